@@ -1,0 +1,1 @@
+"""rmq: Apache RocketMQ's semantics, wire protocol and store format, in Python on trio."""
