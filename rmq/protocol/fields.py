@@ -1,8 +1,8 @@
 """Header values to and from the flat text map of a frame header (`extFields`); one compiled function a class.
 
-The reader is as lenient as Java's: a number may come as text or as a number, a flag is true only for "true" in any
-case, unknown fields are ignored. A missing not-null field or an unreadable number is a `RemoteProtocolError` that
-names the class and the field; Java would log it and go on with null.
+The reader is as lenient as Java's: a number may come as text or as a number, a flag is true only for "true"
+in any case, unknown fields are ignored. A missing not-null field or an unreadable number is a
+`RemoteProtocolError` that names the class and the field; Java would log it and go on with null.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def _decoder(cls: type[H]) -> Callable[[Mapping[str, Any]], H]:
 def decode(cls: type[H], ext: Mapping[str, Any]) -> H:
     """Read a header of class `cls` from the text map of a frame.
 
-    Raises RemoteProtocolError, naming class and field, when a not-null field is missing or a number is unreadable.
+    Raises RemoteProtocolError, naming class and field, when a not-null field is missing or a number is
+    unreadable.
     """
     try:
         return _decoder(cls)(ext)

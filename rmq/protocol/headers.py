@@ -1,12 +1,12 @@
 """The typed headers of commands: one attrs class for each request and response header of RocketMQ 4.9.7.
 
-On the wire a header is a flat map of texts (`extFields`). `decode` makes a value from such a map, `encode` makes
-the map. A field has RocketMQ's name in snake_case; where that is not mechanical its metadata carries the Java name.
-Positional order is RocketMQ's order, except that fields marked keyword-only stand last. The facts are pinned by
-tests/golden/headers.json.
+On the wire a header is a flat map of texts (`extFields`). `decode` makes a value from such a map, `encode`
+makes the map. A field has RocketMQ's name in snake_case; where that is not mechanical its metadata carries
+the Java name. Positional order is RocketMQ's order, except that keyword-only fields stand last. The facts
+are pinned by tests/golden/headers.json.
 
-The classes of messages, pulls and offset updates are built for every message: plain slots, nothing in `__init__`
-but assignments.
+The classes of messages, pulls and offset updates are built for every message: plain slots, nothing in
+`__init__` but assignments.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class CreateTopicRequestHeader:
     perm: Int32
     topic_filter_type: str
     topic_sys_flag: Int32 | None = None
-    order: bool = field(default=False, metadata=REQUIRED)
+    order: bool = False
 
 
 @define
@@ -216,7 +216,7 @@ class GetBrokerConfigResponseHeader:
 class GetConsumeStatsInBrokerHeader:
     """Header of GET_BROKER_CONSUME_STATS (317)."""
 
-    is_order: bool = field(default=False, metadata=REQUIRED)
+    is_order: bool = False
 
 
 @define
@@ -528,7 +528,7 @@ class RegisterFilterServerResponseHeader:
     """Header of the answer to REGISTER_FILTER_SERVER (301)."""
 
     broker_name: str
-    broker_id: Int64 = field(default=0, metadata=REQUIRED)
+    broker_id: Int64 = 0
 
 
 @define
@@ -566,7 +566,7 @@ class ReplyMessageRequestHeader:
     unit_mode: bool = False
     born_host: str = field(kw_only=True)
     store_host: str = field(kw_only=True)
-    store_timestamp: Int64 = field(default=0, metadata=REQUIRED)
+    store_timestamp: Int64 = 0
 
 
 @define
@@ -575,8 +575,8 @@ class ResetOffsetRequestHeader:
 
     topic: str
     group: str
-    timestamp: Int64 = field(default=0, metadata=REQUIRED)
-    is_force: bool = field(default=False, metadata=REQUIRED)
+    timestamp: Int64 = 0
+    is_force: bool = False
 
 
 @define
@@ -632,7 +632,7 @@ class SendMessageRequestHeader:
 
 @define
 class SendMessageResponseHeader:
-    """Header of the answer to SEND_MESSAGE (10), SEND_MESSAGE_V2 (310), SEND_BATCH_MESSAGE (320), SEND_REPLY_MESSAGE (324), SEND_REPLY_MESSAGE_V2 (325)."""
+    """Header of the answer to every kind of send (10, 310, 320, 324, 325)."""
 
     msg_id: str
     queue_id: Int32
