@@ -1,0 +1,80 @@
+"""The project's checks. `nox -l` lists them; `nox` alone runs what needs neither Java nor a compiler."""
+
+from __future__ import annotations
+
+import pathlib
+
+import nox
+
+nox.needs_version = ">=2024.10"
+nox.options.sessions = ["lint", "types", "layers", "tests"]
+nox.options.reuse_existing_virtualenvs = True
+
+CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "noxfile.py")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """The tests that need neither Java nor a network."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def tests_minimal(session: nox.Session) -> None:
+    """The same tests without any extra: no msgspec, no lz4, no zstandard."""
+    session.install("-e", ".", "--group", "test")
+    session.run("python", "-m", "pytest", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """ruff: rules and formatting."""
+    session.install("ruff>=0.8")
+    session.run("ruff", "check", *CODE)
+    session.run("ruff", "format", "--check", *CODE)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy --strict over the package."""
+    session.install("-e", ".[dev]")
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """import-linter: imports go only downwards; trio, anyio and asyncio only where they may."""
+    session.install("-e", ".[dev]")
+    session.run("lint-imports")
+
+
+@nox.session
+def interop(session: nox.Session) -> None:
+    """Against Apache RocketMQ 4.9.7 itself; needs a JDK (11 or later) and Maven."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-m", "interop", "tests/interop", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
+    session.install("-e", ".[fast,codecs]")
+    session.run("python", "benchmarks/side_by_side.py", *session.posargs)
+
+
+@nox.session
+def wheel(session: nox.Session) -> None:
+    """Builds the wheel, installs it into an empty environment and runs the demo from there."""
+    session.install("build")
+    out = pathlib.Path(session.create_tmp()).resolve()
+    for old in out.glob("*.whl"):
+        old.unlink()
+    session.run("python", "-m", "build", "--wheel", "--outdir", str(out), ".")
+    (built,) = out.glob("rmq-*.whl")
+    session.install("virtualenv")
+    session.run("python", "-m", "virtualenv", "--clear", "-q", str(out / "empty"))
+    python = str(out / "empty" / "bin" / "python")
+    session.run(python, "-m", "pip", "install", "-q", f"{built}[fast]", external=True)
+    session.chdir(out)
+    session.run(python, "-m", "rmq", "demo", external=True)

@@ -1,0 +1,14 @@
+"""`python -m rmq`: the same as the `rmq` command."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Runs the command line and exits with its status."""
+    from rmq.cli import command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()
