@@ -1,0 +1,497 @@
+"""Settings: frozen attrs classes whose fields say default, unit and help, and the readers that fill them.
+
+    @frozen
+    class NamesrvConfig:
+        listen_port: int = setting(9876, help="Port that clients connect to", validator=between(0, 65535))
+
+    config = load(NamesrvConfig, file="namesrv.properties", arguments={"listen_port": "0"})
+
+Order: defaults, then the file, then environment variables `RMQ_<NAME>`, then arguments; a later one wins. A
+file whose name ends in `.toml` is TOML; any other is a Java properties file, so that an existing
+broker.conf works unchanged. Keys may be Java's (`listenPort`) or ours (`listen_port`). Keys that no class
+knows are listed once in a warning; a wrong value is a ConfigError that names the key, the value, what was
+expected and where it was read.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import attrs
+from attrs import Attribute, frozen
+
+from rmq.errors import ConfigError
+
+log = logging.getLogger("rmq.config")
+
+C = TypeVar("C")
+A = TypeVar("A")
+B = TypeVar("B")
+
+Validator = Callable[[Any, "Attribute[Any]", Any], Any]
+
+# Names whose camelCase form is not mechanical.
+ALIASES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2", "check_crc_on_recover": "checkCRCOnRecover"}
+
+SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def setting(
+    default: Any,
+    *,
+    help: str,
+    unit: str | None = None,
+    java: str | None = None,
+    runtime: bool = False,
+    validator: Validator | Sequence[Validator] | None = None,
+    important: bool = False,
+    secret: bool = False,
+) -> Any:
+    """One field of a configuration class.
+
+    `unit` is shown in the reference ("ms", "bytes" …); a field in bytes also takes sizes such as 64k, 4m,
+    1g. `java` is RocketMQ's key where it is not the mechanical camelCase form of the name. `runtime` says
+    that the value may be replaced while the service runs, `important` that `-m` prints it, `secret` that it
+    is never shown.
+    """
+    checks = validator if validator is None or callable(validator) else attrs.validators.and_(*validator)
+    facts = {
+        "help": help,
+        "unit": unit,
+        "java": java,
+        "runtime": runtime,
+        "important": important,
+        "secret": secret,
+    }
+    return attrs.field(default=default, validator=checks, metadata=facts)
+
+
+def between(low: float, high: float) -> Validator:
+    """A validator: the number lies in low..high, both included."""
+    return _check(lambda value: low <= value <= high, f"a number from {low} to {high}")
+
+
+def at_least(low: float) -> Validator:
+    """A validator: the number is not below `low`."""
+    return _check(lambda value: value >= low, f"a number of at least {low}")
+
+
+def one_of(*choices: object) -> Validator:
+    """A validator: the value is one of the choices."""
+    return _check(lambda value: value in choices, "one of " + ", ".join(map(str, choices)))
+
+
+def _check(holds: Callable[[Any], bool], expected: str) -> Validator:
+    def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
+        if not holds(value):
+            raise ConfigError(java_key(attribute), value, expected)
+
+    return validate
+
+
+# ---- names ----
+
+
+def java_key(field: str | Attribute[Any]) -> str:
+    """RocketMQ's key of a field: `listen_port` -> `listenPort`. A field's own `java` text comes first."""
+    if not isinstance(field, str):
+        return field.metadata.get("java") or java_key(field.name)
+    head, *rest = field.split("_")
+    return ALIASES.get(field) or head + "".join(part[:1].upper() + part[1:] for part in rest)
+
+
+def _fields(cls: type[Any]) -> dict[str, Attribute[Any]]:
+    """Java key and Python name -> field."""
+    names: dict[str, Attribute[Any]] = {}
+    for field in attrs.fields(cls):
+        if field.init:
+            names[field.name] = names[java_key(field)] = field
+    return names
+
+
+def _types(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+# ---- text -> value, value -> text ----
+
+
+def from_text(kind: Any, text: str, *, unit: str | None = None) -> Any:
+    """Read one value. Raises ValueError whose text says what was expected.
+
+    Kinds: int, float, bool, str, an Enum (by the name of its member), tuple[str, ...] (comma separated) and
+    any of them with `| None` (empty text is None).
+    """
+    text = text.strip()
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        (kind,) = (part for part in typing.get_args(kind) if part is not types.NoneType)
+        if not text:
+            return None
+    if typing.get_origin(kind) is tuple:
+        return tuple(part for part in (piece.strip() for piece in text.split(",")) if part)
+    if kind is str:
+        return text
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return _member(kind, text)
+    return _READERS[kind](text, unit)
+
+
+def _member(kind: type[enum.Enum], text: str) -> enum.Enum:
+    try:
+        return kind[text]
+    except KeyError:
+        raise ValueError("one of " + ", ".join(kind.__members__)) from None
+
+
+def _read_bool(text: str, unit: str | None) -> bool:
+    # Java reads anything but "true" as false, so that a typing mistake switches a feature off unseen.
+    if text.lower() not in ("true", "false"):
+        raise ValueError("true or false")
+    return text.lower() == "true"
+
+
+def _read_int(text: str, unit: str | None) -> int:
+    if re.fullmatch(r"[+-]?[0-9]{1,19}", text):
+        return int(text)
+    if unit == "bytes":
+        match = re.fullmatch(r"([0-9]{1,15})\s*([kmgt]?)(i?b)?", text, re.IGNORECASE)
+        if match:
+            return int(match[1]) * SIZES[match[2].lower()]
+        raise ValueError("a number of bytes, or a size such as 64k, 4m or 1g")
+    raise ValueError("a whole number" + (f" of {unit}" if unit else ""))
+
+
+def _read_float(text: str, unit: str | None) -> float:
+    if re.fullmatch(r"[+-]?[0-9]{0,15}\.?[0-9]{1,15}", text):
+        return float(text)
+    raise ValueError("a number")
+
+
+_READERS: dict[Any, Callable[[str, str | None], Any]] = {bool: _read_bool, int: _read_int, float: _read_float}
+
+
+def text_of(value: object) -> str:
+    """The text that `from_text` reads back: true/false, the name of an Enum member, a, b for a tuple."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+# ---- files ----
+
+
+@frozen
+class Entry:
+    """One key as it was found; `source` says where, for error texts."""
+
+    key: str
+    value: Any
+    source: str
+
+
+def read_file(path: str | os.PathLike[str]) -> list[Entry]:
+    """The entries of a properties or TOML file, in order. Raises ConfigError when it is not readable."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConfigError("configuration file", str(path), f"a readable file ({error.strerror})") from error
+    if path.suffix == ".toml":
+        return _read_toml(path, data)
+    pairs = _logical_lines(_text(data))
+    return [Entry(*_split(line), source=f"{path}:{number}") for number, line in pairs if line]
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")  # what Java's Properties takes a file for
+
+
+def _read_toml(path: Path, data: bytes) -> list[Entry]:
+    try:
+        tree = tomllib.loads(_text(data))
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("configuration file", str(path), f"TOML ({error})") from error
+    return [Entry(key, value, str(path)) for key, value in _leaves(tree)]
+
+
+def _leaves(tree: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Tables only group: [store] flushDiskType = "SYNC_FLUSH" is the key flushDiskType."""
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield key, value
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """Read Java properties text: # and ! comments, `=`, `:` or blanks after a key, continuations, escapes."""
+    return dict(_split(line) for _, line in _logical_lines(text) if line)
+
+
+def _logical_lines(text: str) -> Iterable[tuple[int, str]]:
+    """(number of its first line, line) with continuation lines joined and comments emptied."""
+    lines = iter(enumerate(re.split(r"\r\n|\r|\n", text), 1))
+    for number, raw in lines:
+        line = raw.lstrip(" \t\f")
+        if line[:1] in ("#", "!"):
+            continue
+        while _continues(line):
+            line = line[:-1] + next(lines, (0, ""))[1].lstrip(" \t\f")
+        yield number, line
+
+
+def _continues(line: str) -> bool:
+    return (len(line) - len(line.rstrip("\\"))) % 2 == 1
+
+
+_KEY = re.compile(r"((?:\\.|[^\\=: \t\f])*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_LETTERS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+
+
+def _split(line: str) -> tuple[str, str]:
+    match = _KEY.match(line)
+    assert match is not None  # every part of the pattern may be empty
+    return _unescape(match[1]), _unescape(match[2])
+
+
+def _unescape(text: str) -> str:
+    if "\\" not in text:
+        return text
+    plain = _ESCAPE.sub(_unescape_one, text)
+    # Two escapes of a surrogate pair make one character.
+    return plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _unescape_one(match: re.Match[str]) -> str:
+    letter = match[1]
+    return chr(int(letter[1:], 16)) if len(letter) == 5 else _LETTERS.get(letter, letter)
+
+
+def properties_text(pairs: Mapping[str, str]) -> str:
+    """Java properties text, one `key=value` a line; ASCII only, so that every reader gets the same."""
+    return "".join(f"{_escape(key, '=: ')}={_escape(value, '')}\n" for key, value in pairs.items())
+
+
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r", "\f": "\\f"}
+
+
+def _escape(text: str, special: str) -> str:
+    units = text.encode("utf-16-be", "surrogatepass")
+    parts = []
+    for index in range(0, len(units), 2):
+        code = int.from_bytes(units[index : index + 2], "big")
+        letter = chr(code)
+        if letter in _ESCAPES:
+            parts.append(_ESCAPES[letter])
+        elif not 32 <= code < 127:
+            parts.append(f"\\u{code:04X}")
+        elif letter in special or (index == 0 and letter in " #!"):
+            parts.append("\\" + letter)
+        else:
+            parts.append(letter)
+    return "".join(parts)
+
+
+# ---- loading ----
+
+
+def load(
+    cls: type[C],
+    file: str | os.PathLike[str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> C:
+    """Read one configuration class; see `load_all`."""
+    return typing.cast(C, load_all((cls,), file, arguments, environment)[0])
+
+
+@overload
+def load_all(
+    classes: tuple[type[A], type[B]],
+    file: str | os.PathLike[str] | None = ...,
+    arguments: Mapping[str, Any] | None = ...,
+    environment: Mapping[str, str] | None = ...,
+) -> tuple[A, B]: ...
+@overload
+def load_all(
+    classes: Sequence[type[Any]],
+    file: str | os.PathLike[str] | None = ...,
+    arguments: Mapping[str, Any] | None = ...,
+    environment: Mapping[str, str] | None = ...,
+) -> tuple[Any, ...]: ...
+def load_all(
+    classes: Sequence[type[Any]],
+    file: str | os.PathLike[str] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Any, ...]:
+    """Read several classes from one file, the environment (default: this process's) and arguments.
+
+    A key that two classes share goes to both. Arguments whose value is None count as not given. Raises
+    ConfigError for the first value that does not fit.
+    """
+    entries = read_file(file) if file is not None else []
+    entries += _variables(classes, os.environ if environment is None else environment)
+    given = (arguments or {}).items()
+    entries += [Entry(key, value, "the command line") for key, value in given if value is not None]
+    known = {key for cls in classes for key in _fields(cls)}
+    unknown = [entry for entry in entries if entry.key not in known]
+    if unknown:
+        log.warning("settings that are not known here and have no effect: %s", _listed(unknown))
+    return tuple(_build(cls, entries) for cls in classes)
+
+
+def _variables(classes: Sequence[type[Any]], environment: Mapping[str, str]) -> list[Entry]:
+    entries = []
+    for name in dict.fromkeys(field.name for cls in classes for field in _fields(cls).values()):
+        variable = f"RMQ_{name.upper()}"
+        if variable in environment:
+            entries.append(Entry(name, environment[variable], f"the environment variable {variable}"))
+    return entries
+
+
+def _listed(entries: Iterable[Entry]) -> str:
+    return ", ".join(dict.fromkeys(f"{entry.key} ({entry.source})" for entry in entries))
+
+
+def _build(cls: type[C], entries: Iterable[Entry]) -> C:
+    fields = _fields(cls)
+    values: dict[str, Any] = {}
+    for entry in entries:
+        field = fields.get(entry.key)
+        if field is not None:
+            values[field.name] = _value(cls, field, entry.value, entry.source)
+    return cls(**values)
+
+
+def _value(cls: type[Any], field: Attribute[Any], value: Any, source: str) -> Any:
+    """Convert and check one value. Raises ConfigError that names its source."""
+    try:
+        result = from_text(_types(cls)[field.name], _plain_text(value), unit=field.metadata.get("unit"))
+        if field.validator is not None:
+            field.validator(None, field, result)
+    except ConfigError as error:
+        raise _wrong(field, value, error.expected, source) from None
+    except (ValueError, TypeError) as error:
+        raise _wrong(field, value, str(error), source) from None
+    return result
+
+
+def _plain_text(value: Any) -> str:
+    """TOML and arguments bring typed values; one path checks them all."""
+    return ",".join(map(str, value)) if isinstance(value, list) else text_of(value)
+
+
+def _wrong(field: Attribute[Any], value: Any, expected: str, source: str) -> ConfigError:
+    shown = "***" if field.metadata.get("secret") else value
+    return ConfigError(java_key(field), shown, f"{expected} (read from {source})")
+
+
+def evolve(config: C, changes: Mapping[str, str]) -> C:
+    """A copy with the values of `changes` (Java key or name -> text), for a change at run time.
+
+    Raises ConfigError for an unknown key, for one that needs a restart and for a wrong value.
+    """
+    cls = type(config)
+    values: dict[str, Any] = {}
+    for key, text in changes.items():
+        field = _fields(cls).get(key)
+        if field is None:
+            raise ConfigError(key, text, "a setting of this service; this one is not known")
+        if not field.metadata.get("runtime"):
+            raise ConfigError(java_key(field), text, "a restart: write it to the configuration file")
+        values[field.name] = _value(cls, field, text, "the request")
+    return typing.cast(C, attrs.evolve(typing.cast(Any, config), **values))
+
+
+def knows(cls: type[Any], key: str) -> bool:
+    """Whether the class has a field of this Java key or name."""
+    return key in _fields(cls)
+
+
+# ---- showing ----
+
+
+@frozen
+class Description:
+    """One row of the reference page."""
+
+    key: str
+    name: str
+    default: str
+    unit: str | None
+    help: str
+    runtime: bool
+    important: bool
+
+
+def describe(cls: type[Any]) -> list[Description]:
+    """The fields of a configuration class in the order of their definition."""
+    return [
+        Description(
+            key=java_key(field),
+            name=field.name,
+            default=text_of(_default(field)),
+            unit=field.metadata.get("unit"),
+            help=field.metadata.get("help", ""),
+            runtime=bool(field.metadata.get("runtime")),
+            important=bool(field.metadata.get("important")),
+        )
+        for field in attrs.fields(cls)
+        if field.init
+    ]
+
+
+def _default(field: Attribute[Any]) -> Any:
+    default: Any = field.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+def dump_properties(*configs: Any, important: bool = False) -> str:
+    """The values as a properties file that `load` reads back; secrets are left out.
+
+    `important` leaves only the fields marked so, as Java's option -m does.
+    """
+    pairs: dict[str, str] = {}
+    for config in configs:
+        for field in attrs.fields(type(config)):
+            hidden = field.metadata.get("secret") or (important and not field.metadata.get("important"))
+            if field.init and not hidden:
+                pairs[java_key(field)] = text_of(getattr(config, field.name))
+    return properties_text(pairs)
+
+
+# ---- addresses ----
+
+_ADDRESS = re.compile(r"((?:tls|wss?|tcp)://)?(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+
+
+def parse_addresses(text: str, key: str = "namesrvAddr") -> list[str]:
+    """Split "host:port;host:port" (also with commas) into addresses without doubles; empty text gives none.
+
+    A scheme tls://, ws:// or wss:// before the host is kept; an IPv6 host stands in brackets.
+    Raises ConfigError.
+    """
+    found = [part.strip() for part in re.split("[;,]", text)]
+    for address in filter(None, found):
+        match = _ADDRESS.fullmatch(address)
+        if match is None or not 0 < int(match[3]) < 65536:
+            raise ConfigError(key, address, "host:port, several separated by ;")
+    return list(dict.fromkeys(filter(None, found)))
