@@ -1,0 +1,90 @@
+"""SQL92 filters against the vectors of the real filter, and against random text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq.broker.sql import MAX_DEPTH, EvaluationError, FilterSyntaxError, compile_sql, java_double
+
+VECTORS: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "golden" / "sql92.json").read_text(encoding="utf-8")
+)
+
+
+def outcome(text: str, properties: dict[str, str]) -> object:
+    """The result in the vectors' own words."""
+    try:
+        value = compile_sql(text).evaluate(properties)
+    except EvaluationError as error:
+        return f"exception:{error.kind}:{error}"
+    return "null" if value is None else value
+
+
+@pytest.mark.parametrize("vector", VECTORS["vectors"], ids=lambda vector: vector["expr"][:40])
+def test_every_vector_of_the_java_filter(vector: dict[str, Any]) -> None:
+    if vector["compile"] == "error":
+        with pytest.raises(FilterSyntaxError):
+            compile_sql(vector["expr"])
+        return
+    for properties, expected in zip(VECTORS["properties"], vector["results"], strict=True):
+        got = outcome(vector["expr"], properties)
+        if isinstance(expected, str) and expected.startswith("exception:ClassCastException"):
+            assert isinstance(got, str)
+            assert got.startswith("exception:ClassCastException"), properties
+        else:
+            assert got == expected, properties
+            assert type(got) is type(expected), properties
+
+
+def test_matches_is_true_only_for_certain_truth() -> None:
+    expression = compile_sql("a > 1")
+    assert expression.matches({"a": "2"})
+    assert not expression.matches({"a": "1"})
+    assert not expression.matches({})
+    assert not expression.matches({"a": "two"})
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(" 5 ", 5.0), ("5d", 5.0), ("0x1p4", 16.0), ("-Infinity", float("-inf")), ("1e400", float("inf"))],
+)
+def test_java_double_reads_what_java_reads(text: str, value: float) -> None:
+    assert java_double(text) == value
+
+
+@pytest.mark.parametrize("text", ["", " ", "1_0", "inf", "nan", "0x10", "5dd", "1e"])
+def test_java_double_refuses_what_java_refuses(text: str) -> None:
+    with pytest.raises(ValueError, match=r"input string|empty String"):
+        java_double(text)
+
+
+@pytest.mark.parametrize("text", ["(" * 100_000 + "a = 1", "NOT " * 100_000 + "a", "a" + " = 1" * 100_000])
+def test_deep_nesting_is_refused_not_crashing(text: str) -> None:
+    with pytest.raises(FilterSyntaxError, match=str(MAX_DEPTH)):
+        compile_sql(text)
+
+
+def test_a_long_chain_of_conditions_is_evaluated_without_recursion() -> None:
+    assert compile_sql(" OR ".join(f"a = '{i}'" for i in range(5000))).matches({"a": "4999"})
+
+
+TOKENS = "a b 1 2.5 'x' TRUE NULL NOT AND OR IN IS BETWEEN ( ) , = <> > <= + - * -- /* '"
+words = st.lists(
+    st.sampled_from(TOKENS.split()),
+    max_size=14,
+).map(" ".join)
+
+
+@given(words, st.dictionaries(st.sampled_from("ab"), st.text(max_size=4)))
+def test_any_text_compiles_or_is_refused_and_evaluates_or_errs(text: str, properties: dict[str, str]) -> None:
+    try:
+        expression = compile_sql(text)
+    except FilterSyntaxError:
+        return
+    assert expression.matches(properties) in (True, False)
