@@ -1,0 +1,292 @@
+"""Every exception of rmq, and the mapping from response codes to them.
+
+The tree follows who can do something about it: the caller (`ConfigError`, `InvalidName`), the network
+(`ConnectFailed`, `ConnectionLost`, `RequestTimeout`), the peer (`ResponseError` and its kinds), the disk
+(`StoreError`). Each class says by `retriable` whether the same request may succeed elsewhere or later, and by
+`hint` what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+
+class RmqError(Exception):
+    """The root of all errors that rmq raises on purpose."""
+
+    retriable: ClassVar[bool] = False
+    hint: str = ""
+    broker: str = ""
+
+
+class ConfigError(RmqError):
+    """A setting has a wrong value: `key`, `value`, what was `expected`, and where it was written."""
+
+    def __init__(self, key: str, value: object, expected: str, source: str = "") -> None:
+        where = f" ({source})" if source else ""
+        super().__init__(f"{key} = {value!r}{where}: expected {expected}")
+        self.key, self.value, self.expected, self.source = key, value, expected, source
+
+
+class InvalidName(RmqError, ValueError):
+    """A topic or group name that RocketMQ does not allow."""
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        super().__init__(f"{kind} {name!r} is not a valid name: {reason}")
+        self.kind, self.name, self.reason = kind, name, reason
+
+
+class LocalProtocolError(RmqError):
+    """We would have sent nonsense: a bug in rmq or in the caller's arguments."""
+
+
+class RemoteProtocolError(RmqError):
+    """The other side sent nonsense: its connection ends."""
+
+
+class ConnectFailed(RmqError, ConnectionError):
+    """No connection to `address` could be made; `cause` says at which stage and why."""
+
+    retriable = True
+
+    def __init__(self, address: str, cause: object) -> None:
+        super().__init__(f"cannot connect to {address}: {cause}")
+        self.address, self.cause = address, cause
+        self.broker = address
+        self.hint = "check that the server runs, and that the address it registered is reachable from here"
+
+
+class ConnectionLost(RmqError, ConnectionError):
+    """The connection to `address` ended while something was waiting for it."""
+
+    retriable = True
+
+    def __init__(self, address: str, cause: object = None) -> None:
+        super().__init__(f"connection to {address} was lost" + (f": {cause}" if cause else ""))
+        self.address, self.cause = address, cause
+        self.broker = address
+
+
+class RequestTimeout(RmqError, TimeoutError):
+    """`address` did not answer request `code` within `seconds`. It may have been carried out."""
+
+    retriable = True
+
+    def __init__(self, address: str, code: int, seconds: float) -> None:
+        super().__init__(f"{address} did not answer request {code} within {seconds:g} s")
+        self.address, self.code, self.seconds = address, code, seconds
+        self.broker = address
+
+
+class PortInUse(RmqError, OSError):
+    """Another process listens on `address`."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"cannot listen on {address}: the port is in use; stop the other process or choose another port"
+        )
+        self.address = address
+
+
+class ResponseError(RmqError):
+    """The other side refused a request: `code` and `remark` are its words, `address` tells who."""
+
+    code: int = 1
+    refresh_route: ClassVar[bool] = False
+
+    def __init__(self, code: int | None = None, remark: str | None = None, address: str = "") -> None:
+        self.code = type(self).code if code is None else code
+        self.remark = remark or ""
+        self.address = self.broker = address
+        who = f"{address}: " if address else ""
+        super().__init__(f"{who}{type(self).__name__} ({self.code}): {self.remark or 'no reason given'}")
+
+
+class SystemFailure(ResponseError):
+    """The server failed inside; its log has the traceback."""
+
+    code, retriable = 1, True
+
+
+class SystemBusy(ResponseError):
+    """The broker refuses for now because it is overloaded."""
+
+    code, retriable = 2, True
+    hint = "slow down or add brokers; the remark has the figures"
+
+
+class RequestCodeNotSupported(ResponseError):
+    """The server does not know this request."""
+
+    code = 3
+
+
+class FlushDiskTimeout(ResponseError):
+    """Stored, but not on disk in time. As an answer to a send it is a status, not an error."""
+
+    code = 10
+
+
+class SlaveNotAvailable(ResponseError):
+    """Stored, but there is no slave to copy it to. As an answer to a send it is a status."""
+
+    code = 11
+
+
+class FlushSlaveTimeout(ResponseError):
+    """Stored, but not on a slave in time. As an answer to a send it is a status."""
+
+    code = 12
+
+
+class MessageIllegal(ResponseError):
+    """The broker does not take this message: its size, properties or topic name."""
+
+    code = 13
+
+
+class ServiceNotAvailable(ResponseError):
+    """The broker cannot write now: disk full, slave role or shutting down; the remark says which."""
+
+    code, retriable = 14, True
+    hint = "look at the broker's disk and log; another broker of the topic may take the message"
+
+
+class NoPermission(ResponseError):
+    """The topic, group or account does not allow this."""
+
+    code, retriable = 16, True
+    hint = "check the permissions of the topic and of the account"
+
+
+class TopicNotExist(ResponseError):
+    """There is no such topic, and it is not made automatically."""
+
+    code, retriable, refresh_route = 17, True, True
+    hint = "create the topic, or set autoCreateTopicEnable=true on the broker"
+
+
+class PullNotFound(ResponseError):
+    """No message at that offset yet."""
+
+    code = 19
+
+
+class PullRetryImmediately(ResponseError):
+    """Nothing matched in the part that was looked at; go on from the offset in the answer."""
+
+    code = 20
+
+
+class PullOffsetMoved(ResponseError):
+    """The offset is outside what the queue holds; the answer names the valid one."""
+
+    code = 21
+
+
+class QueryNotFound(ResponseError):
+    """Nothing is stored for that question."""
+
+    code = 22
+
+
+class SubscriptionParseFailed(ResponseError):
+    """The broker cannot read the filter expression."""
+
+    code = 23
+
+
+class SubscriptionNotExist(ResponseError):
+    """The group has no subscription to this topic at the broker (yet)."""
+
+    code = 24
+    hint = "members of one group must have the same subscriptions"
+
+
+class SubscriptionNotLatest(ResponseError):
+    """The broker has a newer subscription of this group than the one in the request."""
+
+    code = 25
+
+
+class SubscriptionGroupNotExist(ResponseError):
+    """There is no such consumer group, and it is not made automatically."""
+
+    code = 26
+    hint = "create the group, or set autoCreateSubscriptionGroup=true on the broker"
+
+
+class ConsumerNotOnline(ResponseError):
+    """No member of the group is connected."""
+
+    code = 206
+
+
+_KINDS: dict[int, type[ResponseError]] = {kind.code: kind for kind in ResponseError.__subclasses__()}
+
+
+def for_code(code: int, remark: str | None = None, address: str = "") -> ResponseError:
+    """The exception for a response code; codes without a class of their own give a plain ResponseError."""
+    return _KINDS.get(code, ResponseError)(code, remark, address)
+
+
+class NoRoute(RmqError):
+    """No name server knows a broker for `topic`."""
+
+    retriable = True
+
+    def __init__(self, topic: str, asked: Sequence[str] = (), detail: str = "") -> None:
+        servers = f" at {', '.join(asked)}" if asked else ""
+        super().__init__(f"no route for topic {topic!r}{servers}" + (f": {detail}" if detail else ""))
+        self.topic, self.asked = topic, tuple(asked)
+        self.hint = f"create the topic {topic!r}, or check that a broker is registered at these name servers"
+
+
+class SendFailed(RmqError):
+    """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause."""
+
+    def __init__(self, attempts: Sequence[tuple[str, BaseException, float]]) -> None:
+        tries = "; ".join(f"{broker} after {elapsed:.3f} s: {error}" for broker, error, elapsed in attempts)
+        super().__init__(f"not sent after {len(attempts)} attempt(s): {tries}")
+        self.attempts = list(attempts)
+        if attempts:
+            self.broker, self.__cause__ = attempts[-1][0], attempts[-1][1]
+            self.hint = getattr(attempts[-1][1], "hint", "")
+
+
+class AccessDenied(ResponseError):
+    """A plugin's gate refused the request."""
+
+    code = 16
+    hint = "check the account and its permissions"
+
+
+class StoreError(RmqError):
+    """The store cannot do what was asked."""
+
+
+class CorruptRecord(StoreError):
+    """A record at `offset` of `path` is damaged: `reason`. It is not the end of the log."""
+
+    def __init__(self, path: str, offset: int, reason: str) -> None:
+        super().__init__(f"{path}: damaged record at offset {offset}: {reason}")
+        self.path, self.offset, self.reason = path, offset, reason
+
+
+class DiskFull(StoreError):
+    """The store's disk has no room; the text has the figures."""
+
+
+class OffsetOutOfRange(StoreError):
+    """An offset outside what the store holds."""
+
+
+class StoreLocked(StoreError):
+    """Another broker owns the store folder `path`."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"{path} is locked by another broker; stop it or choose another folder (storePathRootDir)"
+        )
+        self.path = path
