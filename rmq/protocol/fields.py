@@ -40,14 +40,16 @@ def java_name(field: attrs.Attribute[Any]) -> str:
     return first + "".join(word[:1].upper() + word[1:] for word in rest)
 
 
-def _int32(value: Any, _: Any = None) -> int:
+def read_int32(value: Any, _: Any = None) -> int:
+    """A Java int from a number or its text; ValueError when it is neither or too big."""
     number = value if value.__class__ is int else _number(value)
     if -0x8000_0000 <= number <= 0x7FFF_FFFF:
         return number
     raise ValueError("is outside 32 bits")
 
 
-def _int64(value: Any, _: Any = None) -> int:
+def read_int64(value: Any, _: Any = None) -> int:
+    """A Java long from a number or its text; ValueError when it is neither or too big."""
     number = value if value.__class__ is int else _number(value)
     if -0x8000_0000_0000_0000 <= number <= 0x7FFF_FFFF_FFFF_FFFF:
         return number
@@ -80,19 +82,26 @@ def _new_converter() -> cattrs.Converter:
     converter = cattrs.Converter(detailed_validation=False)
     converter.register_structure_hook(str, _text)
     converter.register_structure_hook(bool, _bool)
-    converter.register_structure_hook_func(lambda kind: kind == Int32, _int32)
-    converter.register_structure_hook_func(lambda kind: kind == Int64, _int64)
+    converter.register_structure_hook_func(lambda kind: kind == Int32, read_int32)
+    converter.register_structure_hook_func(lambda kind: kind == Int64, read_int64)
     return converter
 
 
-_converter = _new_converter()
-_READERS: Final[dict[Any, Callable[[Any], Any]]] = {Int32: _int32, Int64: _int64, bool: _bool, str: _text}
+converter: Final = _new_converter()
+"""Reads Java's scalars leniently; `rmq.protocol.body` adds the JSON bodies."""
+
+_READERS: Final[dict[Any, Callable[[Any], Any]]] = {
+    Int32: read_int32,
+    Int64: read_int64,
+    bool: _bool,
+    str: _text,
+}
 
 
 @cache
 def _decoder(cls: type[H]) -> Callable[[Mapping[str, Any]], H]:
     names = {field.name: override(rename=java_name(field)) for field in attrs.fields(cast(Any, cls))}
-    structure = make_dict_structure_fn(cast(Any, cls), _converter, **cast(Any, names))
+    structure = make_dict_structure_fn(cast(Any, cls), converter, **cast(Any, names))
     strict = [java_name(field) for field in attrs.fields(cast(Any, cls)) if field.metadata.get("required")]
 
     def decode_class(ext: Mapping[str, Any]) -> H:
@@ -195,7 +204,7 @@ _read_v2: Final = attrgetter(*_V2_NAMES)
 @cache
 def _v2_decoder(cls: type[H]) -> Callable[[Mapping[str, Any], type[H]], H]:
     names = {name: override(rename=short) for name, short in _V2_NAMES.items()}
-    return cast(Any, make_dict_structure_fn(cast(Any, cls), _converter, **cast(Any, names)))
+    return cast(Any, make_dict_structure_fn(cast(Any, cls), converter, **cast(Any, names)))
 
 
 def decode_v2(cls: type[H], ext: Mapping[str, Any]) -> H:

@@ -1,4 +1,4 @@
-"""JSON as RocketMQ's Java code reads and writes it: lenient reader, strict writer, and a writer of Java's form.
+"""JSON as RocketMQ's Java code has it: a lenient reader, a strict writer, and a writer of Java's own form.
 
 Java's bodies are often not strict JSON: maps with number keys have bare keys (`{0:"a"}`) and maps keyed by a
 message queue have a JSON object as key (`{{"topic":"T"}:5}`). `loads` reads both; a bare key becomes its text
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from json.encoder import encode_basestring
 from typing import Any, Final
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
@@ -128,6 +129,8 @@ def _key(key: Any) -> str:
 
 
 def _scalar(value: Any) -> str:
+    if value.__class__ is str:
+        return encode_basestring(value)
     if isinstance(value, float) and not math.isfinite(value):
         return "null"
     try:
