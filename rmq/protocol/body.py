@@ -52,7 +52,7 @@ class Body:
         reads both; clients that pick these bodies apart by hand read only Java's.
         """
         value = self.to_value()
-        return json.dumps(value) if strict or _is_plain(self.__class__) else json.dumps_java(value)
+        return json.dumps(value) if strict or _is_plain(cast(Any, self.__class__)) else json.dumps_java(value)
 
 
 @cache
@@ -119,7 +119,7 @@ def _writer(kind: Any) -> Callable[[Any], Any] | None:
     if type(None) in arguments:
         return _writer(next(item for item in arguments if item is not type(None)))
     if isinstance(kind, type) and (issubclass(kind, Body) or kind is MessageQueue):
-        return cast("Callable[[Any], Any]", converter.get_unstructure_hook(kind))
+        return converter.get_unstructure_hook(kind)
     if origin is list:
         return _list_writer(_writer(arguments[0]))
     if origin is frozenset:
@@ -173,7 +173,7 @@ def _name(value: Any) -> str:
 
 def _read_list(kind: Any) -> Callable[[Any, Any], Any]:
     read_item = converter.get_structure_hook(get_args(kind)[0])
-    make = frozenset if get_origin(kind) is frozenset else list
+    make: Callable[[list[Any]], Any] = frozenset if _origin(kind) is frozenset else list
 
     def read(value: Any, _: Any = None) -> Any:
         if not isinstance(value, list):
@@ -215,6 +215,10 @@ def _read_member(kind: Any) -> Callable[[Any, Any], Any]:
     return read
 
 
+def _origin(kind: Any) -> Any:
+    return get_origin(kind)
+
+
 def _is_body(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Body)
 
@@ -226,8 +230,8 @@ def _is_member(kind: Any) -> bool:
 converter.register_structure_hook(float, _read_float)
 converter.register_structure_hook(MessageQueue, _read_queue)
 converter.register_unstructure_hook(MessageQueue, _queue_value)
-converter.register_structure_hook_factory(lambda kind: get_origin(kind) in (list, frozenset), _read_list)
-converter.register_structure_hook_factory(lambda kind: get_origin(kind) is dict, _read_dict)
+converter.register_structure_hook_factory(lambda kind: _origin(kind) in (list, frozenset), _read_list)
+converter.register_structure_hook_factory(lambda kind: _origin(kind) is dict, _read_dict)
 converter.register_structure_hook_factory(_is_member, _read_member)
 converter.register_structure_hook_factory(_is_body, _structure_body)
 converter.register_unstructure_hook_factory(_is_body, _unstructure_body)

@@ -98,19 +98,22 @@ _READERS: Final[dict[Any, Callable[[Any], Any]]] = {
 }
 
 
-@cache
-def _decoder(cls: type[H]) -> Callable[[Mapping[str, Any]], H]:
-    names = {field.name: override(rename=java_name(field)) for field in attrs.fields(cast(Any, cls))}
-    structure = make_dict_structure_fn(cast(Any, cls), converter, **cast(Any, names))
-    strict = [java_name(field) for field in attrs.fields(cast(Any, cls)) if field.metadata.get("required")]
+_decoders: Final[dict[type, Callable[[Mapping[str, Any]], Any]]] = {}
 
-    def decode_class(ext: Mapping[str, Any]) -> H:
+
+def _new_decoder(cls: type) -> Callable[[Mapping[str, Any]], Any]:
+    names = {field.name: override(rename=java_name(field)) for field in attrs.fields(cls)}
+    structure: Callable[..., Any] = make_dict_structure_fn(cls, converter, **cast(Any, names))
+    strict = [java_name(field) for field in attrs.fields(cls) if field.metadata.get("required")]
+
+    def decode_class(ext: Mapping[str, Any]) -> Any:
         for name in strict:
             if name not in ext:
                 raise KeyError(name)
-        return cast(H, structure(ext, cls))
+        return structure(ext, cls)
 
-    return decode_class if strict else cast(Any, lambda ext: structure(ext, cls))
+    _decoders[cls] = decode_class
+    return decode_class
 
 
 def decode(cls: type[H], ext: Mapping[str, Any]) -> H:
@@ -120,7 +123,8 @@ def decode(cls: type[H], ext: Mapping[str, Any]) -> H:
     unreadable.
     """
     try:
-        return _decoder(cls)(ext)
+        value: H = (_decoders.get(cls) or _new_decoder(cls))(ext)
+        return value
     except (KeyError, ValueError, TypeError):
         raise RemoteProtocolError(_complaint(cls, ext)) from None
 
@@ -201,16 +205,20 @@ _V2_KEYS: Final = tuple(_V2_NAMES.values())
 _read_v2: Final = attrgetter(*_V2_NAMES)
 
 
-@cache
-def _v2_decoder(cls: type[H]) -> Callable[[Mapping[str, Any], type[H]], H]:
+_v2_decoders: Final[dict[type, Callable[[Mapping[str, Any], Any], Any]]] = {}
+
+
+def _new_v2_decoder(cls: type) -> Callable[[Mapping[str, Any], Any], Any]:
     names = {name: override(rename=short) for name, short in _V2_NAMES.items()}
-    return cast(Any, make_dict_structure_fn(cast(Any, cls), converter, **cast(Any, names)))
+    _v2_decoders[cls] = make_dict_structure_fn(cls, converter, **cast(Any, names))
+    return _v2_decoders[cls]
 
 
 def decode_v2(cls: type[H], ext: Mapping[str, Any]) -> H:
     """Read the one-letter form of a send header; raises as `decode`."""
     try:
-        return _v2_decoder(cls)(ext, cls)
+        value: H = (_v2_decoders.get(cls) or _new_v2_decoder(cls))(ext, cls)
+        return value
     except (KeyError, ValueError, TypeError):
         long = {name: ext.get(short) for name, short in _V2_NAMES.items()}
         named = {java_name(field): long[field.name] for field in attrs.fields(cast(Any, cls))}
