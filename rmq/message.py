@@ -1,0 +1,307 @@
+"""Messages, message queues and their identities: what an application sends, gets and names.
+
+Also the words that RocketMQ reserves: property names, system topics, prefixes of topics and groups, the form
+of message ids, and Java's string hash, on which tags, index keys and sharding keys rest.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import lru_cache
+from itertools import accumulate, repeat
+from operator import mul
+
+from attrs import define, field, frozen
+
+from rmq.errors import InvalidName, LocalProtocolError
+
+# --- properties ---
+
+PROPERTY_KEYS = "KEYS"
+PROPERTY_TAGS = "TAGS"
+PROPERTY_WAIT_STORE = "WAIT"
+PROPERTY_DELAY_LEVEL = "DELAY"
+PROPERTY_RETRY_TOPIC = "RETRY_TOPIC"
+PROPERTY_REAL_TOPIC = "REAL_TOPIC"
+PROPERTY_REAL_QUEUE_ID = "REAL_QID"
+PROPERTY_TRANSACTION_PREPARED = "TRAN_MSG"
+PROPERTY_PRODUCER_GROUP = "PGROUP"
+PROPERTY_MIN_OFFSET = "MIN_OFFSET"
+PROPERTY_MAX_OFFSET = "MAX_OFFSET"
+PROPERTY_ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+PROPERTY_RECONSUME_TIME = "RECONSUME_TIME"
+PROPERTY_MSG_REGION = "MSG_REGION"
+PROPERTY_TRACE_SWITCH = "TRACE_ON"
+PROPERTY_UNIQUE_KEY = "UNIQ_KEY"
+PROPERTY_MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+PROPERTY_CONSUME_START_TIME = "CONSUME_START_TIME"
+PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
+PROPERTY_TRANSACTION_CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+PROPERTY_CHECK_IMMUNITY_TIME = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+PROPERTY_INSTANCE_ID = "INSTANCE_ID"
+PROPERTY_CORRELATION_ID = "CORRELATION_ID"
+PROPERTY_REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PROPERTY_TTL = "TTL"
+PROPERTY_REPLY_ARRIVE_TIME = "ARRIVE_TIME"
+PROPERTY_PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+PROPERTY_CLUSTER = "CLUSTER"
+PROPERTY_MESSAGE_TYPE = "MSG_TYPE"
+
+KEY_SEPARATOR = " "
+
+RESERVED_PROPERTIES = frozenset(
+    value for name, value in globals().items() if name.startswith("PROPERTY_") and isinstance(value, str)
+)
+"""Names that an application may not use for its own properties."""
+
+# --- topics and groups ---
+
+AUTO_CREATE_TOPIC = "TBW102"
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+BENCHMARK_TOPIC = "BenchmarkTest"
+TRANS_HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+TRANS_OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TRANS_CHECK_MAX_TIME_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+SELF_TEST_TOPIC = "SELF_TEST_TOPIC"
+OFFSET_MOVED_EVENT = "OFFSET_MOVED_EVENT"
+REPLY_TOPIC_POSTFIX = "REPLY_TOPIC"
+
+SYSTEM_TOPICS = frozenset(
+    {
+        AUTO_CREATE_TOPIC,
+        SCHEDULE_TOPIC,
+        BENCHMARK_TOPIC,
+        TRANS_HALF_TOPIC,
+        TRANS_OP_HALF_TOPIC,
+        TRANS_CHECK_MAX_TIME_TOPIC,
+        TRACE_TOPIC,
+        SELF_TEST_TOPIC,
+        OFFSET_MOVED_EVENT,
+    }
+)
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+NOT_SENDABLE_TOPICS = SYSTEM_TOPICS - {AUTO_CREATE_TOPIC, BENCHMARK_TOPIC, TRACE_TOPIC}
+"""Topics that a producer may not send to."""
+
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
+
+NAME_LENGTH_MAX = 127
+_NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
+
+
+def validate_topic(topic: str) -> str:
+    """`topic` itself. Raises InvalidName unless it is 1 to 127 of the characters ``%|a-zA-Z0-9_-``."""
+    return _validated("topic", topic)
+
+
+def validate_group(group: str) -> str:
+    """`group` itself. Raises InvalidName; the rule is that of topics (a group names a retry topic)."""
+    return _validated("group", group)
+
+
+@lru_cache(maxsize=4096)
+def _validated(kind: str, name: str) -> str:
+    if not name:
+        raise InvalidName(kind, name, "it is empty")
+    if len(name) > NAME_LENGTH_MAX:
+        raise InvalidName(kind, name, f"it has {len(name)} characters, at most {NAME_LENGTH_MAX} are allowed")
+    if not _NAME.fullmatch(name):
+        raise InvalidName(kind, name, "only letters, digits and the characters % | _ - are allowed")
+    return name
+
+
+def retry_topic(group: str) -> str:
+    """The topic in which messages of `group` wait to be consumed again."""
+    return RETRY_PREFIX + group
+
+
+def dlq_topic(group: str) -> str:
+    """The topic in which messages end that `group` could not consume."""
+    return DLQ_PREFIX + group
+
+
+# --- messages ---
+
+
+@frozen(order=True)
+class MessageQueue:
+    """One queue of a topic on one broker: the unit of order, of allocation and of offsets."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+def _keys(value: str | Iterable[str]) -> tuple[str, ...]:
+    return tuple(value.split()) if isinstance(value, str) else tuple(value)
+
+
+@define(eq=False)
+class Message:
+    """A message to send. `body` is bytes; `keys` are looked up by the index; `delay_level` 0 is at once.
+
+    `properties` are the application's own: names and values are text without the characters 0x01 and 0x02.
+    """
+
+    topic: str
+    body: bytes
+    tags: str | None = field(default=None, kw_only=True)
+    keys: tuple[str, ...] = field(default=(), kw_only=True, converter=_keys)
+    properties: dict[str, str] = field(factory=dict, kw_only=True)
+    flag: int = field(default=0, kw_only=True)
+    delay_level: int = field(default=0, kw_only=True)
+    wait_store: bool = field(default=True, kw_only=True)
+
+
+@define(eq=False)
+class StoredMessage:
+    """A message as a broker stores and delivers it. Offsets are positions: `queue_offset` in its queue,
+    `physical_offset` in the commit log (bytes); `size` is that of the whole record; times are ms."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    size: int
+    body: bytes
+    properties: dict[str, str]
+    flag: int = 0
+    sys_flag: int = 0
+    body_crc: int = 0
+    born_timestamp: int = 0
+    born_host: str = ""
+    store_timestamp: int = 0
+    store_host: str = ""
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    broker_name: str = ""
+
+    @property
+    def tags(self) -> str | None:
+        return self.properties.get(PROPERTY_TAGS)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self.properties.get(PROPERTY_KEYS, "").split())
+
+    @property
+    def offset_message_id(self) -> str:
+        """The id that names the place: the storing host and the physical offset, in hex."""
+        host, _, port = self.store_host.rpartition(":")
+        address = ipaddress.ip_address(host.strip("[]")).packed
+        return offset_message_id(address + struct.pack(">i", int(port)), self.physical_offset)
+
+    @property
+    def message_id(self) -> str:
+        """The producer's unique id, or the offset id when the producer set none."""
+        return self.properties.get(PROPERTY_UNIQUE_KEY) or self.offset_message_id
+
+    @property
+    def delay_level(self) -> int:
+        text = self.properties.get(PROPERTY_DELAY_LEVEL, "0")
+        return int(text) if text.isdigit() else 0
+
+    @property
+    def message_queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
+
+# --- ids ---
+
+
+def offset_message_id(host: bytes, physical_offset: int) -> str:
+    """Upper-case hex of `host` (address of 4 or 16 bytes, port of 4) and the 8-byte physical offset."""
+    return (host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
+
+
+def parse_offset_message_id(text: str) -> tuple[str, int]:
+    """("ip:port", physical offset) of an offset message id. Raises LocalProtocolError for any other text."""
+    try:
+        data = bytes.fromhex(text)
+    except ValueError:
+        data = b""
+    if len(data) not in (16, 28):
+        raise LocalProtocolError(f"{text!r} is not an offset message id: 32 or 56 hex digits are expected")
+    port, offset = struct.unpack(">iq", data[-12:])
+    address = ipaddress.ip_address(data[:-12])
+    return (f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"), offset
+
+
+class UniqueIds:
+    """Makes a producer's unique message ids, equal in form to the Java client's.
+
+    Upper-case hex of the address (4 or 16 bytes), 2 bytes of `pid`, 4 bytes that tell two makers of a process
+    apart, 4 bytes of milliseconds since the month began (local time), a 2-byte counter.
+    """
+
+    def __init__(
+        self, address: bytes, pid: int, now_ms: Callable[[], int], maker: bytes | None = None
+    ) -> None:
+        self._prefix = (address + (pid & 0xFFFF).to_bytes(2, "big") + (maker or os.urandom(4))).hex().upper()
+        self._now_ms = now_ms
+        self._counter = 0
+        self._month_start = self._month_end = 0
+
+    def next(self) -> str:
+        now = self._now_ms()
+        if not self._month_start <= now < self._month_end:
+            self._month_start, self._month_end = _month_of(now)
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return f"{self._prefix}{(now - self._month_start) & 0xFFFFFFFF:08X}{counter:04X}"
+
+
+def _month_of(now_ms: int) -> tuple[int, int]:
+    first = datetime.fromtimestamp(now_ms / 1000).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    year, month = (first.year + 1, 1) if first.month == 12 else (first.year, first.month + 1)
+    return round(first.timestamp() * 1000), round(first.replace(year=year, month=month).timestamp() * 1000)
+
+
+# --- Java's string hash ---
+
+_POWERS = [power & 0xFFFFFFFF for power in accumulate(repeat(31, 511), mul, initial=1)][::-1]
+
+
+def java_hash(text: str) -> int:
+    """What Java's String.hashCode gives: sum of unit[i] * 31^(n-1-i) over UTF-16 units, signed 32 bits."""
+    if text.isascii():
+        units: Iterable[int] = text.encode("ascii")
+        length = len(text)
+    else:
+        data = text.encode("utf-16-be", "surrogatepass")
+        units, length = struct.unpack(f">{len(data) // 2}H", data), len(data) // 2
+    if length <= len(_POWERS):
+        value: int = sum(map(mul, units, _POWERS[len(_POWERS) - length :]))
+    else:
+        value = 0
+        for unit in units:
+            value = (31 * value + unit) & 0xFFFFFFFF
+    return (value + 0x80000000 & 0xFFFFFFFF) - 0x80000000
+
+
+@lru_cache(maxsize=4096)
+def tags_code(tags: str | None) -> int:
+    """The tags code of a consume queue unit: Java's hash of the tags, 0 without."""
+    return java_hash(tags) if tags else 0
+
+
+def with_properties(message: Message, extra: Mapping[str, str]) -> dict[str, str]:
+    """All properties of `message` as they are sent: the application's, its tags, keys, delay, and `extra`."""
+    merged = dict(message.properties)
+    if message.keys:
+        merged[PROPERTY_KEYS] = KEY_SEPARATOR.join(message.keys)
+    if message.tags:
+        merged[PROPERTY_TAGS] = message.tags
+    if message.delay_level:
+        merged[PROPERTY_DELAY_LEVEL] = str(message.delay_level)
+    merged[PROPERTY_WAIT_STORE] = "true" if message.wait_store else "false"
+    merged.update(extra)
+    return merged
