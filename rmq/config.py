@@ -401,7 +401,7 @@ def _plain_text(value: Any) -> str:
 
 def _wrong(field: Attribute[Any], value: Any, expected: str, source: str) -> ConfigError:
     shown = "***" if field.metadata.get("secret") else value
-    return ConfigError(java_key(field), shown, f"{expected} (read from {source})")
+    return ConfigError(java_key(field), shown, expected, source)
 
 
 def evolve(config: C, changes: Mapping[str, str]) -> C:
