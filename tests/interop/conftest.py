@@ -1,0 +1,55 @@
+"""Fixtures of the interop tests: the Java kit once a session, a set of processes for each test."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.interop.rocketmq import Java, Process, Processes
+
+
+@pytest.fixture(scope="session")
+def java(request: pytest.FixtureRequest) -> Java:
+    """The Java side, fetched and compiled once; kept in pytest's cache folder between runs."""
+    kit = Java(pathlib.Path(request.config.cache.mkdir("rocketmq-4.9.7")).resolve())
+    kit.prepare()
+    return kit
+
+
+@pytest.fixture
+def processes(java: Java, tmp_path: pathlib.Path) -> Iterator[Processes]:
+    """Starts processes for one test and stops what is left of them."""
+    with Processes(java, tmp_path) as started:
+        yield started
+
+
+class Servers:
+    """A name server and a broker of one kind; `kind` is "rmq" or "java"."""
+
+    def __init__(self, processes: Processes, kind: str) -> None:
+        self.processes = processes
+        self.kind = kind
+        self.namesrv = processes.java_namesrv() if kind == "java" else processes.rmq_namesrv()
+
+    def broker(self, store: pathlib.Path, **settings: str) -> Process:
+        """Starts a broker of this kind over `store`."""
+        start = self.processes.java_broker if self.kind == "java" else self.processes.rmq_broker
+        return start(self.namesrv, store, **settings)
+
+
+@pytest.fixture
+def servers(processes: Processes) -> Servers:
+    """Our servers; with RMQ_INTEROP_SERVERS=java the Java ones, to prove a test right on the original."""
+    return Servers(processes, os.environ.get("RMQ_INTEROP_SERVERS", "rmq"))
+
+
+@pytest.fixture
+def broker(servers: Servers, tmp_path: pathlib.Path) -> Process:
+    """A broker, registered with the name server of `servers`."""
+    return servers.broker(tmp_path / "store")
+
+
+StartBroker = Callable[[pathlib.Path], Process]

@@ -1,0 +1,320 @@
+"""Apache RocketMQ 4.9.7 as processes: its jars, its servers, mqadmin, and small programs on its client.
+
+Everything runs on loopback, in folders of its own and with a small heap; each process is stopped by the one
+`Processes` value that started it. Used by the interop tests and by benchmarks/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# What the servers reach into since JDK 9: Netty's and MappedFile's cleaners.
+JDK_FLAGS = [
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+    "-Djava.net.preferIPv4Stack=true",
+]
+
+LOGBACK = """<configuration>
+  <appender name="file" class="ch.qos.logback.core.FileAppender">
+    <file>{path}</file><encoder><pattern>%d %p %t %logger{{0}} - %m%n</pattern></encoder>
+  </appender>
+  <root level="{level}"><appender-ref ref="file"/></root>
+</configuration>
+"""
+
+# Small files, no slow-disk refusals: the tests run on shared machines.
+BROKER_SETTINGS = {
+    "brokerClusterName": "DefaultCluster",
+    "brokerId": "0",
+    "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
+    "mappedFileSizeCommitLog": str(4 << 20),
+    "mappedFileSizeConsumeQueue": "60000",
+    "maxHashSlotNum": "20000",
+    "maxIndexNum": "80000",
+    "diskMaxUsedSpaceRatio": "95",
+    "waitTimeMillsInSendQueue": "10000",
+    "autoCreateTopicEnable": "true",
+}
+
+
+class StartFailed(Exception):
+    """A server did not answer in time; the message ends with what it printed."""
+
+
+def free_port() -> int:
+    """Returns a port P of loopback with P-2 (the VIP port) and P+1 (the HA port) free as well."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+            try:
+                for neighbour in (port - 2, port + 1):
+                    with socket.socket() as other:
+                        other.bind(("127.0.0.1", neighbour))
+            except OSError:
+                continue
+        return port
+
+
+def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Polls until `condition()` is true and returns its value; raises TimeoutError naming `what`."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise TimeoutError(f"{what}: not within {seconds:.0f} s")
+        time.sleep(0.05)
+
+
+def answers(port: int) -> bool:
+    """Tells whether something accepts connections on this port of loopback."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def cluster_text(namesrv: str) -> str:
+    """Asks a name server for the brokers it knows (request 106) and returns the body as it came."""
+    host, port = namesrv.split(":")
+    header = (
+        b'{"code":106,"flag":0,"language":"JAVA","opaque":1,"serializeTypeCurrentRPC":"JSON","version":407}'
+    )
+    with socket.create_connection((host, int(port)), timeout=5) as link, link.makefile("rb") as reader:
+        link.sendall(struct.pack(">II", 4 + len(header), len(header)) + header)
+        (size,) = struct.unpack(">I", reader.read(4))
+        frame = reader.read(size)
+    (header_size,) = struct.unpack(">I", frame[:4])
+    return frame[4 + (header_size & 0xFFFFFF) :].decode()
+
+
+class Process:
+    """One child process; its standard output is kept line by line, its error output goes to a file."""
+
+    def __init__(
+        self, command: list[str], log: pathlib.Path, *, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as errors:
+            self.child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, **(env or {})},
+                cwd=log.parent,
+                start_new_session=True,
+            )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stdout is not None
+        for line in self.child.stdout:
+            self.lines.append(line.decode("utf-8", "replace").rstrip("\n"))
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The JSON lines printed so far."""
+        return [json.loads(line) for line in list(self.lines) if line.startswith("{")]
+
+    def finish(self, seconds: float = 60) -> list[dict[str, Any]]:
+        """Waits for the end of a program and returns its rows; raises when it failed."""
+        status = self.child.wait(seconds)
+        self._reader.join(10)
+        if status != 0:
+            raise StartFailed(f"exit status {status}: {self.said()}")
+        return self.rows
+
+    def close_input(self, seconds: float = 30) -> None:
+        """Ends a program that runs until its standard input ends."""
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        self.child.wait(seconds)
+        self._reader.join(10)
+
+    def stop(self, seconds: float = 30) -> int:
+        """Sends SIGTERM and waits; after `seconds` SIGKILL. Returns the exit status."""
+        if self.child.poll() is None:
+            self.child.send_signal(signal.SIGTERM)
+            try:
+                self.child.wait(seconds)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        return self.child.wait()
+
+    def kill(self) -> None:
+        """Sends SIGKILL and waits."""
+        if self.child.poll() is None:
+            self.child.kill()
+        self.child.wait()
+
+    def said(self) -> str:
+        """The end of what the process printed, for error messages."""
+        return "\n".join(self.lines[-20:]) + "\n" + self.log.read_text("utf-8", "replace")[-3000:]
+
+
+class Java:
+    """The jars and our compiled programs; `folder` keeps them between runs."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self.jars = pathlib.Path(os.environ.get("RMQ_INTEROP_JARS") or folder / "jars")
+        self.classes = folder / "classes"
+
+    def prepare(self, *more_sources: pathlib.Path) -> None:
+        """Fetches the jars by Maven when they are not there yet and compiles the programs."""
+        if not list(self.jars.glob("rocketmq-broker-4.9.7.jar")):
+            shutil.rmtree(self.jars, ignore_errors=True)
+            goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
+            command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), goal, f"-DoutputDirectory={self.jars}"]
+            subprocess.run(command, check=True)
+        sources = [*sorted((HERE / "java").glob("*.java")), *more_sources]
+        self.classes.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["javac", "-nowarn", "-cp", f"{self.jars}/*", "-d", str(self.classes), *map(str, sources)],
+            check=True,
+        )
+
+    def command(
+        self,
+        main: str,
+        *arguments: str,
+        heap: str = "128m",
+        home: pathlib.Path,
+        options: tuple[str, ...] = (),
+    ) -> list[str]:
+        """The command line that runs `main`; `home` is its ROCKETMQ_HOME and user.home."""
+        flags = [f"-Xms{heap}", f"-Xmx{heap}", "-XX:MaxDirectMemorySize=256m", *JDK_FLAGS, *options]
+        properties = [f"-Drocketmq.home.dir={home}", f"-Duser.home={home}"]
+        return ["java", *flags, *properties, "-cp", f"{self.classes}:{self.jars}/*", main, *arguments]
+
+
+class Processes:
+    """Starts processes under one folder; the end of its `with` block kills what is left of them."""
+
+    def __init__(self, java: Java, folder: pathlib.Path) -> None:
+        self.java = java
+        self.folder = folder
+        self.started: list[Process] = []
+        self.home = folder / "home"
+        for name in ("namesrv", "broker", "tools"):
+            path = self.home / "conf" / f"logback_{name}.xml"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            level = "OFF" if name == "tools" else "WARN"
+            path.write_text(LOGBACK.format(path=self.home / "logs" / f"{name}.log", level=level))
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for process in reversed(self.started):
+            process.kill()
+
+    def start(self, command: list[str], name: str, *, env: Mapping[str, str] | None = None) -> Process:
+        """Starts a command; its error output goes to logs/NAME.log."""
+        process = Process(command, self.folder / "logs" / f"{len(self.started)}-{name}.log", env=env)
+        self.started.append(process)
+        return process
+
+    def serve(self, command: list[str], name: str, port: int, seconds: float = 60) -> Process:
+        """Starts a server and waits until its port answers."""
+        process = self.start(command, name)
+        try:
+            wait_until(lambda: answers(port) or process.child.poll() is not None, seconds, name)
+        except TimeoutError:
+            process.kill()
+        if process.child.poll() is not None:
+            raise StartFailed(f"{name} ended: {process.said()}")
+        return process
+
+    def write_settings(self, name: str, settings: Mapping[str, str]) -> pathlib.Path:
+        """Writes a properties file that both the Java servers and ours read."""
+        path = self.folder / "conf" / f"{name}.conf"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+        return path
+
+    def java_namesrv(self) -> str:
+        """Starts a Java name server; returns its address."""
+        port = free_port()
+        settings = self.write_settings(f"namesrv-{port}", {"listenPort": str(port)})
+        command = self.java.command(
+            "org.apache.rocketmq.namesrv.NamesrvStartup", "-c", str(settings), home=self.home
+        )
+        self.serve(command, "java-namesrv", port)
+        return f"127.0.0.1:{port}"
+
+    def java_broker(self, namesrv: str, store: pathlib.Path, **settings: str) -> Process:
+        """Starts a Java broker over the folder `store`, registered at `namesrv`."""
+        path, port = self.broker_settings(store, settings)
+        arguments = ("-n", namesrv, "-c", str(path))
+        command = self.java.command(
+            "org.apache.rocketmq.broker.BrokerStartup", *arguments, heap="512m", home=self.home
+        )
+        return self.serve_registered(command, "java-broker", port, namesrv)
+
+    def rmq_namesrv(self) -> str:
+        """Starts our name server; returns its address."""
+        port = free_port()
+        settings = self.write_settings(f"namesrv-{port}", {"listenPort": str(port)})
+        self.serve([sys.executable, "-m", "rmq.namesrv", "-c", str(settings)], "rmq-namesrv", port)
+        return f"127.0.0.1:{port}"
+
+    def rmq_broker(self, namesrv: str, store: pathlib.Path, **settings: str) -> Process:
+        """Starts our broker over the folder `store`, registered at `namesrv`."""
+        path, port = self.broker_settings(store, settings)
+        command = [sys.executable, "-m", "rmq.broker", "-n", namesrv, "-c", str(path)]
+        return self.serve_registered(command, "rmq-broker", port, namesrv)
+
+    def serve_registered(self, command: list[str], name: str, port: int, namesrv: str) -> Process:
+        """Starts a broker and waits until the name server hands out its address."""
+        process = self.serve(command, name, port)
+        wait_until(lambda: f'"127.0.0.1:{port}"' in cluster_text(namesrv), 30, f"{name} registered")
+        return process
+
+    def broker_settings(self, store: pathlib.Path, settings: Mapping[str, str]) -> tuple[pathlib.Path, int]:
+        """Writes a broker's settings file; returns its path and the port."""
+        port = int(settings.get("listenPort") or free_port())
+        ports = {"listenPort": str(port), "haListenPort": str(port + 1)}
+        paths = {"storePathRootDir": str(store), "storePathCommitLog": str(store / "commitlog")}
+        merged = {**BROKER_SETTINGS, "brokerName": "interop-a", **ports, **paths, **settings}
+        return self.write_settings(f"broker-{port}-{len(self.started)}", merged), port
+
+    def program(self, main: str, *arguments: str, options: tuple[str, ...] = ()) -> Process:
+        """Starts one of our programs on the stock Java client."""
+        command = self.java.command(main, *arguments, home=self.home, heap="96m", options=options)
+        return self.start(command, main.lower())
+
+    def mqadmin(self, *arguments: str) -> str:
+        """Runs mqadmin to its end and returns all that it printed."""
+        command = self.java.command(
+            "org.apache.rocketmq.tools.command.MQAdminStartup", *arguments, home=self.home
+        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=self.folder)
+        return done.stdout + done.stderr

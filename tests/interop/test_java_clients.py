@@ -1,0 +1,126 @@
+"""The stock Java client, unchanged, against our name server and broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.interop.conftest import Servers
+from tests.interop.rocketmq import Process, Processes, wait_until
+
+pytestmark = pytest.mark.interop
+
+
+def messages(*consumers: Process) -> list[dict[str, Any]]:
+    return [row for consumer in consumers for row in consumer.rows if "body" in row]
+
+
+def assigned(consumer: Process) -> set[int]:
+    """The queues that a consumer said it holds, the last time it said so."""
+    sets = [row["assigned"] for row in consumer.rows if "assigned" in row]
+    return set(sets[-1]) if sets else set()
+
+
+def consumed(consumers: list[Process], count: int, seconds: float = 60) -> list[dict[str, Any]]:
+    """Waits for `count` messages; then asserts that none came twice."""
+    wait_until(lambda: len(messages(*consumers)) >= count, seconds, f"{count} messages consumed")
+    rows = messages(*consumers)
+    repeated = [body for body, times in Counter(row["body"] for row in rows).items() if times > 1]
+    assert (len(rows), repeated) == (count, [])
+    return rows
+
+
+@pytest.mark.usefixtures("broker")
+@pytest.mark.parametrize(
+    ("mode", "size"), [("sync", 0), ("async", 0), ("oneway", 0), ("batch", 0), ("sync", 20_000)]
+)
+def test_what_a_java_producer_sends_a_java_consumer_gets_once(
+    processes: Processes, servers: Servers, mode: str, size: int
+) -> None:
+    count = 200
+    sent = processes.program("Produce", servers.namesrv, "Kinds", mode, str(count), "m", str(size)).finish()
+    consumer = processes.program("Consume", servers.namesrv, "Kinds", "kinds")
+
+    rows = consumed([consumer], count)
+
+    by_body = {row["body"]: row for row in rows}
+    assert set(by_body) == {f"m-{i}" for i in range(count)}
+    for i in range(count):
+        row = by_body[f"m-{i}"]
+        assert (row["keys"], row["tags"], row["broker"]) == (f"m-{i}", f"T{i % 3}", "interop-a")
+        assert row["size"] == max(size, len(f"m-{i}"))
+    for answer in sent:
+        row = by_body[answer["sent"]]
+        assert answer["status"] == "SEND_OK"
+        assert (answer["queue"], answer["offset"]) == (row["queue"], row["offset"])
+        assert answer["id"].split(",")[0] == row["id"]
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_tag_subscription_gets_its_tags_only(processes: Processes, servers: Servers) -> None:
+    processes.program("Produce", servers.namesrv, "Tags", "sync", "90", "m").finish()
+
+    consumer = processes.program("Consume", servers.namesrv, "Tags", "tags", "T0 || T2")
+
+    rows = consumed([consumer], 60)
+    assert {row["tags"] for row in rows} == {"T0", "T2"}
+
+
+@pytest.mark.usefixtures("broker")
+def test_two_consumers_share_the_queues_and_one_takes_over(processes: Processes, servers: Servers) -> None:
+    namesrv = servers.namesrv
+    processes.program("Produce", namesrv, "Shared", "sync", "8", "first").finish()
+    consumers = [processes.program("Consume", namesrv, "Shared", "shared") for _ in range(2)]
+    consumed(consumers, 8)
+    wait_until(lambda: [len(assigned(one)) for one in consumers] == [2, 2], 30, "two queues each")
+    assert assigned(consumers[0]) | assigned(consumers[1]) == {0, 1, 2, 3}
+
+    processes.program("Produce", namesrv, "Shared", "async", "400", "second").finish()
+    consumed(consumers, 408)
+    for consumer in consumers:
+        seen = {row["queue"] for row in messages(consumer) if row["body"].startswith("second")}
+        assert seen == assigned(consumer)
+
+    consumers[1].close_input()  # hands its offsets in and leaves
+    wait_until(lambda: assigned(consumers[0]) == {0, 1, 2, 3}, 30, "the other takes over")
+    processes.program("Produce", namesrv, "Shared", "sync", "40", "third").finish()
+    rows = consumed(consumers, 448)
+    assert {row["body"] for row in rows if row["body"].startswith("third")} == {
+        f"third-{i}" for i in range(40)
+    }
+    assert not [row for row in messages(consumers[1]) if row["body"].startswith("third")]
+
+
+@pytest.mark.usefixtures("broker")
+def test_a_killed_consumer_is_replaced_and_nothing_is_lost(processes: Processes, servers: Servers) -> None:
+    namesrv = servers.namesrv
+    processes.program("Produce", namesrv, "Killed", "sync", "8", "first").finish()
+    consumers = [processes.program("Consume", namesrv, "Killed", "killed") for _ in range(2)]
+    wait_until(lambda: [len(assigned(one)) for one in consumers] == [2, 2], 40, "two queues each")
+    wait_until(lambda: len(messages(*consumers)) >= 8, 30, "first messages")
+
+    consumers[1].kill()
+    wait_until(lambda: assigned(consumers[0]) == {0, 1, 2, 3}, 30, "the other takes over")
+    processes.program("Produce", namesrv, "Killed", "sync", "40", "second").finish()
+
+    wanted = {f"second-{i}" for i in range(40)}
+    wait_until(lambda: wanted <= {row["body"] for row in messages(consumers[0])}, 30, "all of the second")
+
+
+def test_offsets_outlive_consumer_and_broker(
+    processes: Processes, servers: Servers, broker: Process, tmp_path: Any
+) -> None:
+    processes.program("Produce", servers.namesrv, "Stays", "sync", "40", "first").finish()
+    consumer = processes.program("Consume", servers.namesrv, "Stays", "stays")
+    consumed([consumer], 40)
+    consumer.close_input()
+    assert broker.stop() in (0, 143)  # a JVM reports the signal
+
+    servers.broker(tmp_path / "store")
+    processes.program("Produce", servers.namesrv, "Stays", "sync", "20", "second").finish()
+    again = processes.program("Consume", servers.namesrv, "Stays", "stays")
+
+    rows = consumed([again], 20)
+    assert {row["body"] for row in rows} == {f"second-{i}" for i in range(20)}
