@@ -1,0 +1,151 @@
+"""What a frame holds in memory: the `Command` value and the limits of its form.
+
+Kept apart from `rmq.protocol.command` so that the engine, which makes commands from bytes, can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, Final, TypeVar
+
+from rmq.protocol import headers
+from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, VERSION, RequestCode
+
+H = TypeVar("H")
+
+JSON: Final = 0
+ROCKETMQ: Final = 1
+MAX_FRAME: Final = 16 * 1024 * 1024
+"""Bytes of the largest frame that Java's servers and clients take (frameMaxLength)."""
+
+SEND_V2_CODES: Final = frozenset(
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+)
+"""Requests whose header has the one-letter names of SendMessageRequestHeaderV2."""
+
+_opaques = count(1)
+
+
+def next_opaque() -> int:
+    """A number for the next request of this process; 31 bits, then round again."""
+    return next(_opaques) & 0x7FFF_FFFF
+
+
+class Command:
+    """One request or response.
+
+    `ext` is the header's text map (`extFields`), `header` the typed header when the decoder has made it
+    already, else None: `read` gives the typed form of either. `language` is RocketMQ's name of it.
+    """
+
+    __slots__ = (
+        "_ext",
+        "_raw",
+        "body",
+        "code",
+        "flag",
+        "header",
+        "language",
+        "opaque",
+        "remark",
+        "serialization",
+        "version",
+    )
+
+    def __init__(
+        self,
+        code: int,
+        opaque: int,
+        flag: int = 0,
+        ext: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        remark: str | None = None,
+        language: str = LANGUAGE,
+        version: int = VERSION,
+        serialization: int = JSON,
+        header: Any = None,
+        raw: bytes = b"",
+    ) -> None:
+        self.code = code
+        self.opaque = opaque
+        self.flag = flag
+        self._ext = ext
+        self.body = body
+        self.remark = remark
+        self.language = language
+        self.version = version
+        self.serialization = serialization
+        self.header = header
+        self._raw = raw
+
+    @property
+    def ext(self) -> Mapping[str, str]:
+        """The header's text map; read from the frame only when it is asked for."""
+        if self._ext is None:
+            self._ext = _ext_of(self._raw) if self._raw else {}
+        return self._ext
+
+    @property
+    def is_response(self) -> bool:
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        return self.flag & FLAG_ONEWAY != 0
+
+    @classmethod
+    def request(
+        cls,
+        code: int,
+        header: Any = None,
+        body: bytes = b"",
+        *,
+        oneway: bool = False,
+        remark: str | None = None,
+    ) -> Command:
+        """A request with a new opaque; `header` is a header value or a text map."""
+        flag = FLAG_ONEWAY if oneway else 0
+        return cls(int(code), next_opaque(), flag, _fields(code, header), body, remark)
+
+    def reply(
+        self, code: int = 0, remark: str | None = None, header: Any = None, body: bytes = b""
+    ) -> Command:
+        """The response to this request: the same opaque and serialization."""
+        ext = header if header is None or isinstance(header, Mapping) else headers.encode(header)
+        return Command(
+            int(code), self.opaque, FLAG_RESPONSE, ext, body, remark, serialization=self.serialization
+        )
+
+    def read(self, header_class: type[H]) -> H:
+        """The typed header. Raises RemoteProtocolError that names a missing or unreadable field."""
+        if self.header is not None:
+            known: H = self.header
+            return known
+        if header_class is headers.SendMessageRequestHeader and self.code in SEND_V2_CODES:
+            self.header = headers.decode_send_v2(self.ext)
+        else:
+            self.header = headers.decode(header_class, self.ext)
+        made: H = self.header
+        return made
+
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        fields = dict(self.ext) or self.header
+        return (
+            f"<{kind} {self.code} opaque={self.opaque} remark={self.remark!r} {fields} body={len(self.body)}>"
+        )
+
+
+def _ext_of(raw: bytes) -> Mapping[str, str]:
+    from rmq.protocol import engine  # the engine makes commands, so it imports this module
+
+    return engine.json_ext(raw)
+
+
+def _fields(code: int, header: Any) -> Mapping[str, str] | None:
+    if header is None or isinstance(header, Mapping):
+        return header
+    if code in SEND_V2_CODES and isinstance(header, headers.SendMessageRequestHeader):
+        return headers.encode_send_v2(header)
+    return headers.encode(header)
