@@ -1,0 +1,66 @@
+"""NamesrvConfig: the settings of a name server, under RocketMQ's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from rmq.config import at_least, between, parse_properties, properties_text, setting
+
+
+@frozen
+class NamesrvConfig:
+    """Settings of a name server."""
+
+    listen_port: int = setting(
+        9876, help="Port to listen on; 0 takes a free one.", validator=between(0, 65535), important=True
+    )
+    bind_address: str = setting(
+        "127.0.0.1",
+        help="Address to listen on. 0.0.0.0 or :: lets other machines in; nothing checks who they are.",
+        important=True,
+    )
+    kv_config_path: str = setting(
+        "~/namesrv/kvConfig.json", help="File that keeps the key-value configs.", important=True
+    )
+    config_store_path: str = setting(
+        "",
+        help="Properties file that takes settings changed at run time; empty: the one given with -c.",
+    )
+    order_message_enable: bool = setting(
+        False, help="Give the order config of a topic with its route.", runtime=True
+    )
+    cluster_test: bool = setting(
+        False, help="Ask the production name servers for topics that are not known here."
+    )
+    product_env_name: str = setting("center", help="Name of the production environment, for the log.")
+    product_namesrv_addr: str = setting(
+        "", help="Name servers that cluster test mode asks, host:port;host:port."
+    )
+    max_brokers: int = setting(10_000, help="More broker addresses are refused.", validator=at_least(1))
+    max_queue_entries: int = setting(
+        1_000_000, help="More pairs of a topic and a broker are refused.", validator=at_least(1)
+    )
+    server_channel_max_idle_time_seconds: int = setting(
+        120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)
+    )
+
+
+def kv_config_file(config: NamesrvConfig) -> Path:
+    """Where the key-value configs are kept."""
+    return Path(config.kv_config_path).expanduser()
+
+
+def with_changes(text: str, changes: Mapping[str, str]) -> str:
+    """Properties text in which `changes` hold; other lines, comments and order stay as they are."""
+    left = dict(changes)
+    lines = []
+    for line in text.splitlines():
+        key = next(iter(parse_properties(line)), None) if not line.endswith("\\") else None
+        if key in changes:
+            line = properties_text({key: left.pop(key)}).rstrip("\n") if key in left else ""
+        lines.append(line)
+    body = "\n".join(line for line in lines)
+    return body + ("\n" if body else "") + properties_text(left)

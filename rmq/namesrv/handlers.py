@@ -1,0 +1,302 @@
+"""NameServer: answers requests from a RouteTable and a KvConfigs; no clock, no socket, no file of its own.
+
+Unknown request codes are answered with REQUEST_CODE_NOT_SUPPORTED, as the broker does. The Java name server
+says nothing at all, so that a stock client waits for its time-out; it takes either as "cannot".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import define
+
+from rmq.config import dump_properties, evolve, parse_properties
+from rmq.errors import (
+    ConfigError,
+    NoPermission,
+    QueryNotFound,
+    RemoteProtocolError,
+    ResponseError,
+    SystemFailure,
+)
+from rmq.namesrv.config import NamesrvConfig
+from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
+from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
+from rmq.protocol import headers
+from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
+from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.remoting.connection import Connection
+
+log = logging.getLogger("rmq.namesrv")
+
+SCAN_MS: Final = 10_000
+"""Silent brokers are looked for this often."""
+CRC_BITS: Final = 0x7FFF_FFFF
+"""RocketMQ drops the sign bit of a CRC32."""
+
+Handler = Callable[[Command, Connection, int], Command | None]
+SaveSettings = Callable[[dict[str, str]], None]
+
+_NO_ROUTE: Final = (
+    "No topic route info in name server for the topic: {}"
+    "\nSee http://rocketmq.apache.org/docs/faq/ for further details."
+)
+
+
+@define
+class Lookup:
+    """A route request that the production environment shall answer."""
+
+    topic: str
+    request: Command
+    connection: Connection
+
+
+class NameServer:
+    """The endpoint of all connections of a name server.
+
+    `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
+    raises OSError when it cannot. In cluster test mode `lookups` collects what the service has to ask for.
+    """
+
+    def __init__(
+        self,
+        config: NamesrvConfig,
+        *,
+        now_ms: Callable[[], int],
+        kv_configs: KvConfigs,
+        save_settings: SaveSettings | None = None,
+        on_lookup: Callable[[Lookup], bool] | None = None,
+    ) -> None:
+        self.config = config
+        self.routes = RouteTable(RouteLimits(config.max_brokers, config.max_queue_entries))
+        self.kv_configs = kv_configs
+        self._now_ms = now_ms
+        self._save_settings = save_settings
+        self._on_lookup = on_lookup
+        self._next_scan_ms = now_ms() + SCAN_MS
+        self._handlers = self.handlers()
+
+    # What connections and the clock bring.
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        """Answer the requests of one chunk in order."""
+        now_ms = self._now_ms()
+        for request in requests:
+            response = self.answer(request, connection, now_ms)
+            if response is not None and not request.is_oneway:
+                connection.reply(response)
+
+    def closed(self, connection: Connection) -> None:
+        """Forget the brokers that registered over this connection."""
+        self.routes.source_closed(connection)
+
+    def step(self, now_ms: int) -> int:
+        """Remove silent brokers if it is time; returns when to call again."""
+        if now_ms >= self._next_scan_ms:
+            for held in self.routes.expire(now_ms):
+                held.source.close(f"broker {held.registration.broker_name} was silent too long")
+            self._next_scan_ms = now_ms + SCAN_MS
+        return self._next_scan_ms
+
+    def answer(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        """The response to one request; None when it comes later."""
+        handler = self._handlers.get(request.code)
+        if handler is None:
+            return request.reply(
+                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request code {request.code} is not supported here"
+            )
+        try:
+            return handler(request, connection, now_ms)
+        except ResponseError as error:
+            log.warning("refused request %d of %s: %s", request.code, connection.peer_address, error.remark)
+            return request.reply(error.code, error.remark)
+        except RemoteProtocolError as error:
+            log.warning("bad request %d of %s: %s", request.code, connection.peer_address, error)
+            return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        except Exception as error:
+            log.exception("request %d of %s failed", request.code, connection.peer_address)
+            return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> what answers it."""
+        routes = self.routes
+        return {
+            RequestCode.PUT_KV_CONFIG: self._put_kv,
+            RequestCode.GET_KV_CONFIG: self._get_kv,
+            RequestCode.DELETE_KV_CONFIG: self._delete_kv,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._kv_namespace,
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list(routes.topics),
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _topic_list(routes.system_topics),
+            RequestCode.GET_UNIT_TOPIC_LIST: _topic_list(routes.unit_topics),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _topic_list(routes.unit_sub_topics),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _topic_list(routes.unit_sub_ununit_topics),
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._update_settings,
+            RequestCode.GET_NAMESRV_CONFIG: self._settings,
+        }
+
+    # Brokers.
+
+    def _register(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.RegisterBrokerRequestHeader)
+        if header.body_crc32 and zlib.crc32(request.body) & CRC_BITS != header.body_crc32:
+            raise SystemFailure(None, "crc32 not match")
+        who = Registration(
+            header.cluster_name,
+            header.broker_name,
+            header.broker_id,
+            header.broker_addr,
+            header.ha_server_addr,
+        )
+        # A broker sends its whole table every 30 s; the digest spares reading the same again.
+        digest = hashlib.blake2b(
+            request.body, digest_size=16, person=str(header.compressed).encode()
+        ).digest()
+        result = self.routes.renew(who, digest, connection, now_ms)
+        if result is None:
+            body = RegisterBrokerBody()
+            if request.body:
+                body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
+            result = self.routes.register(who, body, connection, now_ms, digest)
+        order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
+        return request.reply(
+            header=headers.RegisterBrokerResponseHeader(result.ha_server_addr, result.master_addr),
+            body=order.to_json() if order is not None else b"",
+        )
+
+    def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.UnRegisterBrokerRequestHeader)
+        who = Registration(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
+        if not self.routes.unregister(who):
+            log.info("%s unregisters a broker that is not known: %s", connection.peer_address, who)
+        return request.reply()
+
+    def _query_data_version(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.QueryDataVersionRequestHeader)
+        known = self.routes.data_version(header.broker_addr)
+        changed = known is None or known != DataVersion.from_json(request.body)
+        if not changed:
+            self.routes.touch(header.broker_addr, now_ms)
+        return request.reply(
+            header=headers.QueryDataVersionResponseHeader(changed),
+            body=known.to_json() if known is not None else b"",
+        )
+
+    # Routes and topics.
+
+    def _route(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        header = request.read(headers.GetRouteInfoRequestHeader)
+        route = self.routes.route(header.topic)
+        if route is None:
+            if self._on_lookup is not None and self._on_lookup(Lookup(header.topic, request, connection)):
+                return None
+            return no_route(request, header.topic)
+        if self.config.order_message_enable or self.config.cluster_test:
+            route.order_topic_conf = self.kv_configs.get(NAMESPACE_ORDER_TOPIC_CONFIG, header.topic)
+        return request.reply(body=_route_body(route, request, header))
+
+    def _cluster_info(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        return request.reply(body=self.routes.cluster_info().to_json())
+
+    def _wipe_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.WipeWritePermOfBrokerRequestHeader)
+        count = self.routes.change_write_permission(header.broker_name, writable=False)
+        log.info("%s wipes the write permission of %s", connection.peer_address, header.broker_name)
+        return request.reply(header=headers.WipeWritePermOfBrokerResponseHeader(count))
+
+    def _add_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.AddWritePermOfBrokerRequestHeader)
+        count = self.routes.change_write_permission(header.broker_name, writable=True)
+        log.info("%s adds the write permission of %s", connection.peer_address, header.broker_name)
+        return request.reply(header=headers.AddWritePermOfBrokerResponseHeader(count))
+
+    def _delete_topic(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.DeleteTopicFromNamesrvRequestHeader)
+        self.routes.delete_topic(header.topic, header.cluster_name)
+        log.info("%s deletes topic %s", connection.peer_address, header.topic)
+        return request.reply()
+
+    def _topics_of_cluster(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.GetTopicsByClusterRequestHeader)
+        return request.reply(body=self.routes.topics_of_cluster(header.cluster).to_json())
+
+    # Key-value configs.
+
+    def _put_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.PutKVConfigRequestHeader)
+        self.kv_configs.put(header.namespace, header.key, header.value)
+        log.info("%s puts %s of %s", connection.peer_address, header.key, header.namespace)
+        return request.reply()
+
+    def _get_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.GetKVConfigRequestHeader)
+        value = self.kv_configs.get(header.namespace, header.key)
+        if value is None:
+            raise QueryNotFound(None, f"No config item, Namespace: {header.namespace} Key: {header.key}")
+        return request.reply(header=headers.GetKVConfigResponseHeader(value))
+
+    def _delete_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.DeleteKVConfigRequestHeader)
+        self.kv_configs.delete(header.namespace, header.key)
+        log.info("%s deletes %s of %s", connection.peer_address, header.key, header.namespace)
+        return request.reply()
+
+    def _kv_namespace(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        header = request.read(headers.GetKVListByNamespaceRequestHeader)
+        table = self.kv_configs.namespace(header.namespace)
+        if table is None:
+            raise QueryNotFound(None, f"No config item, Namespace: {header.namespace}")
+        return request.reply(body=table.to_json())
+
+    # Settings.
+
+    def _settings(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        return request.reply(body=dump_properties(self.config).encode())
+
+    def _update_settings(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        """Change settings at run time: all that are asked for or none, and only those that allow it."""
+        changes = parse_properties(request.body.decode("utf-8", "replace"))
+        try:
+            config = evolve(self.config, changes)
+        except ConfigError as error:
+            raise NoPermission(None, f"nothing was changed: {error}") from error
+        if changes and self._save_settings is not None:
+            try:
+                self._save_settings(changes)
+            except OSError as error:
+                raise SystemFailure(None, f"nothing was changed: it cannot be saved: {error}") from error
+        self.config = config
+        log.info("%s changes settings: %s", connection.peer_address, changes)
+        return request.reply()
+
+
+def no_route(request: Command, topic: str) -> Command:
+    """The answer for a topic that no broker has."""
+    return request.reply(ResponseCode.TOPIC_NOT_EXIST, _NO_ROUTE.format(topic))
+
+
+def _route_body(route: TopicRouteData, request: Command, header: headers.GetRouteInfoRequestHeader) -> bytes:
+    # Clients of other languages before 4.9.4 read the broker ids by hand and know only Java's bare form.
+    strict = request.version >= MQVersion.V4_9_4 or bool(header.accept_standard_json_only)
+    return route.to_json(strict=strict)
+
+
+def _topic_list(topics: Callable[[], TopicList]) -> Handler:
+    def answer(request: Command, connection: Any, now_ms: int) -> Command:
+        return request.reply(body=topics().to_json())
+
+    return answer

@@ -1,0 +1,406 @@
+"""RouteTable: which brokers live, which topics they have; five tables under RocketMQ's own names.
+
+Everything here is plain values: time comes in as `now_ms` (any clock that only goes forward), a connection as
+an opaque `source` that is compared by identity. A change is either made whole or refused with a reason;
+nothing is half done. Bounds are in `RouteLimits`; a broker that would go past one is refused.
+
+Where this is stricter than the Java name server: a broker that claims a name and id, or an address, that
+another live broker holds is refused instead of taking it over silently; see `register`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+from attrs import define, evolve, frozen
+
+from rmq.errors import SystemFailure
+from rmq.protocol.bodies import (
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicList,
+    TopicRouteData,
+)
+from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE, TOPIC_UNIT, TOPIC_UNIT_SUB
+
+log = logging.getLogger("rmq.namesrv")
+
+EXPIRY_MS: Final = 120_000
+"""A broker that was silent for longer is removed."""
+CLASH_MS: Final = 60_000
+"""So long after its last sign of life a broker keeps its name, id and address against another one. Brokers
+register every 10 to 60 s."""
+
+_NAME: Final = re.compile(r"[^\x00-\x20\x7f;:,\"'{}\\/]{1,127}")
+_TOPIC: Final = re.compile(r"[^\x00-\x20\x7f\"'\\/]{1,255}")
+_ADDRESS: Final = re.compile(
+    r"(?:[0-9A-Za-z_.-]{1,253}|\[[0-9A-Fa-f:.%a-z]{2,64}\]|[0-9A-Fa-f:]{2,45}):\d{1,5}"
+)
+
+
+@frozen
+class RouteLimits:
+    """How much the tables may hold."""
+
+    brokers: int = 10_000
+    queue_entries: int = 1_000_000  # pairs of a topic and a broker name
+    filter_servers: int = 64  # of one broker
+
+
+@frozen
+class Registration:
+    """Who a broker says it is."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    broker_addr: str
+    ha_server_addr: str = ""
+
+
+@frozen
+class Registered:
+    """What a slave learns about its master; None for a master or when there is none."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+@define
+class BrokerLiveInfo:
+    """A broker that registered; `digest` is that of its last whole body."""
+
+    registration: Registration
+    data_version: DataVersion
+    source: Any
+    last_update_ms: int
+    digest: bytes = b""
+
+
+class RouteTable:
+    """The name server's knowledge. Queries give copies, so that callers may keep them."""
+
+    def __init__(self, limits: RouteLimits | None = None) -> None:
+        self.limits = limits or RouteLimits()
+        self.topic_queue_table: dict[str, dict[str, QueueData]] = {}
+        self.broker_addr_table: dict[str, BrokerData] = {}
+        self.cluster_addr_table: dict[str, set[str]] = {}
+        self.broker_live_table: dict[str, BrokerLiveInfo] = {}
+        self.filter_server_table: dict[str, list[str]] = {}
+        self._queue_entries = 0
+
+    # Brokers come and go.
+
+    def register(
+        self, who: Registration, body: RegisterBrokerBody, source: Any, now_ms: int, digest: bytes = b""
+    ) -> Registered:
+        """Take in a broker and, from a master whose data version changed, its topics.
+
+        Raises SystemFailure, and changes nothing, when names or address are malformed, when another live
+        broker holds the same name and id or the same address, when the name belongs to another cluster, or at
+        a limit. A known broker of the name may take the id of another one: a slave that became master.
+        """
+        self._check(who, body, source, now_ms)
+        held = self.broker_live_table.get(who.broker_addr)
+        if held is not None and _identity(held.registration) != _identity(who):
+            self._remove(who.broker_addr, "it registers under another name")
+            held = None
+        first = self._place(who)
+        wrapper = body.topic_config_serialize_wrapper
+        changed = held is None or held.data_version != wrapper.data_version
+        if who.broker_id == MASTER_ID and (changed or first):
+            self._take_topics(who.broker_name, wrapper.topic_config_table.values())
+        self.broker_live_table[who.broker_addr] = BrokerLiveInfo(
+            who, wrapper.data_version, source, now_ms, digest
+        )
+        self._take_filter_servers(who.broker_addr, body.filter_server_list)
+        if held is None:
+            log.info("broker registered: %s", who)
+        return self._master_of(who)
+
+    def renew(self, who: Registration, digest: bytes, source: Any, now_ms: int) -> Registered | None:
+        """Take the same registration again, told by the digest of its body; None when it is not the same."""
+        held = self.broker_live_table.get(who.broker_addr)
+        if held is None or held.digest != digest or held.registration != who:
+            return None
+        held.source, held.last_update_ms = source, now_ms
+        return self._master_of(who)
+
+    def unregister(self, who: Registration) -> bool:
+        """Forget a broker; false when it is not known under this name and address."""
+        held = self.broker_live_table.get(who.broker_addr)
+        if held is None or _identity(held.registration) != _identity(who):
+            return False
+        self._remove(who.broker_addr, "it unregistered")
+        return True
+
+    def touch(self, broker_addr: str, now_ms: int) -> None:
+        """Note a sign of life."""
+        if held := self.broker_live_table.get(broker_addr):
+            held.last_update_ms = now_ms
+
+    def data_version(self, broker_addr: str) -> DataVersion | None:
+        """The version of the broker's topics that is known here."""
+        held = self.broker_live_table.get(broker_addr)
+        return held.data_version if held else None
+
+    def source_closed(self, source: Any) -> list[BrokerLiveInfo]:
+        """Forget the brokers that last registered over this connection; returns them."""
+        return self._remove_where(lambda held: held.source is source, "its connection closed")
+
+    def expire(self, now_ms: int) -> list[BrokerLiveInfo]:
+        """Forget the brokers that were silent for longer than `EXPIRY_MS`; returns them."""
+        return self._remove_where(
+            lambda held: held.last_update_ms + EXPIRY_MS < now_ms, f"it was silent for {EXPIRY_MS} ms"
+        )
+
+    def _remove_where(self, condition: Callable[[BrokerLiveInfo], bool], why: str) -> list[BrokerLiveInfo]:
+        gone = [held for held in self.broker_live_table.values() if condition(held)]
+        for held in gone:
+            self._remove(held.registration.broker_addr, why)
+        return gone
+
+    # Checks before a registration.
+
+    def _check(self, who: Registration, body: RegisterBrokerBody, source: Any, now_ms: int) -> None:
+        _check_words(who)
+        _check_topics(body.topic_config_serialize_wrapper.topic_config_table)
+        if len(body.filter_server_list) > self.limits.filter_servers:
+            raise SystemFailure(None, f"more than {self.limits.filter_servers} filter servers of one broker")
+        self._check_address(who, source, now_ms)
+        self._check_id(who, source, now_ms)
+        self._check_room(who, body.topic_config_serialize_wrapper.topic_config_table)
+
+    def _check_address(self, who: Registration, source: Any, now_ms: int) -> None:
+        held = self.broker_live_table.get(who.broker_addr)
+        if held is None or _identity(held.registration) == _identity(who):
+            return
+        if self._defends(held, source, now_ms):
+            other = held.registration
+            raise SystemFailure(
+                None,
+                f"address {who.broker_addr} belongs to live broker {other.broker_name} of cluster"
+                f" {other.cluster}; check brokerIP1 and listenPort of {who.broker_name}",
+            )
+
+    def _check_id(self, who: Registration, source: Any, now_ms: int) -> None:
+        data = self.broker_addr_table.get(who.broker_name)
+        if data is None:
+            return
+        holder = data.broker_addrs.get(who.broker_id, who.broker_addr)
+        if holder != who.broker_addr and who.broker_addr not in data.broker_addrs.values():
+            held = self.broker_live_table.get(holder)
+            if held is not None and self._defends(held, source, now_ms):
+                raise SystemFailure(
+                    None,
+                    f"broker {who.broker_name} id {who.broker_id} is {holder}, heard"
+                    f" {now_ms - held.last_update_ms} ms ago; give {who.broker_addr} another brokerName or"
+                    " brokerId, or stop the other one",
+                )
+        others = set(data.broker_addrs.values()) - {holder, who.broker_addr}
+        if data.cluster != who.cluster and others:
+            raise SystemFailure(
+                None, f"broker name {who.broker_name} belongs to cluster {data.cluster}, not {who.cluster}"
+            )
+
+    @staticmethod
+    def _defends(held: BrokerLiveInfo, source: Any, now_ms: int) -> bool:
+        return held.source is not source and now_ms - held.last_update_ms < CLASH_MS
+
+    def _check_room(self, who: Registration, topics: Iterable[str]) -> None:
+        known = who.broker_addr in self.broker_live_table
+        if not known and len(self.broker_live_table) >= self.limits.brokers:
+            raise SystemFailure(None, f"the name server already has {self.limits.brokers} brokers")
+        if who.broker_id != MASTER_ID:
+            return
+        table, name = self.topic_queue_table, who.broker_name
+        new = sum(1 for topic in topics if name not in table.get(topic, ()))
+        if self._queue_entries + new > self.limits.queue_entries:
+            raise SystemFailure(None, f"the name server already has {self._queue_entries} topic entries")
+
+    # Changes after the checks.
+
+    def _place(self, who: Registration) -> bool:
+        """Put the address where it belongs; true when the name had no broker of that id."""
+        data = self.broker_addr_table.get(who.broker_name)
+        if data is None:
+            data = self.broker_addr_table[who.broker_name] = BrokerData(who.cluster, who.broker_name)
+        elif data.cluster != who.cluster:
+            self._leave_cluster(data.cluster, who.broker_name)
+            data.cluster = who.cluster
+        self.cluster_addr_table.setdefault(who.cluster, set()).add(who.broker_name)
+        for broker_id, address in list(data.broker_addrs.items()):
+            if address == who.broker_addr and broker_id != who.broker_id:
+                del data.broker_addrs[broker_id]
+        before = data.broker_addrs.get(who.broker_id)
+        data.broker_addrs[who.broker_id] = who.broker_addr
+        if before is not None and before != who.broker_addr:
+            log.info("broker moved from %s: %s", before, who)
+            self.broker_live_table.pop(before, None)
+            self.filter_server_table.pop(before, None)
+        return before is None
+
+    def _take_topics(self, broker_name: str, topics: Iterable[TopicConfig]) -> None:
+        for topic in topics:
+            queues = self.topic_queue_table.setdefault(topic.topic_name, {})
+            if broker_name not in queues:
+                self._queue_entries += 1
+            queues[broker_name] = QueueData(
+                broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
+            )
+
+    def _take_filter_servers(self, broker_addr: str, servers: list[str]) -> None:
+        if servers:
+            self.filter_server_table[broker_addr] = list(servers)
+        else:
+            self.filter_server_table.pop(broker_addr, None)
+
+    def _master_of(self, who: Registration) -> Registered:
+        if who.broker_id == MASTER_ID:
+            return Registered()
+        master = self.broker_addr_table[who.broker_name].broker_addrs.get(MASTER_ID)
+        held = self.broker_live_table.get(master) if master else None
+        return Registered(held.registration.ha_server_addr, master) if held else Registered()
+
+    def _remove(self, broker_addr: str, why: str) -> None:
+        held = self.broker_live_table.pop(broker_addr)
+        self.filter_server_table.pop(broker_addr, None)
+        log.info("broker removed because %s: %s", why, held.registration)
+        name = held.registration.broker_name
+        data = self.broker_addr_table[name]
+        del data.broker_addrs[held.registration.broker_id]
+        if not data.broker_addrs:
+            del self.broker_addr_table[name]
+            self._leave_cluster(data.cluster, name)
+            self._drop_queues(name, list(self.topic_queue_table))
+
+    def _leave_cluster(self, cluster: str, broker_name: str) -> None:
+        names = self.cluster_addr_table[cluster]
+        names.discard(broker_name)
+        if not names:
+            del self.cluster_addr_table[cluster]
+
+    def _drop_queues(self, broker_name: str, topics: Iterable[str]) -> None:
+        for topic in topics:
+            queues = self.topic_queue_table.get(topic, {})
+            if queues.pop(broker_name, None) is not None:
+                self._queue_entries -= 1
+                if not queues:
+                    del self.topic_queue_table[topic]
+
+    # What administrators change.
+
+    def change_write_permission(self, broker_name: str, *, writable: bool) -> int:
+        """Take or give the write permission of all topics of a broker; returns how many topics it has."""
+        count = 0
+        for queues in self.topic_queue_table.values():
+            if queue := queues.get(broker_name):
+                perm = PERM_READ | PERM_WRITE if writable else queue.perm & ~PERM_WRITE
+                queues[broker_name] = evolve(queue, perm=perm)
+                count += 1
+        return count
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, of one cluster or of all."""
+        names = self.cluster_addr_table.get(cluster, ()) if cluster else self.topic_queue_table.get(topic, ())
+        for name in list(names):
+            self._drop_queues(name, [topic])
+
+    # Questions.
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """Where a topic lives; None when no broker has it."""
+        queues = self.topic_queue_table.get(topic, {})
+        brokers = [
+            BrokerData(data.cluster, name, dict(sorted(data.broker_addrs.items())))
+            for name in sorted(queues)
+            if (data := self.broker_addr_table.get(name)) is not None
+        ]
+        if not brokers:
+            return None
+        addresses = (address for broker in brokers for address in broker.broker_addrs.values())
+        table = self.filter_server_table
+        filters = {address: list(table[address]) for address in addresses if address in table}
+        return TopicRouteData([queues[name] for name in sorted(queues)], brokers, filters)
+
+    def cluster_info(self) -> ClusterInfo:
+        """All brokers and clusters."""
+        return ClusterInfo(
+            {
+                name: BrokerData(data.cluster, name, dict(sorted(data.broker_addrs.items())))
+                for name, data in sorted(self.broker_addr_table.items())
+            },
+            {cluster: sorted(names) for cluster, names in sorted(self.cluster_addr_table.items())},
+        )
+
+    def topics(self) -> TopicList:
+        """All topics."""
+        return TopicList(sorted(self.topic_queue_table))
+
+    def topics_of_cluster(self, cluster: str) -> TopicList:
+        """The topics that a broker of the cluster has; none for an unknown cluster."""
+        names = self.cluster_addr_table.get(cluster, set())
+        return TopicList(
+            sorted(topic for topic, queues in self.topic_queue_table.items() if not names.isdisjoint(queues))
+        )
+
+    def system_topics(self) -> TopicList:
+        """Cluster and broker names, which are topics of their own, and the address of one broker."""
+        clusters = sorted(self.cluster_addr_table.items())
+        names = [name for cluster, brokers in clusters for name in (cluster, *sorted(brokers))]
+        addresses = (data.broker_addrs for data in self.broker_addr_table.values())
+        first = next((by_id[min(by_id)] for by_id in addresses if by_id), None)
+        return TopicList(list(dict.fromkeys(names)), first)
+
+    def unit_topics(self) -> TopicList:
+        """The topics marked as unit topics."""
+        return self._topics_by_flag(lambda flag: bool(flag & TOPIC_UNIT))
+
+    def unit_sub_topics(self) -> TopicList:
+        """The topics to which units subscribe."""
+        return self._topics_by_flag(lambda flag: bool(flag & TOPIC_UNIT_SUB))
+
+    def unit_sub_ununit_topics(self) -> TopicList:
+        """The topics to which units subscribe and that are no unit topics themselves."""
+        return self._topics_by_flag(lambda flag: bool(flag & TOPIC_UNIT_SUB) and not flag & TOPIC_UNIT)
+
+    def _topics_by_flag(self, wanted: Callable[[int], bool]) -> TopicList:
+        return TopicList(
+            sorted(
+                topic
+                for topic, queues in self.topic_queue_table.items()
+                if wanted(next(iter(queues.values())).topic_sys_flag)
+            )
+        )
+
+
+def _identity(who: Registration) -> tuple[str, str]:
+    return who.cluster, who.broker_name
+
+
+def _check_words(who: Registration) -> None:
+    for kind, name in (("clusterName", who.cluster), ("brokerName", who.broker_name)):
+        if not _NAME.fullmatch(name):
+            rule = "1 to 127 characters, no blanks and none of ; : , \" ' { } \\ /"
+            raise SystemFailure(None, f"{kind} {name[:80]!r}: {rule}")
+    if not _ADDRESS.fullmatch(who.broker_addr) or not 0 < int(who.broker_addr.rpartition(":")[2]) < 65536:
+        raise SystemFailure(None, f"brokerAddr {who.broker_addr[:80]!r}: host:port expected")
+    if len(who.ha_server_addr) > 300:
+        raise SystemFailure(None, f"haServerAddr {who.ha_server_addr[:80]!r} is too long")
+    if who.broker_id < 0:
+        raise SystemFailure(None, f"brokerId {who.broker_id}: 0 for the master, more for a slave")
+
+
+def _check_topics(topics: dict[str, TopicConfig]) -> None:
+    for key, topic in topics.items():
+        if not _TOPIC.fullmatch(topic.topic_name) or key != topic.topic_name:
+            raise SystemFailure(None, f"topic {key[:80]!r} has the name {topic.topic_name[:80]!r}")
+        if topic.read_queue_nums < 0 or topic.write_queue_nums < 0 or not 0 <= topic.perm <= 15:
+            raise SystemFailure(None, f"topic {key!r}: queue numbers and permission cannot be {topic}")
