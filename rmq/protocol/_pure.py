@@ -236,26 +236,25 @@ if msgspec is not None:
     _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
     _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-    class _SendV1(msgspec.Struct, gc=False, rename="camel"):
-        producer_group: str
-        topic: str
-        default_topic: str
-        default_topic_queue_nums: _Int32
-        queue_id: _Int32
-        sys_flag: _Int32
-        born_timestamp: _Int64
-        flag: _Int32
-        properties: str | None = None
-        reconsume_times: _Int32 | None = None
-        unit_mode: bool = False
-        batch: bool = False
-        max_reconsume_times: _Int32 | None = None
-        bname: str | None = None
-
-    _V2 = dict(zip(_SendV1.__struct_fields__, "abcdefghijkmln", strict=True))
-
-    class _SendV2(_SendV1, gc=False, rename=_V2):
-        pass
+    _SEND: list[Any] = [
+        ("producer_group", str),
+        ("topic", str),
+        ("default_topic", str),
+        ("default_topic_queue_nums", _Int32),
+        ("queue_id", _Int32),
+        ("sys_flag", _Int32),
+        ("born_timestamp", _Int64),
+        ("flag", _Int32),
+        ("properties", str | None, None),
+        ("reconsume_times", _Int32 | None, None),
+        ("unit_mode", bool, False),
+        ("batch", bool, False),
+        ("max_reconsume_times", _Int32 | None, None),
+        ("bname", str | None, None),
+    ]
+    _SHORT = dict(zip([entry[0] for entry in _SEND], "abcdefghijkmln", strict=True))
+    _SendV1: type[Any] = msgspec.defstruct("SendV1", _SEND, gc=False, rename="camel")
+    _SendV2: type[Any] = msgspec.defstruct("SendV2", _SEND, gc=False, rename=_SHORT)
 
     class _Pull(msgspec.Struct, gc=False, rename="camel"):
         consumer_group: str
