@@ -1,0 +1,102 @@
+"""The numbers equal those of RocketMQ 4.9.7."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from enum import StrEnum
+from typing import Any
+
+import pytest
+
+from rmq.protocol import codes
+
+
+@pytest.fixture
+def vectors(golden: pathlib.Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((golden / "codes.json").read_text())
+    return content
+
+
+def members(enum: Any) -> dict[str, Any]:
+    plain = str if issubclass(enum, StrEnum) else int
+    return {name: plain(member) for name, member in enum.__members__.items()}
+
+
+def test_request_codes(vectors: dict[str, Any]) -> None:
+    assert members(codes.RequestCode) == vectors["constants"]["RequestCode"]["values"]
+
+
+def test_response_codes(vectors: dict[str, Any]) -> None:
+    constants = vectors["constants"]
+    expected = constants["RemotingSysResponseCode"]["values"] | constants["ResponseCode"]["values"]
+    assert members(codes.ResponseCode) == expected
+
+
+def test_every_enum(vectors: dict[str, Any]) -> None:
+    for name, content in vectors["enums"].items():
+        assert members(getattr(codes, name)) == content["values"], name
+
+
+@pytest.mark.parametrize(
+    ("source", "ours"),
+    [
+        (
+            "MessageSysFlag",
+            {
+                "COMPRESSED_FLAG": codes.SYS_COMPRESSED,
+                "MULTI_TAGS_FLAG": codes.SYS_MULTI_TAGS,
+                "TRANSACTION_NOT_TYPE": codes.SYS_NOT_TRANSACTION,
+                "TRANSACTION_PREPARED_TYPE": codes.SYS_PREPARED,
+                "TRANSACTION_COMMIT_TYPE": codes.SYS_COMMIT,
+                "TRANSACTION_ROLLBACK_TYPE": codes.SYS_ROLLBACK,
+                "BORNHOST_V6_FLAG": codes.SYS_BORNHOST_V6,
+                "STOREHOSTADDRESS_V6_FLAG": codes.SYS_STOREHOST_V6,
+                "NEED_UNWRAP_FLAG": codes.SYS_NEED_UNWRAP,
+                "INNER_BATCH_FLAG": codes.SYS_INNER_BATCH,
+                "COMPRESSION_LZ4_TYPE": codes.SYS_COMPRESSION_LZ4,
+                "COMPRESSION_ZSTD_TYPE": codes.SYS_COMPRESSION_ZSTD,
+                "COMPRESSION_ZLIB_TYPE": codes.SYS_COMPRESSION_ZLIB,
+                "COMPRESSION_TYPE_COMPARATOR": codes.SYS_COMPRESSION_MASK,
+            },
+        ),
+        (
+            "PullSysFlag",
+            {
+                "FLAG_COMMIT_OFFSET": codes.PULL_COMMIT_OFFSET,
+                "FLAG_SUSPEND": codes.PULL_SUSPEND,
+                "FLAG_SUBSCRIPTION": codes.PULL_SUBSCRIPTION,
+                "FLAG_CLASS_FILTER": codes.PULL_CLASS_FILTER,
+                "FLAG_LITE_PULL_MESSAGE": codes.PULL_LITE,
+            },
+        ),
+        ("TopicSysFlag", {"FLAG_UNIT": codes.TOPIC_UNIT, "FLAG_UNIT_SUB": codes.TOPIC_UNIT_SUB}),
+        ("SubscriptionSysFlag", {"FLAG_UNIT": codes.SUBSCRIPTION_UNIT}),
+        (
+            "PermName",
+            {
+                "PERM_PRIORITY": codes.PERM_PRIORITY,
+                "PERM_READ": codes.PERM_READ,
+                "PERM_WRITE": codes.PERM_WRITE,
+                "PERM_INHERIT": codes.PERM_INHERIT,
+            },
+        ),
+    ],
+)
+def test_flags(vectors: dict[str, Any], source: str, ours: dict[str, int]) -> None:
+    assert ours == vectors["constants"][source]["values"]
+
+
+def test_what_we_say_of_ourselves(vectors: dict[str, Any]) -> None:
+    current = vectors["MQVersion_current"]["4.9.7"]
+    assert current["ordinal"] == codes.VERSION
+    assert codes.MQVersion(codes.VERSION).name == current["name"]
+    assert codes.LANGUAGE in codes.LanguageCode.__members__
+    assert vectors["constants"]["MixAll"]["values"]["MASTER_ID"] == codes.MASTER_ID
+
+
+def test_the_frame_flag_has_two_bits(vectors: dict[str, Any]) -> None:
+    # Java names the bits: RPC_TYPE is the position of the response bit, RPC_ONEWAY that of the one-way bit.
+    bits = vectors["constants"]["RemotingCommand"]["values"]
+    assert 1 << bits["RPC_TYPE"] == codes.FLAG_RESPONSE
+    assert 1 << bits["RPC_ONEWAY"] == codes.FLAG_ONEWAY
