@@ -1,0 +1,128 @@
+"""ClientConfig: the settings of a client, with RocketMQ's keys and defaults where it has them."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from rmq.config import at_least, between, setting
+
+KIB = 1024
+MIB = 1024 * KIB
+
+
+@frozen(kw_only=True)
+class ClientConfig:
+    """Settings of a client; `rmq.connect(..., config=ClientConfig(...))`. Times are in ms, sizes in
+    bytes."""
+
+    # --- the client ---
+    request_timeout_ms: int = setting(
+        3_000, help="For a request that has no time of its own", unit="ms", java="mqClientApiTimeout"
+    )
+    poll_name_server_interval_ms: int = setting(
+        30_000,
+        help="Routes are asked for again",
+        unit="ms",
+        java="pollNameServerInterval",
+        validator=at_least(10),
+    )
+    heartbeat_interval_ms: int = setting(
+        30_000,
+        help="Every broker is told who we are",
+        unit="ms",
+        java="heartbeatBrokerInterval",
+        validator=at_least(10),
+    )
+    shutdown_timeout_ms: int = setting(
+        5_000, help="Leaving may take so long: running sends and deliveries, offsets, goodbyes", unit="ms"
+    )
+
+    # --- producers ---
+    send_timeout_ms: int = setting(
+        3_000, help="One send, with all its retries", unit="ms", java="sendMsgTimeout", validator=at_least(1)
+    )
+    retry_times: int = setting(
+        2,
+        help="Further attempts of a send after the first, on other brokers where there are any",
+        java="retryTimesWhenSendFailed",
+        validator=between(0, 100),
+    )
+    max_message_size: int = setting(
+        4 * MIB, help="A longer body, or batch, is refused before it is sent", unit="bytes"
+    )
+    compress_over: int = setting(
+        4 * KIB,
+        help="A body of this length or more is compressed; 0 never",
+        unit="bytes",
+        java="compressMsgBodyOverHowmuch",
+        validator=at_least(0),
+    )
+    compress_level: int = setting(
+        5, help="zlib's level, 1 fast to 9 small", java="compressLevel", validator=between(0, 9)
+    )
+    avoid_slow_brokers: bool = setting(
+        True,
+        help="Brokers that failed or answered slowly are avoided for a while",
+        java="sendLatencyFaultEnable",
+    )
+    default_topic_queue_nums: int = setting(
+        4, help="Queues of a topic that the broker makes on the first send", validator=at_least(1)
+    )
+
+    # --- consumers ---
+    rebalance_interval_ms: int = setting(
+        20_000, help="Queues are shared out again, also without a notice", unit="ms", validator=at_least(10)
+    )
+    commit_interval_ms: int = setting(
+        5_000,
+        help="Consumed offsets are told to the brokers",
+        unit="ms",
+        java="persistConsumerOffsetInterval",
+        validator=at_least(10),
+    )
+    pull_batch_size: int = setting(
+        32, help="Messages asked for in one pull; the broker may give fewer", validator=between(1, 1024)
+    )
+    pull_suspend_ms: int = setting(
+        15_000, help="A broker may hold a pull that finds nothing for so long", unit="ms"
+    )
+    pull_timeout_ms: int = setting(30_000, help="A pull that is not answered by then has failed", unit="ms")
+    pull_retry_delay_ms: int = setting(
+        3_000,
+        help="Wait after a failed pull",
+        unit="ms",
+        java="pullTimeDelayMillsWhenException",
+        validator=at_least(1),
+    )
+    queue_max_messages: int = setting(
+        1_000,
+        help="Messages of one queue that are not consumed yet; then it is not pulled",
+        java="pullThresholdForQueue",
+        validator=at_least(1),
+    )
+    queue_max_bytes: int = setting(
+        100 * MIB,
+        help="The same in bytes",
+        unit="bytes",
+        java="pullThresholdSizeForQueue",
+        validator=at_least(1),
+    )
+    queue_max_span: int = setting(
+        2_000,
+        help="Distance of the newest pulled message of a queue to the oldest that is not consumed",
+        java="consumeConcurrentlyMaxSpan",
+        validator=at_least(1),
+    )
+    total_max_messages: int = setting(
+        64_000, help="Messages of all queues of a consumer that are not consumed yet", validator=at_least(1)
+    )
+    total_max_bytes: int = setting(512 * MIB, help="The same in bytes", unit="bytes", validator=at_least(1))
+    max_reconsume_times: int = setting(
+        16, help="Deliveries of a failing message before it goes to the dead letters", validator=at_least(0)
+    )
+    redelivery_delay_ms: int = setting(
+        5_000,
+        help="Wait before a message is delivered again that could not be sent back or was cancelled",
+        unit="ms",
+        validator=at_least(1),
+    )

@@ -1,0 +1,160 @@
+"""Which member of a group consumes which queues. Pure.
+
+A strategy is a function of (queues, clients, client): all queues of a topic, all client ids of the group,
+and the client that asks; it returns this client's queues. Every member computes it for itself from the same
+sorted lists, so all must use the same one; each gives what RocketMQ's strategy of that name gives, queue by
+queue. A client that is not in the list gets none."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from attrs import frozen
+
+from rmq.message import MessageQueue
+
+T = TypeVar("T")
+
+Strategy = Callable[[Sequence[MessageQueue], Sequence[str], str], list[MessageQueue]]
+
+
+def averagely(queues: Sequence[MessageQueue], clients: Sequence[str], client: str) -> list[MessageQueue]:
+    """Equal shares of neighbouring queues; the first clients get the odd ones. RocketMQ's default."""
+    if client not in clients:
+        return []
+    index = clients.index(client)
+    share, odd = divmod(len(queues), len(clients))
+    start = index * share + min(index, odd)
+    return list(queues[start : start + share + (index < odd)])
+
+
+def averagely_by_circle(
+    queues: Sequence[MessageQueue], clients: Sequence[str], client: str
+) -> list[MessageQueue]:
+    """Queues are dealt out like cards, one to each client in turn."""
+    return list(queues[clients.index(client) :: len(clients)]) if client in clients else []
+
+
+def consistent_hash(
+    queues: Sequence[MessageQueue], clients: Sequence[str], client: str, *, points: int = 10
+) -> list[MessageQueue]:
+    """Clients and queues lie on a ring of MD5 hashes; a queue goes to the next client on it.
+
+    Few queues move when a client comes or goes; shares are less even. `points` is a client's number of
+    places."""
+    if client not in clients:
+        return []
+    ring = {_hash(f"{member}-{index}"): member for member in clients for index in range(points)}
+    places = sorted(ring)
+    return [queue for queue in queues if places and ring[_next(places, _hash(_text(queue)))] == client]
+
+
+def _next(places: Sequence[int], place: int) -> int:
+    return places[bisect_left(places, place) % len(places)]
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
+
+
+def _text(queue: MessageQueue) -> str:
+    return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
+
+
+def machine_room(rooms: Iterable[str]) -> Strategy:
+    """Only queues of brokers named ``room@name`` with a room of `rooms` are consumed, in equal shares.
+
+    The odd queues are the last ones here, one to each of the first clients.
+    """
+    return partial(_machine_room, frozenset(rooms))
+
+
+def _machine_room(
+    rooms: frozenset[str], queues: Sequence[MessageQueue], clients: Sequence[str], client: str
+) -> list[MessageQueue]:
+    if client not in clients:
+        return []
+    here = [queue for queue in queues if _room_of(queue.broker_name) in rooms]
+    index = clients.index(client)
+    share = len(here) // len(clients)
+    odd = here[share * len(clients) :]
+    return here[index * share : (index + 1) * share] + odd[index : index + 1]
+
+
+def _room_of(broker_name: str) -> str | None:
+    room, *rest = broker_name.split("@")
+    return room if len(rest) == 1 else None
+
+
+def machine_room_nearby(
+    inner: Strategy, broker_room: Callable[[MessageQueue], str], client_room: Callable[[str], str]
+) -> Strategy:
+    """Queues go, by `inner`, to the clients of their own room; those of a room without clients go to all.
+
+    `broker_room` and `client_room` tell the rooms; an empty answer is a ValueError.
+    """
+    return partial(_machine_room_nearby, inner, broker_room, client_room)
+
+
+def _machine_room_nearby(
+    inner: Strategy,
+    broker_room: Callable[[MessageQueue], str],
+    client_room: Callable[[str], str],
+    queues: Sequence[MessageQueue],
+    clients: Sequence[str],
+    client: str,
+) -> list[MessageQueue]:
+    if client not in clients:
+        return []
+    queues_in = _grouped(queues, broker_room)
+    clients_in = _grouped(clients, client_room)
+    home = client_room(client)
+    result = inner(queues_in[home], clients_in[home], client) if home in queues_in else []
+    for room in sorted(queues_in.keys() - clients_in.keys()):
+        result += inner(queues_in[room], clients, client)
+    return result
+
+
+def _grouped(items: Sequence[T], room_of: Callable[[T], str]) -> dict[str, list[T]]:
+    rooms: dict[str, list[T]] = {}
+    for item in items:
+        room = room_of(item)
+        if not room:
+            raise ValueError(f"no machine room for {item}")
+        rooms.setdefault(room, []).append(item)
+    return rooms
+
+
+def by_config(mine: Iterable[MessageQueue]) -> Strategy:
+    """The queues that were written down for this client, whatever the others do."""
+    chosen = list(mine)
+    return lambda queues, clients, client: list(chosen)
+
+
+@frozen
+class Change:
+    """What a new assignment of a topic changes: queues to begin with, queues to give up."""
+
+    added: list[MessageQueue]
+    removed: list[MessageQueue]
+
+
+def difference(held: Iterable[MessageQueue], assigned: Iterable[MessageQueue]) -> Change:
+    """How to come from the queues that are held to those that are assigned, in sorted order."""
+    before, after = set(held), set(assigned)
+    return Change(added=sorted(after - before), removed=sorted(before - after))
+
+
+def plan(
+    strategy: Strategy,
+    queues: Iterable[MessageQueue],
+    clients: Iterable[str],
+    client: str,
+    held: Iterable[MessageQueue],
+) -> Change:
+    """Sort what came in, as every member must, share it out, and compare with what is held."""
+    return difference(held, strategy(sorted(queues), sorted(set(clients)), client))

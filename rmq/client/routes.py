@@ -1,0 +1,225 @@
+"""Routes: where a topic's queues are, which queue a message goes to, and which brokers to avoid for now.
+Pure.
+
+Times are seconds of any clock that does not run backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, zip_longest
+
+from attrs import define, field, frozen
+
+from rmq.errors import RemoteProtocolError
+from rmq.message import MessageQueue, java_hash
+from rmq.protocol.bodies import QueueData, TopicRouteData
+from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
+
+MAX_QUEUES = 1 << 16
+"""More queues of a topic than this on one broker are nonsense from a name server."""
+
+
+@frozen
+class Route:
+    """What a client needs to know of a topic's route."""
+
+    topic: str
+    publish_queues: tuple[MessageQueue, ...]
+    """Queues that can be written, in RocketMQ's order, on which sharding keys rest."""
+    subscribe_queues: tuple[MessageQueue, ...]
+    """Queues that can be read."""
+    brokers: dict[str, dict[int, str]]
+    """Broker name -> broker id -> address."""
+
+    @classmethod
+    def of(cls, topic: str, data: TopicRouteData) -> Route:
+        """Read a name server's answer. Raises RemoteProtocolError when it makes no sense."""
+        brokers = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
+        for queues in data.queue_datas:
+            if max(queues.read_queue_nums, queues.write_queue_nums) > MAX_QUEUES:
+                raise RemoteProtocolError(
+                    f"route of {topic}: more than {MAX_QUEUES} queues on {queues.broker_name}"
+                )
+        by_name = sorted(data.queue_datas, key=lambda queues: queues.broker_name)
+        if data.order_topic_conf:
+            publish = _order_queues(topic, data.order_topic_conf)
+        else:
+            publish = tuple(chain.from_iterable(_writable(topic, queues, brokers) for queues in by_name))
+        readable = (queues for queues in by_name if queues.perm & PERM_READ)
+        subscribe = (_numbered(topic, queues.broker_name, queues.read_queue_nums) for queues in readable)
+        return cls(topic, publish, tuple(chain.from_iterable(subscribe)), brokers)
+
+    def renamed(self, topic: str, queue_nums: int) -> Route:
+        """This route as that of `topic`, which a broker is to make with at most `queue_nums` queues."""
+
+        def moved(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+            return tuple(
+                MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < queue_nums
+            )
+
+        return Route(topic, moved(self.publish_queues), moved(self.subscribe_queues), self.brokers)
+
+
+def _numbered(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
+    return [MessageQueue(topic, broker_name, number) for number in range(count)]
+
+
+def _writable(topic: str, queues: QueueData, brokers: dict[str, dict[int, str]]) -> list[MessageQueue]:
+    if queues.perm & PERM_WRITE and MASTER_ID in brokers.get(queues.broker_name, {}):
+        return _numbered(topic, queues.broker_name, queues.write_queue_nums)
+    return []
+
+
+def _order_queues(topic: str, text: str) -> tuple[MessageQueue, ...]:
+    """Queues of an ordered topic, written down as ``broker:count;broker:count``."""
+    queues: list[MessageQueue] = []
+    for item in filter(None, text.split(";")):
+        broker_name, _, count = item.partition(":")
+        if not (count.isascii() and count.isdigit() and int(count) <= MAX_QUEUES):
+            raise RemoteProtocolError(
+                f"route of {topic}: the order configuration {text[:80]!r} cannot be read"
+            )
+        queues += _numbered(topic, broker_name, int(count))
+    return tuple(queues)
+
+
+def select_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
+    """The queue of a sharding key: the same one that a Java producer chooses, as long as the queues
+    stay."""
+    # Java: the absolute value of the remainder, which has the hash's sign; so also for the smallest int.
+    return queues[abs(java_hash(sharding_key)) % len(queues)]
+
+
+@define(eq=False)
+class Rotation:
+    """Takes the writable queues of a topic in turn, over brokers first, so that neighbours in time go to
+    different brokers."""
+
+    route: Route
+    _order: tuple[MessageQueue, ...] = field(init=False)
+    _at: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        by_broker: dict[str, list[MessageQueue]] = {}
+        for queue in self.route.publish_queues:
+            by_broker.setdefault(queue.broker_name, []).append(queue)
+        self._order = tuple(q for row in zip_longest(*by_broker.values()) for q in row if q is not None)
+
+    def next(self, avoid: Collection[str] = ()) -> MessageQueue:
+        """The next queue that is on none of the brokers to avoid; if there is none, the next queue."""
+        order, at = self._order, self._at
+        self._at = at + 1
+        if avoid:
+            for step in range(len(order)):
+                queue = order[(at + step) % len(order)]
+                if queue.broker_name not in avoid:
+                    self._at = at + step + 1
+                    return queue
+        return order[at % len(order)]
+
+    @property
+    def broker_names(self) -> set[str]:
+        """The brokers that can be written to."""
+        return {queue.broker_name for queue in self._order}
+
+
+SLOW = ((3.0, 30.0), (1.0, 10.0), (0.55, 5.0))
+"""A send that took this long: avoid its broker for so many seconds."""
+FAILED_SECONDS = 5.0
+"""The first failure: avoid the broker for so long; each further one in a row doubles it."""
+FAILED_MOST_SECONDS = 60.0
+
+
+@define(eq=False)
+class Health:
+    """Brokers to avoid for a while, because they failed or were slow.
+
+    RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; these here are
+    shorter, so that a hiccup does not take a broker out for long: a slow answer costs 5 to 30 s, failures
+    in a row 5, 10, 20 ... 60 s, and one quick success forgives all. Where every broker is to be avoided,
+    none is."""
+
+    _until: dict[str, float] = field(factory=dict)
+    _failures: dict[str, int] = field(factory=dict)
+
+    def succeeded(self, broker_name: str, seconds: float, now: float) -> None:
+        """A send to the broker took `seconds`."""
+        if seconds < SLOW[-1][0]:
+            if self._until:
+                self._until.pop(broker_name, None)
+                self._failures.pop(broker_name, None)
+            return
+        self._failures.pop(broker_name, None)
+        self._until[broker_name] = now + next(avoid for least, avoid in SLOW if seconds >= least)
+
+    def failed(self, broker_name: str, now: float) -> None:
+        """The broker could not be reached, did not answer or refused for reasons of its own."""
+        failures = self._failures.get(broker_name, 0)
+        self._failures[broker_name] = failures + 1
+        self._until[broker_name] = now + min(FAILED_SECONDS * 2.0 ** min(failures, 10), FAILED_MOST_SECONDS)
+
+    def avoided(self, now: float) -> Collection[str]:
+        """The names of the brokers to avoid now."""
+        if not self._until:
+            return ()
+        for name in [name for name, until in self._until.items() if until <= now]:
+            del self._until[name]
+        return self._until.keys()
+
+
+@define(eq=False)
+class RouteTable:
+    """All routes that a client knows, and the brokers in them."""
+
+    _rotations: dict[str, Rotation] = field(factory=dict)
+    _brokers: dict[str, dict[int, str]] = field(factory=dict)
+
+    def get(self, topic: str) -> Rotation | None:
+        return self._rotations.get(topic)
+
+    def topics(self) -> list[str]:
+        return list(self._rotations)
+
+    def put(self, route: Route) -> bool:
+        """Take a route; returns whether it is new or another than before."""
+        known = self._rotations.get(route.topic)
+        if known is not None and known.route == route:
+            return False
+        self._rotations[route.topic] = Rotation(route)
+        self._collect()
+        return True
+
+    def remove(self, topic: str) -> None:
+        """Forget a topic's route."""
+        if self._rotations.pop(topic, None) is not None:
+            self._collect()
+
+    def _collect(self) -> None:
+        brokers: dict[str, dict[int, str]] = {}
+        for rotation in self._rotations.values():
+            brokers.update(rotation.route.brokers)
+        self._brokers = brokers
+
+    def master(self, broker_name: str) -> str | None:
+        """The address that a broker name is written to."""
+        return self._brokers.get(broker_name, {}).get(MASTER_ID)
+
+    def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
+        """(id, address) of the broker to read from: `broker_id` if it is there, else the master, else
+        any."""
+        addresses = self._brokers.get(broker_name, {})
+        for wanted in (broker_id, MASTER_ID, *sorted(addresses)):
+            if wanted in addresses:
+                return wanted, addresses[wanted]
+        return None
+
+    def addresses(self, *, slaves: bool) -> list[str]:
+        """All brokers, or all masters, each once."""
+        found = (
+            address
+            for by_id in self._brokers.values()
+            for broker_id, address in by_id.items()
+            if slaves or broker_id == MASTER_ID
+        )
+        return list(dict.fromkeys(found))

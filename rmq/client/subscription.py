@@ -1,0 +1,70 @@
+"""What a consumer wants of a topic: all, some tags, or what an SQL92 expression says. Pure.
+
+{"Orders": "*"}                          all messages
+{"Orders": "paid || refunded"}           messages with one of these tags
+{"Orders": rmq.sql("amount > 100")}      messages whose properties fit; evaluated by the broker
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from rmq.errors import ConfigError
+from rmq.message import java_hash, retry_topic, validate_topic
+from rmq.protocol.bodies import SubscriptionData
+
+ALL = "*"
+
+
+@frozen
+class Sql:
+    """An SQL92 filter expression; made by `sql`."""
+
+    expression: str
+
+
+def sql(expression: str) -> Sql:
+    """Subscribe by an SQL92 expression over message properties. Raises ConfigError when it is empty."""
+    if not expression.strip():
+        raise ConfigError("subscription", expression, "an SQL92 expression, such as amount > 100")
+    return Sql(expression)
+
+
+def subscription(topic: str, wanted: str | Sql, version: int) -> SubscriptionData:
+    """The subscription to one topic. `version` (ms) tells the broker which of two is newer.
+
+    Raises InvalidName for the topic, ConfigError for an expression without any tag.
+    """
+    validate_topic(topic)
+    if isinstance(wanted, Sql):
+        return SubscriptionData(
+            topic=topic, sub_string=wanted.expression, sub_version=version, expression_type="SQL92"
+        )
+    if wanted.strip() in ("", ALL):
+        return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
+    tags = frozenset(filter(None, (part.strip() for part in wanted.split("||"))))
+    if not tags:
+        raise ConfigError(
+            f"subscription to {topic}", wanted, "'*', tags such as 'paid || refunded', or rmq.sql(...)"
+        )
+    return SubscriptionData(
+        topic=topic,
+        sub_string=wanted,
+        tags_set=tags,
+        code_set=frozenset(map(java_hash, tags)),
+        sub_version=version,
+    )
+
+
+def subscriptions(
+    topics: Mapping[str, str | Sql], group: str, version: int, *, retry: bool
+) -> dict[str, SubscriptionData]:
+    """All subscriptions of a group; with `retry` also that to its retry topic. Raises as `subscription`."""
+    if not topics:
+        raise ConfigError("topics", topics, "at least one topic, such as {'Orders': '*'}")
+    wanted = dict(topics)
+    if retry:
+        wanted[retry_topic(group)] = ALL
+    return {topic: subscription(topic, expression, version) for topic, expression in wanted.items()}
