@@ -60,7 +60,7 @@ def interop(session: nox.Session) -> None:
 def bench(session: nox.Session) -> None:
     """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
     session.install("-e", ".[fast,codecs]")
-    session.run("python", "benchmarks/side_by_side.py", *session.posargs)
+    session.run("python", "-m", "benchmarks.side_by_side", *session.posargs)
 
 
 @nox.session

@@ -74,7 +74,7 @@ def free_port() -> int:
         return port
 
 
-def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:
     """Polls until `condition()` is true and returns its value; raises TimeoutError naming `what`."""
     end = time.monotonic() + seconds
     while True:
@@ -83,7 +83,7 @@ def wait_until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
             return value
         if time.monotonic() > end:
             raise TimeoutError(f"{what}: not within {seconds:.0f} s")
-        time.sleep(0.05)
+        time.sleep(every)
 
 
 def answers(port: int) -> bool:
@@ -125,6 +125,9 @@ class Process:
                 cwd=log.parent,
                 start_new_session=True,
             )
+        self.port = 0
+        self.started_at = time.monotonic()
+        self.seconds_to_port = 0.0
         self.lines: list[str] = []
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -218,8 +221,10 @@ class Java:
 class Processes:
     """Starts processes under one folder; the end of its `with` block kills what is left of them."""
 
-    def __init__(self, java: Java, folder: pathlib.Path) -> None:
+    def __init__(self, java: Java, folder: pathlib.Path, *, broker_heap: str = "512m") -> None:
         self.java = java
+        self.broker_heap = broker_heap
+        self.pin = ""  # a core number: what starts from now on is bound to it
         self.folder = folder
         self.started: list[Process] = []
         self.home = folder / "home"
@@ -238,19 +243,27 @@ class Processes:
 
     def start(self, command: list[str], name: str, *, env: Mapping[str, str] | None = None) -> Process:
         """Starts a command; its error output goes to logs/NAME.log."""
-        process = Process(command, self.folder / "logs" / f"{len(self.started)}-{name}.log", env=env)
+        process = Process(
+            self.pinned(command), self.folder / "logs" / f"{len(self.started)}-{name}.log", env=env
+        )
         self.started.append(process)
         return process
+
+    def pinned(self, command: list[str]) -> list[str]:
+        """The command, bound to the core `pin` when one is set."""
+        return ["taskset", "-c", self.pin, *command] if self.pin else command
 
     def serve(self, command: list[str], name: str, port: int, seconds: float = 60) -> Process:
         """Starts a server and waits until its port answers."""
         process = self.start(command, name)
+        process.port = port
         try:
-            wait_until(lambda: answers(port) or process.child.poll() is not None, seconds, name)
+            wait_until(lambda: answers(port) or process.child.poll() is not None, seconds, name, every=0.01)
         except TimeoutError:
             process.kill()
         if process.child.poll() is not None:
             raise StartFailed(f"{name} ended: {process.said()}")
+        process.seconds_to_port = time.monotonic() - process.started_at
         return process
 
     def write_settings(self, name: str, settings: Mapping[str, str]) -> pathlib.Path:
@@ -275,7 +288,7 @@ class Processes:
         path, port = self.broker_settings(store, settings)
         arguments = ("-n", namesrv, "-c", str(path))
         command = self.java.command(
-            "org.apache.rocketmq.broker.BrokerStartup", *arguments, heap="512m", home=self.home
+            "org.apache.rocketmq.broker.BrokerStartup", *arguments, heap=self.broker_heap, home=self.home
         )
         return self.serve_registered(command, "java-broker", port, namesrv)
 
