@@ -1,0 +1,78 @@
+"""Addresses: ``host:port`` with an optional scheme, IPv6 hosts in brackets."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import attrs
+
+from rmq.errors import ConfigError
+
+SCHEMES = ("tcp", "tls", "ws", "wss")
+_EXPECTED = "host:port or [IPv6]:port, optionally with tcp://, tls://, ws:// or wss:// before it"
+
+
+@attrs.frozen
+class Address:
+    """Where a peer is and how it is spoken to.
+
+    `scheme` is one of ``tcp``, ``tls``, ``ws``, ``wss``; `host` has no brackets; `port` 0 means "any free
+    port" to a listener.
+    """
+
+    host: str
+    port: int
+    scheme: str = "tcp"
+
+    @property
+    def secure(self) -> bool:
+        """Whether TLS is asked for by the scheme."""
+        return self.scheme in ("tls", "wss")
+
+    @property
+    def websocket(self) -> bool:
+        return self.scheme in ("ws", "wss")
+
+    @property
+    def literal(self) -> bool:
+        """Whether the host is an IP address, so that no name has to be looked up."""
+        return is_literal(self.host)
+
+    @property
+    def plain(self) -> str:
+        """The address without its scheme."""
+        return join_address(self.host, self.port)
+
+    def __str__(self) -> str:
+        return self.plain if self.scheme == "tcp" else f"{self.scheme}://{self.plain}"
+
+
+def split_address(text: str) -> Address:
+    """Read an address; raises ConfigError when it is not one. Does not look names up."""
+    scheme, mark, rest = text.strip().rpartition("://")
+    scheme = scheme.lower() if mark else "tcp"
+    host, colon, port = rest.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        valid = is_literal(host) and ":" in host
+    else:
+        valid = bool(host) and ":" not in host and "/" not in host
+    if not (
+        valid and colon and scheme in SCHEMES and port.isascii() and port.isdigit() and int(port) < 65536
+    ):
+        raise ConfigError("address", text, _EXPECTED)
+    return Address(host, int(port), scheme)
+
+
+def join_address(host: str, port: int) -> str:
+    """The text form of a host and a port; IPv6 hosts get brackets, scope ids stay."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_literal(host: str) -> bool:
+    """Whether `host` is an IP address, so that no name has to be looked up."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,398 @@
+"""Connection: one peer, both ways: calls, one-way notices, requests to answer.
+
+How bytes move. The reader waits until the stream is readable, reads one chunk, decodes it, wakes the calls
+whose responses came, hands all requests of the chunk to the endpoint in one call, and then sends everything
+that gathered in the outbox itself: two loop operations for a chunk, none for a message. When the peer does
+not take it all, the reader waits until it does, so a peer that does not read is not read from. A writer
+task exists only once something was written outside the endpoint's `handle` (a late reply), and wakes only
+for that. Deadlines of calls sit in the table of calls in flight; one task, asleep until the earliest of
+them, serves them all.
+
+Runs on trio and on asyncio.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+import trio
+
+from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
+from rmq.protocol.codes import FLAG_RESPONSE
+from rmq.protocol.command import Command, Decoder, encode
+from rmq.remoting.limits import Limits
+from rmq.remoting.loop import Waiter, current_loop
+from rmq.remoting.outbox import Outbox
+from rmq.remoting.stream import Buffer, Stream
+from rmq.remoting.tasks import bare_errors
+
+log = logging.getLogger(__name__)
+
+FIRST_READ_BYTES = 64 * 1024
+"""Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
+
+_LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
+
+
+class Endpoint(Protocol):
+    """Who answers the requests of a connection: broker, name server, client."""
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
+
+        Must not block. An exception other than RemoteProtocolError is a bug and ends the service.
+        """
+
+    def closed(self, connection: Connection) -> None:
+        """The connection has ended; called once for each that ran."""
+
+
+class Connection:
+    """One peer over one stream.
+
+    `state` is for the owner (a client id, a session). `active_at` is when bytes last moved, in the loop's
+    seconds.
+    """
+
+    def __init__(
+        self, stream: Stream, endpoint: Endpoint, *, limits: Limits | None = None, first: bytes = b""
+    ) -> None:
+        """`first` is what was already read from the stream, to find out what it carries."""
+        loop = current_loop()
+        self.peer_address = stream.peer
+        self.local_address = stream.local
+        self.state: dict[str, Any] = {}
+        self.closed = False
+        self.reason = ""
+        self.heard = False  # whether a whole frame ever came: tells a peer that works from one that hangs up
+        self.active_at = loop.now()
+        self._now: Callable[[], float] = loop.now
+        self._new_waiter = loop.waiter
+        self._limits = limits or Limits()
+        self._stream = stream
+        self._endpoint = endpoint
+        self._first = first
+        self._decoder = Decoder(self._limits.frame_bytes)
+        self._half_since = math.inf  # when the frame began that is not complete yet
+        self._outbox = Outbox()
+        self._handling = False  # inside endpoint.handle: the reader will send
+        self._eager = True  # the next write may be sent at once instead of being gathered
+        self._sending = anyio.Lock(fast_acquire=True)  # held by whoever waits for the peer to take bytes
+        self._blocked = False  # the same, cheaper to ask
+        self._torn = False  # a send that did not end: what follows would not be understood
+        self._in_flight: dict[int, tuple[Waiter, float, int, float]] = {}
+        self._room: anyio.Event | None = None
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._late: Waiter | None = None  # the writer, when it sleeps
+        self._writer_runs = False
+        self._timer_at = math.inf
+        self._timer: anyio.CancelScope | None = None
+        self._cause: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.local_address} to {self.peer_address}{' closed' if self.closed else ''}>"
+
+    # --- for everybody ----------------------------------------------------------------------------
+
+    async def call(self, command: Command, timeout: float) -> Command:
+        """Send a request and return its response, whatever its code.
+
+        Raises RequestTimeout after `timeout` seconds and ConnectionLost when the connection ends first; in
+        both cases the peer may have acted on the request. Cancelled: the request may have been sent; its
+        response is dropped.
+        """
+        if len(self._in_flight) >= self._limits.in_flight or self._outbox.size > self._limits.busy_bytes:
+            timeout = await self._wait_for_room(command, timeout)
+        if self.closed:
+            raise ConnectionLost(self.peer_address, self._cause or self.reason)
+        opaque = command.opaque
+        if opaque in self._in_flight:
+            raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
+        self._outbox.add(encode(command))
+        waiter = self._new_waiter()
+        now = self._now()
+        self.active_at = now
+        deadline = now + timeout
+        self._in_flight[opaque] = (waiter, deadline, command.code, timeout)
+        try:
+            if deadline < self._timer_at:
+                self._wake_at(deadline)
+            self._send_soon()
+            response: Command = await waiter.wait()
+            return response
+        finally:
+            entry = self._in_flight.get(opaque)
+            if entry is not None and entry[0] is waiter:
+                del self._in_flight[opaque]
+            if self._room is not None:
+                self._make_room()
+
+    def notify(self, command: Command) -> None:
+        """Send a one-way request, soon. Dropped when the connection has ended."""
+        self.write(encode(command))
+
+    def reply(self, response: Command) -> None:
+        """Send a response, soon. Dropped when the connection has ended."""
+        self.write(encode(response))
+
+    def write(self, frame: Buffer | Sequence[Buffer]) -> None:
+        """Send an encoded frame, or frames, given as one buffer or as several in a row; large ones are not
+        copied.
+
+        Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read.
+        """
+        if self.closed:
+            return
+        self._outbox.add(frame)
+        if self._outbox.size > self._limits.outbox_bytes:
+            self._overflow()
+        elif not self._handling:
+            self._send_late()
+
+    def close(self, reason: str = "closed by this side", cause: BaseException | None = None) -> None:
+        """End it soon: calls in flight get ConnectionLost now; what waits is sent if the peer still reads."""
+        if self.closed:
+            return
+        self.closed = True
+        self.reason = reason
+        self._cause = cause
+        for waiter, *_ in list(self._in_flight.values()):
+            waiter.fail(ConnectionLost(self.peer_address, cause or reason))
+        if self._room is not None:
+            self._room.set()
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    async def room(self) -> None:
+        """Return once the outbox is short enough for more; for those who send without waiting for answers."""
+        while self._outbox.size > self._limits.busy_bytes and not self.closed:
+            await self._next_room()
+
+    def expire(self, now: float) -> None:
+        """Close it if it was idle too long or its peer does not finish a frame. Owners call it often."""
+        if now - self._half_since > self._limits.frame_seconds:
+            self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
+            log.warning("closing %s: %s", self.peer_address, self.reason)
+        elif now - self.active_at > self._limits.idle_seconds and not self._in_flight:
+            self.close(f"idle for {self._limits.idle_seconds:g} s")
+            log.info("closing %s: %s", self.peer_address, self.reason)
+
+    async def run(self) -> None:
+        """Serve the connection until it ends, then close the stream and tell the endpoint.
+
+        Expected ends (peer gone, nonsense from the peer, `close`) are logged, not raised. Cancelled: ends
+        the same way.
+        """
+        try:
+            with bare_errors():
+                async with anyio.create_task_group() as self._tasks:
+                    if self._in_flight:  # calls that came before run()
+                        self._wake_at(min(deadline for _, deadline, _, _ in self._in_flight.values()))
+                    if not self.closed:
+                        await self._read()
+                    self._tasks.cancel_scope.cancel()
+        finally:
+            self.close("cancelled")
+            try:
+                self._endpoint.closed(self)
+            finally:
+                await self._say_goodbye()
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        try:
+            self._received(self._first)
+            self._first = b""
+            receive, outbox, most = self._stream.receive_some, self._outbox, self._limits.receive_bytes
+            wanted = min(FIRST_READ_BYTES, most)
+            while True:
+                if outbox.size and not self._flush_now():
+                    await self._flush()
+                # The data gets no name: while we wait, nobody need hold the chunk that was read before.
+                size = self._received(await receive(wanted))
+                if not size:
+                    break
+                wanted = most if size == wanted else min(FIRST_READ_BYTES, most)
+            self._end("closed by the peer", None)
+        except _LOST as error:
+            self._end(f"lost: {error}", error)
+        except RemoteProtocolError as error:
+            log.warning("closing %s: %s", self.peer_address, error)
+            self.close(str(error), error)
+
+    def _received(self, data: bytes | bytearray) -> int:
+        if not data:
+            return 0
+        self.active_at = now = self._now()
+        commands = self._decoder.feed(bytes(data))
+        if commands:
+            self._half_since = math.inf
+            self.heard = True
+            requests = self._answered(commands)
+            if requests:
+                self._handling = True
+                try:
+                    self._endpoint.handle(requests, self)
+                finally:
+                    self._handling = False
+        elif self._half_since == math.inf:
+            self._half_since = now
+        return len(data)
+
+    def _answered(self, commands: list[Command]) -> list[Command]:
+        """Wake the calls whose responses are here; returns the requests."""
+        requests = [command for command in commands if not command.flag & FLAG_RESPONSE]
+        responses = len(commands) - len(requests)
+        if responses:
+            for command in commands:
+                if command.flag & FLAG_RESPONSE:
+                    entry = self._in_flight.pop(command.opaque, None)
+                    if entry is None:
+                        log.debug("%s: late response to request %d", self.peer_address, command.opaque)
+                    else:
+                        entry[0].resolve(command)
+        # Answers that come in bunches are followed by requests in bunches: then gather them first.
+        self._eager = responses < 2
+        return requests
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def _send_soon(self) -> None:
+        """Send at once if this is likely to be the only write for now, else let more gather."""
+        if self._eager:
+            self._eager = False
+            try:
+                if self._flush_now():
+                    return
+            except _LOST as error:
+                self._end(f"lost: {error}", error)
+                return
+        self._send_late()
+
+    def _send_late(self) -> None:
+        if self._late is not None:
+            self._late.resolve(None)
+            self._late = None
+        elif not self._writer_runs and self._tasks is not None:
+            self._writer_runs = True
+            self._tasks.start_soon(self._write)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                if self._outbox.size and not self._flush_now():
+                    await self._flush()
+                self._late = self._new_waiter()
+                await self._late.wait()
+        except _LOST as error:
+            self._end(f"lost: {error}", error)
+
+    def _flush_now(self) -> bool:
+        """Send the outbox without waiting; False when something is left for `_flush`."""
+        if self._blocked:
+            return False
+        outbox = self._outbox
+        outbox.drop(self._stream.send_now(outbox.pieces()))
+        if outbox.size:
+            return False
+        if self._room is not None:
+            self._make_room()
+        return True
+
+    async def _flush(self) -> None:
+        """Send the outbox, waiting for the peer to take it and for others who do the same."""
+        outbox = self._outbox
+        async with self._sending:
+            self._blocked = True
+            try:
+                while outbox.size:
+                    piece = outbox.pieces()[0]
+                    self._torn = True
+                    await self._stream.send_all(piece)
+                    self._torn = False
+                    outbox.drop(len(piece))
+                    self.active_at = self._now()
+            finally:
+                self._blocked = False
+        if self._room is not None:
+            self._make_room()
+
+    def _overflow(self) -> None:
+        waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
+        reason = f"its peer does not read: {waiting}"
+        log.warning("closing %s: %s", self.peer_address, reason)
+        self._outbox.clear()
+        self.close(reason)
+
+    # --- room and deadlines -----------------------------------------------------------------------
+
+    async def _wait_for_room(self, command: Command, timeout: float) -> float:
+        """Wait until a call may start; returns what is left of its timeout."""
+        deadline = self._now() + timeout
+        with anyio.move_on_after(timeout) as scope:
+            while not self.closed and (
+                len(self._in_flight) >= self._limits.in_flight or self._outbox.size > self._limits.busy_bytes
+            ):
+                await self._next_room()
+        if scope.cancelled_caught:
+            raise RequestTimeout(self.peer_address, command.code, timeout)
+        return deadline - self._now()
+
+    async def _next_room(self) -> None:
+        if self._room is None:
+            self._room = anyio.Event()
+        await self._room.wait()
+
+    def _make_room(self) -> None:
+        assert self._room is not None
+        self._room.set()
+        self._room = None
+
+    def _wake_at(self, deadline: float) -> None:
+        if self._tasks is None:
+            return  # run() has not begun; it will look at the table
+        self._timer_at = deadline
+        if self._timer is None:
+            self._timer = anyio.CancelScope(deadline=deadline)
+            self._tasks.start_soon(self._time)
+        else:
+            self._timer.deadline = deadline
+
+    async def _time(self) -> None:
+        """Fail the calls whose time is over. Sleeps until the earliest deadline of them all."""
+        while True:
+            self._timer = anyio.CancelScope(deadline=self._timer_at)
+            with self._timer:
+                await anyio.sleep_forever()
+            now = self._now()
+            self._timer_at = math.inf
+            for opaque, (waiter, deadline, code, seconds) in list(self._in_flight.items()):
+                if deadline <= now:
+                    del self._in_flight[opaque]
+                    waiter.fail(RequestTimeout(self.peer_address, code, seconds))
+                elif deadline < self._timer_at:
+                    self._timer_at = deadline
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _end(self, reason: str, cause: BaseException | None) -> None:
+        if not self.closed:
+            log.debug("%s: %s", self.peer_address, reason)
+            self._outbox.clear()
+        self.close(reason, cause)
+
+    async def _say_goodbye(self) -> None:
+        """Send what is left if the peer takes it soon, close the stream, and let neither hold us up."""
+        with anyio.move_on_after(self._limits.linger_seconds, shield=True):
+            try:
+                if self._outbox.size and not self._torn and not self._flush_now():
+                    await self._flush()
+            except _LOST as error:
+                log.debug("%s: lost while closing: %s", self.peer_address, error)
+            await self._stream.aclose()

@@ -1,0 +1,122 @@
+"""Network: who can be dialled and where one can listen; plain TCP here, simulated in rmq.testing.
+
+Above a network's raw streams, `open_stream` adds what the address's scheme asks for, so that TLS and
+WebSocket run over every network alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Protocol
+
+import anyio
+import trio
+
+from rmq.errors import ConfigError, ConnectFailed, RmqError
+from rmq.remoting import tcp, websocket
+from rmq.remoting.address import Address, split_address
+from rmq.remoting.limits import Limits
+from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
+
+
+class Network(Protocol):
+    """A way to reach peers by address. Real or simulated."""
+
+    async def dial(self, address: str) -> Stream:
+        """Connect; of the address only host and port count. Raises OSError. Cancelled: nothing stays open."""
+
+    async def listen(self, address: str) -> Listener:
+        """Bind and listen; port 0 takes any free one. Raises PortInUse, OSError."""
+
+
+class TcpNetwork:
+    """The real network."""
+
+    async def dial(self, address: str) -> Stream:
+        return await tcp.dial(split_address(address))
+
+    async def listen(self, address: str) -> Listener:
+        return await tcp.listen(split_address(address))
+
+
+@asynccontextmanager
+async def open_stream(
+    network: Network, address: str, *, tls: TlsContexts | None = None, limits: Limits | None = None
+) -> AsyncIterator[Stream]:
+    """A stream to `address`, through TLS and WebSocket as its scheme says, closed at the end of the block.
+
+    Raises ConnectFailed, which names the stage that failed, also when the stream is not ready within
+    `limits.connect_seconds`. It is a block because a WebSocket reads in a task of its own.
+    """
+    limits = limits or Limits()
+    target = split_address(address)
+    if target.websocket and not trio.lowlevel.in_trio_run():
+        raise ConfigError(
+            "address", address, "host:port or tls://host:port; WebSocket needs trio, this is asyncio"
+        )
+    async with AsyncExitStack() as stack:
+        nursery = None
+        if target.websocket:
+            stack.enter_context(bare_errors())
+            nursery = await stack.enter_async_context(trio.open_nursery())
+        stream = await _Dial(network, target, tls or TlsContexts(TlsConfig())).within(limits, nursery)
+        try:
+            yield stream
+        finally:
+            with anyio.move_on_after(limits.linger_seconds, shield=True):
+                await _closed(stream)
+            if nursery is not None:
+                nursery.cancel_scope.cancel()
+
+
+class _Dial:
+    """One attempt to reach an address; knows which stage it is in."""
+
+    def __init__(self, network: Network, target: Address, tls: TlsContexts) -> None:
+        self._network = network
+        self._target = target
+        self._tls = tls
+        self._stage = ""
+        self._stream: Stream | None = None
+
+    async def within(self, limits: Limits, nursery: trio.Nursery | None) -> Stream:
+        """The stream, ready to use. Raises ConnectFailed; however it fails, nothing stays open."""
+        seconds = limits.connect_seconds
+        try:
+            with anyio.move_on_after(seconds):
+                return await self._run(nursery)
+            raise ConnectFailed(str(self._target), f"{self._stage}: no answer within {seconds:g} s")
+        except BaseException as error:
+            if self._stream is not None:
+                await _closed_at_once(self._stream)
+            if isinstance(error, RmqError) or not isinstance(error, (OSError, trio.BrokenResourceError)):
+                raise
+            raise ConnectFailed(
+                str(self._target), f"{self._stage}: {error or type(error).__name__}"
+            ) from error
+
+    async def _run(self, nursery: trio.Nursery | None) -> Stream:
+        target = self._target
+        self._stage = "looking up the name" if not target.literal else "connecting"
+        self._stream = stream = await self._network.dial(target.plain)
+        if target.secure:
+            self._stage = "TLS handshake"
+            self._stream = stream = await tls_client(stream, self._tls, target.host)
+        if nursery is not None:
+            self._stage = "WebSocket handshake"
+            self._stream = stream = await websocket.connect_websocket(nursery, stream, target.plain)
+        return stream
+
+
+async def _closed(stream: Stream) -> None:
+    with suppress(trio.BrokenResourceError, OSError):  # it is gone either way
+        await stream.aclose()
+
+
+async def _closed_at_once(stream: Stream) -> None:
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await _closed(stream)

@@ -1,0 +1,191 @@
+"""Pool: one connection for each address, dialled when first needed and again, with back-off, when it was
+lost.
+
+Runs on trio and on asyncio.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import NoReturn, Self
+
+import anyio
+import anyio.abc
+import attrs
+
+from rmq.errors import ConnectFailed
+from rmq.protocol.command import Command
+from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.limits import Limits
+from rmq.remoting.loop import current_loop
+from rmq.remoting.network import Network, open_stream
+from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tls import TlsConfig, TlsContexts
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 5.0
+HEALTHY_SECONDS = 1.0
+
+
+@attrs.define(eq=False)
+class _Link:
+    """What is known about one address."""
+
+    address: str
+    connection: Connection | None = None
+    dialled: anyio.Event | None = None  # there while a dial goes on
+    failures: int = 0
+    error: object = None
+    retry_at: float = -1.0
+
+
+class Pool:
+    """Connections by address. `async with Pool(...) as pool:` or, with a task group of one's own, `await
+    tasks.start(pool.run)`; either way no task of it outlives the block.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        endpoint: Endpoint,
+        *,
+        tls: TlsConfig | None = None,
+        limits: Limits | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        """`chance` spreads the pauses between failed dials, so that many clients do not come back at once."""
+        self._network = network
+        self._endpoint = endpoint
+        self._tls = TlsContexts(tls or TlsConfig())
+        self._limits = limits or Limits()
+        self._chance = chance or random.Random()
+        self._links: dict[str, _Link] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._now: Callable[[], float] = lambda: 0.0
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Own the connections until cancelled. An exception from the endpoint comes out of here."""
+        assert self._tasks is None, "a pool runs once"
+        self._now = current_loop().now
+        try:
+            with bare_errors():
+                async with anyio.create_task_group() as self._tasks:
+                    task_status.started()
+                    await self._expire()
+        finally:
+            self._tasks = None
+
+    async def call(self, address: str, command: Command, timeout: float) -> Command:
+        """Send a request to `address` and return its response, whatever its code, within `timeout` seconds
+        in all.
+
+        Raises ConnectFailed (nothing was sent), ConnectionLost and RequestTimeout (it may have been carried
+        out).
+        """
+        link = self._links.get(address)
+        connection = link.connection if link is not None else None
+        if connection is None or connection.closed:
+            began = self._now()
+            connection = await self.connection(address, timeout)
+            timeout -= self._now() - began
+        return await connection.call(command, timeout)
+
+    async def notify(self, address: str, command: Command, timeout: float = 3.0) -> None:
+        """Send a one-way request to `address`. Returns when it is in the outbox. Raises ConnectFailed."""
+        connection = await self.connection(address, timeout)
+        await connection.room()
+        connection.notify(command)
+
+    async def connection(self, address: str, timeout: float = 3.0) -> Connection:
+        """The connection to `address`, dialled now if there is none; callers share one dial.
+
+        Raises ConnectFailed: the dial failed, it takes longer than `timeout`, or the last one failed so
+        recently that the next must wait. Cancelled: the dial goes on for the others.
+        """
+        link = self._links.get(address)
+        if link is None:
+            link = self._links[address] = _Link(address)
+        connection = link.connection
+        if connection is None or connection.closed:
+            with anyio.move_on_after(timeout):
+                await self._dialled(link)
+            connection = link.connection
+            if connection is None or connection.closed:
+                raise ConnectFailed(address, link.error or f"no connection within {timeout:g} s")
+        return connection
+
+    def close(self, address: str) -> None:
+        """Close the connection to `address`, if there is one; the next call dials again."""
+        link = self._links.get(address)
+        if link is not None and link.connection is not None:
+            link.connection.close()
+
+    async def _dialled(self, link: _Link) -> None:
+        if self._tasks is None:
+            raise ConnectFailed(link.address, "the pool is not running")
+        if link.dialled is None:
+            if self._now() < link.retry_at:
+                return
+            link.dialled = anyio.Event()
+            link.connection = None
+            self._tasks.start_soon(self._keep, link)
+        await link.dialled.wait()
+
+    async def _keep(self, link: _Link) -> None:
+        """Dial, then serve the connection until it ends."""
+        connection: Connection | None = None
+        began = self._now()
+        try:
+            async with open_stream(self._network, link.address, tls=self._tls, limits=self._limits) as stream:
+                connection = link.connection = Connection(stream, self._endpoint, limits=self._limits)
+                self._tell(link)
+                began = self._now()
+                await connection.run()
+            if connection.heard or self._now() - began > HEALTHY_SECONDS:
+                link.failures = 0
+            else:  # a port that takes connections and drops them is as bad as one that refuses
+                self._failed(link, connection.reason)
+        except ConnectFailed as error:
+            self._failed(link, error.cause)
+        finally:
+            if connection is None:
+                self._tell(link)
+
+    def _failed(self, link: _Link, cause: object) -> None:
+        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**link.failures)
+        link.failures += 1
+        link.error = cause
+        link.retry_at = self._now() + pause * self._chance.uniform(0.5, 1.0)
+        log.info("no connection to %s, %d failure(s) in a row: %s", link.address, link.failures, cause)
+
+    def _tell(self, link: _Link) -> None:
+        if link.dialled is not None:
+            link.dialled.set()
+            link.dialled = None
+
+    async def _expire(self) -> NoReturn:
+        while True:
+            await anyio.sleep(self._limits.scan_seconds)
+            now = self._now()
+            for link in list(self._links.values()):
+                if link.connection is not None:
+                    link.connection.expire(now)
+
+    async def __aenter__(self) -> Self:
+        self._stack = AsyncExitStack()
+        self._stack.enter_context(bare_errors())
+        self._owner = await self._stack.enter_async_context(anyio.create_task_group())
+        await self._owner.start(self.run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._owner.cancel_scope.cancel()
+        return await self._stack.__aexit__(kind, error, trace)

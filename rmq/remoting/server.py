@@ -1,0 +1,141 @@
+"""Server: listen on some addresses and serve every peer that comes, until cancelled. On trio."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Sequence
+from typing import NoReturn
+
+import trio
+
+from rmq.errors import RemoteProtocolError
+from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.limits import Limits
+from rmq.remoting.network import Network
+from rmq.remoting.sniff import accept_stream
+from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.tls import TlsConfig, TlsContexts
+
+log = logging.getLogger(__name__)
+
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
+_PAUSE_SECONDS = 0.1
+
+
+async def serve(
+    network: Network,
+    addresses: Sequence[str],
+    endpoint: Endpoint,
+    *,
+    limits: Limits | None = None,
+    tls: TlsConfig | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
+
+    Raises PortInUse and OSError before `started`, and ConfigError when the TLS files are not usable: then
+    nothing listens. An exception from `endpoint` ends the service; a peer's errors end that peer's
+    connection. Cancelled: all connections are closed, after what is in their outboxes was sent to peers
+    that read.
+    """
+    listeners = await open_listeners(network, addresses)
+    await serve_listeners(listeners, endpoint, limits=limits, tls=tls, task_status=task_status)
+
+
+async def open_listeners(network: Network, addresses: Sequence[str]) -> list[Listener]:
+    """Bind all addresses or none. For services that must know their port before they can answer."""
+    listeners: list[Listener] = []
+    try:
+        for address in addresses:
+            listeners.append(await network.listen(address))
+    except BaseException:
+        await _close_all(listeners)
+        raise
+    return listeners
+
+
+async def serve_listeners(
+    listeners: Sequence[Listener],
+    endpoint: Endpoint,
+    *,
+    limits: Limits | None = None,
+    tls: TlsConfig | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """`serve` on listeners that are open already; closes them at the end."""
+    try:
+        server = Server(endpoint, limits or Limits(), tls)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(server.expire)
+            for listener in listeners:
+                nursery.start_soon(server.accept, listener, nursery)
+            task_status.started([listener.address for listener in listeners])
+    finally:
+        await _close_all(listeners)
+    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+class Server:
+    """The connections of one service, whichever listener they came by."""
+
+    def __init__(self, endpoint: Endpoint, limits: Limits, tls: TlsConfig | None = None) -> None:
+        self._endpoint = endpoint
+        self._limits = limits
+        self._tls = TlsContexts(tls) if tls is not None and tls.tls_mode != "disabled" else None
+        if self._tls is not None:
+            self._tls.server()  # unusable files end the start, not the first handshake
+        self._peers = 0
+        self._connections: dict[Connection, None] = {}
+
+    async def accept(self, listener: Listener, nursery: trio.Nursery) -> NoReturn:
+        """Take peers from one listener. Out of descriptors or memory: say so, pause, go on."""
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno not in _SHORT:
+                    raise
+                log.error("cannot accept on %s, trying again: %s", listener.address, error)
+                await trio.sleep(_PAUSE_SECONDS)
+                continue
+            if self._peers >= self._limits.connections:
+                log.warning("refusing %s: %d connections are open (the limit)", stream.peer, self._peers)
+                await trio.aclose_forcefully(stream)
+                continue
+            self._peers += 1
+            nursery.start_soon(self._serve, stream)
+
+    async def expire(self) -> NoReturn:
+        """Close idle connections: one task looks at them all."""
+        while True:
+            await trio.sleep(self._limits.scan_seconds)
+            now = trio.current_time()
+            for connection in list(self._connections):
+                connection.expire(now)
+
+    async def _serve(self, raw: Stream) -> None:
+        try:
+            async with accept_stream(raw, tls=self._tls, limits=self._limits) as (stream, first):
+                await self._converse(stream, first)
+        except RemoteProtocolError as error:
+            log.warning("closing %s: %s", raw.peer, error)
+        except trio.BrokenResourceError as error:
+            log.debug("%s: %s", raw.peer, error)
+        finally:
+            self._peers -= 1
+            await trio.aclose_forcefully(raw)
+
+    async def _converse(self, stream: Stream, first: bytes) -> None:
+        connection = Connection(stream, self._endpoint, limits=self._limits, first=first)
+        self._connections[connection] = None
+        try:
+            await connection.run()
+        finally:
+            del self._connections[connection]
+
+
+async def _close_all(listeners: Sequence[Listener]) -> None:
+    for listener in listeners:
+        with trio.CancelScope(shield=True):
+            await listener.aclose()

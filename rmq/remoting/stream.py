@@ -1,0 +1,101 @@
+"""Stream and Listener: what every transport looks like from above."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import trio
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Stream(trio.abc.Stream):
+    """A byte stream to one peer: trio's contract plus names and a send that never waits.
+
+    `receive_some` returns ``b""`` at the end. Errors are trio's on both loops: BrokenResourceError (the
+    peer or the network is gone), ClosedResourceError (we closed it), BusyResourceError (two tasks in the
+    same direction, a bug). Cancelling `receive_some` loses nothing; cancelling `send_all` leaves an unknown
+    part sent, so the stream can only be closed then.
+    """
+
+    peer: str = ""
+    """The peer's ``ip:port``."""
+    local: str = ""
+    """Our own ``ip:port`` of this stream."""
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        """Give the transport what it takes at once; returns how many bytes that was.
+
+        0 says "use send_all": the peer does not keep up, or this transport has no such short way. Must not
+        be called while a `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
+        """
+        return 0
+
+
+class Listener(Protocol):
+    """Where peers come in."""
+
+    @property
+    def address(self) -> str:
+        """``host:port`` as bound: never port 0."""
+
+    async def accept(self) -> Stream:
+        """The next peer. Raises ClosedResourceError after aclose(), OSError when out of descriptors."""
+
+    async def aclose(self) -> None:
+        """Stop listening; a waiting accept() gets ClosedResourceError."""
+
+
+class ByteStream(Stream):
+    """The checks of transports that we implement ourselves: arguments, one task a direction."""
+
+    def __init__(self) -> None:
+        self._closed = False
+        self._receiving = False
+        self._sending = False
+
+    @abstractmethod
+    async def _receive(self, max_bytes: int) -> bytes: ...
+
+    @abstractmethod
+    async def _send(self, data: memoryview) -> None: ...
+
+    @abstractmethod
+    async def _wait_sendable(self) -> None: ...
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if max_bytes is None:
+            max_bytes = 65536
+        elif not isinstance(max_bytes, int):
+            raise TypeError(f"max_bytes must be an int, not {max_bytes!r}")
+        elif max_bytes < 1:
+            raise ValueError(f"max_bytes must be at least 1, not {max_bytes}")
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this stream")
+        self._receiving = True
+        try:
+            return await self._receive(max_bytes)
+        finally:
+            self._receiving = False
+
+    async def send_all(self, data: Buffer) -> None:
+        self._begin_sending()
+        try:
+            with memoryview(data) as view:
+                await self._send(view)
+        finally:
+            self._sending = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        self._begin_sending()
+        try:
+            await self._wait_sendable()
+        finally:
+            self._sending = False
+
+    def _begin_sending(self) -> None:
+        if self._sending:
+            raise trio.BusyResourceError("another task is sending to this stream")
+        self._sending = True

@@ -1,0 +1,283 @@
+"""TLS: settings, contexts that follow changed certificate files, and the stream."""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import anyio.abc
+import trio
+from anyio.streams.tls import TLSStream as AnyioTlsStream
+from attrs import frozen
+
+from rmq.config import one_of, setting
+from rmq.errors import ConfigError
+from rmq.remoting.stream import Buffer, Stream
+
+log = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class TlsConfig:
+    """TLS of one side. A server needs `tls_cert_path` and `tls_key_path` unless the mode is disabled."""
+
+    tls_mode: str = setting(
+        "disabled",
+        help="What a server accepts: disabled (no TLS), permissive (both on one port), enforcing (only TLS)",
+        validator=one_of("disabled", "permissive", "enforcing"),
+    )
+    tls_cert_path: str = setting("", help="PEM file: own certificate, then its chain")
+    tls_key_path: str = setting("", help="PEM file: the key of the certificate; empty: it is in tlsCertPath")
+    tls_key_password: str = setting("", help="Password of the key file", secret=True)
+    tls_trust_path: str = setting("", help="PEM file of the authorities to trust; empty: those of the system")
+    tls_client_auth: str = setting(
+        "none",
+        help="Whether a server asks clients for a certificate",
+        validator=one_of("none", "optional", "require"),
+    )
+    tls_server_name: str = setting(
+        "", help="The name a client expects in the server's certificate; empty: the host of the address"
+    )
+    tls_insecure_skip_verify: bool = setting(
+        False, help="Clients accept any certificate: no protection against impostors; for tests only"
+    )
+
+
+class TlsContexts:
+    """The ssl contexts of one configuration. Changed files are read again at the next handshake."""
+
+    def __init__(self, config: TlsConfig) -> None:
+        self.config = config
+        self._server = _Reloaded(config, _server_context)
+        self._client = _Reloaded(config, _client_context)
+
+    @property
+    def mode(self) -> str:
+        return self.config.tls_mode
+
+    def server(self) -> ssl.SSLContext:
+        """For accepting. Raises ConfigError when the files are not usable."""
+        return self._server.current()
+
+    def client(self) -> ssl.SSLContext:
+        """For dialling. Raises ConfigError when the files are not usable."""
+        return self._client.current()
+
+
+class _Reloaded:
+    """A context, made again when one of its files has changed; kept while the new files are not usable."""
+
+    def __init__(self, config: TlsConfig, make: Callable[[TlsConfig], ssl.SSLContext]) -> None:
+        self._config = config
+        self._make = make
+        self._context: ssl.SSLContext | None = None
+        self._stamp: tuple[Any, ...] = ()
+
+    def current(self) -> ssl.SSLContext:
+        stamp = _stamp(self._config)
+        if self._context is None or stamp != self._stamp:
+            try:
+                self._context = self._make(self._config)
+            except ConfigError as error:
+                if self._context is None:
+                    raise
+                log.warning("keeping the TLS certificate that was loaded before: %s", error)
+            self._stamp = stamp
+        return self._context
+
+
+def _stamp(config: TlsConfig) -> tuple[Any, ...]:
+    stamp = []
+    for path in (config.tls_cert_path, config.tls_key_path, config.tls_trust_path):
+        try:
+            status = os.stat(path) if path else None
+        except OSError:
+            status = None
+        stamp.append(status and (status.st_mtime_ns, status.st_size, status.st_ino))
+    return tuple(stamp)
+
+
+def _server_context(config: TlsConfig) -> ssl.SSLContext:
+    if not config.tls_cert_path:
+        raise ConfigError("tlsCertPath", "", f"a certificate file, since tlsMode is {config.tls_mode}")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    _load_own(context, config)
+    if config.tls_client_auth != "none":
+        _load_trust(context, config)
+        required = config.tls_client_auth == "require"
+        context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
+    return context
+
+
+def _client_context(config: TlsConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificate and host name
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if config.tls_insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    else:
+        _load_trust(context, config)
+    if config.tls_cert_path:
+        _load_own(context, config)
+    return context
+
+
+def _load_own(context: ssl.SSLContext, config: TlsConfig) -> None:
+    try:
+        context.load_cert_chain(
+            config.tls_cert_path, config.tls_key_path or None, lambda: config.tls_key_password
+        )
+    except (OSError, ssl.SSLError) as error:
+        paths = (
+            f"{config.tls_cert_path} and {config.tls_key_path}"
+            if config.tls_key_path
+            else config.tls_cert_path
+        )
+        raise ConfigError("tlsCertPath", paths, f"a PEM certificate and its key ({error})") from error
+
+
+def _load_trust(context: ssl.SSLContext, config: TlsConfig) -> None:
+    if not config.tls_trust_path:
+        context.load_default_certs()
+        return
+    try:
+        context.load_verify_locations(config.tls_trust_path)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("tlsTrustPath", config.tls_trust_path, f"a PEM file ({error})") from error
+
+
+async def tls_client(stream: Stream, tls: TlsContexts, host: str) -> Stream:
+    """Start TLS as the client. Raises BrokenResourceError with the reason."""
+    name = tls.config.tls_server_name or host
+    if trio.lowlevel.in_trio_run():
+        return await _shaken(TlsStream(trio.SSLStream(stream, tls.client(), server_hostname=name)))
+    return await _shaken_on_asyncio(stream, tls.client(), name)
+
+
+async def tls_server(stream: Stream, tls: TlsContexts) -> Stream:
+    """Start TLS as the server (on trio). Raises BrokenResourceError with the reason."""
+    return await _shaken(TlsStream(trio.SSLStream(stream, tls.server(), server_side=True)))
+
+
+async def _shaken(stream: TlsStream) -> TlsStream:
+    try:
+        await stream.ssl.do_handshake()
+    except trio.BrokenResourceError as error:
+        raise trio.BrokenResourceError(_reason(error.__cause__ or error)) from error
+    return stream
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.lower().replace("_", " ")
+    return str(error) or "the peer hung up"
+
+
+class TlsStream(Stream):
+    """TLS on trio. A peer that hangs up without saying goodbye is a BrokenResourceError, not an end."""
+
+    def __init__(self, stream: trio.SSLStream[Stream]) -> None:
+        self.ssl = stream
+        self.peer = stream.transport_stream.peer
+        self.local = stream.transport_stream.local
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        return bytes(await self.ssl.receive_some(max_bytes))
+
+    async def send_all(self, data: Buffer) -> None:
+        await self.ssl.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.ssl.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self.ssl.aclose()
+
+
+async def _shaken_on_asyncio(stream: Stream, context: ssl.SSLContext, name: str) -> Stream:
+    try:
+        wrapped = await AnyioTlsStream.wrap(_Transport(stream), hostname=name, ssl_context=context)
+    except (ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
+        raise trio.BrokenResourceError(_reason(error)) from error
+    return AsyncioTlsStream(wrapped, stream)
+
+
+class AsyncioTlsStream(Stream):
+    """TLS on asyncio, where trio's SSLStream cannot run."""
+
+    def __init__(self, wrapped: AnyioTlsStream, stream: Stream) -> None:
+        self._wrapped = wrapped
+        self._closed = False
+        self.peer = stream.peer
+        self.local = stream.local
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        try:
+            return await self._wrapped.receive(max_bytes or 65536)
+        except anyio.EndOfStream:
+            return b""
+        except _ANYIO_ENDS as error:
+            raise self._ended(error) from error
+
+    async def send_all(self, data: Buffer) -> None:
+        try:
+            await self._wrapped.send(bytes(data))
+        except _ANYIO_ENDS as error:
+            raise self._ended(error) from error
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await anyio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        self._closed = True
+        with suppress(*_ANYIO_ENDS):  # it is gone already
+            await self._wrapped.aclose()
+
+    def _ended(self, error: BaseException) -> Exception:
+        if self._closed:
+            return trio.ClosedResourceError("this side closed the stream")
+        return trio.BrokenResourceError(_reason(error))
+
+
+_ANYIO_ENDS = (anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError)
+
+
+class _Transport(anyio.abc.ByteStream):
+    """A stream of ours as anyio sees one."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    async def receive(self, max_bytes: int = 65536) -> bytes:
+        try:
+            data = await self._stream.receive_some(max_bytes)
+        except trio.BrokenResourceError as error:
+            raise anyio.BrokenResourceError(str(error)) from error
+        except trio.ClosedResourceError as error:
+            raise anyio.ClosedResourceError from error
+        if not data:
+            raise anyio.EndOfStream
+        return bytes(data)
+
+    async def send(self, item: bytes) -> None:
+        try:
+            await self._stream.send_all(item)
+        except trio.BrokenResourceError as error:
+            raise anyio.BrokenResourceError(str(error)) from error
+        except trio.ClosedResourceError as error:
+            raise anyio.ClosedResourceError from error
+
+    async def send_eof(self) -> None:
+        raise NotImplementedError("a stream of ours has no half-close")
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

@@ -1,0 +1,190 @@
+"""WebSocket, on trio: the byte stream cut into binary messages whose boundaries mean nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import trio
+import trio_websocket
+import wsproto.utilities
+
+from rmq.remoting.stream import Buffer, Stream
+
+MESSAGE_BYTES = 64 * 1024
+"""What we send in one message, and the longest that we take: with QUEUE it bounds a connection's memory."""
+QUEUE = 16
+RESOURCE = "/"
+
+_EXPECTED = (
+    trio_websocket.ConnectionClosed,
+    trio_websocket.HandshakeError,
+    wsproto.utilities.ProtocolError,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
+
+
+async def connect_websocket(nursery: trio.Nursery, stream: Stream, host: str) -> WebSocketStream:
+    """Upgrade as the client; the socket's reader runs in `nursery`. Raises BrokenResourceError."""
+
+    async def upgrade(reader: _Reader) -> trio_websocket.WebSocketConnection:
+        return await trio_websocket.wrap_client_stream(
+            cast(Any, reader),
+            cast(Any, stream),
+            host,
+            RESOURCE,
+            message_queue_size=QUEUE,
+            max_message_size=MESSAGE_BYTES,
+            receive_buffer_size=MESSAGE_BYTES,
+        )
+
+    return await _Reader(nursery).upgraded(stream, upgrade)
+
+
+async def accept_websocket(nursery: trio.Nursery, stream: Stream) -> WebSocketStream:
+    """Upgrade as the server; the socket's reader runs in `nursery`. Raises BrokenResourceError."""
+
+    async def upgrade(reader: _Reader) -> trio_websocket.WebSocketConnection:
+        request = await trio_websocket.wrap_server_stream(
+            cast(Any, reader),
+            stream,
+            message_queue_size=QUEUE,
+            max_message_size=MESSAGE_BYTES,
+            receive_buffer_size=MESSAGE_BYTES,
+        )
+        return await request.accept()
+
+    return await _Reader(nursery).upgraded(stream, upgrade)
+
+
+class _Reader:
+    """The nursery that trio-websocket sees. Its reader task may fail as peers like; that must not end ours.
+
+    It also ends a handshake whose stream broke, which trio-websocket alone would wait for without end.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._handshake = trio.CancelScope()
+        self._error: BaseException | None = None
+
+    def start_soon(self, read: Callable[[], Awaitable[None]]) -> None:
+        self._nursery.start_soon(self._run, read)
+
+    async def _run(self, read: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await read()
+        except _EXPECTED as error:
+            self._error = error
+        finally:
+            self._handshake.cancel()
+
+    async def upgraded(
+        self, stream: Stream, upgrade: Callable[[_Reader], Awaitable[trio_websocket.WebSocketConnection]]
+    ) -> WebSocketStream:
+        with self._handshake:
+            try:
+                return WebSocketStream(await upgrade(self), stream)
+            except _EXPECTED as error:
+                self._error = error
+        raise trio.BrokenResourceError(_reason(self._error)) from self._error
+
+
+def _reason(error: BaseException | None) -> str:
+    if isinstance(error, trio_websocket.ConnectionRejected):
+        return f"the peer refused with HTTP status {error.status_code}"
+    return str(error or "") or "the peer hung up"
+
+
+class WebSocketStream(Stream):
+    """A stream over a WebSocket.
+
+    WebSocket has no half-close, and trio-websocket nothing to wait on until a send would not block:
+    `wait_send_all_might_not_block` returns at once. rmq never calls it.
+    """
+
+    def __init__(self, socket: trio_websocket.WebSocketConnection, stream: Stream) -> None:
+        self._socket = socket
+        self._stream = stream
+        self._rest = b""
+        self._closed = False
+        self._receiving = False
+        self.peer = stream.peer
+        self.local = stream.local
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        max_bytes = _checked(max_bytes)
+        if self._receiving:
+            raise trio.BusyResourceError("another task is receiving from this stream")
+        self._receiving = True
+        try:
+            self._check_open()
+            if self._rest:
+                await trio.lowlevel.checkpoint()
+            while not self._rest:
+                self._rest = await self._message()
+                if not self._rest and self._socket.closed:
+                    return b""
+        finally:
+            self._receiving = False
+        data, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
+        return data
+
+    async def _message(self) -> bytes:
+        try:
+            message = await self._socket.get_message()
+        except trio_websocket.ConnectionClosed as error:
+            self._check_open()
+            if error.reason is not None and error.reason.code in (1000, 1001, 1005):
+                return b""
+            raise trio.BrokenResourceError(str(error.reason)) from error
+        except trio.BrokenResourceError:
+            self._check_open()
+            raise
+        if isinstance(message, str):
+            raise trio.BrokenResourceError("a text message: frames come in binary messages")
+        return message
+
+    async def send_all(self, data: Buffer) -> None:
+        self._check_open()
+        with memoryview(data) as view:
+            if not view:
+                await trio.lowlevel.checkpoint()
+            for start in range(0, len(view), MESSAGE_BYTES):
+                await self._send(bytes(view[start : start + MESSAGE_BYTES]))
+
+    async def _send(self, message: bytes) -> None:
+        try:
+            await self._socket.send_message(message)
+        except (trio_websocket.ConnectionClosed, wsproto.utilities.LocalProtocolError) as error:
+            self._check_open()
+            raise trio.BrokenResourceError(str(error)) from error
+
+    async def wait_send_all_might_not_block(self) -> None:
+        self._check_open()
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        """Say goodbye and wait for the peer's; cancelled: close without it."""
+        self._closed = True
+        try:
+            await self._socket.aclose()
+        except trio.BrokenResourceError:
+            pass  # it is gone already
+        finally:
+            await self._stream.aclose()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this side closed the stream")
+
+
+def _checked(max_bytes: int | None) -> int:
+    if max_bytes is None:
+        return MESSAGE_BYTES
+    if not isinstance(max_bytes, int):
+        raise TypeError(f"max_bytes must be an int, not {max_bytes!r}")
+    if max_bytes < 1:
+        raise ValueError(f"max_bytes must be at least 1, not {max_bytes}")
+    return max_bytes

@@ -1,0 +1,310 @@
+"""MemoryNetwork: hosts and links without sockets, for tests under trio's mock clock.
+
+    network = MemoryNetwork(seed=7)
+    network.latency = (0.001, 0.020)
+    broker, client = network.host("10.0.0.1"), network.host("10.0.0.2")
+    ... serve(broker, ["10.0.0.1:10911"], ...) ... Pool(client, ...)
+    network.partition("10.0.0.1", "10.0.0.2")     # bytes wait, dials get no answer
+    network.heal()
+    network.cut("10.0.0.1")                       # its connections break
+
+All chance comes from the seed. Time is trio's, so a MockClock rules it. Streams behave as TCP does: bytes
+keep their order, a full window stops the sender, a closed peer breaks the sender later.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import math
+import os
+import random
+from collections import deque
+
+import trio
+
+from rmq.errors import PortInUse
+from rmq.remoting.address import join_address, split_address
+from rmq.remoting.stream import Buffer, ByteStream
+
+WINDOW_BYTES = 64 * 1024
+_OWN = ("127.0.0.1", "localhost", "0.0.0.0", "::", "::1")
+
+
+class MemoryNetwork:
+    """A network of named hosts. It is itself the network as the host ``127.0.0.1`` sees it.
+
+    `latency` is (lowest, highest) seconds for each piece of bytes, `chop` cuts what a receive returns at
+    random places, `window` is how many unread bytes a connection takes. All may be changed at any time.
+    """
+
+    def __init__(self, seed: int = 0, *, chop: bool = False, window: int = WINDOW_BYTES) -> None:
+        self.seed = seed
+        self.latency = (0.0, 0.0)
+        self.chop = chop
+        self.window = window
+        self.chance = random.Random(seed)
+        self._listeners: dict[tuple[str, int], MemoryListener] = {}
+        self._streams: dict[MemoryStream, None] = {}
+        self._apart: set[frozenset[str]] = set()
+        self._ports = itertools.count(49152)
+        self._changed = trio.Event()
+
+    def host(self, name: str) -> MemoryHost:
+        """The network as seen from one host; `name` is what addresses say before the colon."""
+        return MemoryHost(self, name)
+
+    async def dial(self, address: str) -> MemoryStream:
+        return await self.host("127.0.0.1").dial(address)
+
+    async def listen(self, address: str) -> MemoryListener:
+        return await self.host("127.0.0.1").listen(address)
+
+    def partition(self, one: str, *others: str) -> None:
+        """Nothing passes between `one` and the others (none named: everybody else) until `heal`."""
+        for other in others or self._hosts() - {one}:
+            self._apart.add(frozenset((one, other)))
+        self._wake()
+
+    def heal(self) -> None:
+        """End all partitions; what waited arrives now."""
+        self._apart.clear()
+        self._wake()
+
+    def cut(self, one: str | None = None, other: str | None = None) -> None:
+        """Break the open connections (of one host, or between two): both ends get BrokenResourceError."""
+        for stream in list(self._streams):
+            hosts = {stream.local_host, stream.peer_host}
+            if (one is None or one in hosts) and (other is None or other in hosts):
+                stream.break_off()
+
+    def delay(self) -> float:
+        return self.chance.uniform(*self.latency) if self.latency[1] else 0.0
+
+    def parted(self, one: str, other: str) -> bool:
+        return bool(self._apart) and frozenset((one, other)) in self._apart
+
+    def _hosts(self) -> set[str]:
+        listening = {host for host, _ in self._listeners}
+        return listening.union(*({s.local_host, s.peer_host} for s in self._streams))
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+        for stream in self._streams:
+            stream.wake()
+
+    async def _connect(self, source: str, host: str, port: int) -> MemoryStream:
+        await trio.sleep(self.delay())
+        while self.parted(source, host):
+            await self._changed.wait()
+        listener = self._listeners.get((host, port))
+        if listener is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
+        client, server = self.pair((source, next(self._ports)), (host, port))
+        listener.offer(server)
+        return client
+
+    def pair(
+        self, one: tuple[str, int] = ("127.0.0.1", 1), other: tuple[str, int] = ("127.0.0.1", 2)
+    ) -> tuple[MemoryStream, MemoryStream]:
+        """Two ends of one connection, without a listener."""
+        there, back = _Pipe(self, one[0], other[0]), _Pipe(self, other[0], one[0])
+        ends = MemoryStream(self, one, other, back, there), MemoryStream(self, other, one, there, back)
+        self._streams.update(dict.fromkeys(ends))
+        return ends
+
+
+class MemoryHost:
+    """A MemoryNetwork from one host's point of view. Loopback addresses mean the host itself."""
+
+    def __init__(self, network: MemoryNetwork, name: str) -> None:
+        self._network = network
+        self.name = name
+
+    async def dial(self, address: str) -> MemoryStream:
+        target = split_address(address)
+        return await self._network._connect(self.name, self._own(target.host), target.port)
+
+    async def listen(self, address: str) -> MemoryListener:
+        await trio.lowlevel.checkpoint()
+        target = split_address(address)
+        host, port = self._own(target.host), target.port or next(self._network._ports)
+        if (host, port) in self._network._listeners:
+            raise PortInUse(join_address(host, port))
+        listener = MemoryListener(self._network, host, port)
+        self._network._listeners[host, port] = listener
+        return listener
+
+    def _own(self, host: str) -> str:
+        return self.name if host in _OWN else host
+
+
+class MemoryListener:
+    """A listening port of a MemoryNetwork."""
+
+    def __init__(self, network: MemoryNetwork, host: str, port: int) -> None:
+        self._network = network
+        self._key = (host, port)
+        self._send, self._waiting = trio.open_memory_channel[MemoryStream](math.inf)
+
+    @property
+    def address(self) -> str:
+        return join_address(*self._key)
+
+    def offer(self, stream: MemoryStream) -> None:
+        self._send.send_nowait(stream)
+
+    async def accept(self) -> MemoryStream:
+        return await self._waiting.receive()
+
+    async def aclose(self) -> None:
+        self._network._listeners.pop(self._key, None)
+        while self._waiting.statistics().current_buffer_used:
+            self._waiting.receive_nowait().break_off()
+        await self._waiting.aclose()
+
+
+class _Pipe:
+    """One direction of a connection: pieces of bytes with the time at which they arrive."""
+
+    def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
+        self._network = network
+        self._ends = (source, target)
+        self._pieces: deque[tuple[float, bytes]] = deque()
+        self._last_arrival = 0.0
+        self._changed = trio.Event()
+        self.size = 0
+        self.eof_at = math.inf  # when the receiver learns that the sender closed
+        self.broken = False
+        self.unread = False  # the receiver closed: nobody will read
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    def put(self, data: memoryview) -> int:
+        """Take what the window has room for."""
+        count = min(len(data), self._network.window - self.size)
+        if count > 0:
+            self._pieces.append((self._arrival(), bytes(data[:count])))
+            self.size += count
+            self.wake()
+        return max(0, count)
+
+    def finish(self) -> None:
+        self.eof_at = min(self.eof_at, self._arrival())
+        self.wake()
+
+    def take(self, max_bytes: int) -> bytes | None:
+        """What has arrived; None: nothing yet; ``b""``: the end."""
+        now = trio.current_time()
+        if self._network.parted(*self._ends):
+            return None
+        if not self._pieces:
+            return b"" if self.eof_at <= now else None
+        arrival, data = self._pieces[0]
+        if arrival > now:
+            return None
+        count = min(max_bytes, len(data))
+        if self._network.chop:
+            count = self._network.chance.randint(1, count)
+        self._pieces.popleft()
+        if count < len(data):
+            self._pieces.appendleft((arrival, data[count:]))
+        self.size -= count
+        self.wake()
+        return data[:count]
+
+    async def change(self) -> None:
+        """Wait until something happens to it, or until the next piece arrives."""
+        event = self._changed
+        due = self._pieces[0][0] if self._pieces else self.eof_at
+        if self._network.parted(*self._ends) or due <= trio.current_time():
+            due = math.inf
+        with trio.CancelScope(deadline=due):
+            await event.wait()
+
+    def _arrival(self) -> float:
+        self._last_arrival = max(self._last_arrival, trio.current_time() + self._network.delay())
+        return self._last_arrival
+
+
+class MemoryStream(ByteStream):
+    """One end of a connection of a MemoryNetwork."""
+
+    def __init__(
+        self,
+        network: MemoryNetwork,
+        local: tuple[str, int],
+        peer: tuple[str, int],
+        incoming: _Pipe,
+        outgoing: _Pipe,
+    ) -> None:
+        super().__init__()
+        self.local, self.peer = join_address(*local), join_address(*peer)
+        self.local_host, self.peer_host = local[0], peer[0]
+        self._network = network
+        self._incoming = incoming
+        self._outgoing = outgoing
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        await trio.lowlevel.checkpoint()
+        while True:
+            self._check_open(self._incoming)
+            data = self._incoming.take(max_bytes)
+            if data is not None:
+                return data
+            await self._incoming.change()
+
+    def send_now(self, buffers: list[Buffer] | tuple[Buffer, ...]) -> int:  # type: ignore[override]
+        sent = 0
+        for buffer in buffers:
+            with memoryview(buffer) as view:
+                sent += self._put(view)
+        return sent
+
+    def _put(self, view: memoryview) -> int:
+        self._check_open(self._outgoing)
+        if self._outgoing.unread:
+            raise trio.BrokenResourceError("the peer closed the connection")
+        return self._outgoing.put(view)
+
+    async def _send(self, data: memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+        sent = self._put(data)
+        while sent < len(data):
+            await self._outgoing.change()
+            sent += self._put(data[sent:])
+
+    async def _wait_sendable(self) -> None:
+        await trio.lowlevel.checkpoint()
+        self._check_open(self._outgoing)
+        while self._outgoing.size >= self._network.window and not self._outgoing.unread:
+            await self._outgoing.change()
+            self._check_open(self._outgoing)
+
+    async def aclose(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._network._streams.pop(self, None)
+            self._outgoing.finish()
+            self._incoming.unread = True
+            self._incoming.wake()
+        await trio.lowlevel.checkpoint()
+
+    def break_off(self) -> None:
+        """Break both directions at once, as a reset does."""
+        for pipe in (self._incoming, self._outgoing):
+            pipe.broken = True
+            pipe.wake()
+
+    def wake(self) -> None:
+        self._incoming.wake()
+        self._outgoing.wake()
+
+    def _check_open(self, pipe: _Pipe) -> None:
+        if self._closed:
+            raise trio.ClosedResourceError("this side closed the stream")
+        if pipe.broken:
+            raise trio.BrokenResourceError("the connection was cut")
