@@ -1,0 +1,211 @@
+"""CommitLog: all records of a broker, one after the other.
+
+Appending has two steps, so that a whole chunk of requests costs one write for each touched file:
+`append` gathers, `commit` writes and makes the gathered records readable, `rollback` forgets them. A
+record never crosses a file's end: when its size + 8 does not fit, a BLANK record closes the file.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from rmq.errors import StoreError
+from rmq.store.disk import Bytes, Disk
+from rmq.store.scan import BLANK_MAGIC, BLANK_SIZE, parse, store_timestamp
+from rmq.store.segments import OpenFiles, Segments
+
+log = logging.getLogger("rmq.store")
+
+_OPEN_FILES = 128
+
+
+class CommitLog:
+    """Addresses are physical offsets. One thread appends and reads; `flush` may run in another."""
+
+    def __init__(self, disk: Disk, folder: str, file_size: int) -> None:
+        self.segments = Segments(
+            disk, folder, file_size, limit=OpenFiles(_OPEN_FILES), mapped=True, ordered=True
+        )
+        self.file_size = file_size
+        self.end = 0  # all before it is written and readable
+        self.position = 0  # where the next record goes; past `end` while records are pending
+        self.left = 0  # bytes left in the file of `position`
+        self.flushed = 0  # all before it is synced
+        self.timestamp = 0  # store time of the last committed record
+        self.flushed_timestamp = 0  # all records stored before it are synced
+        self._groups: list[tuple[int, list[bytes]]] = []
+        self._chunks: list[bytes] = []
+        self._dirty = False  # bytes of a failed write may lie past `end`
+        self._failed: str | None = None
+        self._flush_lock = threading.Lock()
+
+    @property
+    def pending(self) -> bool:
+        """Whether anything is gathered."""
+        return self.position != self.end
+
+    @property
+    def start(self) -> int:
+        """The physical offset of the oldest byte that is kept."""
+        return self.segments.start
+
+    def open_at(self, end: int, timestamp: int) -> None:
+        """Recovery found that the log ends at `end`, synced."""
+        self.end = self.flushed = end
+        self.timestamp = self.flushed_timestamp = timestamp
+        self._restart()
+
+    def _restart(self) -> None:
+        self.position = self.end
+        self.left = self.file_size - self.end % self.file_size
+        self._groups = []
+        self._chunks = []
+
+    # ---- appending ----
+
+    def append(self, data: bytes) -> None:
+        """Gather one record, which the caller built for `position` and which leaves a BLANK's room in
+        `left`.
+        """
+        if not self._chunks:
+            self._groups.append((self.position, self._chunks))
+        self._chunks.append(data)
+        self.position += len(data)
+        self.left -= len(data)
+
+    def roll(self, size: int) -> int:
+        """Close the file: the record of `size` bytes goes to the next one. Returns its position."""
+        if size + BLANK_SIZE > self.file_size:
+            raise StoreError(
+                f"a record of {size} bytes does not fit a commit log file of {self.file_size} bytes"
+            )
+        if self.left != self.file_size or not self.position:
+            self.append(blank(self.left))
+            self.position += self.left
+        self._chunks = []
+        self.left = self.file_size
+        return self.position
+
+    def commit(self) -> None:
+        """Write what was gathered. Raises StoreError; then nothing of it is there, and it is still
+        gathered.
+        """
+        self._check()
+        try:
+            for address, chunks in self._groups:
+                self.segments.write(address, b"".join(chunks))
+        except BaseException:
+            self._dirty = True
+            raise
+        self.end = self.position
+        self._groups = []
+        self._chunks = []
+
+    def rollback(self) -> None:
+        """Forget what was gathered, and take back what a failed commit wrote of it."""
+        self._restart()
+        if self._dirty:
+            try:
+                self._clean_tail()
+            except StoreError as error:
+                log.error("the tail of the log cannot be cleared now, the next write tries again: %s", error)
+
+    def _check(self) -> None:
+        if self._failed is not None:
+            raise StoreError(self._failed)
+        if self._dirty:
+            self._clean_tail()
+
+    def _clean_tail(self) -> None:
+        """Bytes of a failed write must never be found by a recovery, so they go before anything else is
+        written.
+        """
+        self.segments.truncate(self.end)
+        segment = self.segments.at(self.end) if self.end else None
+        if segment is not None:
+            segment.sync()
+        self._dirty = False
+
+    def write_raw(self, data: Bytes) -> None:
+        """Write bytes that another broker's log has at `end`. Raises StoreError, and nothing counts."""
+        assert not self._groups, "a slave does not append records of its own"
+        self._check()
+        try:
+            self.segments.write(self.end, data)
+        except BaseException:
+            self._dirty = True
+            self.rollback()
+            raise
+        self.end += len(data)
+        self._restart()
+
+    # ---- reading ----
+
+    def read(self, physical_offset: int, size: int) -> memoryview | None:
+        """`size` committed bytes, or None when they are not (or no longer) there."""
+        if physical_offset < self.segments.start or physical_offset + size > self.end or size < 0:
+            return None
+        return self.segments.read(physical_offset, size)
+
+    def record(self, physical_offset: int) -> memoryview | None:
+        """The record that starts there, or None when none does; any number may be asked."""
+        head = self.read(physical_offset, 48)
+        if head is None:
+            return None
+        size = int.from_bytes(head[:4], "big")
+        view = self.read(physical_offset, size)
+        if view is None or parse(view, 0, physical_offset, check_crc=False) is None:
+            return None
+        return view
+
+    def store_timestamp(self, physical_offset: int) -> int:
+        """The store time of the record there; -1 when there is none."""
+        head = self.read(physical_offset, 76)
+        return -1 if head is None else store_timestamp(head, 0)
+
+    def next_file(self, physical_offset: int) -> int:
+        """Where the file after that of `physical_offset` starts."""
+        return physical_offset - physical_offset % self.file_size + self.file_size
+
+    # ---- syncing ----
+
+    def flush(self) -> int:
+        """Sync what is committed now; returns the offset up to which all is synced. Thread-safe.
+
+        Raises StoreError when the medium refuses; the log then takes no more records, since what the
+        kernel held back may be lost and a second sync would not say so.
+        """
+        with self._flush_lock:
+            timestamp, end = self.timestamp, self.end
+            if end > self.flushed:
+                try:
+                    self.segments.sync(self.flushed, end)
+                except StoreError as error:
+                    self._failed = (
+                        f"the commit log cannot be synced, restart the broker when the disk is well: {error}"
+                    )
+                    raise
+                self.flushed = end
+            self.flushed_timestamp = max(timestamp, self.flushed_timestamp)
+            return self.flushed
+
+    def truncate(self, end: int) -> None:
+        """Cut the log; all from `end` on is gone and never found again."""
+        with self._flush_lock:
+            self.segments.truncate(end)
+            self.end = end
+            self.flushed = min(self.flushed, end)
+            segment = self.segments.at(end)
+            if segment is not None:
+                segment.sync()
+            self._restart()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.segments.close()
+
+
+def blank(left: int) -> bytes:
+    """The BLANK record that closes a file with `left` bytes left."""
+    return left.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big", signed=True)

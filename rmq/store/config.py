@@ -1,0 +1,276 @@
+"""StoreConfig: RocketMQ's MessageStoreConfig keys that the store and its users honour, and the delay level
+table.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+from typing import Any
+
+from attrs import Attribute, frozen
+
+from rmq.config import at_least, between, java_key, setting
+from rmq.errors import ConfigError
+
+
+class FlushDiskType(enum.Enum):
+    """When an acknowledged message is on the medium."""
+
+    ASYNC_FLUSH = "ASYNC_FLUSH"
+    SYNC_FLUSH = "SYNC_FLUSH"
+
+
+class BrokerRole(enum.Enum):
+    """What a broker is in its group."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def delay_table(text: str) -> dict[int, int]:
+    """`messageDelayLevel` -> {level: delay in ms}; levels count from 1. Raises ValueError for text that
+    Java refuses too.
+    """
+    table = {}
+    for level, part in enumerate(text.split(" "), 1):
+        match = re.fullmatch(r"([0-9]{1,18})([smhd])", part)
+        if match is None:
+            raise ValueError(f"{part!r} is not a number followed by s, m, h or d")
+        table[level] = int(match[1]) * _UNITS_MS[match[2]]
+    return table
+
+
+def _delay_levels(instance: Any, field: Attribute[Any], value: str) -> None:
+    try:
+        delay_table(value)
+    except ValueError as error:
+        expected = f"delays such as {DELAY_LEVELS[:10]!r}, separated by single blanks; {error}"
+        raise ConfigError(java_key(field), value, expected) from None
+
+
+def _hours(instance: Any, field: Attribute[Any], value: str) -> None:
+    if not all(re.fullmatch(r"[0-9]{1,2}", hour) and int(hour) < 24 for hour in value.split(";")):
+        raise ConfigError(java_key(field), value, "hours of the day, 00 to 23, separated by ;")
+
+
+def _home_store() -> str:
+    return os.path.join(os.path.expanduser("~"), "store")
+
+
+_LIMIT = 0x7FFFFFFF  # file sizes and counts are 32-bit numbers in the files
+
+
+@frozen(kw_only=True)
+class StoreConfig:
+    """What the store reads. Defaults are RocketMQ's; names are its keys in snake_case."""
+
+    store_path_root_dir: str = setting(
+        _home_store(), help="Folder of the store; one broker owns it", important=True
+    )
+    store_path_commit_log: str | None = setting(
+        None, help="Folder of the commit log when it is not <root>/commitlog", important=True
+    )
+    mapped_file_size_commit_log: int = setting(
+        1 << 30, help="Size of one commit log file", unit="bytes", validator=between(1024, _LIMIT)
+    )
+    mapped_file_size_consume_queue: int = setting(
+        6_000_000,
+        help="Size of one consume queue file; rounded up to whole units of 20 bytes",
+        unit="bytes",
+        validator=between(20, _LIMIT - 20),
+    )
+    flush_disk_type: FlushDiskType = setting(
+        FlushDiskType.ASYNC_FLUSH,
+        help="SYNC_FLUSH answers a producer when its message is on the medium",
+        important=True,
+    )
+    flush_interval_commit_log: int = setting(
+        500,
+        help="Time between two flushes of the commit log",
+        unit="ms",
+        important=True,
+        validator=at_least(1),
+    )
+    flush_commit_log_timed: bool = setting(
+        True, help="Flush by the interval only, not when pages gather", important=True
+    )
+    flush_interval_consume_queue: int = setting(
+        1000,
+        help="Time between two writes of gathered queue units to their files",
+        unit="ms",
+        validator=at_least(1),
+    )
+    flush_consume_queue_thorough_interval: int = setting(
+        60_000,
+        help="Time between two flushes of the queue files and the checkpoint",
+        unit="ms",
+        validator=at_least(1),
+    )
+    sync_flush_timeout: int = setting(
+        5000, help="How long a producer waits for SYNC_FLUSH", unit="ms", validator=at_least(1)
+    )
+    slave_timeout: int = setting(
+        3000, help="How long a producer waits for a slave under SYNC_MASTER", unit="ms", validator=at_least(1)
+    )
+    clean_resource_interval: int = setting(
+        10_000, help="Time between two looks for expired files", unit="ms", validator=at_least(1)
+    )
+    delete_when: str = setting(
+        "04",
+        help="Hours of the day at which expired files go, separated by ;",
+        runtime=True,
+        important=True,
+        validator=_hours,
+    )
+    file_reserved_time: int = setting(
+        72,
+        help="Age at which a commit log file may go",
+        unit="hours",
+        runtime=True,
+        important=True,
+        validator=at_least(0),
+    )
+    disk_max_used_space_ratio: int = setting(
+        75,
+        help="Used space from which expired files go at any hour",
+        unit="%",
+        runtime=True,
+        validator=between(10, 95),
+    )
+    disk_space_clean_forcibly_ratio: int = setting(
+        85,
+        help="Used space from which the oldest files go whatever their age",
+        unit="%",
+        runtime=True,
+        validator=between(10, 100),
+    )
+    disk_space_warning_level_ratio: int = setting(
+        90, help="Used space from which sends are refused", unit="%", runtime=True, validator=between(10, 100)
+    )
+    disk_min_free_bytes: int = setting(
+        0,
+        help="Free space below which sends are refused, and below twice of it the oldest files go; 0: off",
+        unit="bytes",
+        runtime=True,
+        validator=at_least(0),
+    )
+    clean_file_forcibly_enable: bool = setting(
+        True, help="Allow files to go before their age when space is short", runtime=True, important=True
+    )
+    max_message_size: int = setting(
+        4 << 20, help="Largest body", unit="bytes", runtime=True, validator=between(1, _LIMIT)
+    )
+    check_crc_on_recover: bool = setting(True, help="Check the body of each record that recovery scans")
+    truncate_damaged_log: bool = setting(
+        False,
+        help="Cut the log at a damaged record, losing the good ones after it, instead of not starting",
+    )
+    max_transfer_bytes_on_message_in_memory: int = setting(
+        256 << 10,
+        help="Most bytes of one pull",
+        unit="bytes",
+        runtime=True,
+        important=True,
+        validator=at_least(1),
+    )
+    max_transfer_count_on_message_in_memory: int = setting(
+        32, help="Most messages of one pull", runtime=True, important=True, validator=at_least(1)
+    )
+    max_transfer_bytes_on_message_in_disk: int = setting(
+        64 << 10,
+        help="Most bytes of one pull of old messages",
+        unit="bytes",
+        runtime=True,
+        important=True,
+        validator=at_least(1),
+    )
+    max_transfer_count_on_message_in_disk: int = setting(
+        8,
+        help="Most messages of one pull of old messages",
+        runtime=True,
+        important=True,
+        validator=at_least(1),
+    )
+    access_message_in_memory_max_ratio: int = setting(
+        40,
+        help="Messages further behind than this share of the machine's memory count as old",
+        unit="%",
+        runtime=True,
+        important=True,
+        validator=between(1, 100),
+    )
+    message_index_enable: bool = setting(True, help="Keep the index for queries by key", important=True)
+    message_index_safe: bool = setting(
+        False, help="Recover from as far back as the index needs", important=True
+    )
+    max_hash_slot_num: int = setting(
+        5_000_000, help="Hash slots of an index file", validator=between(1, 100_000_000)
+    )
+    max_index_num: int = setting(
+        20_000_000, help="Entries of an index file", validator=between(2, 80_000_000)
+    )
+    max_msgs_num_batch: int = setting(
+        64, help="Most messages that a query by key answers", runtime=True, validator=at_least(1)
+    )
+    default_query_max_num: int = setting(
+        32, help="Messages that a query answers when it names no number", runtime=True, validator=at_least(1)
+    )
+    os_page_cache_busy_time_out_mills: int = setting(
+        1000,
+        help="A write that takes longer makes sends fail fast",
+        unit="ms",
+        runtime=True,
+        validator=at_least(1),
+    )
+    broker_role: BrokerRole = setting(
+        BrokerRole.ASYNC_MASTER,
+        help="Whether this broker leads, and whether sends wait for a slave",
+        important=True,
+    )
+    ha_listen_port: int = setting(10912, help="Port that slaves connect to", validator=between(0, 65535))
+    ha_send_heartbeat_interval: int = setting(
+        5000, help="Time between two signs of life on a slave's link", unit="ms", validator=at_least(1)
+    )
+    ha_housekeeping_interval: int = setting(
+        20_000, help="Silence after which a slave's link ends", unit="ms", validator=at_least(1)
+    )
+    ha_transfer_batch_size: int = setting(
+        32 << 10, help="Most log bytes in one packet to a slave", unit="bytes", validator=at_least(1)
+    )
+    ha_master_address: str | None = setting(
+        None, help="Where a slave finds its master's HA port", important=True
+    )
+    ha_slave_fallbehind_max: int = setting(
+        256 << 20, help="A slave further behind does not count as there", unit="bytes", validator=at_least(0)
+    )
+    offset_check_in_slave: bool = setting(
+        False, help="A slave corrects the offsets of pulls as a master does"
+    )
+    message_delay_level: str = setting(
+        DELAY_LEVELS, help="The delay levels, from level 1 on", validator=_delay_levels
+    )
+    flush_delay_offset_interval: int = setting(
+        10_000, help="Time between two saves of the delay progress", unit="ms", validator=at_least(1)
+    )
+
+    @property
+    def commit_log_path(self) -> str:
+        """The folder of the commit log."""
+        return self.store_path_commit_log or os.path.join(self.store_path_root_dir, "commitlog")
+
+    @property
+    def queue_file_size(self) -> int:
+        """The size of a consume queue file: whole units of 20 bytes."""
+        return -(-self.mapped_file_size_consume_queue // 20) * 20
+
+    @property
+    def index_file_size(self) -> int:
+        """The size of an index file: header, slots, entries."""
+        return 40 + 4 * self.max_hash_slot_num + 20 * self.max_index_num

@@ -1,0 +1,296 @@
+"""ConsumeQueue: the 20-byte units of one topic and queue, in queue order.
+
+New units gather in memory (`_tail`), where they are readable at once, and go to the queue's file many at
+a time: with 10,000 queues a file operation for every few messages would cost more than the messages.
+Losing what gathered is harmless, because recovery makes units from the log. Files are made at full size,
+opened when needed, and bounded in number.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from struct import Struct
+
+from rmq.errors import StoreError
+from rmq.protocol.engine import encode_queue_units
+from rmq.store.disk import Disk
+from rmq.store.segments import OpenFiles, Segments
+
+log = logging.getLogger("rmq.store")
+
+UNIT = 20
+_UNIT = Struct(">qiq")
+FILLER_SIZE = 0x7FFFFFFF
+_FILLER = _UNIT.pack(0, FILLER_SIZE, 0)
+
+Unit = tuple[int, int, int]  # physical offset, size, tags code
+
+
+class ConsumeQueue:
+    """Queue offsets count units. `start` <= offsets readable < `end` <= `next` (with units not committed
+    yet).
+    """
+
+    WRITE_BYTES = 10_240  # so many gathered bytes go to the file at once
+
+    __slots__ = (
+        "_disk",
+        "_files",
+        "_tail",
+        "_tail_start",
+        "end",
+        "gathered_since_ms",
+        "next",
+        "pending",
+        "physical_end",
+        "queue_id",
+        "start",
+        "topic",
+        "topic_bytes",
+        "topic_size",
+        "trimmed_to",
+    )
+
+    def __init__(
+        self, disk: Disk, folder: str, topic: str, queue_id: int, file_size: int, limit: OpenFiles
+    ) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        name = topic.encode()
+        if len(name) > 127:
+            raise StoreError(f"topic {topic!r} is longer than 127 bytes")
+        self.topic_size = len(name)
+        self.topic_bytes = bytes([len(name)]) + name  # as records have it
+        self.trimmed_to = 0  # the log's start at the last trim
+        self._files = Segments(disk, folder, file_size, limit=limit, mapped=False, ordered=False)
+        self._disk = disk
+        self._tail = bytearray()
+        self._tail_start = 0
+        self.start = 0
+        self.end = 0
+        self.next = 0
+        self.pending: list[Unit] = []
+        self.physical_end = 0  # the end of the record of the last unit
+        self.gathered_since_ms = 0  # store time of the oldest unit that is in memory only
+
+    def __repr__(self) -> str:
+        return f"<ConsumeQueue {self.topic}/{self.queue_id} {self.start}..{self.end}>"
+
+    @property
+    def units_per_file(self) -> int:
+        """How many units a file holds."""
+        return self._files.file_size // UNIT
+
+    # ---- opening ----
+
+    def load(self, is_end: Callable[[int, Unit], bool]) -> None:
+        """Find the files and the end of the units: the first index for which `is_end(index, unit)` holds.
+
+        A file that is damaged in length, or missing in the middle, goes with all after it: the units are
+        made again.
+        """
+        try:
+            self._files.load()
+        except StoreError as error:
+            self._drop_broken_files(error)
+        low, high = self._files.start // UNIT, self._files.stop // UNIT
+        self.start = low
+        while low < high:
+            middle = (low + high) // 2
+            if is_end(middle, self._unit_in_file(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        self._set_end(low)
+
+    def _drop_broken_files(self, error: StoreError) -> None:
+        log.warning("queue %s/%s is made again from the log: %s", self.topic, self.queue_id, error)
+        good: list[int] = []
+        size = self._files.file_size
+        for base in self._files.bases:
+            if (good and base != good[-1] + size) or self._disk.size(self._files.path(base)) != size:
+                break
+            good.append(base)
+        for base in self._files.bases[len(good) :]:
+            self._disk.remove(self._files.path(base))
+        self._files.bases = good
+
+    def _set_end(self, end: int) -> None:
+        self.end = self.next = self._tail_start = end
+        self._tail.clear()
+        self.pending.clear()
+        last = self._unit_in_file(end - 1) if end * UNIT > self._files.start else (0, 0, 0)
+        self.physical_end = 0 if last[1] == FILLER_SIZE else last[0] + last[1]
+
+    def _unit_in_file(self, index: int) -> Unit:
+        view = self._files.read(index * UNIT, UNIT)
+        assert view is not None, "the index is inside the files"
+        return _UNIT.unpack(view)
+
+    def is_used(self, unit: Unit) -> bool:
+        """Whether a unit in a file was written (fillers were)."""
+        return unit[1] > 0 and unit[0] >= 0
+
+    # ---- appending ----
+
+    def commit(self, timestamp: int) -> int:
+        """Make the pending units readable; returns how many bytes wait for the file now."""
+        if not self._tail:
+            self.gathered_since_ms = timestamp
+        physical, size, _ = self.pending[-1]
+        self._tail += encode_queue_units(self.pending)
+        self.pending.clear()
+        self.end = self.next
+        self.physical_end = physical + size
+        return len(self._tail)
+
+    def rollback(self) -> None:
+        """Forget the pending units."""
+        self.pending.clear()
+        self.next = self.end
+
+    def restart(self, index: int) -> None:
+        """Forget all units; the next one has this index."""
+        self.remove()
+        self.start = self.end = self.next = self._tail_start = index
+        self.physical_end = 0
+
+    def write(self) -> bool:
+        """Write what gathered to the file; whether there was anything. Raises StoreError; it then stays in
+        memory.
+        """
+        if not self._tail:
+            return False
+        at = self._tail_start * UNIT
+        if not self._files.bases and at % self._files.file_size:
+            self._files.write(at - at % self._files.file_size, _FILLER * (at % self._files.file_size // UNIT))
+        self._files.write(at, self._tail)
+        self._tail_start = self.end
+        self._tail = bytearray()
+        return True
+
+    def sync(self) -> None:
+        """Sync the files that were written last. Thread-safe."""
+        self._files.sync(
+            max(self._files.start, self._files.stop - 2 * self._files.file_size), self._files.stop
+        )
+
+    # ---- reading ----
+
+    def units(self, index: int, count: int) -> bytes | bytearray | memoryview:
+        """At most `count` units from `index` on, up to the end of the file that holds it (as Java reads);
+        b"" without any.
+        """
+        per_file = self.units_per_file
+        stop = min(index + count, self.end, index - index % per_file + per_file)
+        if index < self.start or index >= stop:
+            return b""
+        if index >= self._tail_start:
+            at = (index - self._tail_start) * UNIT
+            return self._tail[at : at + (stop - index) * UNIT]
+        in_file = self._files.read(index * UNIT, (min(stop, self._tail_start) - index) * UNIT)
+        if in_file is None:
+            return b""
+        if stop > self._tail_start:
+            return bytes(in_file) + self._tail[: (stop - self._tail_start) * UNIT]
+        return in_file
+
+    def unit(self, index: int) -> Unit | None:
+        """One unit, or None when it is not there."""
+        data = self.units(index, 1)
+        return _UNIT.unpack(data) if len(data) == UNIT else None
+
+    def next_file(self, index: int) -> int:
+        """The first index of the file after that of `index`."""
+        return index - index % self.units_per_file + self.units_per_file
+
+    def file_ranges(self) -> Iterator[tuple[int, int]]:
+        """(first index, end) of the readable units of each file, oldest first."""
+        per_file = self.units_per_file
+        index = self.start
+        while index < self.end:
+            stop = min(index - index % per_file + per_file, self.end)
+            yield index, stop
+            index = stop
+
+    # ---- trimming ----
+
+    def trim(self, log_start: int) -> int:
+        """Drop what lies before the log's start: whole files, then by moving `start`. Returns how many
+        files went.
+        """
+        self.trimmed_to = log_start
+        self.start = self.first_at(log_start)
+        removed = 0
+        while len(self._files.bases) > 1 and self._files.bases[1] <= self.start * UNIT:
+            self._files.remove_first()
+            removed += 1
+        return removed
+
+    def first_at(self, physical_offset: int) -> int:
+        """The first index whose record is at or after `physical_offset`; fillers do not count."""
+        low, high = self.start, self.end
+        while low < high:
+            middle = (low + high) // 2
+            unit = self._any_unit(middle)
+            if unit[1] == FILLER_SIZE or unit[0] < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _any_unit(self, index: int) -> Unit:
+        if index < self._tail_start:
+            return self._unit_in_file(index)
+        return _UNIT.unpack_from(self._tail, (index - self._tail_start) * UNIT)
+
+    def truncate(self, log_end: int) -> None:
+        """Drop the units whose records end after `log_end`."""
+        if self.physical_end <= log_end:
+            return
+        end = self.first_at(log_end)
+        while end > self.start and sum(self._any_unit(end - 1)[:2]) > log_end:
+            end -= 1
+        kept = self._tail[: max(end - self._tail_start, 0) * UNIT]
+        if end < self._tail_start:
+            self._files.truncate(end * UNIT)
+            self._tail_start = end
+        self._tail = bytearray(kept)
+        self.end = self.next = end
+        last = self._any_unit(end - 1) if end > self.start else (0, 0, 0)
+        self.physical_end = last[0] + last[1]
+
+    def cut_files(self) -> None:
+        """Make what lies after the end zero in the files (after `load` found the end)."""
+        self._files.truncate(self.end * UNIT)
+
+    def remove(self) -> None:
+        """Remove the queue's files and folder."""
+        self._files.remove_all()
+        self._tail = bytearray()
+        self.pending.clear()
+
+    def close(self) -> None:
+        """Close the files; what gathered should have been written."""
+        self._files.close()
+
+    @property
+    def gathered(self) -> int:
+        """Bytes that are in memory only."""
+        return len(self._tail)
+
+    @property
+    def is_empty(self) -> bool:
+        """No units at all."""
+        return self.end == self.start
+
+
+def queue_folder(root: str, topic: str, queue_id: int) -> str:
+    """The folder of a queue. The topic must be a plain name: this is the one place where a topic becomes a
+    path.
+    """
+    if not topic or "/" in topic or "\0" in topic or topic in (".", "..") or queue_id < 0:
+        raise StoreError(f"{topic!r}/{queue_id} cannot be a queue's folder")
+    return os.path.join(root, "consumequeue", topic, str(queue_id))

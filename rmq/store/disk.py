@@ -1,0 +1,440 @@
+"""Disk and Segment: the only module of the store that touches files.
+
+Everything above works on the two protocols, so that a whole store runs on `rmq.testing.disk.MemoryDisk`,
+which can lose unsynced pages, fill up, or flip bits. `RealDisk` is files: writes go through ``pwrite``
+(a full disk is then an error that can be answered, where a write through a mapping would kill the
+process), reads through one shared mapping.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from typing import Protocol
+
+from attrs import frozen
+
+from rmq.errors import DiskFull, StoreError, StoreLocked
+
+Bytes = bytes | bytearray | memoryview
+
+
+@frozen
+class DiskUsage:
+    """How full the file system under the store is; `ratio` in 0..1, rounded up to whole per cents as the
+    Java broker does.
+    """
+
+    ratio: float
+    free_bytes: int
+
+
+class Segment(Protocol):
+    """One file of a fixed size. Positions are bytes from the start of the file."""
+
+    @property
+    def size(self) -> int:
+        """The size of the file in bytes; it never changes."""
+        ...
+
+    def write(self, at: int, data: Bytes) -> None:
+        """Write all of `data`; a reader sees it at once. Raises DiskFull or StoreError, and then any prefix
+        may be there.
+        """
+        ...
+
+    def read(self, at: int, size: int) -> memoryview:
+        """The bytes there. A view stays valid for as long as it is held, even when the segment was closed
+        or removed.
+        """
+        ...
+
+    def writable(self, size: int) -> memoryview:
+        """A writable view of the whole file, of which the first `size` bytes have disk blocks for certain.
+        Raises DiskFull.
+        """
+        ...
+
+    def clear(self, at: int) -> None:
+        """Make everything from `at` to the end zero, without needing disk space. Raises StoreError."""
+        ...
+
+    def data_from(self, at: int) -> int:
+        """A place at or after `at` with only zeros before it: lets a search skip the holes of a sparse
+        file.
+        """
+        ...
+
+    def sync(self) -> None:
+        """Return when all that was written before the call is on the medium. Thread-safe. Raises
+        StoreError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let the file go; a sync that runs in another thread ends first. Closing twice is fine."""
+        ...
+
+
+class Lock(Protocol):
+    """A folder's lock; `release` gives it back."""
+
+    def release(self) -> None:
+        """Give the lock back; twice is fine."""
+        ...
+
+
+class Disk(Protocol):
+    """Paths are plain strings; a folder comes into being with its first file."""
+
+    def open(self, path: str, size: int, *, mapped: bool = True) -> Segment:
+        """Make the file at full size (sparse), or open it. StoreError when it is there with another size."""
+        ...
+
+    def list(self, folder: str) -> builtins.list[str]:
+        """The names in `folder`, sorted; empty when there is no such folder."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or folder at `path`."""
+        ...
+
+    def size(self, path: str) -> int:
+        """The size of the file in bytes. StoreError when it is not there."""
+        ...
+
+    def load(self, path: str) -> bytes | None:
+        """The whole of a small file, or None when it is not there."""
+        ...
+
+    def replace(self, path: str, data: Bytes) -> None:
+        """Write a small file so that a crash leaves the old one or the new one: temporary file, sync,
+        rename, sync of the folder.
+        """
+        ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file, or a folder with all that is in it. Not being there is fine."""
+        ...
+
+    def sync(self, path: str) -> None:
+        """Return when all that was written to the file is on the medium; not being there is fine. Thread-
+        safe.
+        """
+        ...
+
+    def usage(self, path: str) -> DiskUsage:
+        """How full the file system of `path` (or of its nearest existing parent) is."""
+        ...
+
+    def lock(self, path: str) -> Lock:
+        """Lock the file at `path` for this process, as Java does (a POSIX lock on byte 0). Raises
+        StoreLocked.
+        """
+        ...
+
+    def sync_all(self, path: str) -> None:
+        """Return when all that was written to the file system of `path` before the call is on the medium.
+        Thread-safe.
+        """
+        ...
+
+
+@contextlib.contextmanager
+def _explained(path: str) -> Iterator[None]:
+    """Map the operating system's errors to ours, once, at the border."""
+    try:
+        yield
+    except OSError as error:
+        raise _mapped(error, path) from error
+
+
+def _mapped(error: OSError, path: str) -> StoreError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{path}: {error.strerror}: free some space, or lower fileReservedTime")
+    return StoreError(f"{path}: {error.strerror or error}")
+
+
+class RealSegment:
+    """A file: one descriptor, and one shared mapping that is made at the first read."""
+
+    __slots__ = ("_busy", "_fd", "_folder_synced", "_guard", "_mapped", "_reserved", "_view", "path", "size")
+
+    def __init__(self, path: str, size: int, fd: int, *, mapped: bool, created: bool) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+        self._mapped = mapped
+        self._folder_synced = not created
+        self._view: memoryview | None = None
+        self._reserved = 0
+        self._guard = threading.Lock()
+        self._busy = 0
+
+    def write(self, at: int, data: Bytes) -> None:
+        if at + len(data) > self.size:
+            raise ValueError(f"{self.path}: {len(data)} bytes at {at} go past the end of the file")
+        try:
+            written = os.pwrite(self._fd, data, at)
+            while written < len(data):
+                written += os.pwrite(self._fd, memoryview(data)[written:], at + written)
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def read(self, at: int, size: int) -> memoryview:
+        if self._mapped:
+            view = self._view
+            if view is None:
+                view = self._map(writable=False)
+            return view[at : at + size]
+        try:
+            return memoryview(os.pread(self._fd, size, at))
+        except OSError as error:
+            raise _mapped(error, self.path) from error
+
+    def _map(self, *, writable: bool) -> memoryview:
+        with _explained(self.path):
+            access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+            # Nobody closes the mapping by hand: it goes when the last view of it goes, so no view can dangle.
+            self._view = memoryview(mmap.mmap(self._fd, self.size, access=access))
+        return self._view
+
+    def writable(self, size: int) -> memoryview:
+        if size > self._reserved:
+            with _explained(self.path):
+                # A store into an unallocated page of a full disk is a SIGBUS: have the blocks first.
+                os.posix_fallocate(self._fd, self._reserved, min(size, self.size) - self._reserved)
+            self._reserved = size
+        view = self._view
+        if view is None or view.readonly:
+            view = self._map(writable=True)
+        return view
+
+    def clear(self, at: int) -> None:
+        with _explained(self.path):
+            # Cutting and growing again needs no space, which overwriting with zeros might.
+            os.ftruncate(self._fd, at)
+            os.ftruncate(self._fd, self.size)
+
+    def data_from(self, at: int) -> int:
+        try:
+            return os.lseek(self._fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return self.size
+            return at
+
+    def sync(self) -> None:
+        with self._guard:
+            if self._fd < 0:
+                return
+            self._busy += 1
+        try:
+            with _explained(self.path):
+                os.fdatasync(self._fd)
+                if not self._folder_synced:
+                    _sync_folder(os.path.dirname(self.path))
+                    self._folder_synced = True
+        finally:
+            self._finish_sync()
+
+    def _finish_sync(self) -> None:
+        with self._guard:
+            self._busy -= 1
+            if self._busy == 0 and self._fd < -1:
+                os.close(-self._fd - 2)
+                self._fd = -1
+
+    def close(self) -> None:
+        with self._guard:
+            self._view = None
+            if self._fd < 0:
+                return
+            if self._busy:
+                self._fd = -self._fd - 2  # the sync in the other thread closes it
+            else:
+                os.close(self._fd)
+                self._fd = -1
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# POSIX locks do not keep a process out of its own files, so one process needs its own list of the folders
+# it holds.
+_held: set[str] = set()
+
+
+class _FileLock:
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            _held.discard(self._path)
+
+
+class RealDisk:
+    """The files of this machine."""
+
+    def open(self, path: str, size: int, *, mapped: bool = True) -> RealSegment:
+        with _explained(path):
+            fd, created = _open_file(path)
+            try:
+                found = os.fstat(fd).st_size
+                if created or found == 0:
+                    os.ftruncate(fd, size)
+                elif found != size:
+                    raise wrong_size(path, found, size)
+            except BaseException:
+                os.close(fd)
+                if created:
+                    os.unlink(path)
+                raise
+        return RealSegment(path, size, fd, mapped=mapped, created=created)
+
+    def list(self, folder: str) -> builtins.list[str]:
+        try:
+            return sorted(os.listdir(folder))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _mapped(error, folder) from error
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def size(self, path: str) -> int:
+        with _explained(path):
+            return os.stat(path).st_size
+
+    def load(self, path: str) -> bytes | None:
+        with _explained(path):
+            try:
+                with open(path, "rb") as file:
+                    return file.read()
+            except FileNotFoundError:
+                return None
+
+    def replace(self, path: str, data: Bytes) -> None:
+        folder = os.path.dirname(path)
+        temporary = path + ".tmp"
+        with _explained(path):
+            os.makedirs(folder, exist_ok=True)
+            try:
+                with open(temporary, "wb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+                raise
+            os.replace(temporary, path)
+            _sync_folder(folder)
+
+    def remove(self, path: str) -> None:
+        with _explained(path), contextlib.suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.unlink(path)
+
+    def sync(self, path: str) -> None:
+        with _explained(path):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return
+            try:
+                os.fdatasync(fd)
+                _sync_folder(os.path.dirname(path))
+            finally:
+                os.close(fd)
+
+    def usage(self, path: str) -> DiskUsage:
+        with _explained(path):
+            state = os.statvfs(_nearest(path))
+        used = (state.f_blocks - state.f_bfree) * state.f_frsize
+        free = state.f_bavail * state.f_frsize
+        return DiskUsage(-(-used * 100 // max(used + free, 1)) / 100, free)
+
+    def lock(self, path: str) -> Lock:
+        path = os.path.realpath(path)
+        if path in _held:
+            raise StoreLocked(os.path.dirname(path))
+        with _explained(path):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                os.pwrite(fd, b"lock", 0)
+            except OSError as error:
+                os.close(fd)
+                if error.errno in (errno.EACCES, errno.EAGAIN):
+                    raise StoreLocked(os.path.dirname(path)) from error
+                raise
+        _held.add(path)
+        return _FileLock(path, fd)
+
+    def sync_all(self, path: str) -> None:
+        with _explained(path):
+            fd = os.open(_nearest(path), os.O_RDONLY)
+            try:
+                _sync_file_system(fd)
+            finally:
+                os.close(fd)
+
+
+def _open_file(path: str) -> tuple[int, bool]:
+    """Open or make the file; second value: whether it was made."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC), False
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644), True
+
+
+def wrong_size(path: str, found: int, expected: int) -> StoreError:
+    """The error for a file whose length is not the configured one."""
+    return StoreError(
+        f"{path} has {found} bytes, expected {expected}: either the file is damaged (restore it from a "
+        "backup or a replica) or the configured file size is not the one that the store was made with (set "
+        "it back)"
+    )
+
+
+def _nearest(path: str) -> str:
+    while path and not os.path.exists(path):
+        parent = os.path.dirname(path)
+        if parent == path:
+            break
+        path = parent
+    return path or "."
+
+
+def _sync_file_system(fd: int) -> None:
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError):  # not Linux: sync everything
+        os.sync()
+        return
+    if syncfs(fd) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

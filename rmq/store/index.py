@@ -1,0 +1,287 @@
+"""The key index: files of hash slots and entries, to find records by topic, key and time.
+
+An entry knows only the hash of `topic#key`, so a look-up may give records of another key with the same
+hash; the caller compares. Layout and order of entries are Java's IndexFile.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+from collections.abc import Iterable
+from operator import mul
+from struct import Struct
+
+from rmq.message import java_hash
+from rmq.store.disk import Disk, Segment
+
+log = logging.getLogger("rmq.store")
+
+HEADER = 40
+_HEADER = Struct(">qqqqii")
+_SLOT = Struct(">i")
+_ENTRY = Struct(">iqii")
+_ENTRY_SIZE = 20
+_RESERVE = 1 << 20
+_NAME = re.compile(r"[0-9]{17}")
+
+Entry = tuple[str, tuple[str, ...], int, int]  # topic, keys, physical offset, store timestamp
+
+
+class KeyHash:
+    """Java's hash of `topic#key`, made non-negative as IndexFile does it.
+
+    Unique keys of one client differ in their last characters, so the hash of all before them is kept,
+    and the last four come from a table.
+    """
+
+    _TAIL = 4
+    _LIMIT = 10_000
+
+    def __init__(self) -> None:
+        self._heads: dict[tuple[str, str], int] = {}
+        self._tails: dict[str, int] = {}
+
+    def __call__(self, topic: str, key: str) -> int:
+        head = self._heads.get((topic, key[:-4]))
+        if head is None:
+            head = self._head(topic, key[:-4])
+        tail = self._tails.get(key[-4:])
+        if tail is None:
+            if len(key) < self._TAIL or not key[-4:].isascii():
+                return _positive(java_hash(f"{topic}#{key}"))
+            tail = self._tail(key[-4:])
+        value = head + tail & 0xFFFFFFFF
+        return value if value < 0x80000000 else 0x100000000 - value & 0x7FFFFFFF
+
+    def _head(self, topic: str, key: str) -> int:
+        if len(self._heads) >= self._LIMIT:
+            self._heads.clear()
+        value = java_hash(f"{topic}#{key}") * 31**4
+        self._heads[topic, key] = value
+        return value
+
+    def _tail(self, text: str) -> int:
+        if len(self._tails) >= self._LIMIT:
+            self._tails.clear()
+        value: int = sum(map(mul, text.encode(), (29791, 961, 31, 1)))
+        self._tails[text] = value
+        return value
+
+
+def _positive(value: int) -> int:
+    return 0 if value == -0x80000000 else abs(value)
+
+
+class IndexFile:
+    """One file. Times are ms; `begin_*` and `end_*` are of its first and last entry."""
+
+    def __init__(self, path: str, segment: Segment, slots: int, capacity: int) -> None:
+        self.path = path
+        self.segment = segment
+        self._slots = slots
+        self._capacity = capacity
+        self._entries_at = HEADER + 4 * slots
+        fields = _HEADER.unpack(segment.read(0, HEADER))
+        self.begin_timestamp: int = fields[0]
+        self.end_timestamp: int = fields[1]
+        self.begin_offset: int = fields[2]
+        self.end_offset: int = fields[3]
+        self.slot_count: int = fields[4]  # slots in use
+        self.count: int = max(fields[5], 1)  # entries + 1: entry 0 is never used
+
+    @property
+    def full(self) -> bool:
+        """No entry fits."""
+        return self.count >= self._capacity
+
+    def follow(self, last: IndexFile) -> None:
+        """Start with the end values of the file before, until the first entry comes."""
+        self.begin_timestamp = self.end_timestamp = last.end_timestamp
+        self.begin_offset = self.end_offset = last.end_offset
+        self._write_header(self.segment.writable(self._entries_at))
+
+    def add(self, entries: list[tuple[int, int, int]]) -> int:
+        """Add (hash, physical offset, store timestamp) entries until full; returns how many. Raises
+        DiskFull.
+        """
+        entries = entries[: self._capacity - self.count]
+        if not entries:
+            return 0
+        stop = self._entries_at + (self.count + len(entries)) * _ENTRY_SIZE
+        view = self.segment.writable(stop - stop % _RESERVE + _RESERVE)
+        count, used, slots, begin = self.count, self.slot_count, self._slots, self.begin_timestamp
+        packed = []
+        for key_hash, offset, timestamp in entries:
+            slot = HEADER + key_hash % slots * 4
+            (last,) = _SLOT.unpack_from(view, slot)
+            if not 0 < last <= count:
+                last = 0
+                used += 1
+            seconds = min(max((timestamp - begin) // 1000, 0), 0x7FFFFFFF) if begin > 0 else 0
+            packed.append(_ENTRY.pack(key_hash, offset, seconds, last))
+            _SLOT.pack_into(view, slot, count)
+            if count == 1:
+                begin = timestamp
+                self.begin_timestamp, self.begin_offset = timestamp, offset
+            count += 1
+        start = self._entries_at + self.count * _ENTRY_SIZE
+        view[start : start + len(packed) * _ENTRY_SIZE] = b"".join(packed)
+        self.count, self.slot_count = count, used
+        _, self.end_offset, self.end_timestamp = entries[-1]
+        self._write_header(view)
+        return len(entries)
+
+    def _write_header(self, view: memoryview) -> None:
+        fields = (self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset)
+        _HEADER.pack_into(view, 0, *fields, self.slot_count, self.count)
+
+    def covers(self, begin_ms: int, end_ms: int) -> bool:
+        """Whether the file may hold entries of that time."""
+        first, last = self.begin_timestamp, self.end_timestamp
+        return (begin_ms < first and end_ms > last) or first <= begin_ms <= last or first <= end_ms <= last
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
+        """Physical offsets with that hash in that time, newest first."""
+        found: list[int] = []
+        number = _SLOT.unpack(self.segment.read(HEADER + key_hash % self._slots * 4, 4))[0]
+        while 0 < number <= self.count and len(found) < most and self.count > 1:
+            at = self._entries_at + number * _ENTRY_SIZE
+            entry_hash, offset, seconds, before = _ENTRY.unpack(self.segment.read(at, _ENTRY_SIZE))
+            stored = self.begin_timestamp + seconds * 1000
+            if seconds < 0:
+                break
+            if entry_hash == key_hash and begin_ms <= stored <= end_ms:
+                found.append(offset)
+            if before >= number or stored < begin_ms:
+                break
+            number = before
+        return found
+
+
+class Index:
+    """All index files, oldest first. One thread uses it; `sync` may run in another."""
+
+    def __init__(self, disk: Disk, folder: str, slots: int, capacity: int) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._slots = slots
+        self._capacity = capacity
+        self._size = HEADER + 4 * slots + _ENTRY_SIZE * capacity
+        self.files: list[IndexFile] = []
+        self.hash = KeyHash()
+        self._filled: list[IndexFile] = []
+
+    def load(self, synced_ms: int | None) -> None:
+        """Open the files. After a crash, `synced_ms` is the checkpoint's index time: files that end later
+        are made again.
+
+        A file of a wrong size goes too, with all after it.
+        """
+        names = [name for name in self._disk.list(self._folder) if _NAME.fullmatch(name)]
+        for number, name in enumerate(names):
+            path = os.path.join(self._folder, name)
+            if self._disk.size(path) != self._size:
+                log.warning("index file %s has not the configured size: it is made again from the log", path)
+                self._discard(names[number:])
+                return
+            file = IndexFile(path, self._disk.open(path, self._size), self._slots, self._capacity)
+            if synced_ms is not None and file.end_timestamp > synced_ms:
+                file.segment.close()
+                self._discard(names[number:])
+                return
+            self.files.append(file)
+
+    def _discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._disk.remove(os.path.join(self._folder, name))
+
+    @property
+    def end_offset(self) -> int:
+        """The physical offset of the last record in the index; -1 without any."""
+        return next((file.end_offset for file in reversed(self.files) if file.count > 1), -1)
+
+    def add(self, entries: Iterable[Entry], now_ms: int) -> None:
+        """Index records, in log order. Raises StoreError."""
+        key_hash = self.hash
+        rows = [
+            (key_hash(topic, key), offset, stored) for topic, keys, offset, stored in entries for key in keys
+        ]
+        while rows:
+            file = self.files[-1] if self.files and not self.files[-1].full else self._make(now_ms)
+            rows = rows[file.add(rows) :]
+            if file.full:
+                self._filled.append(file)
+
+    def _make(self, now_ms: int) -> IndexFile:
+        last = self.files[-1] if self.files else None
+        path = os.path.join(self._folder, _stamp(now_ms))
+        while self._disk.exists(path) or (last is not None and path <= last.path):
+            # Names order the files, even when two are made in one millisecond or the clock was set back.
+            now_ms = now_ms + 1 if last is None or path > last.path else _parse_stamp(last.path) + 1
+            path = os.path.join(self._folder, _stamp(now_ms))
+        file = IndexFile(path, self._disk.open(path, self._size), self._slots, self._capacity)
+        if last is not None:
+            file.follow(last)
+        self.files.append(file)
+        return file
+
+    def find(self, topic: str, key: str, begin_ms: int, end_ms: int, most: int) -> list[int]:
+        """Physical offsets of records with that topic and (the hash of) that key, newest file first, each
+        once.
+        """
+        key_hash = self.hash(topic, key)
+        found: list[int] = []
+        for file in reversed(self.files):
+            if file.covers(begin_ms, end_ms):
+                found += file.find(key_hash, begin_ms, end_ms, most - len(found))
+            if file.begin_timestamp < begin_ms or len(found) >= most:
+                break
+        return list(dict.fromkeys(found))
+
+    def trim(self, log_start: int) -> int:
+        """Remove the files whose records are all gone, but never the last one; returns how many."""
+        removed = 0
+        while len(self.files) > 1 and self.files[0].end_offset < log_start:
+            self._remove(self.files.pop(0))
+            removed += 1
+        return removed
+
+    def truncate(self, log_end: int) -> None:
+        """Remove the files that know records at or after `log_end`; they are to be made again."""
+        while self.files and self.files[-1].end_offset >= log_end and self.files[-1].count > 1:
+            self._remove(self.files.pop())
+
+    def _remove(self, file: IndexFile) -> None:
+        file.segment.close()
+        self._disk.remove(file.path)
+
+    def clear(self) -> None:
+        """Remove all files."""
+        while self.files:
+            self._remove(self.files.pop())
+
+    def sync(self, *, all_files: bool = False) -> int:
+        """Sync the files that became full (or all); returns the end time of the newest of them, 0 without
+        any.
+        """
+        filled, self._filled = self._filled, []
+        for file in self.files if all_files else filled:
+            file.segment.sync()
+        return max((file.end_timestamp for file in filled), default=0)
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self.files:
+            file.segment.close()
+
+
+def _stamp(now_ms: int) -> str:
+    return time.strftime("%Y%m%d%H%M%S", time.localtime(now_ms // 1000)) + f"{now_ms % 1000:03d}"
+
+
+def _parse_stamp(path: str) -> int:
+    name = os.path.basename(path)
+    return int(time.mktime(time.strptime(name[:14], "%Y%m%d%H%M%S"))) * 1000 + int(name[14:])

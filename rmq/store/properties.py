@@ -1,0 +1,75 @@
+"""The few properties that queues and index are made of, read straight from a record's property bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rmq.message import SCHEDULE_TOPIC, tags_code
+
+_SCHEDULE = SCHEDULE_TOPIC.encode()
+_codes: dict[bytes, int] = {}
+_CODES_LIMIT = 4096
+
+PREPARED = 4
+TRANSACTION_BITS = 12  # 0 none, 4 prepared, 8 commit, 12 rollback
+
+
+def value_of(properties: bytes, name: bytes) -> bytes | None:
+    """The value of one property in `name 0x01 value 0x02 …`, or None."""
+    marker = name + b"\x01"
+    at = properties.find(marker)
+    while at > 0 and properties[at - 1] != 2:
+        at = properties.find(marker, at + 1)
+    if at < 0:
+        return None
+    start = at + len(marker)
+    stop = properties.find(b"\x02", start)
+    return properties[start:] if stop < 0 else properties[start:stop]
+
+
+def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Mapping[int, int]) -> int:
+    """The tags code of a record's queue unit; for a delayed record, the time at which it is due."""
+    if topic == _SCHEDULE:
+        due = due_time(value_of(properties, b"DELAY"), store_timestamp, delays)
+        if due is not None:
+            return due
+    tags = value_of(properties, b"TAGS")
+    if not tags:
+        return 0
+    code = _codes.get(tags)
+    if code is None:
+        if len(_codes) >= _CODES_LIMIT:
+            _codes.clear()
+        code = _codes[tags] = tags_code(tags.decode("utf-8", "replace"))
+    return code
+
+
+def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int]) -> int | None:
+    """When a record of that delay level is due; None without a level. A level above the table's is its
+    highest.
+    """
+    try:
+        number = min(int(level or b"0"), max(delays))
+    except ValueError:
+        return None
+    return store_timestamp + delays[number] if number > 0 else None
+
+
+def index_keys(properties: bytes) -> tuple[str, ...]:
+    """The keys that the index holds of a record: the unique key, then KEYS split at blanks."""
+    unique = value_of(properties, b"UNIQ_KEY")
+    keys = value_of(properties, b"KEYS")
+    names = [] if unique is None else [unique]
+    if keys:
+        names += [key for key in keys.split(b" ") if key]
+    return tuple(name.decode("utf-8", "replace") for name in names)
+
+
+def has_unit(sys_flag: int) -> bool:
+    """Whether a record gets a queue unit: not when it is PREPARED or ROLLBACK."""
+    return not sys_flag & PREPARED
+
+
+def is_indexed(sys_flag: int) -> bool:
+    """Whether a record's keys are indexed: not when it is ROLLBACK."""
+    return sys_flag & TRANSACTION_BITS != TRANSACTION_BITS

@@ -1,0 +1,267 @@
+"""Opening a store: find the end of the log, and make queues fit it.
+
+After a clean stop (no `abort` file) everything was synced and queued: only the last part of the log is
+looked at again. After a crash the scan starts with the file that the checkpoint vouches for, every queue
+is cut to what lies before that, and units are made from the records again. A queue that turns out to
+lack older units is made from where it ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+
+from attrs import define, field, frozen
+
+from rmq.errors import CorruptRecord
+from rmq.store.checkpoint import Checkpoint
+from rmq.store.commitlog import CommitLog
+from rmq.store.consumequeue import ConsumeQueue, Unit
+from rmq.store.properties import has_unit, unit_code
+from rmq.store.scan import Scan, Scanned, check_end, parse, store_timestamp
+
+log = logging.getLogger("rmq.store")
+
+# After a clean stop, so much of the log's end is checked again.
+VERIFY_BYTES = 32 << 20
+_REPORT_EVERY = 4096
+
+Progress = Callable[[str, int, int], None]
+Key = tuple[str, int]
+
+
+@frozen
+class Recovery:
+    """What `Store.load` found: whether the stop before was clean, and what had to be done.
+
+    `records`: how many were scanned, from physical offset `scanned_from`; `end`: where the log ends;
+    `cut`: the file that was cut at a torn tail, if any; `rebuilt`: queues whose older units had to be
+    made again.
+    """
+
+    clean: bool
+    scanned_from: int
+    records: int
+    end: int
+    cut: str | None
+    rebuilt: tuple[Key, ...]
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+@define
+class Recoverer:
+    """Carries out one recovery. `make_queue` makes (or finds) the queue of a record."""
+
+    commit_log: CommitLog
+    queues: dict[Key, ConsumeQueue]
+    make_queue: Callable[[str, int], ConsumeQueue]
+    delays: dict[int, int]
+    known_topics: frozenset[str] | None
+    check_crc: bool = True
+    cut_damage: bool = False
+    progress: Progress = no_progress
+    _short: dict[ConsumeQueue, int] = field(factory=dict)
+    _topics: dict[bytes, str] = field(factory=dict)
+    _timestamp: int = 0
+
+    def run(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> Recovery:
+        """Recover log and queues. Raises CorruptRecord for damage, StoreError when files cannot be read or
+        written.
+        """
+        start = self._start(checkpoint, clean=clean, rebuild=rebuild)
+        synced_before_ms = None if clean else checkpoint.log_ms
+        records, end, cut = self._scan_log(start, synced_before_ms)
+        self._cut(end, torn=cut)
+        rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
+        if self._short:
+            self._rebuild_short(end)
+        for queue in self.queues.values():
+            queue.trim(self.commit_log.start)
+        path = self.commit_log.segments.path(end) if cut else None
+        return Recovery(clean, start, records, end, path, rebuilt)
+
+    # ---- where to start ----
+
+    def _start(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> int:
+        segments = self.commit_log.segments
+        segments.load()
+        if not segments.bases or rebuild:
+            for queue in self.queues.values():
+                queue.restart(0)
+            return segments.start
+        if clean:
+            return self._start_clean()
+        start = self._file_vouched_for(checkpoint.replay_from_ms)
+        self._load_queues(
+            lambda queue: lambda index, unit: not self._is_unit_before(start, queue, index, unit)
+        )
+        for queue in self.queues.values():
+            queue.cut_files()
+        return start if self.queues else segments.start
+
+    def _start_clean(self) -> int:
+        segments = self.commit_log.segments
+        self._load_queues(lambda queue: lambda index, unit: unit[1] <= 0)
+        last = max(self.queues.values(), key=lambda queue: queue.physical_end, default=None)
+        if last is None or last.physical_end == 0:
+            return segments.start
+        # Begin at a record that a queue vouches for: the first one inside the part to be checked.
+        unit = last.unit(last.first_at(last.physical_end - VERIFY_BYTES)) or last.unit(last.end - 1)
+        if unit is None or self._record_at(unit[0]) is None:
+            return segments.start
+        return unit[0]
+
+    def _load_queues(self, rule: Callable[[ConsumeQueue], Callable[[int, Unit], bool]]) -> None:
+        total = len(self.queues)
+        for number, queue in enumerate(self.queues.values()):
+            queue.load(rule(queue))
+            if number % 256 == 0:
+                self.progress("queues", number, total)
+
+    def _file_vouched_for(self, replay_from_ms: int) -> int:
+        """The start of the newest file whose first record is so old that all before it is synced and
+        queued.
+        """
+        segments = self.commit_log.segments
+        for base in reversed(segments.bases):
+            head = segments.read(base, min(76, segments.file_size))
+            if (
+                head is not None
+                and self._record_at(base) is not None
+                and store_timestamp(head, 0) <= replay_from_ms
+            ):
+                return base
+        return segments.start
+
+    def _record_at(self, position: int) -> Scanned | None:
+        segments = self.commit_log.segments
+        base = position - position % segments.file_size
+        view = segments.read(base, segments.file_size)
+        return None if view is None else parse(view, position - base, position, check_crc=False)
+
+    def _is_unit_before(self, start: int, queue: ConsumeQueue, index: int, unit: Unit) -> bool:
+        """Whether a unit found after a crash is whole and its record lies before `start`."""
+        physical, size, _ = unit
+        if size <= 0 or not 0 <= physical < start:
+            return False
+        if physical < self.commit_log.start:
+            return True  # nothing to compare with; so old a unit was synced long ago
+        record = self._record_at(physical)
+        return record is not None and record.size == size and record.queue_offset == index
+
+    # ---- the log ----
+
+    def _scan_log(self, start: int, synced_before_ms: int | None) -> tuple[int, int, bool]:
+        """Scan to the end; returns how many records, the end, and if a bad spot, not a hole, is there."""
+        segments = self.commit_log.segments
+        scan = Scan(segments, start, check_crc=self.check_crc)
+        records = 0
+        for record in scan:
+            self.restore(record)
+            records += 1
+            if records % _REPORT_EVERY == 0:
+                self.progress("log", record.position - start, segments.stop - start)
+        end = scan.position
+        self.progress("log", end - start, end - start)
+        segment = segments.at(end)
+        if segment is None:
+            return records, end, False
+        try:
+            check_end(segments, end, synced_before_ms)
+        except CorruptRecord as error:
+            if not self.cut_damage:
+                raise
+            log.error("the log is cut at damage, good records are lost: %s", error)
+            return records, end, True
+        at = end % segments.file_size
+        torn = any(segment.read(at, min(8, segments.file_size - at))) or segments.bases[-1] > end
+        return records, end, torn
+
+    def _cut(self, end: int, *, torn: bool) -> None:
+        if torn:
+            log.warning("%s: torn tail cut at %d", self.commit_log.segments.path(end), end)
+        ahead = [queue for queue in self.queues.values() if queue.physical_end > end]
+        for queue in ahead:
+            log.warning("queue %s/%d is ahead of the log and is cut", queue.topic, queue.queue_id)
+            queue.truncate(end)
+        if self.commit_log.segments.bases:
+            self.commit_log.truncate(end)
+        self.commit_log.open_at(end, self._timestamp or self._last_timestamp())
+
+    def _last_timestamp(self) -> int:
+        last = max(self.queues.values(), key=lambda queue: queue.physical_end, default=None)
+        unit = None if last is None else last.unit(last.end - 1)
+        record = None if unit is None else self._record_at(unit[0])
+        return 0 if record is None else record.store_timestamp
+
+    # ---- the queues ----
+
+    def restore(self, record: Scanned) -> None:
+        """Give a record its queue unit, unless the queue has it."""
+        self._timestamp = record.store_timestamp
+        if not has_unit(record.sys_flag):
+            return
+        queue = self._queue_of(record)
+        end = record.position + record.size
+        if end <= queue.physical_end or queue in self._short:
+            return
+        if record.queue_offset > queue.next and self._is_short(queue):
+            self._short[queue] = max(queue.physical_end, self.commit_log.start)
+            return
+        self._append(queue, record)
+
+    def _append(self, queue: ConsumeQueue, record: Scanned) -> None:
+        if record.queue_offset != queue.next:
+            # The topic was deleted and made again, or older records are gone from the log.
+            queue.restart(record.queue_offset)
+        code = unit_code(record.topic, record.properties, record.store_timestamp, self.delays)
+        queue.pending.append((record.position, record.size, code))
+        queue.next += 1
+        if queue.commit(record.store_timestamp) >= queue.WRITE_BYTES:
+            queue.write()
+
+    def _queue_of(self, record: Scanned) -> ConsumeQueue:
+        topic = self._topics.get(record.topic)
+        if topic is None:
+            topic = self._topics[record.topic] = record.topic.decode("utf-8", "replace")
+        queue = self.queues.get((topic, record.queue_id))
+        return queue if queue is not None else self.make_queue(topic, record.queue_id)
+
+    def _is_short(self, queue: ConsumeQueue) -> bool:
+        """Whether the missing units should be in the log: not for the leftovers of a deleted topic."""
+        return not queue.is_empty or self.known_topics is None or queue.topic in self.known_topics
+
+    def _rebuild_short(self, end: int) -> None:
+        """Scan again from where the first of the short queues ends, for them alone."""
+        short, self._short = self._short, {}
+        start = min(short.values())
+        names = ", ".join(f"{queue.topic}/{queue.queue_id}" for queue in list(short)[:5])
+        log.warning("%d queues lack units (%s …): made again from offset %d on", len(short), names, start)
+        scan = Scan(self.commit_log.segments, self._boundary(start), check_crc=False, stop=end)
+        for number, record in enumerate(scan):
+            if has_unit(record.sys_flag):
+                queue = self._queue_of(record)
+                if queue in short and record.position + record.size > queue.physical_end:
+                    self._append(queue, record)
+            if number % _REPORT_EVERY == 0:
+                self.progress("queues from log", record.position - start, end - start)
+
+    def _boundary(self, position: int) -> int:
+        """A place at or before `position` where a record starts."""
+        if self._record_at(position) is not None:
+            return position
+        return position - position % self.commit_log.file_size
+
+
+def known_queues(names: Callable[[str], Iterable[str]], folder: str) -> list[Key]:
+    """The queues that have folders."""
+    return [
+        (topic, int(queue_id))
+        for topic in names(folder)
+        for queue_id in names(os.path.join(folder, topic))
+        if queue_id.isascii() and queue_id.isdecimal()
+    ]

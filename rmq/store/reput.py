@@ -1,0 +1,108 @@
+"""Reput: feeds the index with the records that it does not have yet, in batches, after the replies went
+out.
+
+Fresh records come from a backlog in memory. After a start (or a failed write) the index may be further
+behind: then the records are read from the log until the index has caught up.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from rmq.errors import StoreError
+from rmq.store.commitlog import CommitLog
+from rmq.store.index import Entry, Index
+from rmq.store.properties import index_keys, is_indexed
+from rmq.store.scan import Scan, Scanned, next_good
+
+log = logging.getLogger("rmq.store")
+
+
+class Reput:
+    """`behind` is the physical offset to read on from, or None when the backlog holds all that is missing."""
+
+    def __init__(self, commit_log: CommitLog, index: Index) -> None:
+        self._log = commit_log
+        self._index = index
+        self._backlog: deque[Entry] = deque()
+        self.behind: int | None = None
+
+    def __len__(self) -> int:
+        return len(self._backlog)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is left to do."""
+        return self.behind is None and not self._backlog
+
+    def start(self, *, again: bool = False) -> None:
+        """Find where the index ends in the log. `again`: the last record there may be indexed in part."""
+        self._backlog.clear()
+        end = self._index.end_offset
+        last = self._log.record(end) if end >= 0 and not again else None
+        self.behind = max(self._log.start, end + len(last) if last is not None else end)
+        if self.behind >= self._log.end:
+            self.behind = None
+
+    def skip_to(self, log_start: int) -> None:
+        """The log begins at `log_start` now."""
+        if self.behind is not None:
+            self.behind = max(self.behind, log_start)
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Take the entries of records that were just committed."""
+        if self.behind is None:
+            self._backlog.extend(entries)
+
+    def step(self, limit: int, now_ms: int) -> bool:
+        """Index up to `limit` records; True when more are left. A failed write is logged, and tried again
+        by a later step.
+        """
+        try:
+            if self.behind is not None:
+                self._catch_up(limit, now_ms)
+            elif self._backlog:
+                batch = list(islice(self._backlog, limit))
+                self._index.add(batch, now_ms)
+                for _ in batch:
+                    self._backlog.popleft()
+        except StoreError as error:
+            log.error("the index cannot be written, queries by key miss records until it can: %s", error)
+            self.start(again=True)  # the log has what is missing, so the memory need not
+            return False
+        return not self.idle
+
+    def _catch_up(self, limit: int, now_ms: int) -> None:
+        assert self.behind is not None
+        scan = Scan(
+            self._log.segments, max(self.behind, self._log.start), check_crc=False, stop=self._log.end
+        )
+        records = list(islice(scan, limit))
+        self._index.add(entries_of(records), now_ms)
+        self.behind = scan.position
+        if len(records) < limit and self.behind < self._log.end:
+            self._skip_damage(self.behind)
+        if self.behind >= self._log.end:
+            self.behind = None
+
+    def _skip_damage(self, position: int) -> None:
+        following = next_good(self._log.segments, position)
+        self.behind = self._log.end if following is None else min(following.position, self._log.end)
+        log.error(
+            "%s: no good record at %d, the index goes on at %d",
+            self._log.segments.folder,
+            position,
+            self.behind,
+        )
+
+
+def entries_of(records: Iterable[Scanned]) -> Iterator[Entry]:
+    """The index entries of records read from the log."""
+    for record in records:
+        if is_indexed(record.sys_flag):
+            keys = index_keys(record.properties)
+            if keys:
+                yield record.topic.decode("utf-8", "replace"), keys, record.position, record.store_timestamp
