@@ -207,7 +207,7 @@ class NameServer:
             return no_route(request, header.topic)
         if self.config.order_message_enable or self.config.cluster_test:
             route.order_topic_conf = self.kv_configs.get(NAMESPACE_ORDER_TOPIC_CONFIG, header.topic)
-        return request.reply(body=_route_body(route, request, header))
+        return route_response(request, route)
 
     def _cluster_info(self, request: Command, connection: Connection, now_ms: int) -> Command:
         return request.reply(body=self.routes.cluster_info().to_json())
@@ -289,10 +289,12 @@ def no_route(request: Command, topic: str) -> Command:
     return request.reply(ResponseCode.TOPIC_NOT_EXIST, _NO_ROUTE.format(topic))
 
 
-def _route_body(route: TopicRouteData, request: Command, header: headers.GetRouteInfoRequestHeader) -> bytes:
+def route_response(request: Command, route: TopicRouteData) -> Command:
+    """The answer to a route request, in a form that its client reads."""
+    header = request.read(headers.GetRouteInfoRequestHeader)
     # Clients of other languages before 4.9.4 read the broker ids by hand and know only Java's bare form.
     strict = request.version >= MQVersion.V4_9_4 or bool(header.accept_standard_json_only)
-    return route.to_json(strict=strict)
+    return request.reply(body=route.to_json(strict=strict))
 
 
 def _topic_list(topics: Callable[[], TopicList]) -> Handler:

@@ -1,0 +1,111 @@
+"""python -m rmq.namesrv: a name server as a program of its own."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import attrs
+import trio
+
+from rmq.config import dump_properties, load_all
+from rmq.errors import ConfigError, PortInUse, RmqError
+from rmq.namesrv.config import NamesrvConfig
+from rmq.namesrv.service import run_until_signalled
+from rmq.remoting.tls import TlsConfig
+
+EXIT_SETTINGS: Final = 2
+EXIT_LISTEN: Final = 3
+EXIT_FAILED: Final = 1
+
+_EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when it cannot listen, 1 for any
+other failure. Settings come from the file, then from environment variables RMQ_<NAME>, then from --set."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; the letters are those of RocketMQ's mqnamesrv."""
+    parser = argparse.ArgumentParser(
+        "python -m rmq.namesrv", description="RocketMQ name server", epilog=_EPILOG
+    )
+    parser.add_argument("-c", "--configFile", dest="file", help="properties or TOML file with settings")
+    parser.add_argument("-p", "--printConfigItem", action="store_true", help="print all settings and end")
+    parser.add_argument("-m", "--printImportantConfig", action="store_true", help="print the important ones")
+    parser.add_argument("-n", "--namesrvAddr", help="production name servers that cluster test mode asks")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, e.g. listenPort=9877"
+    )
+    return parser.parse_args(arguments)
+
+
+def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
+    """The settings that the options ask for. Raises ConfigError."""
+    given: dict[str, str] = {}
+    for item in options.set:
+        key, mark, value = item.partition("=")
+        if not mark:
+            raise ConfigError("--set", item, "KEY=VALUE")
+        given[key.strip()] = value
+    if options.namesrvAddr:
+        given["product_namesrv_addr"] = options.namesrvAddr
+    config, tls = load_all((NamesrvConfig, TlsConfig), options.file, given)
+    if options.file and not config.config_store_path:
+        config = attrs.evolve(config, config_store_path=options.file)
+    return config, tls
+
+
+def banner(config: NamesrvConfig, tls: TlsConfig, addresses: Sequence[str]) -> str:
+    """What is said once the name server listens."""
+    lines = [f"rmq name server listens on {', '.join(addresses)}"]
+    if not is_loopback(config.bind_address) and tls.tls_mode != "enforcing":
+        lines.append(
+            "WARNING: other machines can reach it without TLS: anybody there can register brokers and change"
+            " routes. Set tlsMode=enforcing, or bindAddress=127.0.0.1, or protect the network."
+        )
+    return "\n".join(lines)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a listener on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal; returns the exit status."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    options = parse(arguments)
+    try:
+        config, tls = settings(options)
+        if options.printConfigItem or options.printImportantConfig:
+            print(dump_properties(config, tls, important=not options.printConfigItem), end="")
+            return 0
+        trio.run(_serve, config, tls)
+    except ConfigError as error:
+        return _failed(error, EXIT_SETTINGS)
+    except (PortInUse, OSError) as error:
+        return _failed(error, EXIT_LISTEN)
+    except RmqError as error:
+        return _failed(error, EXIT_FAILED)
+    return 0
+
+
+async def _serve(config: NamesrvConfig, tls: TlsConfig) -> None:
+    def announce(addresses: Sequence[str]) -> None:
+        print(banner(config, tls, addresses), flush=True)
+
+    await run_until_signalled(config, tls=tls, announce=announce)
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(f"rmq name server: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

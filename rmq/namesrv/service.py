@@ -1,0 +1,177 @@
+"""The nursery tree of a name server.
+
+    namesrv
+    ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
+    ├── expire       brokers that were silent too long
+    ├── lookups      cluster test mode: ask the production name servers
+    └── serve        listener, and one nursery for each connection
+
+Expected network errors end one connection; anything else ends the name server. Its clock is trio's, which no
+change of the wall clock moves.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NoReturn
+
+import trio
+
+from rmq.config import parse_addresses
+from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
+from rmq.namesrv import kvconfigs
+from rmq.namesrv.config import NamesrvConfig, kv_config_file, with_changes
+from rmq.namesrv.files import read_file, replace_file
+from rmq.namesrv.handlers import Lookup, NameServer, SaveSettings, no_route, route_response
+from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.protocol.bodies import TopicRouteData
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import GetRouteInfoRequestHeader
+from rmq.remoting.address import join_address
+from rmq.remoting.connection import Connection
+from rmq.remoting.limits import Limits
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.server import serve
+from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tls import TlsConfig
+
+LOOKUP_SECONDS = 3.0
+WAITING_LOOKUPS = 1_000
+RUNNING_LOOKUPS = 64
+
+
+async def run(
+    config: NamesrvConfig,
+    *,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Be a name server until cancelled; `started` gets the addresses as bound.
+
+    Raises PortInUse or OSError when it cannot listen, ConfigError for unusable settings, RemoteProtocolError
+    when the saved key-value configs are damaged. Cancelled: connections are closed, saved configs are whole.
+    """
+    network = network or TcpNetwork()
+    send, receive = trio.open_memory_channel[Lookup](WAITING_LOOKUPS)
+    production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
+    asks = config.cluster_test and bool(production)
+    server = _name_server(config, partial(_take, send) if asks else None)
+    limits = Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
+    address = join_address(config.bind_address, config.listen_port)
+    with bare_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_expire, server)
+            if asks:
+                nursery.start_soon(_look_up, receive, Pool(network, Stranger(), tls=tls), production)
+            addresses = await nursery.start(
+                partial(serve, network, [address], server, limits=limits, tls=tls)
+            )
+            task_status.started(addresses)
+    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+async def run_until_signalled(
+    config: NamesrvConfig, *, tls: TlsConfig | None = None, announce: Callable[[Sequence[str]], None]
+) -> None:
+    """Be a name server until SIGTERM or SIGINT; `announce` is told the addresses. Raises as `run`."""
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
+        async with trio.open_nursery() as nursery:
+            announce(await nursery.start(partial(run, config, tls=tls)))
+            async for _ in signals:
+                break
+            nursery.cancel_scope.cancel()
+
+
+def _now_ms() -> int:
+    return int(trio.current_time() * 1000)
+
+
+def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | None) -> NameServer:
+    kv_file = kv_config_file(config)
+    saved = kvconfigs.load(read_file(kv_file), str(kv_file))
+    return NameServer(
+        config,
+        now_ms=_now_ms,
+        kv_configs=KvConfigs(partial(replace_file, kv_file), saved),
+        save_settings=_saver(config),
+        on_lookup=on_lookup,
+    )
+
+
+def _saver(config: NamesrvConfig) -> SaveSettings | None:
+    """What keeps settings changed at run time; None when there is no properties file to put them in."""
+    if not config.config_store_path or config.config_store_path.endswith(".toml"):
+        return None
+    path = Path(config.config_store_path).expanduser()
+
+    def save(changes: dict[str, str]) -> None:
+        before = (read_file(path) or b"").decode("utf-8", "surrogateescape")
+        replace_file(path, with_changes(before, changes).encode("utf-8", "surrogateescape"))
+
+    return save
+
+
+async def _expire(server: NameServer) -> NoReturn:
+    while True:
+        now_ms = _now_ms()
+        await trio.sleep((server.step(now_ms) - now_ms) / 1000)
+
+
+# Cluster test mode.
+
+
+class Stranger:
+    """The endpoint of connections on which nobody should ask us anything."""
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        for request in requests:
+            if not request.is_oneway:
+                connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+def _take(send: trio.MemorySendChannel[Lookup], lookup: Lookup) -> bool:
+    try:
+        send.send_nowait(lookup)
+    except trio.WouldBlock:
+        return False
+    return True
+
+
+async def _look_up(receive: trio.MemoryReceiveChannel[Lookup], pool: Pool, addresses: list[str]) -> None:
+    running = trio.Semaphore(RUNNING_LOOKUPS)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(pool.run)
+        async for lookup in receive:
+            await running.acquire()
+            nursery.start_soon(_answer, lookup, pool, addresses, running)
+
+
+async def _answer(lookup: Lookup, pool: Pool, addresses: list[str], running: trio.Semaphore) -> None:
+    try:
+        route = await _ask(lookup.topic, pool, addresses)
+    finally:
+        running.release()
+    request = lookup.request
+    response = no_route(request, lookup.topic) if route is None else route_response(request, route)
+    lookup.connection.reply(response)
+
+
+async def _ask(topic: str, pool: Pool, addresses: list[str]) -> TopicRouteData | None:
+    """The first answer of the production name servers, or None."""
+    for address in addresses:
+        request = Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic, True))
+        try:
+            response = await pool.call(address, request, LOOKUP_SECONDS)
+            if response.code == ResponseCode.SUCCESS:
+                return TopicRouteData.from_json(response.body)
+        except (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError):
+            continue
+    return None
