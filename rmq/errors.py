@@ -217,6 +217,19 @@ class SubscriptionGroupNotExist(ResponseError):
     hint = "create the group, or set autoCreateSubscriptionGroup=true on the broker"
 
 
+class NoBuyerId(ResponseError):
+    """The message lacks the buyer id that this broker's unit asks for."""
+
+    code, retriable = 204, True
+
+
+class NotInCurrentUnit(ResponseError):
+    """The message belongs to another unit than this broker's."""
+
+    code, retriable = 205, True
+    hint = "another broker of the topic may belong to the unit"
+
+
 class ConsumerNotOnline(ResponseError):
     """No member of the group is connected."""
 
