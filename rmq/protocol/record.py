@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import ipaddress
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
@@ -20,7 +20,7 @@ from typing import Any, Final
 from attrs import define
 
 from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError
-from rmq.message import StoredMessage
+from rmq.message import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, StoredMessage
 from rmq.protocol import engine
 from rmq.protocol._pure import BLANK_MAGIC, MESSAGE_MAGIC
 from rmq.protocol.codes import (
@@ -310,8 +310,8 @@ def host_bytes(text: str) -> bytes:
         raise LocalProtocolError(f"{text!r} is not an IP address with a port") from None
 
 
-def index_keys(properties: Mapping[str, str], unique_name: str, keys_name: str) -> Sequence[str]:
+def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     """What the index holds of a message: its unique key first, then its keys, split at single blanks."""
-    unique = properties.get(unique_name)
-    keys = [key for key in properties.get(keys_name, "").split(" ") if key]
-    return [unique, *keys] if unique else keys
+    unique = properties.get(PROPERTY_UNIQUE_KEY)
+    keys = tuple(key for key in properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
+    return (unique, *keys) if unique else keys

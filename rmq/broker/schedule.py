@@ -1,0 +1,173 @@
+"""Delayed messages: when they are due, and their delivery to the topic they were meant for.
+
+A delayed message lies in SCHEDULE_TOPIC_XXXX, in the queue of its level (queue id = level - 1), in the order
+of arrival and so of dueness; its queue unit holds the time at which it is due. How far each level has been
+delivered is `config/delayOffset.json`. Both are RocketMQ 4.9's. Nothing here sleeps: `step` delivers what is
+due and tells when to come again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from rmq.errors import CorruptRecord, LocalProtocolError, StoreError
+from rmq.message import (
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_TAGS,
+    SCHEDULE_TOPIC,
+    TRANS_HALF_TOPIC,
+    StoredMessage,
+    tags_code,
+)
+from rmq.protocol import json
+from rmq.protocol.record import Record, decode_record, encode_properties, host_bytes, record_keys
+from rmq.store.config import delay_table
+
+if TYPE_CHECKING:
+    from rmq.store.store import Store
+
+STEP_MESSAGES: Final = 500
+"""Deliveries of one step; the loop of the broker breathes between two steps."""
+
+log = logging.getLogger("rmq.broker")
+
+
+class Schedule:
+    """Delivers delayed messages of `store`.
+
+    `commit()` commits what was put and tells who waits for it; it raises StoreError, and then nothing of the
+    level counts as delivered. `levels` is messageDelayLevel's text. `rescheduled()` is called when a message
+    arrives that is due before anything known, so that the caller wakes its timer.
+    """
+
+    def __init__(self, levels: str, store: Store, commit: Callable[[], None]) -> None:
+        self.levels = delay_table(levels)
+        self.rescheduled: Callable[[], None] = lambda: None
+        self._store = store
+        self._commit = commit
+        self._next: dict[int, int] = dict.fromkeys(self.levels, 0)
+        self._due: dict[int, int] = dict.fromkeys(self.levels, 0)  # when to look at a level again, ms
+        self.dirty = False
+
+    @property
+    def progress(self) -> dict[int, int]:
+        """Level -> the queue offset that is delivered next."""
+        return dict(self._next)
+
+    def load(self, data: bytes | None) -> None:
+        """Take the progress of delayOffset.json; a level that it does not name begins at its first message."""
+        table = json.loads(data).get("offsetTable", {}) if data else {}
+        for level, offset in table.items():
+            if int(level) in self._next:
+                self._next[int(level)] = int(offset)
+
+    def to_json(self) -> bytes:
+        """The content of delayOffset.json."""
+        self.dirty = False
+        return json.dumps({"offsetTable": {str(level): offset for level, offset in self._next.items()}})
+
+    def arrived(self, queue_id: int, now_ms: int) -> None:
+        """A queue of the schedule topic got messages."""
+        level = queue_id + 1
+        if level in self._due:
+            due = self._due_at(level, now_ms)
+            if due is not None and due < self._due[level]:
+                earliest = min(self._due.values())
+                self._due[level] = due
+                if due < earliest:
+                    self.rescheduled()
+
+    def step(self, now_ms: int) -> int:
+        """Deliver what is due at `now_ms`; returns the time (ms) of the next step: `now_ms` when more is due."""
+        left = STEP_MESSAGES
+        for level, due in self._due.items():
+            if due <= now_ms and left > 0:
+                left -= self._deliver(level, now_ms, left)
+        return max(now_ms, min(self._due.values(), default=now_ms + _IDLE_MS))
+
+    def _deliver(self, level: int, now_ms: int, most: int) -> int:
+        offset = start = self._first(level)
+        failure: StoreError | None = None
+        try:
+            while offset < start + most and (due := self._due_of(level, offset, now_ms)) is not None:
+                if due > now_ms:
+                    break
+                self._put(level, offset)
+                offset += 1
+        except StoreError as error:  # what was put before is committed all the same, or it would come twice
+            failure = error
+        if offset > start:
+            self._commit()
+        if offset != self._next[level]:
+            self._next[level] = offset
+            self.dirty = True
+        if failure is not None:
+            raise failure
+        due = self._due_of(level, offset, now_ms)
+        self._due[level] = now_ms + _IDLE_MS if due is None else max(due, now_ms)
+        return offset - start
+
+    def _first(self, level: int) -> int:
+        """The offset to deliver next, brought back into what the queue holds."""
+        low = self._store.min_offset(SCHEDULE_TOPIC, level - 1)
+        high = self._store.max_offset(SCHEDULE_TOPIC, level - 1)
+        offset = self._next[level]
+        if not low <= offset <= high:
+            log.warning(
+                "delay level %d: offset %d is outside %d..%d and is corrected", level, offset, low, high
+            )
+            return min(max(offset, low), high)
+        return offset
+
+    def _due_at(self, level: int, now_ms: int) -> int | None:
+        return self._due_of(level, self._next[level], now_ms)
+
+    def _due_of(self, level: int, offset: int, now_ms: int) -> int | None:
+        unit = self._store.unit(SCHEDULE_TOPIC, level - 1, offset)
+        if unit is None:
+            return None
+        due = unit[2]
+        # A clock that was set back must not hold messages longer than their level.
+        return due if due <= now_ms + self.levels[level] else now_ms
+
+    def _put(self, level: int, offset: int) -> None:
+        unit = self._store.unit(SCHEDULE_TOPIC, level - 1, offset)
+        data = None if unit is None else self._store.read(unit[0])
+        if data is None:
+            log.warning("delay level %d: message %d is no longer in the log", level, offset)
+            return
+        try:
+            record = _undelayed(decode_record(data, decompressed=False))
+        except (CorruptRecord, LocalProtocolError, KeyError, ValueError) as error:
+            log.error("delay level %d: message %d cannot be delivered: %r", level, offset, error)
+            return
+        self._store.put(record)
+
+
+_IDLE_MS: Final = 60_000
+"""How long a level with nothing in it sleeps; an arrival wakes it at once."""
+
+
+def _undelayed(message: StoredMessage) -> Record:
+    """The record that is delivered: RocketMQ keeps DELAY, REAL_TOPIC and REAL_QID in its properties."""
+    properties = message.properties
+    topic = properties[PROPERTY_REAL_TOPIC]
+    if topic == TRANS_HALF_TOPIC:
+        raise ValueError(f"its real topic is {topic}")
+    return Record(
+        topic,
+        int(properties[PROPERTY_REAL_QUEUE_ID]),
+        message.body,
+        encode_properties(properties),
+        message.flag,
+        message.sys_flag,
+        message.born_timestamp,
+        host_bytes(message.born_host),
+        message.reconsume_times,
+        0,
+        tags_code(properties.get(PROPERTY_TAGS)),
+        record_keys(properties),
+    )

@@ -1,0 +1,190 @@
+"""Delayed messages: due to the millisecond, in order, across restarts, and never lost to a full disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq.broker.schedule import STEP_MESSAGES, Schedule
+from rmq.errors import DiskFull, StoreError
+from rmq.message import SCHEDULE_TOPIC
+from rmq.protocol.record import Record, decode_record, encode_properties
+from rmq.store.config import StoreConfig
+from rmq.store.disk import RealDisk
+from rmq.store.store import Store
+
+LEVELS = "1s 5s 10s"
+START = 1_800_000_000_000
+
+
+class Bench:
+    """A store whose clock the test sets, and a schedule over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = START
+        self.folder = folder
+        self.fail: StoreError | None = None
+        self.open()
+
+    def open(self) -> None:
+        config = StoreConfig(
+            store_path_root_dir=str(self.folder),
+            mapped_file_size_commit_log=1 << 20,
+            mapped_file_size_consume_queue=20_000,
+            message_delay_level=LEVELS,
+        )
+        self.store = Store(RealDisk(), config, store_host=bytes(8), now_ms=lambda: self.now)
+        self.store.load()
+        self.schedule = Schedule(LEVELS, self.store, self.commit)
+
+    def commit(self) -> None:
+        if self.fail is not None:
+            raise self.fail
+        self.store.commit()
+
+    def delay(self, level: int, body: bytes, topic: str = "Real", queue_id: int = 1) -> None:
+        properties = {"DELAY": str(level), "REAL_TOPIC": topic, "REAL_QID": str(queue_id), "TAGS": "T"}
+        self.store.put(Record(SCHEDULE_TOPIC, level - 1, body, encode_properties(properties)))
+        self.store.commit()
+        self.schedule.arrived(level - 1, self.now)
+
+    def delivered(self, topic: str = "Real", queue_id: int = 1) -> list[bytes]:
+        bodies = []
+        for offset in range(self.store.max_offset(topic, queue_id)):
+            unit = self.store.unit(topic, queue_id, offset)
+            assert unit is not None
+            data = self.store.read(unit[0])
+            assert data is not None
+            bodies.append(decode_record(data).body)
+        return bodies
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.store.close()
+
+
+def test_a_message_is_delivered_when_its_level_has_passed_and_not_before(bench: Bench) -> None:
+    bench.delay(2, b"five seconds")
+    assert bench.schedule.step(START) == START + 5000
+    assert bench.schedule.step(START + 4999) == START + 5000
+    assert bench.delivered() == []
+    bench.now = START + 5000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"five seconds"]
+    assert bench.schedule.progress[2] == 1
+
+
+def test_the_delivered_record_keeps_what_rocketmq_keeps(bench: Bench) -> None:
+    bench.delay(1, b"x")
+    bench.now += 1000
+    bench.schedule.step(bench.now)
+    unit = bench.store.unit("Real", 1, 0)
+    assert unit is not None
+    message = bench.store.message(unit[0])
+    assert message is not None
+    assert message.properties == {"DELAY": "1", "REAL_TOPIC": "Real", "REAL_QID": "1", "TAGS": "T"}
+    assert (message.topic, message.queue_id, message.queue_offset) == ("Real", 1, 0)
+
+
+def test_each_level_keeps_its_order_and_the_next_deadline_is_the_earliest(bench: Bench) -> None:
+    for number in range(3):
+        bench.delay(3, b"slow %d" % number)
+        bench.delay(1, b"quick %d" % number)
+        bench.now += 10
+    assert bench.schedule.step(bench.now) == START + 1000
+    bench.now = START + 1010
+    assert bench.schedule.step(bench.now) == START + 1020
+    assert bench.delivered() == [b"quick 0", b"quick 1"]
+    bench.now = START + 20_000
+    bench.schedule.step(bench.now)
+    assert bench.delivered()[2:] == [b"quick 2", b"slow 0", b"slow 1", b"slow 2"]
+
+
+def test_an_arrival_that_is_due_first_wakes_the_timer(bench: Bench) -> None:
+    woken: list[bool] = []
+    bench.schedule.step(START)
+    bench.schedule.rescheduled = lambda: woken.append(True)
+    bench.delay(3, b"later")
+    assert woken == [True]
+    bench.delay(3, b"behind it")
+    assert woken == [True]
+    bench.delay(1, b"sooner")
+    assert woken == [True, True]
+
+
+def test_progress_survives_a_restart_and_nothing_comes_twice(bench: Bench) -> None:
+    bench.delay(1, b"a")
+    bench.now += 500
+    bench.delay(1, b"b")
+    bench.now += 500
+    bench.schedule.step(bench.now)
+    saved = bench.schedule.to_json()
+    bench.store.close()
+    bench.open()
+    bench.schedule.load(saved)
+    bench.now += 5000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"a", b"b"]
+
+
+def test_the_progress_file_of_a_java_broker_is_read(bench: Bench) -> None:
+    bench.schedule.load(b'{\n\t"offsetTable":{1:2,3:1,18:7}\n}')
+    assert bench.schedule.progress == {1: 2, 2: 0, 3: 1}
+
+
+def test_progress_outside_the_queue_is_corrected(bench: Bench) -> None:
+    bench.delay(1, b"a")
+    bench.schedule.load(b'{"offsetTable":{"1":99}}')
+    bench.now += 1000
+    bench.schedule.step(bench.now)
+    assert bench.schedule.progress[1] == 1
+    bench.delay(1, b"b")
+    bench.now += 1000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"b"]
+
+
+def test_a_failed_commit_delivers_nothing_and_is_tried_again(bench: Bench) -> None:
+    bench.delay(1, b"a")
+    bench.now += 1000
+    bench.fail = DiskFull("no room")
+    with pytest.raises(DiskFull):
+        bench.schedule.step(bench.now)
+    bench.store._rollback()
+    assert bench.schedule.progress[1] == 0
+    bench.fail = None
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"a"]
+
+
+def test_a_clock_set_back_holds_nothing_longer_than_its_level(bench: Bench) -> None:
+    bench.delay(1, b"a")
+    bench.now -= 3_600_000
+    bench.schedule.arrived(0, bench.now)
+    bench.schedule.step(bench.now)
+    bench.schedule.step(bench.now + 1000)
+    assert bench.delivered() == [b"a"]
+
+
+def test_a_message_without_a_real_topic_is_passed_over(bench: Bench) -> None:
+    bench.store.put(Record(SCHEDULE_TOPIC, 0, b"lost", encode_properties({"DELAY": "1"})))
+    bench.store.commit()
+    bench.delay(1, b"a")
+    bench.now += 1000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"a"]
+
+
+def test_one_step_is_bounded(bench: Bench) -> None:
+    for number in range(STEP_MESSAGES + 3):
+        bench.delay(1, b"%d" % number)
+    bench.now += 1000
+    assert bench.schedule.step(bench.now) == bench.now
+    assert len(bench.delivered()) == STEP_MESSAGES
+    bench.schedule.step(bench.now)
+    assert len(bench.delivered()) == STEP_MESSAGES + 3
