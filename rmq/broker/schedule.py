@@ -58,7 +58,7 @@ class Schedule:
         return dict(self._next)
 
     def load(self, data: bytes | None) -> None:
-        """Take the progress of delayOffset.json; a level that it does not name begins at its first message."""
+        """Take the progress of delayOffset.json; a level that it does not name begins at its first one."""
         table = json.loads(data).get("offsetTable", {}) if data else {}
         for level, offset in table.items():
             if int(level) in self._next:
@@ -81,7 +81,7 @@ class Schedule:
                     self.rescheduled()
 
     def step(self, now_ms: int) -> int:
-        """Deliver what is due at `now_ms`; returns the time (ms) of the next step: `now_ms` when more is due."""
+        """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
         left = STEP_MESSAGES
         for level, due in self._due.items():
             if due <= now_ms and left > 0:
