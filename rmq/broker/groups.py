@@ -1,0 +1,172 @@
+"""The broker's consumer groups: which may consume, from where, and how often a message is tried again.
+
+The table is `config/subscriptionGroup.json`, in RocketMQ's form. What an administrator sets is saved before
+it is acknowledged. A group made on first use is saved by the next `persist`: lost with the process, it is
+made again by its next heartbeat, and a thousand groups that appear together cost one file, not a thousand.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.errors import InvalidName, for_code
+from rmq.message import SYSTEM_GROUP_PREFIX, validate_group
+from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.headers import DeleteSubscriptionGroupRequestHeader
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.protocol.command import Command
+
+SYSTEM_GROUPS: Final = (
+    "TOOLS_CONSUMER",
+    "FILTERSRV_CONSUMER",
+    "SELF_TEST_C_GROUP",
+    "CID_ONS-HTTP-PROXY",
+    "CID_ONSAPI_PULL",
+    "CID_ONSAPI_PERMISSION",
+    "CID_ONSAPI_OWNER",
+)
+"""Groups that every broker has from its start, as RocketMQ 4.9.7 makes them."""
+
+RETRY_QUEUES_MAX: Final = 1024
+
+log = logging.getLogger("rmq.broker")
+
+
+class Groups:
+    """The table of groups.
+
+    `save(data)` replaces the file and raises StoreError. `slave`: an administrator may not change anything
+    here. `deleted(group, offsets_too)` is told when a group is gone.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        save: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        *,
+        slave: bool = False,
+    ) -> None:
+        self.config = config
+        self.slave = slave
+        self.table = {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
+        self.data_version = DataVersion(timestamp=now_ms(), counter=0)
+        self.deleted: Callable[[str, bool], None] = lambda group, offsets_too: None
+        self._save = save
+        self._now_ms = now_ms
+        self._unsaved = False
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._on_update,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._on_get_all,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self._on_delete,
+        }
+
+    def get(self, group: str) -> SubscriptionGroupConfig | None:
+        """The group's configuration, made on first use where that is allowed; else None."""
+        known = self.table.get(group)
+        if known is not None:
+            return known
+        if not (self.config.auto_create_subscription_group or group.startswith(SYSTEM_GROUP_PREFIX)):
+            return None
+        try:
+            made = SubscriptionGroupConfig(validate_group(group))
+        except InvalidName as error:
+            log.warning("group is not made: %s", error)
+            return None
+        log.info("group %s made on first use", group)
+        self.table[group] = made
+        self.data_version = self.data_version.following(self._now_ms())
+        self._unsaved = True
+        return made
+
+    def update(self, config: SubscriptionGroupConfig, now: int | None = None) -> None:
+        """Put or replace a group. Raises StoreError, and then nothing has changed."""
+        self._put(config.group_name, config, now)
+        log.info("group %s set: %s", config.group_name, config)
+
+    def delete(self, group: str, now: int | None = None) -> bool:
+        """Remove a group; whether it was there. Raises StoreError, and then nothing has changed."""
+        if group not in self.table:
+            return False
+        self._put(group, None, now)
+        log.info("group %s deleted", group)
+        return True
+
+    def persist(self) -> None:
+        """Save what was made since the last time. Raises StoreError; the next call tries again."""
+        if self._unsaved:
+            self._save(self.to_json())
+            self._unsaved = False
+
+    def to_json(self) -> bytes:
+        """The text of subscriptionGroup.json, which is also the body that a slave copies."""
+        return SubscriptionGroupWrapper(self.table, self.data_version).to_json()
+
+    def load(self, data: bytes | None) -> None:
+        """Lay a saved table over the system groups; None when there is none. Raises RemoteProtocolError."""
+        if data is None:
+            return
+        saved = SubscriptionGroupWrapper.from_json(data)
+        self.table.update(saved.subscription_group_table)
+        self.data_version = saved.data_version
+
+    def _put(self, group: str, config: SubscriptionGroupConfig | None, now: int | None) -> None:
+        table, version = self.table, self.data_version
+        self.table = {name: known for name, known in table.items() if name != group}
+        if config is not None:
+            self.table[group] = config
+        self.data_version = version.following(self._now_ms() if now is None else now)
+        try:
+            self._save(self.to_json())
+        except Exception:
+            self.table, self.data_version = table, version
+            raise
+        self._unsaved = False
+
+    # --- requests ---
+
+    def _on_update(self, request: Command, connection: Any, now: int) -> Command:
+        self._refuse_on_slave()
+        config = SubscriptionGroupConfig.from_json(request.body)
+        _check(config)
+        self.update(config, now)
+        return request.reply()
+
+    def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(body=self.to_json())
+
+    def _on_delete(self, request: Command, connection: Any, now: int) -> Command:
+        self._refuse_on_slave()
+        header = request.read(DeleteSubscriptionGroupRequestHeader)
+        if not self.delete(header.group_name, now):
+            log.warning("group %s is to be deleted but does not exist", header.group_name)
+        self.deleted(header.group_name, header.remove_offset)
+        return request.reply()
+
+    def _refuse_on_slave(self) -> None:
+        if self.slave:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                "a slave's groups are its master's: send this to the master broker",
+            )
+
+
+def _check(config: SubscriptionGroupConfig) -> None:
+    try:
+        validate_group(config.group_name)
+    except InvalidName as error:
+        raise for_code(ResponseCode.SYSTEM_ERROR, str(error)) from None
+    if not 0 <= config.retry_queue_nums <= RETRY_QUEUES_MAX:
+        raise for_code(
+            ResponseCode.SYSTEM_ERROR,
+            f"retryQueueNums of group {config.group_name} is {config.retry_queue_nums}: "
+            f"expected 0 to {RETRY_QUEUES_MAX}",
+        )

@@ -1,0 +1,214 @@
+"""How far each consumer group is in each queue.
+
+The table is `config/consumerOffset.json`, in RocketMQ's form. A commit changes memory only; `persist` saves
+the table every flushConsumerOffsetInterval and at the end. What is lost with the process is consumed again,
+never skipped: an offset above the end of its queue, as a broker that lost the end of its log would find, is
+taken back to that end, since the messages that get those offsets next are new ones.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.errors import ResponseError, for_code
+from rmq.protocol import json
+from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.headers import (
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.topics import Topics
+    from rmq.protocol.command import Command
+    from rmq.store.store import Store
+
+NONE: Final = -1
+
+log = logging.getLogger("rmq.broker")
+
+
+class Offsets:
+    """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
+
+    `save(data)` replaces the file and raises StoreError. `slave`: what the master says is taken as it is.
+    """
+
+    def __init__(
+        self,
+        topics: Topics,
+        store: Store,
+        save: Callable[[bytes], None],
+        *,
+        slave: bool = False,
+    ) -> None:
+        self.slave = slave
+        self._topics = topics
+        self._store = store
+        self._save = save
+        self._table: dict[str, dict[int, int]] = {}
+        self._unsaved = False
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self._on_query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self._on_update,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self._on_get_all,
+        }
+
+    # --- the table ---
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        """Where the group goes on in a queue; -1 when it never said."""
+        queues = self._table.get(f"{topic}@{group}")
+        return NONE if queues is None else queues.get(queue_id, NONE)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int, client: str = "") -> None:
+        """Keep where a group goes on. A negative offset is dropped, one above the end becomes the end."""
+        key = f"{topic}@{group}"
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._table[key] = {}
+        known = queues.get(queue_id, NONE)
+        if offset == known:
+            return
+        if offset < 0 or offset < known:
+            log.warning("%s takes %s queue %d from %d back to %d", client, key, queue_id, known, offset)
+            if offset < 0:
+                return
+        elif not self.slave:
+            offset = self._at_most_end(key, topic, queue_id, offset, client)
+        queues[queue_id] = offset
+        self._unsaved = True
+
+    def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
+        """Set the group's offsets in a topic: queue id -> offset."""
+        self._table.setdefault(f"{topic}@{group}", {}).update(offsets)
+        self._unsaved = True
+
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """The group's offsets in a topic; empty when it has none."""
+        return dict(self._table.get(f"{topic}@{group}", ()))
+
+    def clone(self, group: str, to_group: str, topic: str) -> None:
+        """Give another group the same offsets in a topic."""
+        offsets = self._table.get(f"{topic}@{group}")
+        if offsets is not None:
+            self._table[f"{topic}@{to_group}"] = dict(offsets)
+            self._unsaved = True
+
+    def topics_of(self, group: str) -> set[str]:
+        """The topics that the group has offsets in."""
+        return {topic for topic, name in self._keys() if name == group}
+
+    def groups_of(self, topic: str) -> set[str]:
+        """The groups that have offsets in the topic."""
+        return {group for name, group in self._keys() if name == topic}
+
+    def delete_topic(self, topic: str) -> None:
+        """Forget the offsets of a topic."""
+        self._forget(f"{name}@{group}" for name, group in self._keys() if name == topic)
+
+    def delete_group(self, group: str) -> None:
+        """Forget the offsets of a group."""
+        self._forget(f"{topic}@{name}" for topic, name in self._keys() if name == group)
+
+    def _keys(self) -> Iterator[tuple[str, str]]:
+        for key in self._table:
+            topic, _, group = key.partition("@")
+            yield topic, group
+
+    def _forget(self, keys: Iterator[str]) -> None:
+        for key in list(keys):
+            del self._table[key]
+            self._unsaved = True
+
+    def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
+        end = self._store.max_offset(topic, queue_id)
+        if offset <= end:
+            return offset
+        log.warning("%s commits %d of %s queue %d, which ends at %d", client, offset, key, queue_id, end)
+        return end
+
+    # --- the file ---
+
+    def persist(self) -> None:
+        """Save the table if it has changed. Raises StoreError; the next call tries again."""
+        if self._unsaved:
+            self._save(self.to_json())
+            self._unsaved = False
+
+    def to_json(self) -> bytes:
+        """The text of consumerOffset.json, which is also the body that a slave copies."""
+        return json.dumps_java({"offsetTable": self._table})
+
+    def load(self, data: bytes | None) -> None:
+        """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
+        if data is None:
+            return
+        self._table = ConsumerOffsetSerializeWrapper.from_json(data).offset_table
+        if not self.slave:
+            self._check_ends()
+
+    def _check_ends(self) -> None:
+        for key, queues in self._table.items():
+            topic = key.partition("@")[0]
+            for queue_id, offset in queues.items():
+                queues[queue_id] = self._at_most_end(key, topic, queue_id, offset, "the saved table")
+                self._unsaved |= queues[queue_id] != offset
+
+    # --- requests ---
+
+    def _on_query(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(QueryConsumerOffsetRequestHeader)
+        offset = self.get(header.consumer_group, header.topic, header.queue_id)
+        if offset < 0:
+            if not self._is_young(header.topic, header.queue_id):
+                raise for_code(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    f"Not found: group {header.consumer_group} has no offset in queue {header.queue_id} "
+                    f"of topic {header.topic}, maybe it consumes for the first time",
+                )
+            offset = 0
+        return request.reply(header=QueryConsumerOffsetResponseHeader(offset))
+
+    def _is_young(self, topic: str, queue_id: int) -> bool:
+        """Whether a new group reads the queue from its start: nothing was removed, and it is in memory."""
+        if self._store.min_offset(topic, queue_id) > 0:
+            return False
+        return not self._store.get(topic, queue_id, 0, 1).suggest_slave
+
+    def _on_update(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(UpdateConsumerOffsetRequestHeader)
+        config = self._topics.get(header.topic)
+        if config is None:
+            raise _refused(header, "this broker has no such topic")
+        queues = max(config.read_queue_nums, config.write_queue_nums)
+        if not 0 <= header.queue_id < queues:
+            raise _refused(header, f"the topic has {queues} queues")
+        if header.commit_offset < 0:
+            raise _refused(header, "it is negative")
+        self.commit(
+            header.consumer_group,
+            header.topic,
+            header.queue_id,
+            header.commit_offset,
+            connection.peer_address,
+        )
+        return request.reply()
+
+    def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(body=self.to_json())
+
+
+def _refused(header: UpdateConsumerOffsetRequestHeader, reason: str) -> ResponseError:
+    return for_code(
+        ResponseCode.SYSTEM_ERROR,
+        f"offset {header.commit_offset} of group {header.consumer_group} in queue {header.queue_id} "
+        f"of topic {header.topic} is not kept: {reason}",
+    )
