@@ -7,7 +7,7 @@ def main() -> None:
     """Runs the command line and exits with its status."""
     from rmq.cli import command
 
-    command()
+    command(prog_name="rmq")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,177 @@
+"""What `rmq demo` found out: the tally it keeps, the checks over it and the tables it prints."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from attrs import Factory, define, frozen
+from rich.console import Console, RenderableType
+from rich.table import Table
+
+from rmq.cli.rows import Row
+
+
+@frozen
+class Delivery:
+    """One message as a consumer got it; times are seconds of one monotonic clock."""
+
+    consumer: int
+    row: int
+    queue_id: int
+    at: float
+    intact: bool
+
+
+@define
+class Tally:
+    """Filled while the demo runs; row numbers index `sent_at` and `acknowledged_at`."""
+
+    rows: Sequence[Row]
+    sent_at: dict[int, float] = Factory(dict)
+    acknowledged_at: dict[int, float] = Factory(dict)
+    deliveries: list[Delivery] = Factory(list)
+    seen: set[int] = Factory(set)
+
+    def delivered(self, delivery: Delivery) -> None:
+        """Notes one delivery."""
+        self.deliveries.append(delivery)
+        self.seen.add(delivery.row)
+
+    @property
+    def complete(self) -> bool:
+        """Whether each row has come at least once."""
+        return len(self.seen) == len(self.rows)
+
+
+@frozen
+class OrderCheck:
+    """The published sequence of each key against the sequence that came."""
+
+    keys: int
+    kept: int
+    missing: int
+    repeated: int
+    altered: int
+    first_wrong: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything came once, unchanged and in order."""
+        return self.kept == self.keys and not (self.missing or self.repeated or self.altered)
+
+
+def by_key(rows: Iterable[Row]) -> dict[str, list[int]]:
+    """Key -> the numbers of its rows, in the order given."""
+    grouped: dict[str, list[int]] = {}
+    for row in rows:
+        grouped.setdefault(row.key, []).append(row.number)
+    return grouped
+
+
+def check_order(rows: Sequence[Row], deliveries: Sequence[Delivery]) -> OrderCheck:
+    """Compares, key by key, what was published with what came, whichever consumer got it."""
+    published = by_key(rows)
+    came = by_key(rows[delivery.row] for delivery in deliveries)
+    wrong = [key for key, numbers in published.items() if came.get(key) != numbers]
+    times = Counter(delivery.row for delivery in deliveries)
+    return OrderCheck(
+        keys=len(published),
+        kept=len(published) - len(wrong),
+        missing=len(rows) - len(times),
+        repeated=sum(count - 1 for count in times.values()),
+        altered=sum(not delivery.intact for delivery in deliveries),
+        first_wrong=f"{wrong[0]}: rows {published[wrong[0]]} came as {came.get(wrong[0], [])}"
+        if wrong
+        else "",
+    )
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value below which `share` (0 to 1) of the sorted `values` lie; 0.0 when there are none."""
+    return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0
+
+
+def latencies(tally: Tally) -> tuple[list[float], list[float]]:
+    """Sorted seconds from the start of each send to its acknowledgement, and to its first delivery."""
+    acknowledged = [at - tally.sent_at[row] for row, at in tally.acknowledged_at.items()]
+    first: dict[int, float] = {}
+    for delivery in tally.deliveries:
+        first.setdefault(delivery.row, delivery.at)
+    consumed = [at - tally.sent_at[row] for row, at in first.items()]
+    return sorted(acknowledged), sorted(consumed)
+
+
+def flow_table(tally: Tally) -> Table:
+    """Messages, seconds, rates and latencies of publishing and consuming."""
+    begin = min(tally.sent_at.values())
+    acknowledged, consumed = latencies(tally)
+    table = Table(title="Flow")
+    for name in ("", "messages", "seconds", "messages/s", "p50 ms", "p90 ms", "p99 ms", "max ms"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=True)
+    published = max(tally.acknowledged_at.values()) - begin
+    table.add_row("published", *_figures(acknowledged, published))
+    table.add_row("consumed", *_figures(consumed, max(one.at for one in tally.deliveries) - begin))
+    return table
+
+
+def _figures(values: Sequence[float], seconds: float) -> list[str]:
+    rate = f"{len(values) / seconds:,.0f}" if seconds > 0 else "-"
+    points = [f"{percentile(values, share) * 1000:.1f}" for share in (0.5, 0.9, 0.99, 1.0)]
+    return [f"{len(values):,}", f"{seconds:.2f}", rate, *points]
+
+
+def share_table(tally: Tally, names: Sequence[str], key: str) -> Table:
+    """How the load was shared between the consumers."""
+    table = Table(title="Shared between two consumers of one group")
+    for name in ("", "messages", "share", f"values of {key}", "queues"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=name != "queues")
+    total = len(tally.deliveries)
+    for number, consumer in enumerate(names):
+        own = [delivery for delivery in tally.deliveries if delivery.consumer == number]
+        keys = len({tally.rows[delivery.row].key for delivery in own})
+        queues = " ".join(str(queue) for queue in sorted({delivery.queue_id for delivery in own}))
+        table.add_row(consumer, f"{len(own):,}", f"{len(own) / total:.0%}", f"{keys:,}", queues or "-")
+    return table
+
+
+def order_line(check: OrderCheck, key: str) -> str:
+    """The result of the ordering check, in one line."""
+    text = f"{check.kept:,} of {check.keys:,} values of {key} came in the order they were published"
+    faults = [
+        f"{count:,} {what}"
+        for count, what in (
+            (check.missing, "missing"),
+            (check.repeated, "repeated"),
+            (check.altered, "altered"),
+        )
+        if count
+    ]
+    return f"Ordering: {'kept' if check.passed else 'BROKEN'}: {', '.join([text, *faults])}."
+
+
+def files_table(folder: pathlib.Path) -> Table:
+    """The store's parts with the bytes they take on disk."""
+    table = Table(title="Files")
+    for name in ("folder", "what it holds", "files", "on disk"):
+        table.add_column(name, justify="right" if name in ("files", "on disk") else "left", no_wrap=True)
+    for name, what in STORE_PARTS.items():
+        files = [path for path in (folder / name).rglob("*") if path.is_file()]
+        used = sum(path.stat().st_blocks * 512 for path in files)
+        table.add_row(name, what, f"{len(files):,}", f"{used / 1024:,.0f} KiB")
+    return table
+
+
+STORE_PARTS = {
+    "commitlog": "the messages, one after the other",
+    "consumequeue": "each queue's index into them",
+    "index": "look-up by key",
+    "config": "topics, groups, offsets",
+}
+
+
+def show(console: Console, *parts: RenderableType) -> None:
+    """Prints tables and lines; a line is never cut, whatever the width of the terminal."""
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str), highlight=False)

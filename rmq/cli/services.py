@@ -1,0 +1,29 @@
+"""`rmq namesrv` and `rmq broker`: the services' own command lines under the `rmq` command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
+
+
+def _run(service: str, arguments: tuple[str, ...]) -> None:
+    """Hands the arguments to the service's main() and ends with its status."""
+    sys.exit(importlib.import_module(f"rmq.{service}.__main__").main(list(arguments)))
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def namesrv(arguments: tuple[str, ...]) -> None:
+    """Run a name server; `rmq namesrv --help` lists the options."""
+    _run("namesrv", arguments)
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def broker(arguments: tuple[str, ...]) -> None:
+    """Run a broker; `rmq broker --help` lists the options."""
+    _run("broker", arguments)
