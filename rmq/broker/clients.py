@@ -1,0 +1,375 @@
+"""Who is connected: producers and consumers by group, and what the consumers of a group subscribe to.
+
+Clients say it by heartbeat every 30 s. When the members or the topics of a consumer group change, all its
+members are told at once, so that they share the queues anew without waiting for their next round. A member
+that was silent for two minutes is gone; one whose connection ends is gone at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field
+
+from rmq.broker.filter import is_tag_type, message_filter
+from rmq.errors import InvalidName, for_code
+from rmq.message import retry_topic, validate_group
+from rmq.protocol import bodies
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.codes import PERM_READ, PERM_WRITE, TOPIC_UNIT_SUB, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    GetConsumerConnectionListRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetProducerConnectionListRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    UnregisterClientRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.groups import Groups
+    from rmq.broker.topics import Topics
+    from rmq.remoting.connection import Connection
+
+SILENT_MS: Final = 120_000
+SCAN_MS: Final = 10_000
+GROUPS_OF_A_CONNECTION: Final = 4_096
+
+log = logging.getLogger("rmq.broker")
+
+
+@define(eq=False)
+class Member:
+    """A client in a group, over one connection. `wants` is its own view of the group's subscriptions."""
+
+    client_id: str
+    language: str
+    version: int
+    connection: Connection
+    heard_ms: int
+    wants: dict[str, str] = field(factory=dict)
+
+
+@define(eq=False)
+class ConsumerGroup:
+    """The members of a consumer group and what they announced last."""
+
+    name: str
+    consume_type: str | None = None
+    message_model: str | None = None
+    consume_from_where: str | None = None
+    subscriptions: dict[str, SubscriptionData] = field(factory=dict)
+    members: dict[Connection, Member] = field(factory=dict)
+
+    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
+        """Take what a member wants; whether the group's topics have changed by it."""
+        latest = {subscription.topic: subscription for subscription in wanted}
+        changed = latest.keys() != self.subscriptions.keys()
+        for topic, subscription in latest.items():
+            known = self.subscriptions.get(topic)
+            if known is not None and subscription.sub_version <= known.sub_version:
+                latest[topic] = known
+        self.subscriptions = latest
+        return changed
+
+
+class Clients:
+    """The tables of connected clients. Times are those of the requests, in ms."""
+
+    def __init__(self, config: BrokerConfig, *, groups: Groups, topics: Topics) -> None:
+        self.config = config
+        self._groups = groups
+        self._topics = topics
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[Connection, Member]] = {}
+        self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.HEART_BEAT: self._on_heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self._on_unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._on_consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self._on_check,
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self._on_consumer_connections,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self._on_producer_connections,
+            RequestCode.GET_ALL_PRODUCER_INFO: self._on_all_producers,
+        }
+
+    # --- the tables ---
+
+    def consumer_group(self, group: str) -> ConsumerGroup | None:
+        """A consumer group that has members, or None."""
+        return self._consumers.get(group)
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """The client ids of a consumer group, in order of arrival, each once.
+
+        A client that comes again before its old connection ends would else get two shares of the queues.
+        """
+        known = self._consumers.get(group)
+        return [] if known is None else list(dict.fromkeys(one.client_id for one in known.members.values()))
+
+    def producers(self, group: str) -> list[Member]:
+        """The members of a producer group, in order of arrival."""
+        return list(self._producers.get(group, {}).values())
+
+    def subscription(self, group: str, topic: str) -> SubscriptionData | None:
+        """What the group wants of a topic, or None."""
+        known = self._consumers.get(group)
+        return None if known is None else known.subscriptions.get(topic)
+
+    def is_subscribed(self, group: str, topic: str) -> bool:
+        """False only when the group has members and none of them wants the topic."""
+        known = self._consumers.get(group)
+        return known is None or not known.subscriptions or topic in known.subscriptions
+
+    def groups_of(self, topic: str) -> set[str]:
+        """The connected consumer groups that subscribe to a topic."""
+        return {name for name, group in self._consumers.items() if topic in group.subscriptions}
+
+    # --- coming ---
+
+    def heartbeat(
+        self, data: HeartbeatData, connection: Connection, language: str, version: int, now: int
+    ) -> set[str]:
+        """Keep what a client says of itself; the consumer groups that changed by it, whose members were told.
+
+        Makes the retry topic of each group. Raises ResponseError for an impossible group name and past
+        `GROUPS_OF_A_CONNECTION` groups, and then nothing has changed; StoreError when the topic cannot be
+        saved.
+        """
+        self._check(data, connection)
+        if connection.closed:
+            return set()
+        changed = set()
+        for consumer in data.consumer_data_set:
+            member = Member(data.client_id, language, version, connection, now)
+            self._make_retry_topic(consumer)
+            if self._join(consumer, member):
+                changed.add(consumer.group_name)
+                self._notify(consumer.group_name)
+        for producer in data.producer_data_set:
+            member = Member(data.client_id, language, version, connection, now)
+            self._joined(producer.group_name, self._producers.setdefault(producer.group_name, {}), member)
+            self._remember(connection, "producer", producer.group_name)
+        return changed
+
+    def _check(self, data: HeartbeatData, connection: Connection) -> None:
+        try:
+            for consumer in data.consumer_data_set:
+                validate_group(consumer.group_name)
+        except InvalidName as error:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"client {data.client_id}: {error}") from None
+        names = {("consumer", consumer.group_name) for consumer in data.consumer_data_set}
+        names |= {("producer", producer.group_name) for producer in data.producer_data_set}
+        count = len(names | self._of_connection.get(connection, set()))
+        if count > GROUPS_OF_A_CONNECTION:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"client {data.client_id} names {count} groups on one connection, "
+                f"at most {GROUPS_OF_A_CONNECTION} are allowed",
+            )
+
+    def _make_retry_topic(self, consumer: ConsumerData) -> None:
+        config = self._groups.get(consumer.group_name)
+        if config is not None:
+            sys_flag = TOPIC_UNIT_SUB if consumer.unit_mode else 0
+            topic = retry_topic(consumer.group_name)
+            self._topics.create_retry(topic, PERM_READ | PERM_WRITE, config.retry_queue_nums, sys_flag)
+
+    def _join(self, consumer: ConsumerData, member: Member) -> bool:
+        group = self._consumers.get(consumer.group_name)
+        if group is None:
+            group = self._consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
+        group.consume_type = consumer.consume_type
+        group.message_model = consumer.message_model
+        group.consume_from_where = consumer.consume_from_where
+        member.wants = {wanted.topic: wanted.sub_string for wanted in consumer.subscription_data_set}
+        is_new = self._joined(group.name, group.members, member)
+        is_changed = group.subscribe(consumer.subscription_data_set)
+        self._remember(member.connection, "consumer", group.name)
+        if is_new or is_changed:
+            log.info(
+                "consumer %s of group %s at %s wants %s",
+                member.client_id,
+                group.name,
+                member.connection.peer_address,
+                member.wants,
+            )
+            _warn_of_conflict(group, member)
+        return is_new or is_changed
+
+    def _joined(self, group: str, members: dict[Connection, Member], member: Member) -> bool:
+        """Put a member into a table; whether its connection is new there."""
+        known = members.get(member.connection)
+        if known is not None and known.client_id != member.client_id:
+            log.warning("%s of group %s is now %s", known.client_id, group, member.client_id)
+        members[member.connection] = member
+        return known is None
+
+    def _remember(self, connection: Connection, kind: str, group: str) -> None:
+        self._of_connection.setdefault(connection, set()).add((kind, group))
+
+    # --- leaving ---
+
+    def unregister(
+        self, connection: Connection, *, producer_group: str | None = None, consumer_group: str | None = None
+    ) -> None:
+        """Take a client out of a producer and a consumer group, and tell the consumers that stay."""
+        for kind, group in (("producer", producer_group), ("consumer", consumer_group)):
+            if group is not None and self._leave(connection, kind, group):
+                log.info("%s leaves %s group %s", connection.peer_address, kind, group)
+
+    def closed(self, connection: Connection) -> None:
+        """The connection has ended: its clients leave all their groups."""
+        for kind, group in sorted(self._of_connection.get(connection, ())):
+            self._leave(connection, kind, group)
+            log.info("%s of %s group %s is disconnected", connection.peer_address, kind, group)
+
+    def expire(self, now: int) -> int:
+        """Drop members that were silent for two minutes, and close connections with no other member left.
+
+        Returns when to come again.
+        """
+        for connection, memberships in list(self._of_connection.items()):
+            silent = [one for one in memberships if self._is_silent(connection, *one, now)]
+            for kind, group in sorted(silent):
+                log.warning("%s of %s group %s is silent", connection.peer_address, kind, group)
+                self._leave(connection, kind, group)
+            if silent and connection not in self._of_connection:
+                connection.close("no heartbeat")
+        return now + SCAN_MS
+
+    def _is_silent(self, connection: Connection, kind: str, group: str, now: int) -> bool:
+        return now - self._members(kind, group)[connection].heard_ms > SILENT_MS
+
+    def _members(self, kind: str, group: str) -> dict[Connection, Member]:
+        return self._consumers[group].members if kind == "consumer" else self._producers[group]
+
+    def _leave(self, connection: Connection, kind: str, group: str) -> bool:
+        """Take a connection out of a group; whether it was there. An empty group is gone."""
+        memberships = self._of_connection.get(connection, set())
+        if (kind, group) not in memberships:
+            return False
+        memberships.discard((kind, group))
+        if not memberships:
+            del self._of_connection[connection]
+        members = self._members(kind, group)
+        del members[connection]
+        if not members:
+            del (self._consumers if kind == "consumer" else self._producers)[group]
+        elif kind == "consumer":
+            self._notify(group)
+        return True
+
+    def _notify(self, group: str) -> None:
+        """Tell the members of a consumer group that it has changed."""
+        config = self._groups.get(group)
+        allowed = config is None or config.notify_consumer_ids_changed_enable
+        if not (allowed and self.config.notify_consumer_ids_changed_enable):
+            return
+        header = NotifyConsumerIdsChangedRequestHeader(group)
+        for connection in list(self._consumers[group].members):
+            connection.notify(Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True))
+
+    # --- requests ---
+
+    def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
+        data = HeartbeatData.from_json(request.body)
+        self.heartbeat(data, connection, request.language, request.version, now)
+        return request.reply()
+
+    def _on_unregister(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(UnregisterClientRequestHeader)
+        self.unregister(
+            connection, producer_group=header.producer_group, consumer_group=header.consumer_group
+        )
+        return request.reply(header={})
+
+    def _on_consumer_list(self, request: Command, connection: Any, now: int) -> Command:
+        group = request.read(GetConsumerListByGroupRequestHeader).consumer_group
+        ids = self.consumer_ids(group)
+        if not ids:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return request.reply(header={}, body=bodies.GetConsumerListByGroupResponseBody(ids).to_json())
+
+    def _on_check(self, request: Command, connection: Any, now: int) -> Command:
+        wanted = bodies.CheckClientRequestBody.from_json(request.body).subscription_data
+        if wanted is not None and not is_tag_type(wanted.expression_type):
+            if not self.config.enable_property_filter:
+                raise for_code(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"The broker does not support consumer to filter message by {wanted.expression_type}; "
+                    "set enablePropertyFilter=true on the broker",
+                )
+            message_filter(wanted)
+        return request.reply()
+
+    def _on_consumer_connections(self, request: Command, connection: Any, now: int) -> Command:
+        name = request.read(GetConsumerConnectionListRequestHeader).consumer_group
+        group = self._consumers.get(name)
+        if group is None:
+            raise for_code(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        body = bodies.ConsumerConnection(
+            _connections(group.members.values()),
+            group.subscriptions,
+            group.consume_type,
+            group.message_model,
+            group.consume_from_where,
+        )
+        return request.reply(body=body.to_json())
+
+    def _on_producer_connections(self, request: Command, connection: Any, now: int) -> Command:
+        name = request.read(GetProducerConnectionListRequestHeader).producer_group
+        members = self.producers(name)
+        if not members:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        return request.reply(body=bodies.ProducerConnection(_connections(members)).to_json())
+
+    def _on_all_producers(self, request: Command, connection: Any, now: int) -> Command:
+        table = {
+            group: list(map(_producer_info, members.values())) for group, members in self._producers.items()
+        }
+        return request.reply(body=bodies.ProducerTableInfo(table).to_json())
+
+
+def _connections(members: Iterable[Member]) -> list[bodies.Connection]:
+    return [
+        bodies.Connection(member.client_id, member.connection.peer_address, member.language, member.version)
+        for member in members
+    ]
+
+
+def _producer_info(member: Member) -> bodies.ProducerInfo:
+    return bodies.ProducerInfo(
+        member.client_id, member.connection.peer_address, member.language, member.version, member.heard_ms
+    )
+
+
+def _warn_of_conflict(group: ConsumerGroup, member: Member) -> None:
+    """Members of one group that want different things lose messages: each queue is given to one of them."""
+    for other in group.members.values():
+        if other.connection is member.connection:
+            continue
+        if other.client_id == member.client_id:
+            log.warning(
+                "group %s: %s is there twice: %s", group.name, member.client_id, _places(other, member)
+            )
+        elif other.wants != member.wants:
+            log.warning(
+                "group %s: %s and %s subscribe differently, messages will be missed: %s and %s",
+                group.name,
+                other.client_id,
+                member.client_id,
+                other.wants,
+                member.wants,
+            )
+            return
+
+
+def _places(*members: Member) -> str:
+    return " and ".join(member.connection.peer_address for member in members)

@@ -1,0 +1,96 @@
+"""Queue locks: an ordered consumer's right to be the only one of its group that consumes a queue.
+
+A lock lasts 60 s from its last renewal; clients renew every 20 s. Nothing is saved: after a restart of the
+broker the clients lock again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
+from rmq.protocol.codes import RequestCode
+
+if TYPE_CHECKING:
+    from rmq.message import MessageQueue
+    from rmq.protocol.command import Command
+
+LOCK_MS: Final = 60_000
+
+log = logging.getLogger("rmq.broker")
+
+
+class Locks:
+    """The table of locks: group -> queue -> who holds it since when. `now` is in ms."""
+
+    def __init__(self) -> None:
+        self._table: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.LOCK_BATCH_MQ: self._on_lock,
+            RequestCode.UNLOCK_BATCH_MQ: self._on_unlock,
+        }
+
+    def lock(
+        self, group: str, queues: Iterable[MessageQueue], client_id: str, now: int
+    ) -> frozenset[MessageQueue]:
+        """Lock or renew what is free, expired or held by the client already; returns those queues."""
+        held = self._table.setdefault(group, {})
+        got = frozenset(queue for queue in queues if _is_free(held.get(queue), client_id, now))
+        for queue in got:
+            before = held.get(queue)
+            if before is None or before[0] != client_id:
+                log.info("%s of group %s locks %s", client_id, group, queue)
+            held[queue] = (client_id, now)
+        if not held:
+            del self._table[group]
+        return got
+
+    def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
+        """Give back the client's own locks; those of others stay."""
+        held = self._table.get(group, {})
+        for queue in queues:
+            if queue in held and held[queue][0] == client_id:
+                del held[queue]
+                log.info("%s of group %s unlocks %s", client_id, group, queue)
+        if not held:
+            self._table.pop(group, None)
+
+    def holder(self, group: str, queue: MessageQueue, now: int) -> str | None:
+        """Who holds the lock of a queue, or None."""
+        entry = self._table.get(group, {}).get(queue)
+        return None if entry is None or _is_expired(entry, now) else entry[0]
+
+    def expire(self, now: int) -> int:
+        """Forget expired locks; returns when to come again."""
+        for group, held in list(self._table.items()):
+            kept = {queue: entry for queue, entry in held.items() if not _is_expired(entry, now)}
+            if kept:
+                self._table[group] = kept
+            else:
+                del self._table[group]
+        return now + LOCK_MS
+
+    # --- requests ---
+
+    def _on_lock(self, request: Command, connection: Any, now: int) -> Command:
+        body = LockBatchRequestBody.from_json(request.body)
+        got = self.lock(body.consumer_group, body.mq_set, body.client_id, now)
+        return request.reply(body=LockBatchResponseBody(got).to_json())
+
+    def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
+        body = UnlockBatchRequestBody.from_json(request.body)
+        self.unlock(body.consumer_group, body.mq_set, body.client_id)
+        return request.reply()
+
+
+def _is_expired(entry: tuple[str, int], now: int) -> bool:
+    return now - entry[1] > LOCK_MS
+
+
+def _is_free(entry: tuple[str, int] | None, client_id: str, now: int) -> bool:
+    return entry is None or entry[0] == client_id or _is_expired(entry, now)
