@@ -1,0 +1,320 @@
+"""Transactions: stored as RocketMQ stores them, settled once, checked back on time, across restarts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from rmq.broker.transaction import TRANSACTION_GROUP, Transactions
+from rmq.errors import DiskFull, ResponseError, StoreError
+from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, StoredMessage
+from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
+from rmq.protocol.record import Record, decode_record, encode_properties
+from rmq.store.config import StoreConfig
+from rmq.store.disk import RealDisk
+from rmq.store.store import Store
+
+START = 1_800_000_000_000
+HOST = bytes([127, 0, 0, 1, 0, 0, 42, 159])
+CONNECTION = cast(Any, SimpleNamespace(peer_address="127.0.0.1:1"))
+
+
+class FakeOffsets:
+    """Consumer offsets as a plain map."""
+
+    def __init__(self) -> None:
+        self.table: dict[tuple[str, str, int], int] = {}
+
+    def get(self, group: str, topic: str, queue_id: int) -> int:
+        return self.table.get((group, topic, queue_id), -1)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        self.table[group, topic, queue_id] = offset
+
+
+class Bench:
+    """A store, a producer that may be asked, and the transactions over them."""
+
+    def __init__(self, folder: Path, **sizes: int) -> None:
+        self.now = START
+        self.config = SimpleNamespace(
+            transaction_time_out=6000, transaction_check_max=3, transaction_check_interval=60_000
+        )
+        sizes = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 20_000} | sizes
+        self.store_config = StoreConfig(store_path_root_dir=str(folder), **cast(Any, sizes))
+        self.offsets = FakeOffsets()
+        self.asked: list[tuple[str, Command]] = []
+        self.fail: StoreError | None = None
+        self.online = True
+        self.open()
+
+    def open(self) -> None:
+        self.store = Store(RealDisk(), self.store_config, store_host=HOST, now_ms=lambda: self.now)
+        self.store.load()
+        self.transactions = Transactions(
+            cast(Any, self.config),
+            self.store,
+            cast(Any, self.offsets),
+            host=HOST,
+            ask=self.ask,
+            commit=self.commit,
+        )
+        self.transactions.load(self.now)
+
+    def commit(self) -> None:
+        if self.fail is not None:
+            self.store._rollback()
+            raise self.fail
+        self.store.commit()
+
+    def ask(self, group: str, request: Command) -> bool:
+        self.asked.append((group, request))
+        return self.online
+
+    def half(self, body: bytes = b"pay", group: str = "payers", **extra: str) -> Record:
+        properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": "U-" + body.decode(), "WAIT": "true"}
+        properties |= extra
+        record = Record("Real", 2, body, encode_properties(properties), 0, SYS_PREPARED, self.now, HOST)
+        self.transactions.prepare(record, properties)
+        self.store.put(record)
+        self.store.commit()
+        return record
+
+    def end(self, half: Record, decision: int, **wrong: Any) -> Command | None:
+        fields: dict[str, Any] = {
+            "producer_group": "payers",
+            "tran_state_table_offset": half.queue_offset,
+            "commit_log_offset": half.physical_offset,
+            "commit_or_rollback": decision,
+            "msg_id": "U",
+        }
+        request = Command.request(
+            RequestCode.END_TRANSACTION, EndTransactionRequestHeader(**(fields | wrong)), oneway=True
+        )
+        answer = self.transactions._on_end(request, CONNECTION, self.now)
+        self.commit()
+        return answer
+
+    def stored(self, topic: str, queue_id: int = 0) -> list[StoredMessage]:
+        found = []
+        for offset in range(self.store.max_offset(topic, queue_id)):
+            unit = self.store.unit(topic, queue_id, offset)
+            assert unit is not None
+            data = self.store.read(unit[0])
+            assert data is not None
+            found.append(decode_record(data))
+        return found
+
+    def real(self) -> list[bytes]:
+        return [message.body for message in self.stored("Real", 2)]
+
+    def wait(self, ms: int) -> int:
+        self.now += ms
+        return self.transactions.step(self.now)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.store.close()
+
+
+def test_a_half_message_is_stored_apart_and_not_delivered(bench: Bench) -> None:
+    bench.half()
+    (half,) = bench.stored(TRANS_HALF_TOPIC)
+    assert (half.queue_id, half.sys_flag, half.body) == (0, 0, b"pay")
+    assert half.properties["REAL_TOPIC"] == "Real"
+    assert half.properties["REAL_QID"] == "2"
+    assert bench.real() == []
+    assert bench.transactions.open_count == 1
+
+
+def test_a_commit_delivers_with_the_half_messages_place_and_writes_an_op(bench: Bench) -> None:
+    half = bench.half()
+    assert bench.end(half, SYS_COMMIT) is None
+    (message,) = bench.stored("Real", 2)
+    assert (message.body, message.sys_flag) == (b"pay", SYS_COMMIT)
+    assert message.prepared_transaction_offset == half.physical_offset
+    assert message.properties["TRAN_MSG"] == "true"
+    (op,) = bench.stored(TRANS_OP_HALF_TOPIC)
+    assert (op.body, op.tags, op.properties) == (b"0", "d", {"WAIT": "true", "TAGS": "d"})
+    assert bench.transactions.open_count == 0
+
+
+def test_a_rollback_writes_only_an_op(bench: Bench) -> None:
+    bench.end(bench.half(), SYS_ROLLBACK)
+    assert bench.real() == []
+    assert len(bench.stored(TRANS_OP_HALF_TOPIC)) == 1
+
+
+def test_unknown_leaves_the_half_message_open(bench: Bench) -> None:
+    bench.end(bench.half(), 0)
+    assert bench.transactions.open_count == 1
+
+
+def test_an_end_that_comes_twice_delivers_once(bench: Bench) -> None:
+    half = bench.half()
+    bench.end(half, SYS_COMMIT)
+    bench.end(half, SYS_COMMIT)
+    bench.wait(60_000)
+    bench.end(half, SYS_COMMIT)
+    assert bench.real() == [b"pay"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "remark"),
+    [
+        ({"producer_group": "others"}, "producer group wrong"),
+        ({"tran_state_table_offset": 7}, "state table offset wrong"),
+        ({"commit_log_offset": 1 << 40}, "Find prepared transaction message failed"),
+        ({"commit_log_offset": 3}, "Find prepared transaction message failed"),
+    ],
+)
+def test_an_end_that_does_not_fit_its_half_message_is_refused(
+    bench: Bench, wrong: dict[str, Any], remark: str
+) -> None:
+    half = bench.half()
+    with pytest.raises(ResponseError, match=remark):
+        bench.end(half, SYS_COMMIT, **wrong)
+    assert bench.real() == []
+
+
+def test_an_overdue_half_message_is_written_anew_and_its_producer_asked(bench: Bench) -> None:
+    half = bench.half()
+    assert bench.wait(59_999) == START + 60_000
+    assert bench.asked == []
+    assert bench.wait(1) == START + 120_000
+    ((group, request),) = bench.asked
+    header = request.read(CheckTransactionStateRequestHeader)
+    assert (group, request.is_oneway, header.transaction_id) == ("payers", True, "U-pay")
+    again = bench.stored(TRANS_HALF_TOPIC)[1]
+    assert (header.tran_state_table_offset, header.commit_log_offset) == (1, again.physical_offset)
+    assert again.properties["TRANSACTION_CHECK_TIMES"] == "1"
+    shown = decode_record(request.body)
+    assert (shown.topic, shown.queue_id, shown.body) == ("Real", 2, b"pay")
+    assert shown.physical_offset == again.physical_offset != half.physical_offset
+
+
+def test_the_answer_to_a_check_back_settles_it(bench: Bench) -> None:
+    bench.half()
+    bench.wait(60_000)
+    again = bench.stored(TRANS_HALF_TOPIC)[1]
+    renewed = Record("", 0, b"", queue_offset=1, physical_offset=again.physical_offset)
+    bench.end(renewed, SYS_COMMIT, from_transaction_check=True)
+    bench.wait(60_000)
+    assert bench.real() == [b"pay"]
+    assert len(bench.asked) == 1
+    assert bench.offsets.table[TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0] == 2
+    assert bench.offsets.table[TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0] == 1
+
+
+def test_a_late_end_of_the_first_copy_settles_the_copy_written_anew(bench: Bench) -> None:
+    half = bench.half()
+    bench.wait(60_000)
+    bench.end(half, SYS_COMMIT)
+    bench.wait(60_000)
+    assert bench.real() == [b"pay"]
+    assert len(bench.asked) == 1
+    assert bench.transactions.open_count == 0
+
+
+def test_a_young_half_message_is_left_alone(bench: Bench) -> None:
+    bench.now += 55_000
+    bench.half()
+    bench.wait(5_000)
+    assert bench.asked == []
+    bench.wait(60_000)
+    assert len(bench.asked) == 1
+
+
+def test_after_the_last_check_it_goes_to_the_discarded_and_can_be_put_back(bench: Bench) -> None:
+    bench.online = False
+    bench.half()
+    for _ in range(4):
+        bench.wait(60_000)
+    assert len(bench.asked) == 3
+    (dropped,) = bench.stored(TRANS_CHECK_MAX_TIME_TOPIC)
+    assert dropped.properties["TRANSACTION_CHECK_TIMES"] == "3"
+    assert bench.transactions.open_count == 0
+    request = Command.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": dropped.offset_message_id})
+    answer = bench.transactions._on_resume(request, CONNECTION, bench.now)
+    assert answer is not None
+    assert answer.code == 0
+    bench.wait(60_000)
+    assert len(bench.asked) == 4
+
+
+def test_a_message_that_is_no_half_message_is_not_put_back(bench: Bench) -> None:
+    bench.store.put(Record("Real", 0, b"x"))
+    bench.store.commit()
+    (plain,) = bench.stored("Real")
+    for message_id in (plain.offset_message_id, "nonsense"):
+        request = Command.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": message_id})
+        with pytest.raises(ResponseError):
+            bench.transactions._on_resume(request, CONNECTION, bench.now)
+
+
+def test_immunity_postpones_the_check(bench: Bench) -> None:
+    bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="100")
+    bench.wait(60_000)
+    assert bench.asked == []
+    assert bench.stored(TRANS_HALF_TOPIC)[1].properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+    bench.wait(60_000)
+    assert len(bench.asked) == 1
+
+
+def test_a_restart_asks_only_for_what_is_open(bench: Bench) -> None:
+    first, _second, third = (bench.half(b"%d" % number) for number in range(3))
+    bench.end(third, SYS_COMMIT)
+    bench.end(first, SYS_ROLLBACK)
+    bench.store.close()
+    bench.open()
+    assert bench.transactions.open_count == 1
+    bench.wait(60_000)
+    assert [decode_record(request.body).body for _, request in bench.asked] == [b"1"]
+    assert bench.real() == [b"2"]
+
+
+def test_a_failed_write_settles_nothing(bench: Bench) -> None:
+    half = bench.half()
+    bench.fail = DiskFull("no room")
+    with pytest.raises(DiskFull):
+        bench.end(half, SYS_COMMIT)
+    bench.transactions.load(bench.now)
+    with pytest.raises(DiskFull):
+        bench.wait(60_000)
+    bench.fail = None
+    assert bench.transactions.open_count == 1
+    bench.end(half, SYS_COMMIT)
+    assert bench.real() == [b"pay"]
+    assert bench.transactions.open_count == 0
+
+
+def test_the_store_of_a_java_broker_goes_on_here(golden: Path, tmp_path: Path) -> None:
+    shutil.copytree(golden / "store", tmp_path / "store")
+    bench = Bench(
+        tmp_path / "store",
+        mapped_file_size_commit_log=65536,
+        mapped_file_size_consume_queue=1000,
+        max_hash_slot_num=500,
+        max_index_num=200,
+    )
+    table = json.loads((golden / "store" / "expected.json").read_text())["messages"]
+    halves = [row for row in table if row["topic"] == TRANS_HALF_TOPIC]
+    ops = [row for row in table if row["topic"] == TRANS_OP_HALF_TOPIC]
+    assert bench.transactions.open_count == len(halves) - len(ops) == 1
+    bench.now = halves[-1]["store_timestamp"]
+    bench.transactions.load(bench.now)
+    bench.wait(60_000)
+    ((group, request),) = bench.asked
+    assert (group, decode_record(request.body).body) == ("golden_tx_producer", b"transaction unknown")
+    bench.store.close()
