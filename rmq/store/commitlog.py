@@ -80,9 +80,8 @@ class CommitLog:
             raise StoreError(
                 f"a record of {size} bytes does not fit a commit log file of {self.file_size} bytes"
             )
-        if self.left != self.file_size or not self.position:
-            self.append(blank(self.left))
-            self.position += self.left
+        self.append(blank(self.left))
+        self.position += self.left
         self._chunks = []
         self.left = self.file_size
         return self.position
@@ -187,7 +186,7 @@ class CommitLog:
                     )
                     raise
                 self.flushed = end
-            self.flushed_timestamp = max(timestamp, self.flushed_timestamp)
+            self.flushed_timestamp = timestamp
             return self.flushed
 
     def truncate(self, end: int) -> None:

@@ -383,6 +383,9 @@ class RealDisk:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
+                # The POSIX lock is Java's, but it goes when this process closes any descriptor of the
+                # file; the other one stays.
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
                 os.pwrite(fd, b"lock", 0)
             except OSError as error:

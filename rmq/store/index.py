@@ -267,10 +267,14 @@ class Index:
         """Sync the files that became full (or all); returns the end time of the newest of them, 0 without
         any.
         """
-        filled, self._filled = self._filled, []
-        for file in self.files if all_files else filled:
+        newest = 0
+        while self._filled:
+            file = self._filled.pop(0)
             file.segment.sync()
-        return max((file.end_timestamp for file in filled), default=0)
+            newest = max(newest, file.end_timestamp)
+        for file in self.files if all_files else ():
+            file.segment.sync()
+        return newest
 
     def close(self) -> None:
         """Close the files."""

@@ -76,6 +76,9 @@ class Recoverer:
         synced_before_ms = None if clean else checkpoint.log_ms
         records, end, cut = self._scan_log(start, synced_before_ms)
         self._cut(end, torn=cut)
+        if not clean:
+            # What a killed process wrote is in the page cache only; from here on it counts as synced.
+            self.commit_log.segments.sync(start, end)
         rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
         if self._short:
             self._rebuild_short(end)
@@ -111,9 +114,10 @@ class Recoverer:
             return segments.start
         # Begin at a record that a queue vouches for: the first one inside the part to be checked.
         unit = last.unit(last.first_at(last.physical_end - VERIFY_BYTES)) or last.unit(last.end - 1)
-        if unit is None or self._record_at(unit[0]) is None:
-            return segments.start
-        return unit[0]
+        if unit is not None and self._record_at(unit[0]) is not None:
+            return unit[0]
+        newest = segments.bases[-1]  # the queues are ahead of the log
+        return newest if self._record_at(newest) is not None else segments.start
 
     def _load_queues(self, rule: Callable[[ConsumeQueue], Callable[[int, Unit], bool]]) -> None:
         total = len(self.queues)

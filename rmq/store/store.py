@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from rmq.errors import OffsetOutOfRange, StoreError
@@ -56,6 +57,7 @@ _TRIM_AT_ONCE = 500
 _WRITES_AT_ONCE = 64
 _GATHER_MS = 5000  # how long units may wait in memory
 _DISK_LOOK_MS = 1000
+_CLOCK_STEP_MS = 10_000
 _ROOM = 8  # a BLANK's
 
 
@@ -174,6 +176,9 @@ class Store:
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
         self._gathered.update((queue, None) for queue in self._queues.values() if queue.gathered)
         self._gathered_bytes = sum(queue.gathered for queue in self._gathered)
+        if recovery.records:
+            self._unsynced.update(dict.fromkeys(self._queues.values()))
+        self._note_written()
         self._raw_position = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         log.info("store %s opened: %s", self._root, recovery)
@@ -208,11 +213,13 @@ class Store:
                 pass
             self._write_queues(self._gathered)
             self.flush()
-            self._index.sync(all_files=True)
             self.flush_queues()
+            self._index.sync(all_files=True)
             self.flush_checkpoint()
-            if not self._reput.idle and self._reput.behind is None:
-                raise StoreError(f"{self._index}: the index could not be written")
+            if self._gathered:
+                raise StoreError(
+                    f"queues could not be written, the next start makes them: {self._write_error}"
+                )
             self.disk.remove(self._path("abort"))
         finally:
             self._close_files()
@@ -296,7 +303,10 @@ class Store:
             self._write_queues(list(self._gathered)[:_WRITES_AT_ONCE])
             if self._write_error:
                 raise StoreError(f"queue files cannot be written: {self._write_error}")
-        self._batch_ms = self._now_ms()
+        now, last = self._now_ms(), self._log.timestamp
+        # Store times tell what was synced and are searched by halves: small steps back of the clock are
+        # not stored.
+        self._batch_ms = last if last - _CLOCK_STEP_MS <= now < last else now
 
     def _make_room(self, size: int, properties: bytes) -> None:
         if len(properties) > 32767:
@@ -374,8 +384,14 @@ class Store:
             self._gathered_bytes -= size
             self._unsynced[queue] = None
         self._write_error = ""
-        first = next(iter(self._gathered), None)
-        self._written_ms = self._log.timestamp if first is None else first.gathered_since_ms
+        self._note_written()
+
+    def _note_written(self) -> None:
+        """All units of records stored before `_written_ms` are in their files."""
+        since = min(
+            (queue.gathered_since_ms for queue in islice(self._gathered, 1)), default=self._log.timestamp
+        )
+        self._written_ms = since
 
     def dispatch(self, limit: int = 1000) -> bool:
         """Do deferred work: index up to `limit` records, write queue units that waited long, trim queues.
@@ -387,8 +403,8 @@ class Store:
         waited = self._longest_waiting(now)
         if waited:
             self._write_queues(waited)
-        elif self._written_ms < self._log.timestamp and not self._gathered:
-            self._written_ms = self._log.timestamp
+        else:
+            self._note_written()
         if self._to_trim:
             self._trim_some()
         return more or len(waited) == _WRITES_AT_ONCE or bool(self._to_trim)
@@ -442,7 +458,7 @@ class Store:
                 raise
             checkpoint = self._checkpoint
             if checkpoint is not None:
-                checkpoint.queues_ms = max(checkpoint.queues_ms, written_ms)
+                checkpoint.queues_ms = written_ms
                 checkpoint.index_ms = max(checkpoint.index_ms, index_ms)
 
     def flush_checkpoint(self) -> None:
@@ -452,7 +468,7 @@ class Store:
         with self._sync_lock:
             checkpoint = self._checkpoint
             if checkpoint is not None:
-                checkpoint.log_ms = max(checkpoint.log_ms, self._log.flushed_timestamp)
+                checkpoint.log_ms = self._log.flushed_timestamp
                 checkpoint.flush()
 
     def config_text(self, name: str) -> bytes | None:
@@ -607,14 +623,14 @@ class Store:
     # ---- a slave's log ----
 
     def append_raw(self, physical_offset: int, data: Bytes) -> Sequence[Arrival]:
-        """Append bytes that the master's log has there; an empty log begins at that offset. A record may
-        come in pieces.
+        """Append bytes that the master's log has there; an empty log begins at that offset, which must be
+        the start of a file. A record may come in pieces.
 
         Returns the queues that grew by whole records. Raises OffsetOutOfRange when the bytes do not
         follow the log's end, StoreError when they cannot be written.
         """
         if physical_offset != self._log.end:
-            if self._log.segments.bases:
+            if self._log.segments.bases or physical_offset % self._log.file_size:
                 raise self._out_of_range(physical_offset)
             self._log.open_at(physical_offset, 0)
             self._raw_position = physical_offset

@@ -1,0 +1,320 @@
+"""MemoryDisk: a disk in memory that forgets what was not synced, fills up, breaks and flips bits, all from a
+seed.
+
+It keeps the contract of `rmq.store.disk.Disk`, proved by the tests that run on both. `crash()` is a power
+cut: synced bytes stay, and of the 4 KiB pages written since then a random part. A file whose making was
+never synced may be gone. Names (`replace`, `remove`) are kept in order and at once, as a journal does it.
+"""
+
+from __future__ import annotations
+
+import builtins
+import mmap
+import os
+import random
+from collections.abc import Callable
+
+from rmq.errors import DiskFull, StoreError, StoreLocked
+from rmq.store.disk import Bytes, DiskUsage, wrong_size
+
+PAGE = 4096
+
+
+class _File:
+    """`live` is what a reader sees; a crash keeps the pages `synced`, and may lose those `dirty`."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.live = memoryview(mmap.mmap(-1, max(size, 1)))  # takes memory only where it is written
+        self.synced: dict[int, bytes] = {}
+        self.dirty: set[int] = set()
+        self.used: set[int] = set()  # pages that have space on the disk
+        self.made = False  # whether a crash keeps the file itself
+
+    def page(self, number: int) -> bytes:
+        return bytes(self.live[number * PAGE : min((number + 1) * PAGE, self.size)])
+
+    def sync(self) -> None:
+        for number in self.dirty:
+            self.synced[number] = self.page(number)
+        self.dirty.clear()
+        self.made = True
+
+    def mark(self, start: int, stop: int) -> None:
+        pages = range(start // PAGE, -(-stop // PAGE))
+        self.dirty.update(pages)
+        self.used.update(pages)
+
+    def after_crash(self, chance: random.Random) -> _File:
+        """The file as a power cut leaves it."""
+        kept = _File(self.size)
+        pages = dict(self.synced)
+        for number in sorted(self.dirty):
+            if chance.random() < 0.5:
+                pages[number] = self.page(number)
+        for number, page in pages.items():
+            kept.live[number * PAGE : number * PAGE + len(page)] = page
+            kept.mark(number * PAGE, number * PAGE + len(page))
+        kept.sync()
+        return kept
+
+
+class MemorySegment:
+    """One file of a MemoryDisk."""
+
+    def __init__(self, disk: MemoryDisk, path: str, file: _File) -> None:
+        self._disk = disk
+        self._path = path
+        self._file = file
+        self._open = True
+        self._views = False
+
+    @property
+    def size(self) -> int:
+        return self._file.size
+
+    def write(self, at: int, data: Bytes) -> None:
+        assert self._open, f"{self._path} is closed"
+        if at + len(data) > self._file.size:
+            raise ValueError(f"{self._path}: {len(data)} bytes at {at} go past the end of the file")
+        error = self._disk.take_fault("write", self._path)
+        fits = self._disk.take_space(self._file, at, at + len(data))
+        if error is not None:
+            fits = min(fits, self._disk.chance.randrange(len(data) + 1))
+        self._file.live[at : at + fits] = bytes(data[:fits])
+        self._file.mark(at, at + fits)
+        if error is not None:
+            raise error
+        if fits < len(data):
+            raise DiskFull(f"{self._path}: no space left")
+        self._disk.changed()
+
+    def read(self, at: int, size: int) -> memoryview:
+        return self._file.live[at : min(at + size, self._file.size)].toreadonly()
+
+    def writable(self, size: int) -> memoryview:
+        size = min(size, self._file.size)
+        if self._disk.take_space(self._file, 0, size) < size:
+            raise DiskFull(f"{self._path}: no space left")
+        self._file.mark(0, size)
+        self._views = True
+        return self._file.live[: self._file.size]
+
+    def clear(self, at: int) -> None:
+        error = self._disk.take_fault("clear", self._path)
+        if error is not None:
+            raise error
+        file = self._file
+        for number in sorted(page for page in file.used if (page + 1) * PAGE > at):
+            start = max(number * PAGE, at)
+            stop = min((number + 1) * PAGE, file.size)
+            file.live[start:stop] = bytes(stop - start)
+            file.dirty.add(number)
+            if start == number * PAGE:
+                file.used.discard(number)
+        self._disk.changed()
+
+    def data_from(self, at: int) -> int:
+        if self._views:
+            return at
+        return min(
+            (max(page * PAGE, at) for page in self._file.used if (page + 1) * PAGE > at), default=self.size
+        )
+
+    def sync(self) -> None:
+        if not self._open:
+            return
+        self._disk.sync(self._path)
+
+    def close(self) -> None:
+        self._open = False
+
+
+class _Lock:
+    def __init__(self, disk: MemoryDisk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.unlock(self._path, self)
+
+
+class MemoryDisk:
+    """A disk in memory. `seed` decides what a crash keeps and where a failing write stops.
+
+    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` (see there), `flip` (a bit).
+    `on_change` is called after each change, `on_sync` before each sync (a slow one sleeps there).
+    """
+
+    def __init__(self, seed: int = 0, capacity: int | None = None) -> None:
+        self.chance = random.Random(seed)
+        self.capacity = capacity
+        self.on_change: Callable[[], None] | None = None
+        self.on_sync: Callable[[str], None] | None = None
+        self._files: dict[str, _File] = {}
+        self._faults: builtins.list[tuple[str, str, StoreError]] = []
+        self._locks: dict[str, _Lock] = {}
+
+    # ---- faults ----
+
+    def crash(self) -> None:
+        """Cut the power: open segments and locks are void, and what was not synced is kept in part."""
+        self._files = self.image(self.chance.random())._files
+        self._locks = {}
+
+    def image(self, seed: float) -> MemoryDisk:
+        """What a power cut now would leave, as another disk; this one goes on."""
+        other = MemoryDisk()
+        other.chance = random.Random(seed)
+        other.capacity = self.capacity
+        for path, file in self._files.items():
+            if file.made or other.chance.random() < 0.5:
+                other._files[path] = file.after_crash(other.chance)
+        return other
+
+    def copy(self) -> MemoryDisk:
+        """All bytes as a reader sees them now (what a killed process leaves), as another disk."""
+        other = MemoryDisk()
+        other.capacity = self.capacity
+        for path, file in self._files.items():
+            kept = other._files[path] = _File(file.size)
+            for number in file.used:
+                page = file.page(number)
+                kept.live[number * PAGE : number * PAGE + len(page)] = page
+                kept.mark(number * PAGE, number * PAGE + len(page))
+            kept.sync()
+        return other
+
+    def fail(self, operation: str, path: str = "", times: int = 1) -> None:
+        """Make the next `times` operations ("write", "sync", "clear") on paths that contain `path` fail like
+        EIO.
+        """
+        error = StoreError(f"{path or 'disk'}: {operation} failed: Input/output error")
+        self._faults += [(operation, path, error)] * times
+
+    def heal(self) -> None:
+        """Forget the faults that did not happen yet."""
+        self._faults.clear()
+
+    def flip(self, path: str, at: int, bit: int = 0) -> None:
+        """Flip one bit, on the medium and for readers."""
+        file = self._files[path]
+        file.live[at] ^= 1 << bit
+        if at // PAGE in file.synced:
+            file.synced[at // PAGE] = file.page(at // PAGE)
+
+    def take_fault(self, operation: str, path: str) -> StoreError | None:
+        """The error that this operation is to raise, if any."""
+        for number, (wanted, part, error) in enumerate(self._faults):
+            if wanted == operation and part in path:
+                del self._faults[number]
+                return error
+        return None
+
+    def take_space(self, file: _File, start: int, stop: int) -> int:
+        """How many of the bytes start..stop have room; their pages count as used from now on."""
+        if self.capacity is None:
+            return stop - start
+        room = (self.capacity - self._used()) // PAGE
+        for number in range(start // PAGE, -(-stop // PAGE)):
+            if number not in file.used:
+                if room <= 0:
+                    return max(number * PAGE - start, 0)
+                room -= 1
+        return stop - start
+
+    def _used(self) -> int:
+        return sum(len(file.used) for file in self._files.values()) * PAGE
+
+    def changed(self) -> None:
+        """Something was written."""
+        if self.on_change is not None:
+            self.on_change()
+
+    def unlock(self, path: str, lock: _Lock) -> None:
+        """Give a lock back, unless a crash did."""
+        if self._locks.get(path) is lock:
+            del self._locks[path]
+
+    # ---- Disk ----
+
+    def open(self, path: str, size: int, *, mapped: bool = True) -> MemorySegment:
+        """See Disk."""
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = _File(size)
+            self.changed()
+        elif file.size != size:
+            raise wrong_size(path, file.size, size)
+        return MemorySegment(self, path, file)
+
+    def list(self, folder: str) -> builtins.list[str]:
+        """See Disk."""
+        prefix = folder.rstrip("/") + "/"
+        names = {path[len(prefix) :].split("/")[0] for path in self._files if path.startswith(prefix)}
+        return sorted(names)
+
+    def exists(self, path: str) -> bool:
+        """See Disk."""
+        return path in self._files or any(other.startswith(path + "/") for other in self._files)
+
+    def size(self, path: str) -> int:
+        """See Disk."""
+        if path not in self._files:
+            raise StoreError(f"{path}: No such file or directory")
+        return self._files[path].size
+
+    def load(self, path: str) -> bytes | None:
+        """See Disk."""
+        file = self._files.get(path)
+        return None if file is None else bytes(file.live[: file.size])
+
+    def replace(self, path: str, data: Bytes) -> None:
+        """See Disk."""
+        error = self.take_fault("write", path)
+        if error is not None:
+            raise error
+        file = _File(len(data))
+        if self.take_space(file, 0, len(data)) < len(data):
+            raise DiskFull(f"{path}: no space left")
+        file.live[: len(data)] = bytes(data)
+        file.mark(0, len(data))
+        file.sync()
+        self._files[path] = file
+        self.changed()
+
+    def remove(self, path: str) -> None:
+        """See Disk."""
+        for other in [name for name in self._files if name == path or name.startswith(path + "/")]:
+            del self._files[other]
+        self.changed()
+
+    def sync(self, path: str) -> None:
+        """See Disk."""
+        if self.on_sync is not None:
+            self.on_sync(path)
+        error = self.take_fault("sync", path)
+        if error is not None:
+            raise error
+        file = self._files.get(path)
+        if file is not None:
+            file.sync()
+
+    def sync_all(self, path: str) -> None:
+        """See Disk."""
+        for name in builtins.list(self._files):
+            self.sync(name)
+
+    def usage(self, path: str) -> DiskUsage:
+        """See Disk."""
+        if self.capacity is None:
+            return DiskUsage(0.01, 1 << 50)
+        used = self._used()
+        return DiskUsage(-(-used * 100 // max(self.capacity, 1)) / 100, max(self.capacity - used, 0))
+
+    def lock(self, path: str) -> _Lock:
+        """See Disk."""
+        if path in self._locks:
+            raise StoreLocked(os.path.dirname(path))
+        lock = self._locks[path] = _Lock(self, path)
+        return lock
