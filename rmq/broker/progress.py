@@ -1,0 +1,243 @@
+"""How groups get on with consuming: lag, times, who consumes a topic, offsets copied and reset."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rmq.errors import for_code
+from rmq.message import MessageQueue
+from rmq.protocol import bodies, json
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    CloneGroupOffsetRequestHeader,
+    GetConsumeStatsInBrokerHeader,
+    GetConsumeStatsRequestHeader,
+    QueryConsumeTimeSpanRequestHeader,
+    QueryCorrectionOffsetHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+    ResetOffsetRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.clients import Clients, Member
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.groups import Groups
+    from rmq.broker.offsets import Offsets
+    from rmq.broker.stats import Stats
+    from rmq.broker.topics import Topics
+    from rmq.protocol.bodies import TopicConfig
+    from rmq.store.store import Store
+
+_LONG_MAX = 2**63 - 1
+_TO_THE_END = -1  # as a reset's timestamp
+
+log = logging.getLogger("rmq.broker")
+
+
+class Progress:
+    """Answers from the tables of groups, clients and offsets beside the store."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        *,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: Offsets,
+        stats: Stats,
+    ) -> None:
+        self.config = config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._stats = stats
+        groups.deleted = self._group_deleted
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.GET_CONSUME_STATS: self._on_consume_stats,
+            RequestCode.GET_BROKER_CONSUME_STATS: self._on_all_consume_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self._on_consumed_by_who,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self._on_time_span,
+            RequestCode.QUERY_CORRECTION_OFFSET: self._on_correction,
+            RequestCode.CLONE_GROUP_OFFSET: self._on_clone,
+            RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._on_reset,
+        }
+
+    def _group_deleted(self, group: str, offsets_too: bool) -> None:
+        if offsets_too:
+            self._offsets.delete_group(group)
+        self._stats.delete_group(group)
+
+    # --- lag ---
+
+    def _on_consume_stats(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(GetConsumeStatsRequestHeader)
+        group = header.consumer_group
+        names = {header.topic} if header.topic else self._offsets.topics_of(group)
+        body = bodies.ConsumeStats()
+        for topic in self._consumed(group, names):
+            body.offset_table.update(self._lags(group, topic))
+            body.consume_tps += self._stats.consume_tps(group, topic.topic_name)
+        return request.reply(body=body.to_json())
+
+    def _on_all_consume_stats(self, request: Command, connection: Any, now: int) -> Command:
+        only_ordered = request.read(GetConsumeStatsInBrokerHeader).is_order
+        body = bodies.ConsumeStatsList(broker_addr=connection.local_address)
+        for group in list(self._groups.table):
+            row = []
+            for topic in self._consumed(group, self._offsets.topics_of(group)):
+                if topic.order or not only_ordered:
+                    tps = self._stats.consume_tps(group, topic.topic_name)
+                    row.append(bodies.ConsumeStats(self._lags(group, topic), tps))
+            body.total_diff += sum(
+                lag.broker_offset - lag.consumer_offset for one in row for lag in one.offset_table.values()
+            )
+            body.consume_stats_list.append({group: row})
+        return request.reply(body=body.to_json())
+
+    def _consumed(self, group: str, names: Iterable[str]) -> list[TopicConfig]:
+        """Those of the topics that exist and that the group, if it is connected, still subscribes to."""
+        known = (self._topics.get(name) for name in sorted(names) if self._clients.is_subscribed(group, name))
+        return [topic for topic in known if topic is not None]
+
+    def _lags(self, group: str, topic: TopicConfig) -> dict[MessageQueue, bodies.OffsetWrapper]:
+        name = topic.topic_name
+        offsets = self._offsets.of(group, name)
+        table = {}
+        for queue_id in range(topic.read_queue_nums):
+            offset = max(0, offsets.get(queue_id, 0))
+            end = max(0, self._store.max_offset(name, queue_id))
+            time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
+            table[self._queue(name, queue_id)] = bodies.OffsetWrapper(end, offset, max(0, time_ms))
+        return table
+
+    def _queue(self, topic: str, queue_id: int) -> MessageQueue:
+        return MessageQueue(topic, self.config.broker_name, queue_id)
+
+    def _topic(self, name: str) -> TopicConfig:
+        topic = self._topics.get(name)
+        if topic is None:
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return topic
+
+    def _on_consumed_by_who(self, request: Command, connection: Any, now: int) -> Command:
+        topic = request.read(QueryTopicConsumeByWhoRequestHeader).topic
+        groups = self._clients.groups_of(topic) | self._offsets.groups_of(topic)
+        return request.reply(body=bodies.GroupList(sorted(groups)).to_json())
+
+    def _on_time_span(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(QueryConsumeTimeSpanRequestHeader)
+        queues = range(self._topic(header.topic).write_queue_nums)
+        spans = [self._time_span(header.group, header.topic, queue_id, now) for queue_id in queues]
+        return request.reply(body=bodies.QueryConsumeTimeSpanBody(spans).to_json())
+
+    def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> bodies.QueueTimeSpan:
+        end = self._store.max_offset(topic, queue_id)
+        offset = self._offsets.get(group, topic, queue_id)
+        first = self._store.earliest_time(topic, queue_id)
+
+        def time_of(queue_offset: int) -> int:
+            return self._store.message_time(topic, queue_id, queue_offset)
+
+        next_ms = time_of(max(offset, self._store.min_offset(topic, queue_id))) if offset < end else now
+        return bodies.QueueTimeSpan(
+            message_queue=self._queue(topic, queue_id),
+            min_time_stamp=first,
+            max_time_stamp=time_of(end - 1),
+            consume_time_stamp=time_of(offset - 1) if offset > 0 else first,
+            delay_time=max(0, now - next_ms),
+        )
+
+    # --- offsets of several groups ---
+
+    def _on_correction(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(QueryCorrectionOffsetHeader)
+        left_out = set((header.filter_groups or "").split(","))
+        lowest: dict[int, int] = {}
+        for group in self._offsets.groups_of(header.topic) - left_out:
+            for queue_id, offset in self._offsets.of(group, header.topic).items():
+                if offset >= self._store.min_offset(header.topic, queue_id):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, _LONG_MAX))
+        for queue_id, offset in self._offsets.of(header.compare_group, header.topic).items():
+            if lowest.get(queue_id, _LONG_MAX) > offset:
+                lowest[queue_id] = _LONG_MAX
+        return request.reply(body=bodies.QueryCorrectionOffsetBody(lowest).to_json())
+
+    def _on_clone(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(CloneGroupOffsetRequestHeader)
+        source = header.src_group
+        for topic in {header.topic} if header.topic else self._offsets.topics_of(source):
+            if self._topics.get(topic) is None:
+                log.warning("offsets of group %s in %s are not cloned: no such topic", source, topic)
+            elif header.offline or self._clients.is_subscribed(source, topic):
+                self._offsets.clone(source, header.dest_group, topic)
+        return request.reply()
+
+    def _on_reset(self, request: Command, connection: Any, now: int) -> Command:
+        """Work out the offsets of a moment and send them to the group's members, who take and commit them."""
+        header = request.read(ResetOffsetRequestHeader)
+        group = self._clients.consumer_group(header.group)
+        offsets = self._reset_offsets(header)
+        if group is None:
+            raise for_code(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {header.group} Topic: {header.topic} "
+                f"Timestamp: {header.timestamp}",
+            )
+        table = {self._queue(header.topic, queue_id): offset for queue_id, offset in offsets.items()}
+        for member in list(group.members.values()):
+            member.connection.notify(_reset_notice(header, table, member))
+            log.info(
+                "group %s in %s is reset at %s: %s", header.group, header.topic, member.client_id, offsets
+            )
+        return request.reply(body=bodies.ResetOffsetBody(table).to_json())
+
+    def _reset_offsets(self, header: ResetOffsetRequestHeader) -> dict[int, int]:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"[reset-offset] reset offset failed, no topic in this broker. topic={header.topic}",
+            )
+        known = self._offsets.of(header.group, header.topic)
+        if not known:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"The consumer group <{header.group}> not exist")
+        offsets = {}
+        for queue_id in range(topic.write_queue_nums):
+            target = self._offset_at(header.topic, queue_id, header.timestamp)
+            offset = known.get(queue_id, target)
+            offsets[queue_id] = target if header.is_force else min(target, offset)
+        return offsets
+
+    def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        if timestamp_ms == _TO_THE_END:
+            return self._store.max_offset(topic, queue_id)
+        return max(0, self._store.offset_by_time(topic, queue_id, timestamp_ms))
+
+
+def _reset_notice(
+    header: ResetOffsetRequestHeader, table: dict[MessageQueue, int], member: Member
+) -> Command:
+    notice = ResetOffsetRequestHeader(header.topic, header.group, header.timestamp)
+    body = bodies.ResetOffsetBody(table).to_json()
+    if member.language == "CPP":  # cannot read objects as keys
+        rows = [
+            {
+                "brokerName": queue.broker_name,
+                "offset": offset,
+                "queueId": queue.queue_id,
+                "topic": queue.topic,
+            }
+            for queue, offset in table.items()
+        ]
+        body = json.dumps({"offsetTable": rows})
+    return Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notice, body, oneway=True)
