@@ -1,0 +1,284 @@
+"""What an administrator asks and tells the broker: topics, settings, figures, cleaning."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq import config as settings
+from rmq.broker.topics import check_name
+from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
+from rmq.message import SYSTEM_TOPICS, MessageQueue
+from rmq.protocol import bodies
+from rmq.protocol.codes import (
+    PERM_INHERIT,
+    PERM_READ,
+    PERM_WRITE,
+    VERSION,
+    RequestCode,
+    ResponseCode,
+    TopicFilterType,
+)
+from rmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteTopicRequestHeader,
+    GetBrokerConfigResponseHeader,
+    GetTopicStatsInfoRequestHeader,
+    ViewBrokerStatsDataRequestHeader,
+)
+from rmq.protocol.record import decode_record
+from rmq.store.config import BrokerRole
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.offsets import Offsets
+    from rmq.broker.stats import Stats
+    from rmq.broker.topics import Topics
+    from rmq.protocol.command import Command
+    from rmq.store.config import StoreConfig
+    from rmq.store.store import Store
+
+QUEUES_MAX: Final = 65_536
+VERSION_NAME: Final = "V4_9_7"
+"""RocketMQ's name for `VERSION`, which its tools show."""
+
+log = logging.getLogger("rmq.broker")
+
+
+class Admin:
+    """Changes topics and settings, and tells how the broker does.
+
+    What it cannot reach itself is given to it by the owner: `settle()` commits what the running chunk has
+    put, `changed(broker, store)` hands new settings to the parts, `gauges()` gives more rows of the runtime
+    figures, and `delay_offsets()` the text of delayOffset.json.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, store: Store, *, topics: Topics, offsets: Offsets, stats: Stats
+    ) -> None:
+        self.config = config
+        self.store_config = store.config
+        self.config_version = bodies.DataVersion(stats.boot_ms, 0)
+        self.settle: Callable[[], None] = lambda: None
+        self.changed: Callable[[BrokerConfig, StoreConfig], None] = lambda broker, store: None
+        self.gauges: Callable[[], Mapping[str, str]] = dict
+        self.delay_offsets: Callable[[], bytes] = bodies.DelayOffsetSerializeWrapper().to_json
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._stats = stats
+
+    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self._on_update_topic,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self._on_delete_topic,
+            RequestCode.GET_ALL_TOPIC_CONFIG: self._on_all_topics,
+            RequestCode.GET_TOPIC_STATS_INFO: self._on_topic_stats,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._on_system_topics,
+            RequestCode.GET_BROKER_CONFIG: self._on_get_config,
+            RequestCode.UPDATE_BROKER_CONFIG: self._on_update_config,
+            RequestCode.GET_BROKER_RUNTIME_INFO: self._on_runtime_info,
+            RequestCode.VIEW_BROKER_STATS_DATA: self._on_stats,
+            RequestCode.GET_ALL_DELAY_OFFSET: self._on_delay_offsets,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self._on_clean,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self._on_clean,
+            RequestCode.CLEAN_UNUSED_TOPIC: self._on_clean_topics,
+        }
+
+    # --- topics ---
+
+    def _on_update_topic(self, request: Command, connection: Any, now: int) -> Command:
+        self._refuse_on_slave()
+        header = request.read(CreateTopicRequestHeader)
+        self._check_topic(header.topic)
+        _check_shape(header)
+        made = bodies.TopicConfig(
+            header.topic,
+            header.read_queue_nums,
+            header.write_queue_nums,
+            header.perm,
+            header.topic_filter_type,
+            header.topic_sys_flag or 0,
+            header.order,
+        )
+        log.info("topic %s is set by %s", header.topic, connection.peer_address)
+        self._topics.update(made, now)
+        return request.reply()
+
+    def _on_delete_topic(self, request: Command, connection: Any, now: int) -> Command:
+        self._refuse_on_slave()
+        topic = request.read(DeleteTopicRequestHeader).topic
+        self._check_topic(topic)
+        log.info("topic %s is deleted by %s", topic, connection.peer_address)
+        self.settle()  # a message of the same chunk must not write into files that are gone
+        self._topics.delete(topic, now)
+        self._store.remove_topic(topic)
+        self._offsets.delete_topic(topic)
+        self._stats.delete_topic(topic)
+        return request.reply()
+
+    def _check_topic(self, topic: str) -> None:
+        check_name(topic)
+        if self._topics.is_system(topic):
+            raise _refused(f"The topic[{topic}] is conflict with system topic.")
+
+    def _refuse_on_slave(self) -> None:
+        if self.store_config.broker_role is BrokerRole.SLAVE:
+            raise _refused("a slave's topics are its master's: send this to the master broker")
+
+    def _on_all_topics(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(header={}, body=self._topics.to_json())
+
+    def _on_topic_stats(self, request: Command, connection: Any, now: int) -> Command:
+        name = request.read(GetTopicStatsInfoRequestHeader).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        table = {
+            MessageQueue(name, self.config.broker_name, queue_id): self._ends(name, queue_id)
+            for queue_id in range(topic.write_queue_nums)
+        }
+        return request.reply(body=bodies.TopicStatsTable(table).to_json())
+
+    def _ends(self, topic: str, queue_id: int) -> bodies.TopicOffset:
+        end = self._store.max_offset(topic, queue_id)
+        time_ms = max(0, self._store.message_time(topic, queue_id, end - 1)) if end > 0 else 0
+        return bodies.TopicOffset(self._store.min_offset(topic, queue_id), end, time_ms)
+
+    def _on_system_topics(self, request: Command, connection: Any, now: int) -> Command:
+        names = SYSTEM_TOPICS.union(filter(self._topics.is_system, self._topics.table))
+        return request.reply(body=bodies.TopicList(sorted(names)).to_json())
+
+    def _on_clean_topics(self, request: Command, connection: Any, now: int) -> Command:
+        """Remove the queues of topics that do not exist; those of the broker's own topics stay."""
+        self.settle()
+        for topic in {topic for topic, _ in self._store.queues()}:
+            if self._topics.get(topic) is None and not self._topics.is_system(topic):
+                log.warning("queues of topic %s are removed: there is no such topic", topic)
+                self._store.remove_topic(topic)
+        return request.reply()
+
+    # --- settings ---
+
+    def _on_get_config(self, request: Command, connection: Any, now: int) -> Command:
+        version = self.config_version.to_json().decode()
+        text = settings.dump_properties(self.config, self.store_config)
+        return request.reply(header=GetBrokerConfigResponseHeader(version), body=text.encode())
+
+    def _on_update_config(self, request: Command, connection: Any, now: int) -> Command:
+        changes = settings.parse_properties(request.body.decode("utf-8", "replace"))
+        log.info("settings are changed by %s: %s", connection.peer_address, ", ".join(changes))
+        try:
+            self._configure(changes, now)
+        except ConfigError as error:
+            raise _refused(str(error)) from None
+        return request.reply()
+
+    def _configure(self, changes: Mapping[str, str], now: int) -> None:
+        """Take new values of settings that may change at run time. Raises ConfigError, and then none is taken."""
+        of_store = {
+            key: text for key, text in changes.items() if settings.knows(type(self.store_config), key)
+        }
+        of_broker = {
+            key: text
+            for key, text in changes.items()
+            if key not in of_store or settings.knows(type(self.config), key)
+        }
+        config = settings.evolve(self.config, of_broker)
+        store_config = settings.evolve(self.store_config, of_store)
+        self.config, self.store_config = config, store_config
+        self.config_version = self.config_version.following(now)
+        self.changed(config, store_config)
+
+    # --- figures ---
+
+    def _on_runtime_info(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(body=bodies.KVTable(self.runtime(now)).to_json())
+
+    def runtime(self, now: int) -> dict[str, str]:
+        """The rows that brokerStatus shows, under RocketMQ's names. Its thread pools, absent here, are idle."""
+        idle = dict.fromkeys(("send", "pull", "query"), "0")
+        return {
+            "brokerVersionDesc": VERSION_NAME,
+            "brokerVersion": str(VERSION),
+            **{f"{name}ThreadPoolQueueSize": zero for name, zero in idle.items()},
+            **{f"{name}ThreadPoolQueueHeadWaitTimeMills": zero for name, zero in idle.items()},
+            "sendThreadPoolQueueCapacity": str(self.config.send_thread_pool_queue_capacity),
+            "pullThreadPoolQueueCapacity": str(self.config.pull_thread_pool_queue_capacity),
+            "pageCacheLockTimeMills": "0",
+            "startAcceptSendRequestTimeStamp": str(self.config.start_accept_send_request_time_stamp),
+            **self._store_figures(),
+            **self._stats.runtime(now),
+            **self.gauges(),
+        }
+
+    def _store_figures(self) -> dict[str, str]:
+        store = self._store
+        state = store.disk_state()
+        ratio = f"{state.ratio:.4f}"
+        total = round(state.free_bytes / (1 - state.ratio)) if state.ratio < 1 else 0
+        return {
+            "commitLogDiskRatio": ratio,
+            f"commitLogDiskRatio_{self.store_config.commit_log_path}": ratio,
+            "consumeQueueDiskRatio": ratio,
+            "commitLogDirCapacity": f"Total : {_size(total)}, Free : {_size(state.free_bytes)}.",
+            "commitLogMinOffset": str(store.min_physical_offset),
+            "commitLogMaxOffset": str(store.max_physical_offset),
+            "dispatchBehindBytes": str(store.dispatch_behind_bytes),
+            "remainHowManyDataToFlush": _size(store.max_physical_offset - store.flushed_offset),
+            "earliestMessageTimeStamp": str(self._earliest_ms()),
+        }
+
+    def _earliest_ms(self) -> int:
+        """The store time of the log's first message; -1 without one."""
+        record = self._store.read(self._store.min_physical_offset)
+        if record is None:
+            return -1
+        try:
+            return decode_record(record, check_crc=False, decompressed=False).store_timestamp
+        except CorruptRecord:
+            return -1
+
+    def _on_stats(self, request: Command, connection: Any, now: int) -> Command:
+        header = request.read(ViewBrokerStatsDataRequestHeader)
+        windows = self._stats.windows(header.stats_name, header.stats_key)
+        if windows is None:
+            raise _refused(f"The stats <{header.stats_name}> <{header.stats_key}> not exist")
+        items = (bodies.BrokerStatsItem(window.sum, window.tps, window.average) for window in windows)
+        return request.reply(body=bodies.BrokerStatsData(*items).to_json())
+
+    def _on_delay_offsets(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(body=self.delay_offsets())
+
+    def _on_clean(self, request: Command, connection: Any, now: int) -> Command:
+        """Look for expired files now. Queues have none of their own: they are trimmed with the log."""
+        log.info("cleaning asked for by %s: %s", connection.peer_address, self._store.clean(now))
+        return request.reply()
+
+
+def _refused(remark: str) -> ResponseError:
+    return for_code(ResponseCode.SYSTEM_ERROR, remark)
+
+
+def _check_shape(header: CreateTopicRequestHeader) -> None:
+    for name, count in (("read", header.read_queue_nums), ("write", header.write_queue_nums)):
+        if not 1 <= count <= QUEUES_MAX:
+            raise _refused(f"{name}QueueNums of topic {header.topic} is {count}: expected 1 to {QUEUES_MAX}")
+    if not 0 <= header.perm <= PERM_READ | PERM_WRITE | PERM_INHERIT:
+        raise _refused(
+            f"perm of topic {header.topic} is {header.perm}: "
+            f"expected {PERM_WRITE} (write), {PERM_READ} (read) or {PERM_READ | PERM_WRITE} (both)"
+        )
+    if header.topic_filter_type not in TopicFilterType.__members__:
+        kinds = " or ".join(TopicFilterType.__members__)
+        raise _refused(f"filter type of topic {header.topic} is {header.topic_filter_type}: expected {kinds}")
+
+
+def _size(count: int) -> str:
+    """Bytes as RocketMQ shows them: 512 B, 1.5 KiB, 67.3 GiB."""
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 6)
+    return f"{count / 1024**power:.1f} {'KMGTPE'[power - 1]}iB"
