@@ -16,14 +16,12 @@ from rmq.errors import CorruptRecord, LocalProtocolError, StoreError
 from rmq.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
-    PROPERTY_TAGS,
     SCHEDULE_TOPIC,
     TRANS_HALF_TOPIC,
     StoredMessage,
-    tags_code,
 )
 from rmq.protocol import json
-from rmq.protocol.record import Record, decode_record, encode_properties, host_bytes, record_keys
+from rmq.protocol.record import Record, decode_record, record_of
 from rmq.store.config import delay_table
 
 if TYPE_CHECKING:
@@ -157,17 +155,4 @@ def _undelayed(message: StoredMessage) -> Record:
     topic = properties[PROPERTY_REAL_TOPIC]
     if topic == TRANS_HALF_TOPIC:
         raise ValueError(f"its real topic is {topic}")
-    return Record(
-        topic,
-        int(properties[PROPERTY_REAL_QUEUE_ID]),
-        message.body,
-        encode_properties(properties),
-        message.flag,
-        message.sys_flag,
-        message.born_timestamp,
-        host_bytes(message.born_host),
-        message.reconsume_times,
-        0,
-        tags_code(properties.get(PROPERTY_TAGS)),
-        record_keys(properties),
-    )
+    return record_of(message, topic, int(properties[PROPERTY_REAL_QUEUE_ID]), properties)

@@ -51,8 +51,7 @@ from rmq.protocol.record import (
     decode_record,
     encode_properties,
     encode_record,
-    host_bytes,
-    record_keys,
+    record_of,
 )
 
 if TYPE_CHECKING:
@@ -276,7 +275,7 @@ class Transactions:
         return True
 
     def _renew(self, half: StoredMessage, offset: int, properties: dict[str, str]) -> Record:
-        record = _copy(half, TRANS_HALF_TOPIC, 0, properties)
+        record = record_of(half, TRANS_HALF_TOPIC, 0, properties)
         self._store.put(record)
         self._renewed[offset] = record.queue_offset
         return record
@@ -295,7 +294,7 @@ class Transactions:
             half.properties.get(PROPERTY_PRODUCER_GROUP),
             TRANS_CHECK_MAX_TIME_TOPIC,
         )
-        self._store.put(_copy(half, TRANS_CHECK_MAX_TIME_TOPIC, 0, half.properties))
+        self._store.put(record_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0, half.properties))
 
     def _ask_producer(self, half: StoredMessage, record: Record) -> None:
         group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
@@ -352,7 +351,7 @@ class Transactions:
         half = self._discarded(message_id)
         properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
         try:
-            self._store.put(_copy(half, TRANS_HALF_TOPIC, 0, properties))
+            self._store.put(record_of(half, TRANS_HALF_TOPIC, 0, properties))
             self._commit()
         except StoreError as error:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"{message_id} is not put back: {error}") from None
@@ -376,27 +375,10 @@ class Transactions:
 def _committed(half: StoredMessage) -> Record:
     properties = half.properties
     real_queue = _number(properties.get(PROPERTY_REAL_QUEUE_ID), 0)
-    record = _copy(half, properties[PROPERTY_REAL_TOPIC], real_queue, properties)
+    record = record_of(half, properties[PROPERTY_REAL_TOPIC], real_queue, properties)
     record.sys_flag = half.sys_flag & ~SYS_ROLLBACK | SYS_COMMIT
     record.prepared_transaction_offset = half.physical_offset
     return record
-
-
-def _copy(half: StoredMessage, topic: str, queue_id: int, properties: dict[str, str]) -> Record:
-    return Record(
-        topic,
-        queue_id,
-        half.body,
-        encode_properties(properties),
-        half.flag,
-        half.sys_flag,
-        half.born_timestamp,
-        host_bytes(half.born_host),
-        half.reconsume_times,
-        0,
-        tags_code(properties.get(PROPERTY_TAGS)),
-        record_keys(properties),
-    )
 
 
 def _number(text: str | None, default: int) -> int:

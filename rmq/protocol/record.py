@@ -20,7 +20,14 @@ from typing import Any, Final
 from attrs import define
 
 from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError
-from rmq.message import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_UNIQUE_KEY, StoredMessage
+from rmq.message import (
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQUE_KEY,
+    StoredMessage,
+    tags_code,
+)
 from rmq.protocol import engine
 from rmq.protocol._pure import BLANK_MAGIC, MESSAGE_MAGIC
 from rmq.protocol.codes import (
@@ -315,3 +322,26 @@ def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     unique = properties.get(PROPERTY_UNIQUE_KEY)
     keys = tuple(key for key in properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
     return (unique, *keys) if unique else keys
+
+
+def record_of(
+    message: StoredMessage, topic: str, queue_id: int, properties: Mapping[str, str], code: int | None = None
+) -> Record:
+    """A record that stores `message` once more, elsewhere; its body must be as it was stored.
+
+    `code` is the tags code, by default that of the TAGS property.
+    """
+    return Record(
+        topic,
+        queue_id,
+        message.body,
+        encode_properties(properties),
+        message.flag,
+        message.sys_flag,
+        message.born_timestamp,
+        host_bytes(message.born_host),
+        message.reconsume_times,
+        0,
+        tags_code(properties.get(PROPERTY_TAGS)) if code is None else code,
+        record_keys(properties),
+    )

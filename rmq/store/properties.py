@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rmq.message import SCHEDULE_TOPIC, tags_code
+from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
 
 _SCHEDULE = SCHEDULE_TOPIC.encode()
+_TIMER = TIMER_TOPIC.encode()
 _codes: dict[bytes, int] = {}
 _CODES_LIMIT = 4096
 
@@ -33,6 +34,9 @@ def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Map
         due = due_time(value_of(properties, b"DELAY"), store_timestamp, delays)
         if due is not None:
             return due
+    elif topic == _TIMER:
+        due_ms = value_of(properties, b"TIMER_OUT_MS")
+        return int(due_ms) if due_ms is not None and due_ms.isdigit() else 0
     tags = value_of(properties, b"TAGS")
     if not tags:
         return 0

@@ -1,0 +1,218 @@
+"""Messages with a time of their own: delivered on it, recalled before it, kept across restarts and days."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rmq.broker.timer import MAX_AHEAD_MS, STEP_MESSAGES, RecallHandle, Timers, deliver_time
+from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, SystemBusy
+from rmq.message import TIMER_TOPIC
+from rmq.protocol.record import Record, decode_record
+from rmq.store.config import StoreConfig
+from rmq.store.disk import RealDisk
+from rmq.store.store import Store
+
+START = 1_800_000_000_000
+HOST = bytes(8)
+DAY = 86_400_000
+
+
+class Bench:
+    """A store whose clock the test sets, and the timers over it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now = START
+        self.folder = folder
+        self.fail: StoreError | None = None
+        self.saved: bytes | None = None
+        self.open()
+
+    def open(self) -> None:
+        config = StoreConfig(
+            store_path_root_dir=str(self.folder),
+            mapped_file_size_commit_log=1 << 20,
+            mapped_file_size_consume_queue=200_000,
+        )
+        self.store = Store(RealDisk(), config, store_host=HOST, now_ms=lambda: self.now)
+        self.store.load()
+        self.timers = Timers(self.store, self.commit, limit=2000)
+        self.timers.load(self.saved)
+
+    def commit(self) -> None:
+        if self.fail is not None:
+            self.store._rollback()
+            raise self.fail
+        for topic, _, next_offset in self.store.commit():
+            if topic == TIMER_TOPIC:
+                self.timers.arrived(next_offset)
+
+    def send(self, body: bytes, due_ms: int) -> RecallHandle:
+        key = "K" + body.decode()
+        record = Record("Real", 3, body, born_timestamp=self.now, keys=(key,))
+        self.timers.take(record, {"UNIQ_KEY": key, "TAGS": "T"}, due_ms)
+        self.store.put(record)
+        self.commit()
+        return RecallHandle("Real", "broker-a", due_ms, key)
+
+    def at(self, now_ms: int) -> int:
+        self.now = now_ms
+        return self.timers.step(now_ms)
+
+    def delivered(self) -> list[bytes]:
+        bodies = []
+        for offset in range(self.store.max_offset("Real", 3)):
+            unit = self.store.unit("Real", 3, offset)
+            assert unit is not None
+            data = self.store.read(unit[0])
+            assert data is not None
+            bodies.append(decode_record(data).body)
+        return bodies
+
+    def restart(self) -> None:
+        self.store.close()
+        self.open()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.store.close()
+
+
+def test_messages_come_at_their_time_whatever_their_order(bench: Bench) -> None:
+    bench.send(b"late", START + 39 * DAY)
+    bench.send(b"soon", START + 1)
+    bench.send(b"middle", START + 7_777)
+    assert bench.at(START) == START + 1
+    assert bench.at(START + 1) == START + 7_777
+    assert bench.at(START + 7_776) == START + 7_777
+    assert bench.delivered() == [b"soon"]
+    bench.at(START + 7_777)
+    assert bench.delivered() == [b"soon", b"middle"]
+    assert len(bench.timers) == 1
+
+
+def test_the_delivered_message_has_its_own_tags_code(bench: Bench) -> None:
+    bench.send(b"a", START + 5)
+    bench.at(START + 5)
+    unit = bench.store.unit("Real", 3, 0)
+    assert unit is not None
+    assert unit[2] == ord("T")
+
+
+def test_an_earlier_arrival_wakes_the_timer(bench: Bench) -> None:
+    woken: list[bool] = []
+    bench.timers.rescheduled = lambda: woken.append(True)
+    bench.send(b"a", START + 1000)
+    bench.send(b"b", START + 2000)
+    bench.send(b"c", START + 500)
+    assert len(woken) == 2
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({}, None),
+        ({"TIMER_DELIVER_MS": str(START + 5)}, START + 5),
+        ({"TIMER_DELAY_MS": "5"}, START + 5),
+        ({"TIMER_DELAY_SEC": "5"}, START + 5000),
+        ({"TIMER_DELIVER_MS": "1"}, 1),
+    ],
+)
+def test_the_time_is_read_from_the_properties_of_5x(properties: dict[str, str], expected: int | None) -> None:
+    assert deliver_time(properties, START) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "٣", str(START + MAX_AHEAD_MS + 1), "9" * 30])
+def test_a_time_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(ResponseError) as refused:
+        deliver_time({"TIMER_DELIVER_MS": text}, START)
+    assert refused.value.code == 13
+
+
+def test_a_recalled_message_never_comes(bench: Bench) -> None:
+    handle = bench.send(b"a", START + 100)
+    bench.send(b"b", START + 100)
+    bench.timers.recall(RecallHandle.parse(str(handle)), HOST, bench.now)
+    bench.commit()
+    bench.at(START + 100)
+    assert bench.delivered() == [b"b"]
+    assert len(bench.timers) == 0
+
+
+def test_a_recall_holds_across_a_restart_and_between_full_steps(bench: Bench) -> None:
+    handles = [bench.send(b"%d" % number, START + 100) for number in range(STEP_MESSAGES + 10)]
+    bench.timers.recall(handles[0], HOST, bench.now)
+    bench.commit()
+    bench.restart()
+    bench.at(START + 100)
+    assert bench.delivered() == [b"%d" % number for number in range(1, STEP_MESSAGES + 10)]
+
+
+def test_a_recall_after_the_time_is_refused(bench: Bench) -> None:
+    handle = bench.send(b"a", START + 100)
+    with pytest.raises(ResponseError, match="timestamp invalid"):
+        bench.timers.recall(handle, HOST, START + 100)
+
+
+@pytest.mark.parametrize("text", ["", "x", "djEgYQ==", "djIgYSBiIDEgYw==", "djEgYSBiIHggYw=="])
+def test_a_handle_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="recall handle is invalid"):
+        RecallHandle.parse(text)
+
+
+def test_what_waits_survives_a_restart_and_what_came_does_not_come_again(bench: Bench) -> None:
+    bench.send(b"b", START + 2000)
+    bench.send(b"a", START + 1000)
+    bench.at(START + 1000)
+    bench.saved = bench.timers.to_json()
+    bench.send(b"c", START + 1000)
+    bench.restart()
+    assert len(bench.timers) == 2
+    bench.at(START + 3000)
+    assert bench.delivered() == [b"a", b"c", b"b"]
+
+
+def test_units_made_again_from_the_log_hold_the_time(bench: Bench) -> None:
+    bench.send(b"a", START + 9000)
+    bench.store.close()
+    for file in (bench.folder / "consumequeue").rglob("0*"):
+        if file.is_file():
+            file.unlink()
+    bench.open()
+    assert bench.at(START) == START + 9000
+
+
+def test_too_many_are_refused(bench: Bench) -> None:
+    bench.timers.limit = 1
+    bench.send(b"a", START + 9000)
+    with pytest.raises(SystemBusy, match="1 messages wait"):
+        bench.send(b"b", START + 9000)
+
+
+def test_a_failed_commit_delivers_nothing_and_is_tried_again(bench: Bench) -> None:
+    bench.send(b"a", START + 10)
+    bench.fail = DiskFull("no room")
+    with pytest.raises(DiskFull):
+        bench.at(START + 10)
+    bench.fail = None
+    bench.at(START + 10)
+    assert bench.delivered() == [b"a"]
+
+
+def test_what_waits_long_is_written_anew_before_its_file_is_deleted(bench: Bench) -> None:
+    handle = bench.send(b"a", START + 39 * DAY)
+    for day in range(1, 39):
+        bench.at(START + day * DAY)
+    newest = bench.store.message_time(TIMER_TOPIC, 0, bench.store.max_offset(TIMER_TOPIC, 0) - 1)
+    assert START + 39 * DAY - newest <= 3 * DAY
+    assert len(bench.timers) == 1
+    bench.saved = bench.timers.to_json()
+    bench.restart()
+    bench.at(START + 39 * DAY)
+    assert bench.delivered() == [b"a"]
+    assert handle.deliver_ms == START + 39 * DAY
