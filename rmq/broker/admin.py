@@ -177,7 +177,7 @@ class Admin:
         return request.reply()
 
     def _configure(self, changes: Mapping[str, str], now: int) -> None:
-        """Take new values of settings that may change at run time. Raises ConfigError, and then none is taken."""
+        """Take new values of settings that may change at run time, all or none. Raises ConfigError."""
         of_store = {
             key: text for key, text in changes.items() if settings.knows(type(self.store_config), key)
         }
@@ -198,7 +198,7 @@ class Admin:
         return request.reply(body=bodies.KVTable(self.runtime(now)).to_json())
 
     def runtime(self, now: int) -> dict[str, str]:
-        """The rows that brokerStatus shows, under RocketMQ's names. Its thread pools, absent here, are idle."""
+        """The rows that brokerStatus shows, under RocketMQ's names; thread pools, absent here, are idle."""
         idle = dict.fromkeys(("send", "pull", "query"), "0")
         return {
             "brokerVersionDesc": VERSION_NAME,
