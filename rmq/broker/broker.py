@@ -1,0 +1,514 @@
+"""The broker without its event loop: the parts, who answers which request, and the end of every chunk.
+
+`handle` runs all requests of a chunk and then `settle`s: what they put into the store is committed with one
+write, and only then are its senders answered and the consumers woken that wait for it. Nothing here blocks
+but the store's writes; nothing reads a clock but through `now_ms` (wall time, for stamps) and `clock`
+(seconds, for deadlines).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from rmq.broker.admin import Admin
+from rmq.broker.clients import Clients
+from rmq.broker.groups import Groups
+from rmq.broker.locks import Locks
+from rmq.broker.offsets import Offsets
+from rmq.broker.progress import Progress
+from rmq.broker.pull import Pull
+from rmq.broker.query import Query
+from rmq.broker.registration import Registration
+from rmq.broker.schedule import Schedule
+from rmq.broker.send import Send
+from rmq.broker.stats import Stats
+from rmq.broker.topics import Topics
+from rmq.broker.transaction import Transactions
+from rmq.broker.waits import Waits
+from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.message import (
+    OFFSET_MOVED_EVENT,
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    SCHEDULE_TOPIC,
+    tags_code,
+)
+from rmq.plugin import Hooks, PulledEvent, StoredEvent
+from rmq.protocol import json
+from rmq.protocol.codes import FLAG_ONEWAY, ResponseCode
+from rmq.protocol.record import Record, encode_properties
+from rmq.store.config import BrokerRole
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.protocol.command import Command
+    from rmq.protocol.headers import PullMessageRequestHeader
+    from rmq.remoting.connection import Connection
+    from rmq.store.config import StoreConfig
+    from rmq.store.reader import GetResult
+    from rmq.store.store import Arrival, Store
+
+Handler = Callable[["Command", "Connection", int], "Command | None"]
+
+BUSY_SECONDS_MAX: Final = 1.0
+"""How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
+"""
+RETRY_MS: Final = 1_000
+
+SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+_UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+_NOT_NOW: Final = "service not available now: "
+
+log = logging.getLogger("rmq.broker")
+
+
+class Broker:
+    """One broker over an opened store: what connections hand their requests to (an Endpoint).
+
+    `address` is what clients are told, `ha_address` what slaves are told, `store_host` the same in records.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        *,
+        address: str,
+        ha_address: str,
+        store_host: bytes,
+        now_ms: Callable[[], int],
+        clock: Callable[[], float],
+        chance: Random | None = None,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.now_ms = now_ms
+        self.clock = clock
+        self.hooks = Hooks()
+        self.reput_wanted: Callable[[], None] = lambda: None
+        self.register_wanted: Callable[[], None] = lambda: None
+        self._to_save: dict[str, bytes] = {}
+        self._handling = False
+        self._connection: Connection | None = None  # whose chunk is being handled
+        self._store_host = store_host
+        self._chance = chance or Random()
+        self._closed_to_sends: tuple[int, str] | None = None
+        self._busy_until = 0.0
+        self._busy_ms = 0.0
+        if store.config.broker_role is BrokerRole.SLAVE:
+            self._closed_to_sends = _UNAVAILABLE, f"{_NOT_NOW}this broker is a slave; send to its master"
+        self._make_tables(store.config)
+        self._make_parts(store.config)
+        self.registration = Registration(config, self.topics, address=address, ha_address=ha_address)
+        self._load()
+        self._handlers = self._collect_handlers()
+
+    def _make_tables(self, store_config: StoreConfig) -> None:
+        config, store, now_ms = self.config, self.store, self.now_ms
+        slave = store_config.broker_role is BrokerRole.SLAVE
+        self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
+        self.waits = Waits(self.clock)
+        self.topics = Topics(config, save=lambda data: store.save_config("topics", data), now_ms=now_ms)
+        self.groups = Groups(
+            config, lambda data: store.save_config("subscriptionGroup", data), now_ms, slave=slave
+        )
+        self.offsets = Offsets(
+            self.topics, store, lambda data: self._save_later("consumerOffset", data), slave=slave
+        )
+        self.clients = Clients(config, groups=self.groups, topics=self.topics)
+        self.locks = Locks()
+
+    def _make_parts(self, store_config: StoreConfig) -> None:
+        config, store = self.config, self.store
+        self.schedule = Schedule(store_config.message_delay_level, store, self._commit)
+        self.transactions = Transactions(
+            config,
+            store,
+            self.offsets,
+            host=self._store_host,
+            ask=self._ask_producer,
+            commit=self._commit,
+        )
+        self.send = Send(
+            config,
+            store_config,
+            store,
+            store_host=self._store_host,
+            topics=self.topics,
+            groups=self.groups,
+            stats=self.stats,
+            waits=self.waits,
+            transactions=self.transactions,
+            chance=self._chance,
+        )
+        self.pull = Pull(
+            config,
+            store_config,
+            store,
+            topics=self.topics,
+            groups=self.groups,
+            clients=self.clients,
+            offsets=self.offsets,
+            stats=self.stats,
+            waits=self.waits,
+        )
+        self.pull.moved = self._offset_moved
+        self.query = Query(store, self.clients)
+        self.admin = Admin(config, store, topics=self.topics, offsets=self.offsets, stats=self.stats)
+        self.progress = Progress(
+            config,
+            store,
+            topics=self.topics,
+            groups=self.groups,
+            clients=self.clients,
+            offsets=self.offsets,
+            stats=self.stats,
+        )
+        self._wire()
+
+    def _wire(self) -> None:
+        self.topics.changed = self._topics_changed
+        self.admin.settle = self.settle
+        self.admin.changed = self.reconfigure
+        self.admin.gauges = self._gauges
+        self.admin.delay_offsets = lambda: json.dumps_java({"offsetTable": self.schedule.progress})
+
+    def _load(self) -> None:
+        """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
+        read = self.store.config_text
+        self.topics.load(read("topics"))
+        self.groups.load(read("subscriptionGroup"))
+        self.offsets.load(read("consumerOffset"))
+        self.schedule.load(read("delayOffset"))
+        self.transactions.load(self.now_ms())
+
+    def _collect_handlers(self) -> dict[int, Handler]:
+        handlers: dict[int, Handler] = {}
+        parts = (
+            self.send,
+            self.pull,
+            self.groups,
+            self.offsets,
+            self.clients,
+            self.locks,
+            self.transactions,
+            self.query,
+            self.admin,
+            self.progress,
+        )
+        for part in parts:
+            for code, handler in part.handlers().items():
+                assert code not in handlers, code
+                handlers[int(code)] = handler
+        return handlers
+
+    def use_plugins(self, hooks: Hooks) -> None:
+        """Call these hooks from now on."""
+        self.hooks = hooks
+        self.pull.observe = self._pulled if hooks.pulled else None
+
+    # ---- requests ----
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        """Run the requests of one chunk, commit what they put, and answer."""
+        now = self.now_ms()
+        self._handling, self._connection = True, connection
+        self.send.refusal = self._why_refuse(now)
+        handlers = self._handlers
+        for request in requests:
+            handler = handlers.get(request.code)
+            try:
+                if self.hooks.requests:
+                    self.hooks.admit(connection, request)
+                if handler is None:
+                    raise _unsupported(request)
+                response = handler(request, connection, now)
+            except Exception as error:
+                response = _error_response(request, error)
+            if response is not None:
+                self._respond(request, response, connection)
+        self.settle()
+        self._handling, self._connection = False, None
+
+    def _respond(self, request: Command, response: Command, connection: Connection) -> None:
+        if not request.flag & FLAG_ONEWAY:
+            connection.reply(response)
+        if self.hooks.responses:
+            self.hooks.observe(self.hooks.responses, connection, request, response)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended: forget its polls and its clients."""
+        self.waits.closed(connection)
+        self.clients.closed(connection)
+
+    # ---- the end of a chunk ----
+
+    def settle(self) -> None:
+        """Commit what was put, answer its senders, wake who waits for it. For those who put outside a chunk
+        too.
+
+        A write that fails is answered with its cause; nobody is told success.
+        """
+        while self.store.pending:
+            with suppress(StoreError):  # its senders have been told, and the log says it
+                self._commit()
+
+    def _commit(self) -> None:
+        """Commit now, in the middle of a chunk as well. Raises StoreError; then nobody was told success."""
+        began = self.clock()
+        try:
+            arrivals = self.store.commit()
+            self.topics.persist()
+        except StoreError as error:
+            self._not_written(error)
+            raise
+        self._written(self.clock() - began)
+        self._arrived(arrivals)
+        self.reput_wanted()
+
+    def _written(self, seconds: float) -> None:
+        """Answer the senders and count."""
+        config = self.store.config
+        if seconds * 1000 > config.os_page_cache_busy_time_out_mills:
+            log.warning("a write took %.0f ms", seconds * 1000)
+            self._busy_until = self.clock() + min(seconds, BUSY_SECONDS_MAX)
+            self._busy_ms = seconds * 1000
+        tallies, connection = self.send.tallies, self._connection
+        if not tallies:
+            return
+        if connection is not None:
+            self.send.acknowledge(connection)
+        self.send.tallies = {}
+        count = 0
+        for topic, tally in tallies.items():
+            self.stats.put(topic, tally.count, tally.size)
+            count += tally.count
+            if self.hooks.stored:
+                event = StoredEvent(topic, tally.count, tally.size, connection)
+                self.hooks.observe(self.hooks.stored, event)
+        self.stats.stored(seconds * 1000, count)
+
+    def _not_written(self, error: StoreError) -> None:
+        code, remark = _refusal_of(error)
+        log.error("messages were not stored: %s", error)
+        self.stats.failed_puts += sum(tally.count for tally in self.send.tallies.values())
+        self.send.tallies = {}
+        if self._connection is not None:
+            self.send.refuse(self._connection, code, remark)
+        self.transactions.load(self.now_ms())
+
+    def _arrived(self, arrivals: Sequence[Arrival]) -> None:
+        """Wake who waits for these queues, once for each queue."""
+        held = self.waits.held
+        for topic, queue_id, next_offset in arrivals:
+            if held:
+                self.waits.arrived(topic, queue_id, next_offset)
+            if topic == SCHEDULE_TOPIC:
+                self.schedule.arrived(queue_id, self.now_ms())
+
+    # ---- whether sends are taken ----
+
+    def _why_refuse(self, now: int) -> tuple[int, str] | None:
+        """Why no message is taken now, as (code, remark); None when all is well."""
+        if self._closed_to_sends is not None:
+            return self._closed_to_sends
+        disk = self.store.disk_state()
+        if not disk.writable:
+            return _UNAVAILABLE, f"{_NOT_NOW}{disk.reason}"
+        config = self.config
+        if now < config.start_accept_send_request_time_stamp:
+            return (
+                SYSTEM_ERROR,
+                f"broker unable to service, until {config.start_accept_send_request_time_stamp}",
+            )
+        return self._why_busy() if config.broker_fast_failure_enable else None
+
+    def _why_busy(self) -> tuple[int, str] | None:
+        parked, capacity = self.waits.parked_acks, self.config.send_thread_pool_queue_capacity
+        if parked >= capacity:
+            return _BUSY, (
+                f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
+                f"sendThreadPoolQueueCapacity is {capacity}"
+            )
+        if self._busy_until and self.clock() < self._busy_until:
+            limit = self.store.config.os_page_cache_busy_time_out_mills
+            return _BUSY, (
+                f"[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while: the last write took "
+                f"{self._busy_ms:.0f} ms, osPageCacheBusyTimeOutMills is {limit}"
+            )
+        return None
+
+    def stop_sends(self) -> None:
+        """The broker stops: refuse messages from now on, so that their producers go elsewhere."""
+        self._closed_to_sends = _UNAVAILABLE, f"{_NOT_NOW}this broker is stopping"
+
+    # ---- what the service's loops call ----
+
+    def step_waits(self, now: float) -> float:
+        """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
+        deadline = self.waits.step(now)
+        self.settle()
+        return deadline
+
+    def flushed(self, position: int) -> None:
+        """The log is on the medium up to `position`."""
+        self.waits.flushed(position)
+
+    def step_schedule(self) -> int:
+        """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
+        now = self.now_ms()
+        try:
+            return self.schedule.step(now)
+        except StoreError as error:
+            log.error("delayed messages cannot be delivered now: %s", error)
+            return now + RETRY_MS
+        finally:
+            self.settle()
+
+    def step_transactions(self) -> int:
+        """Go on with the check-back of half messages; returns when to come again, in ms of wall time."""
+        now = self.now_ms()
+        try:
+            return self.transactions.step(now)
+        except StoreError as error:
+            log.error("half messages cannot be checked now: %s", error)
+            return now + RETRY_MS
+        finally:
+            self.settle()
+
+    def expire(self) -> int:
+        """Drop silent clients and stale locks, take samples; returns when to come again, in ms."""
+        now = self.now_ms()
+        return min(self.clients.expire(now), self.locks.expire(now), self.stats.step(now))
+
+    def clean(self) -> None:
+        """Remove expired files."""
+        try:
+            report = self.store.clean(self.now_ms())
+        except StoreError as error:
+            log.error("expired files cannot be removed: %s", error)
+            return
+        if report.log_files:
+            log.info("%d files of the log removed (%s)", report.log_files, report.reason)
+
+    def saves(self) -> dict[str, bytes]:
+        """The config files that have changed, by name; `store.save_config` writes them, in any thread."""
+        for part in (self.topics, self.groups):
+            try:
+                part.persist()
+            except StoreError as error:
+                log.error("a table cannot be saved: %s", error)
+        self.offsets.persist()
+        if self.schedule.dirty:
+            self._to_save["delayOffset"] = self.schedule.to_json()
+        saves, self._to_save = self._to_save, {}
+        return saves
+
+    def not_saved(self, saves: dict[str, bytes]) -> None:
+        """These could not be written: give them again next time, unless there is something newer."""
+        self._to_save = {**saves, **self._to_save}
+
+    def _save_later(self, name: str, data: bytes) -> None:
+        self._to_save[name] = data
+
+    # ---- for the parts and the plugins ----
+
+    def put(self, record: Record) -> None:
+        """Store a record of our own; it is readable when the present chunk ends. Raises StoreError."""
+        self.store.put(record)
+        if not self._handling:
+            self.settle()
+
+    def reconfigure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
+        """Take new values of the settings that may change at run time."""
+        self.config = config
+        self.store.configure(store_config)
+        self.send.configure(config, store_config)
+        self.pull.config, self.pull.store_config = config, store_config
+        for part in (self.topics, self.groups, self.clients, self.transactions):
+            part.config = config
+        self.progress.config = self.registration.config = config
+
+    def _gauges(self) -> dict[str, str]:
+        """Rows of the runtime figures that RocketMQ does not have."""
+        return {
+            "heldPulls": str(self.waits.held),
+            "sendsWaitingForDisk": str(self.waits.parked_acks),
+            "openTransactions": str(self.transactions.open_count),
+        }
+
+    def _topics_changed(self) -> None:
+        self.send.topics_changed()
+        self.register_wanted()
+
+    def _ask_producer(self, group: str, request: Command) -> bool:
+        """Send a check-back to some live producer of the group; whether there is one."""
+        members = [member for member in self.clients.producers(group) if not member.connection.closed]
+        if not members:
+            return False
+        self._chance.choice(members).connection.notify(request)
+        return True
+
+    def _offset_moved(self, header: PullMessageRequestHeader, next_offset: int) -> None:
+        """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
+        queue = {
+            "brokerName": self.config.broker_name,
+            "queueId": header.queue_id,
+            "topic": header.topic,
+        }
+        event = {
+            "consumerGroup": header.consumer_group,
+            "messageQueue": queue,
+            "offsetNew": next_offset,
+            "offsetRequest": header.queue_offset,
+        }
+        group = header.consumer_group
+        properties = {PROPERTY_TAGS: group, PROPERTY_KEYS: group, PROPERTY_DELAY_LEVEL: "0"}
+        record = Record(
+            OFFSET_MOVED_EVENT,
+            0,
+            json.dumps(event),
+            encode_properties(properties),
+            born_timestamp=self.now_ms(),
+            born_host=self._store_host,
+            tags_code=tags_code(group),
+            keys=(group,),
+        )
+        try:
+            self.store.put(record)
+        except StoreError as error:
+            log.warning("the event of a moved offset is lost: %s", error)
+
+    def _pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
+        event = PulledEvent(
+            header.topic, header.consumer_group, header.queue_id, result.count, result.size, connection
+        )
+        self.hooks.observe(self.hooks.pulled, event)
+
+
+def _unsupported(request: Command) -> ResponseError:
+    return for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+
+def _error_response(request: Command, error: Exception) -> Command:
+    """The answer to a request that failed. What nobody expected is logged with its traceback."""
+    if isinstance(error, ResponseError):
+        return request.reply(error.code, error.remark)
+    if isinstance(error, StoreError):
+        return request.reply(*_refusal_of(error))
+    if isinstance(error, RemoteProtocolError):
+        return request.reply(SYSTEM_ERROR, str(error))
+    log.error("request %r failed: %s", request, error, exc_info=error)
+    return request.reply(SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def _refusal_of(error: StoreError) -> tuple[int, str]:
+    """A failed write as (code, remark): the producer may try another broker, and reads why."""
+    what = "the disk is full: " if isinstance(error, DiskFull) else ""
+    return _UNAVAILABLE, f"{_NOT_NOW}{what}{error}"

@@ -1,0 +1,185 @@
+"""The broker's settings: RocketMQ's keys and defaults, as far as this broker honours them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+from attrs import Attribute, Factory, frozen
+
+from rmq.config import at_least, between, java_key, setting
+from rmq.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
+VIP_PORT_DISTANCE = 2
+MASTER_ID = 0
+
+
+def host_name() -> str:
+    """This machine's name, which RocketMQ gives to a broker without one."""
+    try:
+        return socket.gethostname() or "DEFAULT_BROKER"
+    except OSError:
+        return "DEFAULT_BROKER"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _word(instance: object, field: Attribute[str], value: str) -> None:
+    if not re.fullmatch(r"[\w.:-]*", value):
+        raise ConfigError(java_key(field), value, "letters, digits and _ . : -")
+
+
+@frozen
+class BrokerConfig:
+    """What broker.conf may say about the broker; the store's keys are in rmq.store.config.StoreConfig."""
+
+    namesrv_addr: str = setting(
+        "", help="Name servers to register at, `host:port;host:port`; none when empty", important=True
+    )
+    broker_cluster_name: str = setting(
+        "DefaultCluster", help="Cluster that the broker belongs to", important=True
+    )
+    broker_name: str = setting(
+        Factory(host_name), help="Name that a master shares with its slaves", important=True
+    )
+    broker_id: int = setting(
+        MASTER_ID, help="0 is the master, others are slaves", validator=at_least(0), important=True
+    )
+    broker_ip1: str = setting(
+        LOOPBACK, help="Address that clients are told; not loopback: listen on all addresses", important=True
+    )
+    broker_ip2: str = setting("", help="Address that slaves are told; broker_ip1 when empty")
+    listen_port: int = setting(
+        10911, help="Port for clients; 0 takes a free one", validator=between(0, 65535), important=True
+    )
+    bind_address: str = setting("", help="Address to listen on; when empty broker_ip1 decides")
+    vip_channel_enabled: bool = setting(True, help="Listen also on listen_port - 2, as some clients expect")
+
+    auto_create_topic_enable: bool = setting(
+        True, help="Make unknown topics on their first message", important=True
+    )
+    default_topic_queue_nums: int = setting(
+        8, help="Queues of a topic made on its first message, at most", validator=between(1, 65536)
+    )
+    auto_create_subscription_group: bool = setting(
+        True, help="Make unknown consumer groups on first use", important=True
+    )
+    cluster_topic_enable: bool = setting(True, help="The topic named like the cluster can be used")
+    broker_topic_enable: bool = setting(True, help="The topic named like the broker can be used")
+    broker_permission: int = setting(
+        6, help="4 read + 2 write, for all topics", validator=between(0, 7), runtime=True
+    )
+    trace_topic_enable: bool = setting(False, help="Make the topic for message traces", important=True)
+    msg_trace_topic_name: str = setting(
+        "RMQ_SYS_TRACE_TOPIC", help="Name of the topic for message traces", important=True
+    )
+    region_id: str = setting("DefaultRegion", help="Region, told to producers in each reply", validator=_word)
+    trace_on: bool = setting(True, help="Told to producers in each reply: whether to send traces")
+
+    register_name_server_period: int = setting(
+        30_000, help="Time between registrations, 10000 to 60000", unit="ms"
+    )
+    register_broker_timeout_mills: int = setting(
+        6_000, help="For one registration at one name server", unit="ms", validator=at_least(1)
+    )
+    force_register: bool = setting(
+        True, help="Register at each period even if the name server has this data version"
+    )
+    compressed_register: bool = setting(False, help="Compress registrations")
+
+    long_polling_enable: bool = setting(
+        True, help="Answer waiting pulls when a message arrives", runtime=True
+    )
+    short_polling_time_mills: int = setting(
+        1_000, help="How long a pull waits without long polling", unit="ms", runtime=True
+    )
+    slave_read_enable: bool = setting(False, help="Point readers of old messages to slaves", runtime=True)
+    enable_property_filter: bool = setting(
+        False, help="Allow SQL92 filters over message properties", runtime=True
+    )
+    notify_consumer_ids_changed_enable: bool = setting(
+        True, help="Tell the members of a group when it changes", runtime=True
+    )
+    flush_consumer_offset_interval: int = setting(
+        5_000, help="Time between saves of consumer offsets", unit="ms", validator=at_least(100)
+    )
+
+    broker_fast_failure_enable: bool = setting(
+        True, help="Refuse sends at once while the disk cannot keep up", runtime=True
+    )
+    send_thread_pool_queue_capacity: int = setting(
+        10_000, help="Sends that may wait for the disk before more are refused", validator=at_least(1)
+    )
+    pull_thread_pool_queue_capacity: int = setting(
+        100_000, help="Pulls that may wait for messages before more are refused", validator=at_least(1)
+    )
+    start_accept_send_request_time_stamp: int = setting(
+        0, help="Refuse sends before this time", unit="ms since 1970"
+    )
+    server_channel_max_idle_time_seconds: int = setting(
+        120, help="Close a connection that was silent for so long", unit="s", validator=at_least(1)
+    )
+    max_connections: int = setting(
+        20_000, help="Connections at a time; more are closed at once", validator=at_least(1)
+    )
+
+    reject_transaction_message: bool = setting(
+        False, help="Refuse half messages of transactions", runtime=True, important=True
+    )
+    transaction_time_out: int = setting(
+        6_000,
+        help="Age at which a half message is checked",
+        unit="ms",
+        runtime=True,
+        important=True,
+        validator=at_least(0),
+    )
+    transaction_check_max: int = setting(
+        15,
+        help="Checks after which a half message is given up",
+        runtime=True,
+        important=True,
+        validator=at_least(1),
+    )
+    transaction_check_interval: int = setting(
+        60_000,
+        help="Time between checks of half messages",
+        unit="ms",
+        runtime=True,
+        important=True,
+        validator=at_least(1),
+    )
+    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
+    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
+
+    @property
+    def bind_host(self) -> str:
+        """Where to listen: `bind_address`, else loopback until broker_ip1 says that others shall come in."""
+        if self.bind_address:
+            return self.bind_address
+        return self.broker_ip1 if is_loopback(self.broker_ip1) else "0.0.0.0"
+
+    @property
+    def ha_host(self) -> str:
+        """The address that slaves are told."""
+        return self.broker_ip2 or self.broker_ip1
+
+    @property
+    def register_period(self) -> float:
+        """Seconds between registrations, held to the limits that RocketMQ sets."""
+        return max(10_000, min(self.register_name_server_period, 60_000)) / 1000
+
+    def address(self, port: int) -> str:
+        """The address that clients are told, for a server that listens on `port`."""
+        host = f"[{self.broker_ip1}]" if ":" in self.broker_ip1 else self.broker_ip1
+        return f"{host}:{port}"

@@ -1,0 +1,329 @@
+"""Pulling: what a consumer may read, the reading itself, and the pulls that wait for a message to arrive.
+
+A pull that finds nothing and may wait becomes a row of Waits. When its queue grows it is tried again from
+the top, so that a group disabled meanwhile is refused; messages that its filter refuses only move its offset
+on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from attrs import frozen
+
+from rmq.broker.filter import is_tag_type, message_filter, parse_subscription, tag_matcher
+from rmq.broker.topics import unknown_topic
+from rmq.broker.waits import HeldPull, Waits
+from rmq.errors import ResponseError, for_code
+from rmq.protocol import engine
+from rmq.protocol.codes import (
+    MASTER_ID,
+    PERM_READ,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.headers import PullMessageRequestHeader
+from rmq.protocol.record import decode_record
+from rmq.store.config import BrokerRole
+
+if TYPE_CHECKING:
+    from rmq.broker.clients import Clients
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.groups import Groups
+    from rmq.broker.offsets import Offsets
+    from rmq.broker.stats import Stats
+    from rmq.broker.topics import Topics
+    from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+    from rmq.store.config import StoreConfig
+    from rmq.store.reader import GetResult
+    from rmq.store.store import Store
+
+_CODES: Final = {
+    "FOUND": int(ResponseCode.SUCCESS),
+    "MESSAGE_WAS_REMOVING": int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    "NO_MATCHED_MESSAGE": int(ResponseCode.PULL_RETRY_IMMEDIATELY),
+    "OFFSET_FOUND_NULL": int(ResponseCode.PULL_NOT_FOUND),
+    "OFFSET_OVERFLOW_ONE": int(ResponseCode.PULL_NOT_FOUND),
+    "OFFSET_OVERFLOW_BADLY": int(ResponseCode.PULL_OFFSET_MOVED),
+    "OFFSET_TOO_SMALL": int(ResponseCode.PULL_OFFSET_MOVED),
+}
+_SUCCESS: Final = int(ResponseCode.SUCCESS)
+_NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
+_MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
+_RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+_PLANS_LIMIT: Final = 4096
+
+log = logging.getLogger("rmq.broker")
+
+
+@frozen
+class Plan:
+    """How to read for one subscription: a test of a unit's tags code, a test of a record; None passes all."""
+
+    subscription: SubscriptionData
+    matches: Callable[[int], bool] | None
+    matches_record: Callable[[memoryview], bool] | None
+
+
+class Pull:
+    """Handles PULL_MESSAGE.
+
+    `moved(header, next_offset)` is told of a consumer that asked out of range, `observe` of what was handed
+    out.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_config: StoreConfig,
+        store: Store,
+        *,
+        topics: Topics,
+        groups: Groups,
+        clients: Clients,
+        offsets: Offsets,
+        stats: Stats,
+        waits: Waits,
+    ) -> None:
+        self.config = config
+        self.store_config = store_config
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._stats = stats
+        self._waits = waits
+        self._plans: dict[tuple[str, str, str | None], Plan] = {}
+        self.moved: Callable[[PullMessageRequestHeader, int], None] = lambda header, next_offset: None
+        self.observe: Callable[[PullMessageRequestHeader, GetResult, Connection], None] | None = None
+        waits.resume = self._resume
+
+    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+        """What this part answers."""
+        return {RequestCode.PULL_MESSAGE: self.pull}
+
+    def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
+        """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
+        header = request.read(PullMessageRequestHeader)
+        group = self._group(header)
+        plan = self._plan(header, group, connection)
+        result = self._get(header, header.queue_offset, plan)
+        code = _code(result.status, header.queue_offset)
+        if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND:
+            self._hold(request, header, connection)
+        else:
+            self._answer(request, header, connection, group, result, code)
+        if header.sys_flag & PULL_COMMIT_OFFSET and self.store_config.broker_role is not BrokerRole.SLAVE:
+            self._offsets.commit(
+                header.consumer_group,
+                header.topic,
+                header.queue_id,
+                header.commit_offset,
+                connection.peer_address,
+            )
+        return None
+
+    # ---- who may read what ----
+
+    def _group(self, header: PullMessageRequestHeader) -> SubscriptionGroupConfig:
+        """The consumer group, if the broker, the group and the topic allow it to read this queue."""
+        if not self.config.broker_permission & PERM_READ:
+            raise _forbidden(f"the broker[{self.config.broker_ip1}] pulling message is forbidden")
+        name = header.consumer_group
+        group = self._groups.get(name)
+        if group is None:
+            raise for_code(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{name}] does not exist; "
+                f"create it with `mqadmin updateSubGroup -g {name}` "
+                "or set autoCreateSubscriptionGroup=true on the broker",
+            )
+        if not group.consume_enable:
+            raise _forbidden(f"subscription group no permission, {name}")
+        return group
+
+    def _check_queue(self, header: PullMessageRequestHeader, connection: Connection) -> None:
+        topic = self._topics.get(header.topic)
+        if topic is None:
+            raise unknown_topic(header.topic)
+        if not topic.perm & PERM_READ:
+            raise _forbidden(f"the topic[{header.topic}] pulling message is forbidden")
+        if not 0 <= header.queue_id < topic.read_queue_nums:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"queueId[{header.queue_id}] is illegal, topic:[{header.topic}] "
+                f"topicConfig.readQueueNums:[{topic.read_queue_nums}] consumer:[{connection.peer_address}]",
+            )
+
+    def _plan(
+        self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, connection: Connection
+    ) -> Plan:
+        self._check_queue(header, connection)
+        if header.sys_flag & PULL_SUBSCRIPTION:
+            return self._plan_of_request(header)
+        subscription = self._registered(header, group)
+        key = (header.topic, header.consumer_group, None)
+        plan = self._plans.get(key)
+        if plan is None or plan.subscription is not subscription:
+            plan = self._remember(key, subscription)
+        return plan
+
+    def _plan_of_request(self, header: PullMessageRequestHeader) -> Plan:
+        expression = header.subscription or ""
+        key = (header.topic, expression, header.expression_type or "TAG")
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._remember(key, parse_subscription(header.topic, expression, header.expression_type))
+        return plan
+
+    def _registered(
+        self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig
+    ) -> SubscriptionData:
+        """The subscription that the group's members announced by heartbeat."""
+        members = self._clients.consumer_group(header.consumer_group)
+        if members is None:
+            raise for_code(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's group info not exist: no member of {header.consumer_group} is here",
+            )
+        if not group.consume_broadcast_enable and members.message_model == "BROADCASTING":
+            raise _forbidden(f"the consumer group[{header.consumer_group}] can not consume by broadcast way")
+        subscription = members.subscriptions.get(header.topic)
+        if subscription is None:
+            raise for_code(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the consumer's subscription not exist: group {header.consumer_group} does not subscribe to "
+                f"{header.topic}; all members of a group must have the same subscriptions",
+            )
+        if subscription.sub_version < header.sub_version:
+            raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
+        return subscription
+
+    def _remember(self, key: tuple[str, str, str | None], subscription: SubscriptionData) -> Plan:
+        if not is_tag_type(subscription.expression_type) and not self.config.enable_property_filter:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {subscription.expression_type}; "
+                "set enablePropertyFilter=true on the broker",
+            )
+        wanted = message_filter(subscription)
+        record = None
+        if wanted is not None:
+            accepts = wanted  # a name of its own, so that its type is known in the function
+
+            def record(view: memoryview) -> bool:
+                return accepts(decode_record(view, check_crc=False, decompressed=False).properties)
+
+        if len(self._plans) >= _PLANS_LIMIT:
+            self._plans.clear()
+        plan = self._plans[key] = Plan(subscription, tag_matcher(subscription), record)
+        return plan
+
+    # ---- reading and answering ----
+
+    def _get(self, header: PullMessageRequestHeader, offset: int, plan: Plan) -> GetResult:
+        limits = self.store_config
+        return self._store.get(
+            header.topic,
+            header.queue_id,
+            offset,
+            min(header.max_msg_nums, limits.max_transfer_count_on_message_in_memory),
+            limits.max_transfer_bytes_on_message_in_memory,
+            plan.matches,
+            plan.matches_record,
+        )
+
+    def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
+        capacity = self.config.pull_thread_pool_queue_capacity
+        if self._waits.held >= capacity:
+            raise for_code(
+                ResponseCode.SYSTEM_BUSY,
+                "[OVERLOAD]system busy, start flow control for a while: "
+                f"{self._waits.held} pulls wait for messages, pullThreadPoolQueueCapacity is {capacity}",
+            )
+        wait_ms = header.suspend_timeout_millis
+        if not self.config.long_polling_enable:
+            wait_ms = self.config.short_polling_time_mills
+        deadline = self._waits.clock() + max(0, wait_ms) / 1000
+        self._waits.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline))
+
+    def _resume(self, held: HeldPull, last: bool) -> bool:
+        """Try a held pull again; whether it is answered. A refusal is an answer."""
+        request, header, connection = held.request, held.header, held.connection
+        try:
+            group = self._group(header)
+            result = self._get(header, held.offset, self._plan(header, group, connection))
+        except ResponseError as error:
+            connection.reply(request.reply(error.code, error.remark))
+            return True
+        code = _code(result.status, held.offset)
+        if not last:
+            if result.status == "NO_MATCHED_MESSAGE":
+                held.offset = result.next_queue_offset
+                return False
+            if code == _NOT_FOUND or not self.config.long_polling_enable:
+                return False
+        self._answer(request, header, connection, group, result, code)
+        return True
+
+    def _answer(
+        self,
+        request: Command,
+        header: PullMessageRequestHeader,
+        connection: Connection,
+        group: SubscriptionGroupConfig,
+        result: GetResult,
+        code: int,
+    ) -> None:
+        suggested = MASTER_ID
+        if self.config.slave_read_enable:
+            suggested = group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+        if code == _MOVED:
+            code = self._moved(header, result)
+        offsets = (suggested, result.next_queue_offset, result.min_offset, result.max_offset)
+        size = result.size if code == _SUCCESS else 0
+        head = engine.encode_pull_reply_head(request, code, result.status, offsets, size)
+        if not size:
+            connection.write(head)
+            return
+        connection.write([head, *result.buffers])
+        self._stats.get(header.consumer_group, header.topic, result.count, size)
+        if self.observe is not None:
+            self.observe(header, result, connection)
+
+    def _moved(self, header: PullMessageRequestHeader, result: GetResult) -> int:
+        """The code for an offset out of range: a slave that must not correct lets the consumer ask again."""
+        limits = self.store_config
+        if limits.broker_role is BrokerRole.SLAVE and not limits.offset_check_in_slave:
+            return _RETRY
+        log.warning(
+            "group %s asked for offset %d of %s queue %d, which holds %d to %d (%s)",
+            header.consumer_group,
+            header.queue_offset,
+            header.topic,
+            header.queue_id,
+            result.min_offset,
+            result.max_offset,
+            result.status,
+        )
+        self.moved(header, result.next_queue_offset)
+        return _MOVED
+
+
+def _code(status: str, offset: int) -> int:
+    code = _CODES.get(status)
+    if code is not None:
+        return code
+    return _MOVED if offset else _NOT_FOUND  # the queue holds nothing at all
+
+
+def _forbidden(remark: str) -> ResponseError:
+    return for_code(ResponseCode.NO_PERMISSION, remark)

@@ -1,0 +1,111 @@
+"""What a broker tells name servers about itself, and what it takes from their answers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from rmq.errors import for_code
+from rmq.protocol import engine
+from rmq.protocol.bodies import (
+    DataVersion,
+    KVTable,
+    RegisterBrokerBody,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
+from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    QueryDataVersionRequestHeader,
+    QueryDataVersionResponseHeader,
+    RegisterBrokerRequestHeader,
+    UnRegisterBrokerRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.topics import Topics
+
+
+class Registration:
+    """Requests to name servers. `address` and `ha_address` are what clients and slaves are told."""
+
+    def __init__(self, config: BrokerConfig, topics: Topics, *, address: str, ha_address: str) -> None:
+        self.config = config
+        self.address = address
+        self._topics = topics
+        self._ha_address = ha_address
+        self._body = b""
+        self._body_of: tuple[DataVersion, int] | None = None
+
+    @property
+    def version(self) -> DataVersion:
+        """The version of what `register` tells."""
+        return self._topics.data_version
+
+    def register(self) -> Command:
+        """REGISTER_BROKER with all topics; the body is made once for each version of them."""
+        config = self.config
+        body = self._encoded()
+        header = RegisterBrokerRequestHeader(
+            config.broker_name,
+            self.address,
+            config.broker_cluster_name,
+            self._ha_address,
+            config.broker_id,
+            config.compressed_register,
+            engine.crc32(body),
+        )
+        return Command.request(RequestCode.REGISTER_BROKER, header, body)
+
+    def unregister(self) -> Command:
+        """UNREGISTER_BROKER."""
+        config = self.config
+        header = UnRegisterBrokerRequestHeader(
+            config.broker_name, self.address, config.broker_cluster_name, config.broker_id
+        )
+        return Command.request(RequestCode.UNREGISTER_BROKER, header)
+
+    def query_version(self) -> Command:
+        """QUERY_DATA_VERSION: whether the name server has what `register` would tell."""
+        config = self.config
+        header = QueryDataVersionRequestHeader(
+            config.broker_name, self.address, config.broker_cluster_name, config.broker_id
+        )
+        return Command.request(RequestCode.QUERY_DATA_VERSION, header, self.version.to_json())
+
+    def is_stale(self, response: Command) -> bool:
+        """Whether the answer to `query_version` asks for a registration. Anything unclear does."""
+        if response.code != ResponseCode.SUCCESS:
+            return True
+        if response.read(QueryDataVersionResponseHeader).changed:
+            return True
+        return not response.body or DataVersion.from_json(response.body) != self.version
+
+    def registered(self, response: Command) -> None:
+        """Take over which topics are ordered.
+
+        Raises ResponseError when the name server refused, RemoteProtocolError, and StoreError.
+        """
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark)
+        if response.body:
+            self._topics.set_ordered(KVTable.from_json(response.body).table)
+
+    def _encoded(self) -> bytes:
+        key = self.version, self.config.broker_permission
+        if self._body_of != key:
+            wrapper = TopicConfigSerializeWrapper(self._told_topics(), self.version)
+            self._body = RegisterBrokerBody(wrapper).encode(compressed=self.config.compressed_register)
+            self._body_of = key
+        return self._body
+
+    def _told_topics(self) -> dict[str, TopicConfig]:
+        """The topics with their permissions, unless the broker as a whole has less."""
+        perm, all_of_it = self.config.broker_permission, PERM_READ | PERM_WRITE
+        table = self._topics.table
+        if perm & all_of_it == all_of_it:
+            return table
+        return {name: evolve(topic, perm=perm) for name, topic in table.items()}

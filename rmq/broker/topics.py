@@ -1,0 +1,203 @@
+"""The broker's topics: which exist, how many queues they have, who may read and write them.
+
+The table is `config/topics.json`, in RocketMQ's form. Its data version tells name servers and slaves whether
+they have seen it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Final
+
+import attrs
+
+from rmq.errors import InvalidName, ResponseError, for_code
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    BENCHMARK_TOPIC,
+    OFFSET_MOVED_EVENT,
+    REPLY_TOPIC_POSTFIX,
+    SCHEDULE_TOPIC,
+    SELF_TEST_TOPIC,
+    SYSTEM_TOPIC_PREFIX,
+    SYSTEM_TOPICS,
+    validate_topic,
+)
+from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
+from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+
+SCHEDULE_QUEUES: Final = 18
+BENCHMARK_QUEUES: Final = 1024
+
+log = logging.getLogger("rmq.broker")
+
+
+def reply_topic(cluster: str) -> str:
+    """The topic that stands for the cluster's request-reply messages."""
+    return f"{cluster}_{REPLY_TOPIC_POSTFIX}"
+
+
+def system_topics(config: BrokerConfig) -> list[TopicConfig]:
+    """The topics that every broker has from its start, as RocketMQ 4.9.7 makes them."""
+    read_write = PERM_READ | PERM_WRITE
+    default = config.default_topic_queue_nums
+    cluster_perm = PERM_INHERIT | (read_write if config.cluster_topic_enable else 0)
+    broker_perm = PERM_INHERIT | (read_write if config.broker_topic_enable else 0)
+    made = [TopicConfig(SELF_TEST_TOPIC, 1, 1)]
+    if config.auto_create_topic_enable:
+        made.append(TopicConfig(AUTO_CREATE_TOPIC, default, default, PERM_INHERIT | read_write))
+    made += [
+        TopicConfig(BENCHMARK_TOPIC, BENCHMARK_QUEUES, BENCHMARK_QUEUES),
+        TopicConfig(config.broker_cluster_name, perm=cluster_perm),
+        TopicConfig(config.broker_name, 1, 1, broker_perm),
+        TopicConfig(OFFSET_MOVED_EVENT, 1, 1),
+        TopicConfig(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
+    ]
+    if config.trace_topic_enable:
+        made.append(TopicConfig(config.msg_trace_topic_name, 1, 1))
+    made.append(TopicConfig(reply_topic(config.broker_cluster_name), 1, 1))
+    return made
+
+
+def check_name(topic: str | None) -> str:
+    """The topic's name if it is well formed; else raises ResponseError(SYSTEM_ERROR), as RocketMQ answers."""
+    if not topic or not topic.strip():
+        raise for_code(ResponseCode.SYSTEM_ERROR, "The specified topic is blank.")
+    try:
+        validate_topic(topic)
+    except InvalidName as error:
+        raise for_code(ResponseCode.SYSTEM_ERROR, f"The specified topic is not usable: {error}") from None
+    return topic
+
+
+class Topics:
+    """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions.
+
+    What an administrator changes is saved before the call returns. A topic made on its first message is
+    saved by `persist`, which the broker calls before it acknowledges that message: topics that appear
+    together cost one file, and no acknowledged message lies in a topic that a restart would not know.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
+    ) -> None:
+        self.config = config
+        self.table: dict[str, TopicConfig] = {made.topic_name: made for made in system_topics(config)}
+        self.data_version = DataVersion(timestamp=now_ms(), counter=0)
+        self.changed: Callable[[], None] = lambda: None
+        self.unsaved = False
+        self._save = save
+        self._now_ms = now_ms
+        self._system = SYSTEM_TOPICS.union(self.table)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """The topic's configuration, or None."""
+        return self.table.get(topic)
+
+    def is_system(self, topic: str) -> bool:
+        """Whether the name is reserved: no administrator may make, change or delete it."""
+        return topic in self._system or topic.startswith(SYSTEM_TOPIC_PREFIX)
+
+    def create_for_send(
+        self, topic: str, default_topic: str, queue_nums: int, address: str, *, sys_flag: int = 0
+    ) -> TopicConfig | None:
+        """The topic, made like `default_topic` when it does not exist and that one lets itself be inherited.
+
+        It gets as many queues as asked for, at most the default topic's. None when it may not be made.
+        """
+        known = self.table.get(topic)
+        if known is not None:
+            return known
+        model = self._model(default_topic)
+        if model is None:
+            log.warning("topic %s is not made: %s of %s does not allow it", topic, default_topic, address)
+            return None
+        queues = max(0, min(queue_nums, model.write_queue_nums))
+        perm = model.perm & ~PERM_INHERIT
+        made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
+        log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
+        return self._made(made)
+
+    def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
+        """The topic of a group's retries or dead letters, made when it does not exist."""
+        known = self.table.get(topic)
+        if known is not None:
+            return known
+        made = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag)
+        log.info("topic %s made, %d queues", topic, queue_nums)
+        return self._made(made)
+
+    def update(self, topic: TopicConfig, now: int | None = None) -> None:
+        """Put or replace a topic. Raises StoreError, and then nothing has changed."""
+        self._replace({**self.table, topic.topic_name: topic}, now)
+        log.info("topic %s set: %s", topic.topic_name, topic)
+
+    def delete(self, topic: str, now: int | None = None) -> bool:
+        """Remove a topic; whether it was there. Its messages are the store's business. Raises as `update`."""
+        if topic not in self.table:
+            return False
+        self._replace({name: kept for name, kept in self.table.items() if name != topic}, now)
+        log.info("topic %s deleted", topic)
+        return True
+
+    def set_ordered(self, ordered: Collection[str]) -> None:
+        """Take over from a name server which topics are ordered. Raises as `update`."""
+        if any(topic.order != (name in ordered) for name, topic in self.table.items()):
+            table = {name: attrs.evolve(kept, order=name in ordered) for name, kept in self.table.items()}
+            self._replace(table, None)
+
+    def persist(self) -> None:
+        """Save what was made since the last time. Raises StoreError; the next call tries again."""
+        if self.unsaved:
+            self._save(self.to_json())
+            self.unsaved = False
+
+    def to_json(self) -> bytes:
+        """The text of topics.json, which is also the body that a slave copies."""
+        return TopicConfigSerializeWrapper(self.table, self.data_version).to_json()
+
+    def load(self, data: bytes | None) -> None:
+        """Lay a saved table over the system topics; None when there is none. Raises RemoteProtocolError."""
+        if data is None:
+            return
+        saved = TopicConfigSerializeWrapper.from_json(data)
+        self.table.update(saved.topic_config_table)
+        self.data_version = saved.data_version
+
+    def _model(self, default_topic: str) -> TopicConfig | None:
+        if default_topic == AUTO_CREATE_TOPIC and not self.config.auto_create_topic_enable:
+            return None
+        model = self.table.get(default_topic)
+        return model if model is not None and model.perm & PERM_INHERIT else None
+
+    def _made(self, topic: TopicConfig) -> TopicConfig:
+        self.table[topic.topic_name] = topic
+        self.data_version = self.data_version.following(self._now_ms())
+        self.unsaved = True
+        self.changed()
+        return topic
+
+    def _replace(self, table: dict[str, TopicConfig], now: int | None) -> None:
+        before = self.table, self.data_version
+        self.table = table
+        self.data_version = self.data_version.following(self._now_ms() if now is None else now)
+        try:
+            self._save(self.to_json())
+        except Exception:
+            self.table, self.data_version = before
+            raise
+        self.unsaved = False
+        self.changed()
+
+
+def unknown_topic(topic: str) -> ResponseError:
+    """The answer for a topic that does not exist; it says what to do."""
+    return for_code(
+        ResponseCode.TOPIC_NOT_EXIST,
+        f"topic[{topic}] not exist, apply first please! "
+        f"Create it with `mqadmin updateTopic -t {topic}` or set autoCreateTopicEnable=true on the broker.",
+    )

@@ -1,0 +1,217 @@
+"""Plugins: what a third party may add to a broker without changing it.
+
+A plugin is a class named by an entry point of the group `rmq.plugins`; the setting `plugins = acl, trace`
+chooses and orders. Installed but not named means not loaded. Hooks are synchronous because they stand on the
+path of every message: a plugin that needs I/O appends to a bounded deque of its own and drains it in
+`run()`.
+
+A gate (`on_request`) that fails with anything but AccessDenied refuses the request: it fails closed. An
+observer (`on_response`, `on_stored`, `on_pulled`) that fails is logged and counted: it fails open.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attrs import define, field, frozen
+
+from rmq.errors import AccessDenied, RmqError
+
+if TYPE_CHECKING:
+    from rmq.message import Message
+    from rmq.protocol.command import Command
+
+__all__ = [
+    "AccessDenied",
+    "Hooks",
+    "Host",
+    "Peer",
+    "Plugin",
+    "PluginRefused",
+    "PulledEvent",
+    "StoredEvent",
+    "load",
+]
+
+ENTRY_POINTS = "rmq.plugins"
+
+log = logging.getLogger("rmq.plugin")
+
+
+class PluginRefused(RmqError):
+    """A plugin named in the configuration cannot be used; nothing has been started."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"plugin {name!r}: {reason}")
+        self.name = name
+        self.reason = reason
+
+
+class Peer(Protocol):
+    """Who sent a request, as a hook sees it."""
+
+    @property
+    def peer_address(self) -> str: ...
+    @property
+    def local_address(self) -> str: ...
+
+
+@frozen
+class StoredEvent:
+    """Messages of one topic that one peer has just had stored."""
+
+    topic: str
+    count: int
+    size: int
+    peer: Peer | None
+
+
+@frozen
+class PulledEvent:
+    """Messages that one peer has just been given."""
+
+    topic: str
+    group: str
+    queue_id: int
+    count: int
+    size: int
+    peer: Peer
+
+
+class Host(Protocol):
+    """What a plugin sees of the broker that it runs in."""
+
+    @property
+    def config(self) -> Any:
+        """The broker's configuration, frozen."""
+
+    def now_ms(self) -> int:
+        """Wall time in milliseconds, as stamped on messages."""
+
+    def put(self, message: Message) -> None:
+        """Store a message; it is readable when the broker's present turn ends. Raises StoreError."""
+
+    def stats(self) -> Mapping[str, str]:
+        """The broker's runtime figures, as `brokerStatus` shows them."""
+
+
+class Plugin:
+    """Base class: override what you need. `config` holds the configuration file's texts by their keys."""
+
+    def __init__(self, config: Mapping[str, str], host: Host) -> None:
+        self.config = config
+        self.host = host
+
+    def on_request(self, peer: Peer, command: Command) -> None:
+        """See a request before it is handled. Raises AccessDenied(remark=…) to refuse it."""
+
+    def on_response(self, peer: Peer, command: Command, response: Command) -> None:
+        """See the response to a request, for those answered at once."""
+
+    def on_stored(self, event: StoredEvent) -> None:
+        """See that messages were stored, after their acknowledgement was written."""
+
+    def on_pulled(self, event: PulledEvent) -> None:
+        """See that messages were handed out."""
+
+    async def run(self) -> None:
+        """A task of the plugin's own in the broker's nursery; restarted with back-off when it fails."""
+
+
+@define
+class Hooks:
+    """The overridden hooks of the loaded plugins; a hook that nobody overrides is an empty tuple."""
+
+    plugins: tuple[tuple[str, Plugin], ...] = ()
+    requests: tuple[Callable[[Peer, Command], None], ...] = ()
+    responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
+    stored: tuple[Callable[[StoredEvent], None], ...] = ()
+    pulled: tuple[Callable[[PulledEvent], None], ...] = ()
+    tasks: tuple[tuple[str, Plugin], ...] = ()
+    failures: dict[str, int] = field(factory=dict)
+
+    def admit(self, peer: Peer, command: Command) -> None:
+        """Run the gates. Raises AccessDenied; a gate that breaks refuses too."""
+        for gate in self.requests:
+            try:
+                gate(peer, command)
+            except AccessDenied:
+                raise
+            except Exception as error:
+                self._failed(gate, error)
+                remark = f"a check of this broker failed: {type(error).__name__}"
+                raise AccessDenied(remark=remark) from error
+
+    def observe(self, hooks: Iterable[Callable[..., None]], *seen: object) -> None:
+        """Call observers; one that fails is logged and counted, the rest go on."""
+        for hook in hooks:
+            try:
+                hook(*seen)
+            except Exception as error:
+                self._failed(hook, error)
+
+    def _failed(self, hook: Callable[..., None], error: Exception) -> None:
+        name = getattr(hook, "__qualname__", repr(hook))
+        self.failures[name] = count = self.failures.get(name, 0) + 1
+        if count & (count - 1) == 0:  # 1, 2, 4, 8 …: a broken plugin must not fill the log
+            log.error("hook %s failed (%d times): %s", name, count, error, exc_info=error)
+
+
+def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
+    """Collect the hooks that the plugins override, in the given order."""
+
+    def overridden(hook: str) -> tuple[Any, ...]:
+        base = getattr(Plugin, hook)
+        return tuple(
+            getattr(plugin, hook) for _, plugin in plugins if getattr(type(plugin), hook) is not base
+        )
+
+    return Hooks(
+        plugins=tuple(plugins),
+        requests=overridden("on_request"),
+        responses=overridden("on_response"),
+        stored=overridden("on_stored"),
+        pulled=overridden("on_pulled"),
+        tasks=tuple((name, plugin) for name, plugin in plugins if type(plugin).run is not Plugin.run),
+    )
+
+
+def load(names: Sequence[str], config: Mapping[str, str], host: Host) -> Hooks:
+    """Build the named plugins and collect their hooks.
+
+    Raises PluginRefused when a name is unknown or given twice, does not name a Plugin, or cannot be built.
+    """
+    if not names:
+        return Hooks()
+    classes = _installed()
+    built: dict[str, Plugin] = {}
+    for name in names:
+        if name in built:
+            raise PluginRefused(name, "is named twice in `plugins`")
+        if name not in classes:
+            known = ", ".join(sorted(classes)) or "none"
+            raise PluginRefused(name, f"is not installed; installed are: {known}")
+        built[name] = _build(name, classes[name], config, host)
+    return hooks_of(tuple(built.items()))
+
+
+def _installed() -> dict[str, Callable[[], object]]:
+    from importlib.metadata import entry_points  # costs 30 ms: only for those who use plugins
+
+    return {point.name: point.load for point in entry_points(group=ENTRY_POINTS)}
+
+
+def _build(name: str, find: Callable[[], object], config: Mapping[str, str], host: Host) -> Plugin:
+    try:
+        cls = find()
+    except Exception as error:
+        raise PluginRefused(name, f"cannot be imported: {error}") from error
+    if not (inspect.isclass(cls) and issubclass(cls, Plugin)):
+        raise PluginRefused(name, f"its entry point names {cls!r}, not a subclass of rmq.plugin.Plugin")
+    try:
+        return cls(config, host)
+    except Exception as error:
+        raise PluginRefused(name, f"refuses its configuration: {error}") from error

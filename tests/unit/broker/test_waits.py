@@ -1,0 +1,189 @@
+"""Rows instead of tasks: what answers a waiting request, and what forgets it."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rmq.broker.waits import HeldPull, ParkedSend, Waits
+
+
+class Fixture:
+    """Waits with a clock to turn and a record of what was answered."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.found: set[str] = set()
+        self.answers: list[tuple[str, bool]] = []
+        self.released: list[tuple[int, bool]] = []
+        self.announced: list[float] = []
+        self.waits = Waits(lambda: self.now)
+        self.waits.resume = self._resume
+        self.waits.release = lambda parked, in_time: self.released.append((parked.position, in_time))
+        self.waits.rescheduled = lambda: self.announced.append(self.now)
+
+    def _resume(self, pull: HeldPull, last: bool) -> bool:
+        name = pull.request.remark
+        if last or name in self.found:
+            self.answers.append((str(name), last))
+            return True
+        return False
+
+    def hold(
+        self, name: str, *, connection: Any = None, queue_id: int = 0, offset: int = 5, wait: float = 15
+    ) -> Any:
+        pull: Any = HeldPull(
+            connection or peer(),
+            SimpleNamespace(remark=name),  # type: ignore[arg-type]
+            SimpleNamespace(topic="T", queue_id=queue_id),  # type: ignore[arg-type]
+            offset,
+            self.now + wait,
+        )
+        self.waits.hold_pull(pull)
+        return pull
+
+    def park(self, position: int, *, wait: float = 5, acks: int = 1) -> None:
+        self.waits.park(ParkedSend(peer(), position, self.now + wait, [None] * acks))
+
+
+def peer() -> Any:
+    return _Peer()
+
+
+class _Peer:
+    closed = False
+
+
+@pytest.fixture
+def table() -> Fixture:
+    return Fixture()
+
+
+def test_an_arrival_answers_the_pulls_of_its_queue_only(table: Fixture) -> None:
+    table.found = {"a", "b", "other"}
+    table.hold("a")
+    table.hold("other", queue_id=1)
+    table.hold("b")
+    table.waits.arrived("T", 0, 6)
+    assert table.answers == [("a", False), ("b", False)]
+    assert table.waits.held == 1
+
+
+def test_an_arrival_below_the_wanted_offset_is_not_one(table: Fixture) -> None:
+    table.found = {"a"}
+    table.hold("a", offset=5)
+    table.waits.arrived("T", 0, 5)
+    assert table.answers == []
+
+
+def test_a_pull_that_still_finds_nothing_stays_until_its_deadline(table: Fixture) -> None:
+    table.hold("a", wait=15)
+    table.waits.arrived("T", 0, 6)
+    assert table.waits.held == 1
+    assert table.waits.step(14.9) == 15
+    assert table.waits.step(15) == math.inf
+    assert table.answers == [("a", True)]
+    assert table.waits.held == 0
+
+
+def test_deadlines_are_answered_in_their_order(table: Fixture) -> None:
+    table.hold("late", wait=30)
+    table.hold("early", wait=10)
+    assert table.waits.step(10) == 30
+    assert table.waits.step(30) == math.inf
+    assert table.answers == [("early", True), ("late", True)]
+
+
+def test_an_answered_pull_is_not_answered_again_at_its_deadline(table: Fixture) -> None:
+    table.found = {"a"}
+    table.hold("a")
+    table.waits.arrived("T", 0, 6)
+    table.waits.step(100)
+    assert table.answers == [("a", False)]
+
+
+def test_pulls_of_a_closed_connection_are_forgotten(table: Fixture) -> None:
+    table.found = {"gone", "stays"}
+    gone = peer()
+    table.hold("gone", connection=gone)
+    table.hold("gone", connection=gone, queue_id=3)
+    table.hold("stays")
+    table.waits.closed(gone)
+    table.waits.arrived("T", 0, 6)
+    table.waits.step(100)
+    assert table.answers == [("stays", False)]
+    assert table.waits.held == 0
+
+
+def test_a_pull_of_a_connection_that_closed_while_it_was_handled_is_not_held(table: Fixture) -> None:
+    closed = peer()
+    closed.closed = True
+    table.hold("a", connection=closed)
+    assert table.waits.held == 0
+
+
+def test_an_answer_that_closes_its_connection_does_not_count_twice(table: Fixture) -> None:
+    """The reply overfills the outbox: the connection closes and forgets its pulls inside `resume`."""
+    overfull = peer()
+
+    def resume(pull: HeldPull, last: bool) -> bool:
+        table.waits.closed(overfull)
+        return True
+
+    table.waits.resume = resume
+    table.hold("a", connection=overfull)
+    table.hold("b", connection=overfull)
+    table.waits.arrived("T", 0, 6)
+    assert table.waits.held == 0
+
+
+def test_the_table_does_not_grow_with_answered_pulls(table: Fixture) -> None:
+    table.found = {"a"}
+    for _ in range(10_000):
+        table.hold("a")
+        table.waits.arrived("T", 0, 6)
+    assert table.waits.held == 0
+    assert len(table.waits._timers) < 200
+
+
+def test_a_flush_answers_all_sends_that_it_covers(table: Fixture) -> None:
+    table.park(100)
+    table.park(200, acks=3)
+    table.park(300)
+    assert (table.waits.awaited, table.waits.parked_acks) == (300, 5)
+    table.waits.flushed(200)
+    assert table.released == [(100, True), (200, True)]
+    assert (table.waits.awaited, table.waits.parked_acks) == (300, 1)
+    table.waits.flushed(300)
+    assert (table.waits.awaited, table.waits.parked_acks) == (-1, 0)
+
+
+def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -> None:
+    table.park(100, wait=5)
+    table.now = 1
+    table.park(200, wait=5)
+    assert table.waits.step(5) == 6
+    assert table.released == [(100, False)]
+    table.waits.flushed(200)
+    assert table.released == [(100, False), (200, True)]
+
+
+def test_the_timer_task_is_told_only_of_an_earlier_deadline(table: Fixture) -> None:
+    table.hold("a", wait=15)
+    table.now = 1
+    table.hold("b", wait=15)
+    assert len(table.announced) == 1
+    table.hold("c", wait=3)
+    assert len(table.announced) == 2
+    assert table.waits.step(4) == 15
+
+
+def test_stopping_answers_every_pull(table: Fixture) -> None:
+    table.hold("a")
+    table.hold("b", queue_id=1)
+    table.waits.finish_pulls()
+    assert sorted(table.answers) == [("a", True), ("b", True)]
+    assert table.waits.held == 0
