@@ -1,0 +1,205 @@
+"""The master-slave copy: against a captured session, byte by byte, and against peers that lie."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq.broker.ha import FRAME, FRAME_BYTES, REPORT, MasterSession, SlaveSession
+from rmq.errors import RemoteProtocolError
+from rmq.protocol.record import Record
+from rmq.store.config import StoreConfig
+from rmq.store.disk import RealDisk
+from rmq.store.store import Store
+
+FILE = 65536
+
+
+def open_store(folder: Path) -> Store:
+    config = StoreConfig(
+        store_path_root_dir=str(folder),
+        mapped_file_size_commit_log=FILE,
+        mapped_file_size_consume_queue=2000,
+    )
+    store = Store(RealDisk(), config, store_host=bytes(8), now_ms=lambda: 1_800_000_000_000)
+    store.load()
+    return store
+
+
+def fill(store: Store, count: int, size: int = 500) -> None:
+    for number in range(count):
+        store.put(Record("T", 0, b"%06d" % number + b"x" * size))
+    store.commit()
+
+
+def log_bytes(store: Store) -> bytes:
+    at, parts = store.min_physical_offset, []
+    while at < store.max_physical_offset:
+        parts.append(bytes(store.read_raw(at, 1 << 20)))
+        at += len(parts[-1])
+    return b"".join(parts)
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[tuple[Store, Store]]:
+    master, slave = open_store(tmp_path / "master"), open_store(tmp_path / "slave")
+    yield master, slave
+    master.close()
+    slave.close()
+
+
+def slave_of(store: Store, now: float = 0.0) -> SlaveSession:
+    return SlaveSession(store.append_raw, lambda: store.max_physical_offset, now)
+
+
+def exchange(master: MasterSession, slave: SlaveSession, now: float, cut: int = 1 << 30) -> None:
+    """Pass bytes both ways, in pieces of `cut`, until nobody has anything to say."""
+    while True:
+        up = slave.report(now)
+        for at in range(0, len(up), cut):
+            master.received(up[at : at + cut], now)
+        down = master.frame(now)
+        for at in range(0, len(down), cut):
+            slave.received(down[at : at + cut], now)
+        if not up and not down:
+            return
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1 << 30])
+def test_a_slave_follows_from_the_start_and_over_file_ends(stores: tuple[Store, Store], cut: int) -> None:
+    master_store, slave_store = stores
+    fill(master_store, 5)
+    master, slave = MasterSession(master_store, 0.0), slave_of(slave_store)
+    exchange(master, slave, 0.0, cut)
+    fill(master_store, 300)
+    assert master_store.max_physical_offset > 2 * FILE
+    exchange(master, slave, 1.0, cut)
+    assert log_bytes(slave_store) == log_bytes(master_store)
+    assert slave_store.max_offset("T", 0) == master_store.max_offset("T", 0) == 305
+    assert master.acknowledged == master_store.max_physical_offset
+
+
+def test_frames_are_cut_at_32_kib_and_at_file_ends(stores: tuple[Store, Store]) -> None:
+    master_store, _ = stores
+    fill(master_store, 1)
+    master = MasterSession(master_store, 0.0)
+    master.received(REPORT.pack(0), 0.0)
+    fill(master_store, 200)
+    frames = []
+    while frame := master.frame(0.0):
+        frames.append(FRAME.unpack_from(frame))
+    assert frames[0] == (0, FRAME_BYTES)
+    assert all(offset // FILE == (offset + size - 1) // FILE for offset, size in frames)
+
+
+def test_an_empty_slave_begins_with_the_newest_file(stores: tuple[Store, Store]) -> None:
+    master_store, slave_store = stores
+    fill(master_store, 200)
+    newest = master_store.max_physical_offset // FILE * FILE
+    assert newest > 0
+    exchange(MasterSession(master_store, 0.0), slave_of(slave_store), 0.0)
+    assert slave_store.min_physical_offset == newest
+    assert log_bytes(slave_store) == log_bytes(master_store)[newest:]
+
+
+def test_a_slave_that_comes_back_goes_on_where_it_was(stores: tuple[Store, Store]) -> None:
+    master_store, slave_store = stores
+    fill(master_store, 3)
+    exchange(MasterSession(master_store, 0.0), slave_of(slave_store), 0.0)
+    fill(master_store, 3)
+    again = MasterSession(master_store, 0.0)
+    exchange(again, slave_of(slave_store), 9.0)
+    assert log_bytes(slave_store) == log_bytes(master_store)
+
+
+def test_nothing_is_sent_before_the_first_report_and_heartbeats_every_five_seconds(
+    stores: tuple[Store, Store],
+) -> None:
+    master_store, slave_store = stores
+    fill(master_store, 1)
+    master, slave = MasterSession(master_store, 0.0), slave_of(slave_store)
+    assert master.frame(100.0) == b""
+    exchange(master, slave, 100.0)
+    reach = master_store.max_physical_offset
+    assert master.frame(104.9) == b""
+    assert master.frame(105.0) == FRAME.pack(reach, 0)
+    assert slave.report(104.9) == b""
+    assert slave.report(105.0) == REPORT.pack(reach)
+    assert slave.received(FRAME.pack(reach, 0), 105.0) == 0
+
+
+def test_silence_ends_the_link(stores: tuple[Store, Store]) -> None:
+    master_store, slave_store = stores
+    master, slave = MasterSession(master_store, 0.0), slave_of(slave_store)
+    assert not master.is_silent(20.0)
+    assert master.is_silent(20.1)
+    assert not slave.is_silent(20.0)
+    assert slave.is_silent(20.1)
+
+
+@pytest.mark.parametrize("forged", [-1, 1 << 40])
+def test_an_acknowledgement_above_what_was_sent_ends_the_link(
+    stores: tuple[Store, Store], forged: int
+) -> None:
+    master_store, _ = stores
+    fill(master_store, 3)
+    master = MasterSession(master_store, 0.0)
+    master.received(REPORT.pack(0), 0.0)
+    sent = FRAME.unpack_from(master.frame(0.0))[1]
+    master.received(REPORT.pack(sent), 0.0)
+    with pytest.raises(RemoteProtocolError, match="acknowledges"):
+        master.received(REPORT.pack(forged), 0.0)
+    assert master.acknowledged == sent
+
+
+def test_a_slave_that_has_more_than_its_master_is_refused(stores: tuple[Store, Store]) -> None:
+    with pytest.raises(RemoteProtocolError, match="must be cut"):
+        MasterSession(stores[0], 0.0).received(REPORT.pack(100), 0.0)
+
+
+@pytest.mark.parametrize("frame", [FRAME.pack(99, 4) + b"abcd", FRAME.pack(0, -1), FRAME.pack(0, 1 << 30)])
+def test_a_frame_that_cannot_follow_is_refused(stores: tuple[Store, Store], frame: bytes) -> None:
+    _, slave_store = stores
+    fill(slave_store, 1)
+    reach = slave_store.max_physical_offset
+    with pytest.raises(RemoteProtocolError):
+        slave_of(slave_store).received(frame, 0.0)
+    assert slave_store.max_physical_offset == reach
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_our_slave_reads_what_a_java_master_sent(golden: Path, tmp_path: Path, number: int) -> None:
+    capture: dict[str, Any] = json.loads((golden / "ha.json").read_text())["capture"][number]
+    log = bytearray()
+    first = next(row for row in capture["decoded"] if row["from"] == "slave")
+    log += bytes(first["max_offset"])
+
+    def append(offset: int, data: memoryview) -> None:
+        assert offset == len(log)
+        log.extend(data)
+
+    slave = SlaveSession(append, lambda: len(log), 0.0)
+    for chunk in capture["chunks"]:
+        if chunk["dir"] == "s2c":
+            slave.received(base64.b64decode(chunk["b64"]), 0.0)
+    assert len(log) == max(row["max_offset"] for row in capture["decoded"] if row["from"] == "slave")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_our_master_reads_what_a_java_slave_reported(golden: Path, tmp_path: Path, number: int) -> None:
+    capture: dict[str, Any] = json.loads((golden / "ha.json").read_text())["capture"][number]
+    store = open_store(tmp_path)
+    reports = [row["max_offset"] for row in capture["decoded"] if row["from"] == "slave"]
+    fill(store, 200, 900)
+    master = MasterSession(store, 0.0)
+    master._next = max(reports)
+    for chunk in capture["chunks"]:
+        if chunk["dir"] == "c2s":
+            master.received(base64.b64decode(chunk["b64"]), 0.0)
+    assert master.acknowledged == max(reports)
+    store.close()
