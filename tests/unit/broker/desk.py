@@ -1,0 +1,211 @@
+"""A broker's tables over a store in memory, and connections that only remember what was written to them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field
+
+from rmq.broker.admin import Admin
+from rmq.broker.clients import Clients
+from rmq.broker.config import BrokerConfig
+from rmq.broker.groups import Groups
+from rmq.broker.locks import Locks
+from rmq.broker.offsets import Offsets
+from rmq.broker.progress import Progress
+from rmq.broker.query import Query
+from rmq.broker.stats import Stats
+from rmq.broker.topics import Topics
+from rmq.errors import ResponseError
+from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, tags_code
+from rmq.protocol.bodies import TopicConfig
+from rmq.protocol.command import Command
+from rmq.protocol.record import Record, encode_properties, host_bytes
+from rmq.store.config import StoreConfig
+from rmq.store.store import Store
+from rmq.testing.disk import MemoryDisk
+
+SESSIONS = Path(__file__).parents[2] / "golden" / "wire_sessions"
+START = 1_700_000_000_000
+
+
+class Line:
+    """A connection: `sent` holds the commands written to it, in order."""
+
+    def __init__(self, peer: str = "10.0.0.1:40001") -> None:
+        self.peer_address = peer
+        self.local_address = "10.0.0.9:10911"
+        self.closed = False
+        self.sent: list[Command] = []
+
+    def notify(self, command: Command) -> None:
+        assert command.is_oneway
+        self.sent.append(command)
+
+    def close(self, reason: str = "", cause: BaseException | None = None) -> None:
+        self.closed = True
+
+    def take(self) -> list[tuple[int, dict[str, str]]]:
+        """(code, header) of what was sent since the last time."""
+        taken = [(command.code, dict(command.ext)) for command in self.sent]
+        self.sent.clear()
+        return taken
+
+
+@define
+class Clock:
+    """The time, in ms."""
+
+    now: int = START
+
+
+@define
+class Saved:
+    """A file of config/: its texts in order; `broken` makes saving fail."""
+
+    texts: list[bytes] = field(factory=list)
+    broken: Exception | None = None
+
+    def save(self, data: bytes) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.texts.append(data)
+
+
+class Desk:
+    """The parts that answer clients and administrators, wired as a broker wires them."""
+
+    def __init__(self, config: BrokerConfig | None = None, **store_settings: Any) -> None:
+        self.config = config or BrokerConfig(broker_name="wire-a", broker_cluster_name="WireCluster")
+        self.clock = Clock()
+        self.disk = MemoryDisk()
+        small = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 64, "max_index_num": 256}
+        self.store = Store(
+            self.disk,
+            StoreConfig(store_path_root_dir="/store", **{**small, **store_settings}),
+            store_host=host_bytes("10.0.0.9:10911"),
+            now_ms=lambda: self.clock.now,
+            memory_bytes=1 << 20,
+        )
+        self.store.load()
+        self.saved = {name: Saved() for name in ("topics", "groups", "offsets")}
+        self.stats = Stats(START, cluster=self.config.broker_cluster_name)
+        self.topics = Topics(self.config, save=self.saved["topics"].save, now_ms=lambda: self.clock.now)
+        self.groups = Groups(self.config, self.saved["groups"].save, lambda: self.clock.now)
+        self.offsets = Offsets(self.topics, self.store, self.saved["offsets"].save)
+        self.clients = Clients(self.config, groups=self.groups, topics=self.topics)
+        self.locks = Locks()
+        self.query = Query(self.store, self.clients)
+        self.progress = Progress(
+            self.config,
+            self.store,
+            topics=self.topics,
+            groups=self.groups,
+            clients=self.clients,
+            offsets=self.offsets,
+            stats=self.stats,
+        )
+        self.admin = Admin(
+            self.config, self.store, topics=self.topics, offsets=self.offsets, stats=self.stats
+        )
+        self.handlers = self._handlers()
+
+    def _handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
+        handlers: dict[int, Callable[[Command, Any, int], Command | None]] = {}
+        parts = (self.groups, self.offsets, self.clients, self.locks, self.query, self.progress, self.admin)
+        for part in parts:
+            assert not handlers.keys() & part.handlers().keys()
+            handlers.update(part.handlers())
+        return handlers
+
+    def ask(self, code: int, header: Any = None, body: bytes = b"", line: Line | None = None) -> Command:
+        """Hand a request to its part and return the answer, refusals included."""
+        request = Command.request(code, header, body)
+        return self.answer(request, line or Line())
+
+    def answer(self, request: Command, line: Line) -> Command:
+        try:
+            response = self.handlers[request.code](request, line, self.clock.now)
+        except ResponseError as error:
+            return request.reply(error.code, error.remark)
+        assert response is not None
+        assert response.opaque == request.opaque
+        return response
+
+    def topic(self, name: str, queues: int = 4, **more: Any) -> None:
+        self.topics.update(TopicConfig(name, queues, queues, **more))
+
+    def put(self, topic: str, queue_id: int = 0, body: bytes = b"body", **more: Any) -> int:
+        """Store a message; returns its physical offset."""
+        tags, keys = more.pop("tags", None), more.pop("keys", ())
+        properties = {}
+        if tags:
+            properties[PROPERTY_TAGS] = tags
+        if keys:
+            properties[PROPERTY_KEYS] = " ".join(keys)
+        record = Record(
+            topic,
+            queue_id,
+            body,
+            encode_properties({**properties, **more.pop("properties", {})}),
+            tags_code=tags_code(tags),
+            keys=more.pop("index", keys),
+            **more,
+        )
+        self.store.put(record)
+        self.store.commit()
+        return record.physical_offset
+
+
+@define
+class Exchange:
+    """A captured request with its captured answer, and the one-way requests that came before it."""
+
+    request: dict[str, Any]
+    response: dict[str, Any] | None
+    notices: list[dict[str, Any]] = field(factory=list)
+
+    @property
+    def code(self) -> int:
+        return int(self.request["code"])
+
+    def command(self) -> Command:
+        """The request as our decoder gives it."""
+        line = self.request
+        return Command(
+            line["code"],
+            line["opaque"],
+            line["flag"],
+            line.get("ext") or {},
+            body_of(line),
+            language=line["language"],
+            version=line["version"],
+        )
+
+
+def body_of(line: dict[str, Any]) -> bytes:
+    return base64.b64decode(line.get("body_b64") or "")
+
+
+def session(name: str) -> Iterator[Exchange]:
+    """The requests to the broker in a captured session, in order, with their answers."""
+    lines = [json.loads(text) for text in (SESSIONS / f"{name}.jsonl").read_text().splitlines()]
+    frames = [line for line in lines if line.get("target") == "broker" and "code" in line]
+    for at, line in enumerate(frames):
+        if line["dir"] != "c2s" or line["kind"] == "response":
+            continue
+        yield _exchange(line, [later for later in frames[at + 1 :] if later["conn"] == line["conn"]])
+
+
+def _exchange(line: dict[str, Any], later: list[dict[str, Any]]) -> Exchange:
+    notices = []
+    for frame in later:
+        if frame["dir"] == "s2c" and frame["kind"] == "oneway":
+            notices.append(frame)
+        if frame["kind"] == "response" and frame["opaque"] == line["opaque"] and frame["dir"] == "s2c":
+            return Exchange(line, frame, notices)
+    return Exchange(line, None)

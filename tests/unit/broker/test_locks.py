@@ -1,0 +1,114 @@
+"""rmq.broker.locks: who may consume a queue in order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq.broker.locks import LOCK_MS, Locks
+from rmq.message import MessageQueue
+from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+
+from .desk import START, Desk, Line, session
+
+A, B = MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)
+
+
+def test_a_lock_has_one_holder_and_can_be_renewed() -> None:
+    locks = Locks()
+    assert locks.lock("g", [A, B], "one", START) == {A, B}
+    assert locks.lock("g", [A, B], "two", START) == set()
+    assert locks.lock("g", [A], "one", START + 50_000) == {A}
+    assert locks.lock("g", [A, B], "two", START + 100_000) == {B}
+    assert locks.holder("g", A, START + 100_000) == "one"
+
+
+def test_groups_do_not_know_each_other() -> None:
+    locks = Locks()
+    assert locks.lock("g", [A], "one", START)
+    assert locks.lock("h", [A], "two", START) == {A}
+
+
+def test_a_lock_lasts_a_minute() -> None:
+    locks = Locks()
+    locks.lock("g", [A], "one", START)
+    assert locks.lock("g", [A], "two", START + LOCK_MS) == set()
+    assert locks.holder("g", A, START + LOCK_MS) == "one"
+    assert locks.holder("g", A, START + LOCK_MS + 1) is None
+    assert locks.lock("g", [A], "two", START + LOCK_MS + 1) == {A}
+
+
+def test_only_the_holder_unlocks() -> None:
+    locks = Locks()
+    locks.lock("g", [A, B], "one", START)
+    locks.unlock("g", [A], "two")
+    assert locks.holder("g", A, START) == "one"
+    locks.unlock("g", [A], "one")
+    assert locks.holder("g", A, START) is None
+    assert locks.holder("g", B, START) == "one"
+
+
+def test_unlocking_what_is_not_locked_is_nothing() -> None:
+    Locks().unlock("g", [A], "one")
+
+
+def test_expired_locks_are_forgotten() -> None:
+    locks = Locks()
+    locks.lock("g", [A], "one", START)
+    locks.lock("h", [A], "one", START + 10_000)
+    locks.lock("g", [], "two", START)
+    assert locks.expire(START + LOCK_MS + 1) > START + LOCK_MS
+    assert locks._table.keys() == {"h"}
+
+
+def test_the_captured_session_of_an_ordered_consumer() -> None:
+    desk = Desk()
+    seen = []
+    for exchange in session("2_ordered_consumer"):
+        if exchange.code not in (41, 42):
+            continue
+        response = desk.answer(exchange.command(), Line())
+        assert exchange.response is not None
+        assert (response.code, response.remark) == (0, None)
+        expected = exchange.response
+        assert bool(response.body) == bool(expected["body_len"])
+        if response.body:
+            asked = LockBatchRequestBody.from_json(exchange.command().body)
+            assert LockBatchResponseBody.from_json(response.body).lock_ok_mq_set == asked.mq_set
+        seen.append(exchange.code)
+    assert seen.count(41) >= 5
+    assert seen[-1] == 42
+    assert desk.locks._table == {}
+
+
+steps = st.tuples(
+    st.sampled_from(["lock", "unlock", "expire"]),
+    st.sampled_from(["one", "two", "three"]),
+    st.sets(st.sampled_from([A, B])),
+    st.integers(0, LOCK_MS),
+)
+
+
+@given(st.lists(steps, max_size=30))
+def test_no_queue_ever_has_two_holders(script: list[tuple[str, str, set[MessageQueue], int]]) -> None:
+    """Whoever was told that it holds a lock holds it until a minute has passed or it unlocks."""
+    locks, now = Locks(), START
+    promised: dict[MessageQueue, tuple[str, int]] = {}
+    for action, client, queues, later in script:
+        now += later
+        if action == "lock":
+            got = locks.lock("g", queues, client, now)
+            for queue in queues:
+                holder, since = promised.get(queue, ("", 0))
+                is_free = not holder or holder == client or now - since > LOCK_MS
+                assert (queue in got) is is_free
+            promised.update(dict.fromkeys(got, (client, now)))
+        elif action == "unlock":
+            locks.unlock("g", queues, client)
+            for queue in queues:
+                if promised.get(queue, ("", 0))[0] == client:
+                    del promised[queue]
+        else:
+            locks.expire(now)
+        for queue, (holder, since) in promised.items():
+            assert locks.holder("g", queue, now) == (holder if now - since <= LOCK_MS else None)
