@@ -10,9 +10,23 @@ from struct import Struct
 from struct import error as struct_error
 from typing import Annotated, Any, Final
 
-from rmq.errors import RemoteProtocolError
-from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode
+from rmq.errors import LocalProtocolError, RemoteProtocolError
+from rmq.protocol._binary import (
+    LANGUAGE_NUMBERS,
+    LANGUAGES,
+    OTHER,
+    binary_ext,
+    binary_fields,
+    read_binary,
+    write_binary,
+)
+from rmq.protocol.codes import LANGUAGE, VERSION
 from rmq.protocol.frame import JSON, ROCKETMQ, Command
+from rmq.protocol.headers import (
+    PullMessageRequestHeader,
+    SendMessageRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
 
 try:
     if os.environ.get("RMQ_NO_MSGSPEC"):
@@ -23,9 +37,6 @@ except ImportError:  # pragma: no cover - the suite runs once without it
 
 _PREFIX = Struct(">iI")
 _LENGTH = Struct(">i")
-_LANGUAGES: Final = {int(language): language.name for language in LanguageCode}
-_LANGUAGE_NUMBERS: Final = {language.name: int(language) for language in LanguageCode}
-_OTHER: Final = int(LanguageCode.OTHER)
 
 # --- frames in ---
 
@@ -37,7 +48,7 @@ def split_frames(data: bytes, max_frame: int) -> tuple[list[Command], int]:
     """
     commands: list[Command] = []
     add = commands.append
-    fast = _FAST
+    fast, general = _FAST.get, _read_general
     unpack = _PREFIX.unpack_from
     at, end = 0, len(data)
     while end - at >= 8:
@@ -52,10 +63,9 @@ def split_frames(data: bytes, max_frame: int) -> tuple[list[Command], int]:
         header = data[at + 8 : body_at]
         kind = word >> 24
         if kind == JSON:
-            reader = fast.get(header[:12])
-            command = (reader(header) if reader else None) or _json_command(header)
+            command = fast(header[:12], general)(header) or _json_command(header)
         elif kind == ROCKETMQ:
-            command = _binary_command(header)
+            command = read_binary(header)
         else:
             raise RemoteProtocolError(f"serialization type {kind} is neither 0 (JSON) nor 1 (ROCKETMQ)")
         command.body = data[body_at:stop]
@@ -92,9 +102,9 @@ def _json_fields(header: bytes) -> dict[str, Any]:
     return fields
 
 
-def json_ext(header: bytes) -> dict[str, str]:
-    """The text map (`extFields`) of a JSON header; numbers and flags become texts, null is left out."""
-    return _json_ext(_json_fields(header), header)
+def header_ext(header: bytes) -> dict[str, str]:
+    """The text map (`extFields`) of a header of either form that was read before."""
+    return _json_ext(_json_fields(header), header) if header[:1] == b"{" else binary_ext(header)
 
 
 def _json_ext(fields: dict[str, Any], header: bytes) -> dict[str, str]:
@@ -137,96 +147,21 @@ def _int(fields: Mapping[str, Any], name: str, default: int | None = None) -> in
 
 
 def _text(value: Any) -> str:
-    if value is True or value is False:
-        return "true" if value else "false"
-    return (
-        value
-        if isinstance(value, str)
-        else json.dumps(value)
-        if isinstance(value, dict | list)
-        else str(value)
-    )
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _language(value: Any) -> str:
     if isinstance(value, str):
         return value
-    return _LANGUAGES.get(value, "OTHER") if isinstance(value, int) else "OTHER"
-
-
-_BINARY_HEAD = Struct(">hBhiii")
-_SHORT_ENTRY = Struct(">HcI")
-_SHORT_NAMES = {bytes([letter]): chr(letter) for letter in range(ord("a"), ord("z") + 1)}
-_NAMES: dict[bytes, str] = {}
-_NAMES_MAX = 1024
-
-
-def _binary_command(header: bytes) -> Command:
-    try:
-        return _read_binary(header)
-    except (struct_error, UnicodeDecodeError, IndexError) as error:
-        raise RemoteProtocolError(f"the binary header cannot be read: {error}: {header[:80]!r}") from None
-
-
-def _read_binary(header: bytes) -> Command:
-    code, language, version, opaque, flag, remark_length = _BINARY_HEAD.unpack_from(header)
-    at = 17
-    remark = None
-    if remark_length > 0:
-        remark = _slice(header, at, remark_length).decode()
-        at += remark_length
-    elif remark_length < 0:
-        raise RemoteProtocolError(f"a remark of {remark_length} bytes cannot be")
-    ext_length: int = _LENGTH.unpack_from(header, at)[0]
-    at += 4
-    if ext_length < 0 or at + ext_length > len(header):
-        raise RemoteProtocolError(f"header fields of {ext_length} bytes do not fit the header")
-    ext = _binary_fields(header, at, at + ext_length) if ext_length else {}
-    name = _LANGUAGES.get(language, "OTHER")
-    return Command(code, opaque, flag, ext, b"", remark, name, version, ROCKETMQ)
-
-
-def _slice(data: bytes, at: int, length: int) -> bytes:
-    part = data[at : at + length]
-    if len(part) != length:
-        raise RemoteProtocolError(f"a text of {length} bytes does not fit the header")
-    return part
-
-
-def _binary_fields(header: bytes, at: int, end: int) -> dict[str, str]:
-    ext: dict[str, str] = {}
-    unpack = _SHORT_ENTRY.unpack_from
-    short = _SHORT_NAMES
-    names = _NAMES
-    while at < end:
-        key_length, letter, length = unpack(header, at)
-        if key_length == 1:
-            at += 7
-            name = short.get(letter) or letter.decode()
-        else:
-            key = header[at + 2 : at + 2 + key_length]
-            name = names.get(key) or _new_name(key)
-            at += 2 + key_length
-            length = _LENGTH.unpack_from(header, at)[0]
-            at += 4
-        stop = at + length
-        if not at <= stop <= end:
-            raise RemoteProtocolError(f"header field {name} of {length} bytes does not fit the header")
-        ext[name] = header[at:stop].decode()
-        at = stop
-    return ext
-
-
-def _new_name(key: bytes) -> str:
-    name = key.decode()
-    if len(_NAMES) < _NAMES_MAX and len(key) < 64:
-        _NAMES[key] = name
-    return name
+    return LANGUAGES.get(value, OTHER) if isinstance(value, int) else OTHER
 
 
 # --- the typed fast path: Java writes {"code":N first, so twelve bytes choose a decoder ---
 
 _Reader = Callable[[bytes], Command | None]
+"""Makes a command of a JSON header, or gives None when the header does not have the shape it knows."""
 _FAST: dict[bytes, _Reader] = {}
 
 if msgspec is not None:
@@ -236,6 +171,7 @@ if msgspec is not None:
     _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
     _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
+    # A field that may be missing has the plain type and the default None: a null is for the general reader.
     _SEND: list[Any] = [
         ("producer_group", str),
         ("topic", str),
@@ -245,58 +181,69 @@ if msgspec is not None:
         ("sys_flag", _Int32),
         ("born_timestamp", _Int64),
         ("flag", _Int32),
-        ("properties", str | None, None),
-        ("reconsume_times", _Int32 | None, None),
+        ("properties", str, None),
+        ("reconsume_times", _Int32, None),
         ("unit_mode", bool, False),
         ("batch", bool, False),
-        ("max_reconsume_times", _Int32 | None, None),
-        ("bname", str | None, None),
+        ("max_reconsume_times", _Int32, None),
+        ("bname", str, None),
+    ]
+    _PULL: list[Any] = [
+        ("consumer_group", str),
+        ("topic", str),
+        ("queue_id", _Int32),
+        ("queue_offset", _Int64),
+        ("max_msg_nums", _Int32),
+        ("sys_flag", _Int32),
+        ("commit_offset", _Int64),
+        ("suspend_timeout_millis", _Int64),
+        ("sub_version", _Int64),
+        ("subscription", str, None),
+        ("expression_type", str, None),
+        ("bname", str, None),
+    ]
+    _UPDATE: list[Any] = [
+        ("consumer_group", str),
+        ("topic", str),
+        ("queue_id", _Int32),
+        ("commit_offset", _Int64),
+        ("bname", str, None),
     ]
     _SHORT = dict(zip([entry[0] for entry in _SEND], "abcdefghijkmln", strict=True))
-    _SendV1: type[Any] = msgspec.defstruct("SendV1", _SEND, gc=False, rename="camel")
-    _SendV2: type[Any] = msgspec.defstruct("SendV2", _SEND, gc=False, rename=_SHORT)
 
-    class _Pull(msgspec.Struct, gc=False, rename="camel"):
-        consumer_group: str
-        topic: str
-        queue_id: _Int32
-        queue_offset: _Int64
-        max_msg_nums: _Int32
-        sys_flag: _Int32
-        commit_offset: _Int64
-        suspend_timeout_millis: _Int64
-        sub_version: _Int64
-        subscription: str | None = None
-        expression_type: str | None = None
-        bname: str | None = None
+    def _frame_decoder(ext: tuple[Any, ...], *, strict: bool) -> Callable[[bytes], Any]:
+        members: list[Any] = [
+            ("code", _Int32),
+            ext,
+            ("opaque", _Int32, 0),
+            ("flag", _Int32, 0),
+            ("language", str, OTHER),
+            ("version", _Int32, 0),
+            ("remark", str | None, None),
+        ]
+        frame = msgspec.defstruct("Frame", members, gc=False, kw_only=True)
+        return msgspec.json.Decoder(frame, strict=strict).decode
 
-    class _UpdateOffset(msgspec.Struct, gc=False, rename="camel"):
-        consumer_group: str
-        topic: str
-        queue_id: _Int32
-        commit_offset: _Int64
-        bname: str | None = None
-
-    def _fast_reader(header_class: type[Any]) -> _Reader:
-        frame = msgspec.defstruct(
-            f"{header_class.__name__}Frame",
-            [
-                ("code", _Int32),
-                ("opaque", _Int32),
-                ("extFields", header_class),
-                ("flag", _Int32, 0),
-                ("language", str, "OTHER"),
-                ("version", _Int32, 0),
-                ("remark", str | None, None),
-            ],
-            gc=False,
+    def _typed_reader(header_class: type[Any], fields: list[Any], rename: Any = "camel") -> _Reader:
+        """Reads the header into a value that looks like one of `header_class`, several times as fast."""
+        alike = msgspec.defstruct(
+            header_class.__name__, fields, gc=False, rename=rename, namespace={"stands_for": header_class}
         )
-        decode = msgspec.json.Decoder(frame, strict=False).decode
+        decode = _frame_decoder(("extFields", alike), strict=False)
+        flags = fields is _SEND
 
         def read(header: bytes) -> Command | None:
             try:
                 made = decode(header)
             except _MISFIT:
+                return None
+            value = made.extFields
+            # Only the text "true" is true in Java; msgspec takes "1" too.
+            if (
+                flags
+                and (value.batch or value.unit_mode)
+                and header.count(b':"true"') != value.batch + value.unit_mode
+            ):
                 return None
             return Command(
                 made.code,
@@ -308,41 +255,84 @@ if msgspec is not None:
                 made.language,
                 made.version,
                 JSON,
-                made.extFields,
+                value,
                 header,
             )
 
         return read
 
-    _FAST[b'{"code":310,'] = _FAST[b'{"code":320,'] = _fast_reader(_SendV2)
-    _FAST[b'{"code":10,"'] = _fast_reader(_SendV1)
-    _FAST[b'{"code":11,"'] = _fast_reader(_Pull)
-    _FAST[b'{"code":15,"'] = _fast_reader(_UpdateOffset)
+    def _general_reader() -> _Reader:
+        decode = _frame_decoder(("extFields", dict[str, str] | None, None), strict=True)
+
+        def read(header: bytes) -> Command | None:
+            try:
+                made = decode(header)
+            except _MISFIT:
+                return None
+            return Command(
+                made.code,
+                made.opaque,
+                made.flag,
+                made.extFields or {},
+                b"",
+                made.remark,
+                made.language,
+                made.version,
+            )
+
+        return read
+
+    _FAST[b'{"code":310,'] = _FAST[b'{"code":320,'] = _typed_reader(SendMessageRequestHeader, _SEND, _SHORT)
+    _FAST[b'{"code":10,"'] = _typed_reader(SendMessageRequestHeader, _SEND)
+    _FAST[b'{"code":11,"'] = _typed_reader(PullMessageRequestHeader, _PULL)
+    _FAST[b'{"code":15,"'] = _typed_reader(UpdateConsumerOffsetRequestHeader, _UPDATE)
+    _read_general = _general_reader()
 else:
-    _loads = json.loads
+
+    def _no_constant(text: str) -> Any:
+        raise ValueError(f"{text} is not JSON")
+
+    _decode_json = json.JSONDecoder(parse_constant=_no_constant).decode
+
+    def _loads(header: bytes) -> Any:
+        text = header.decode()
+        value = _decode_json(text)
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        return value
 
     def _dumps(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
+
+    def _read_general(header: bytes) -> Command | None:
+        return None
 
 
 # --- frames out ---
 
 
 def encode_frame(command: Command) -> bytes:
-    """The frame of any command, in its own serialization."""
-    if command.serialization == ROCKETMQ:
-        return _frame(_binary_header(command), command.body, ROCKETMQ)
-    fields: dict[str, Any] = {"code": command.code}
+    """The frame of any command, in its own serialization. Raises LocalProtocolError when it has none."""
+    try:
+        if command.serialization == ROCKETMQ:
+            return _frame(write_binary(command), command.body, ROCKETMQ)
+        return _frame(_dumps(_members(command)), command.body, JSON)
+    except (ValueError, TypeError, struct_error) as error:
+        raise LocalProtocolError(f"command {command.code} has no frame: {error}") from error
+
+
+def _members(command: Command) -> dict[str, Any]:
+    members: dict[str, Any] = {"code": command.code}
     if command.ext:
-        fields["extFields"] = command.ext
-    fields["flag"] = command.flag
-    fields["language"] = command.language
-    fields["opaque"] = command.opaque
+        members["extFields"] = command.ext
+    members["flag"] = command.flag
+    members["language"] = command.language
+    members["opaque"] = command.opaque
     if command.remark is not None:
-        fields["remark"] = command.remark
-    fields["serializeTypeCurrentRPC"] = "JSON"
-    fields["version"] = command.version
-    return _frame(_dumps(fields), command.body, JSON)
+        members["remark"] = command.remark
+    members["serializeTypeCurrentRPC"] = "JSON"
+    members["version"] = command.version
+    return members
 
 
 def _frame(header: bytes, body: bytes, kind: int) -> bytes:
@@ -350,63 +340,80 @@ def _frame(header: bytes, body: bytes, kind: int) -> bytes:
     return b"".join((_PREFIX.pack(4 + size + len(body), kind << 24 | size), header, body))
 
 
-def _binary_header(command: Command) -> bytes:
-    remark = command.remark.encode() if command.remark else b""
-    ext = _binary_ext(command.ext.items())
-    return b"".join(
-        (
-            _BINARY_HEAD.pack(
-                command.code,
-                _LANGUAGE_NUMBERS.get(command.language, _OTHER),
-                command.version,
-                command.opaque,
-                command.flag,
-                len(remark),
-            ),
-            remark,
-            _LENGTH.pack(len(ext)),
-            ext,
-        )
-    )
+_inside_json: dict[str, str] = {}
 
 
-def _binary_ext(items: Iterable[tuple[str, str]]) -> bytes:
-    parts = []
-    for name, text in items:
-        key, value = name.encode(), text.encode()
-        parts.append(len(key).to_bytes(2, "big") + key + len(value).to_bytes(4, "big") + value)
-    return b"".join(parts)
+def _escaped(text: str) -> str:
+    """`text` as it stands between the quotes of a JSON text; remembered, for the few texts of replies."""
+    known = _inside_json.get(text)
+    if known is None:
+        if len(_inside_json) >= _TEXTS_MAX:
+            _inside_json.clear()
+        known = _inside_json[text] = json.dumps(text, ensure_ascii=False)[1:-1]
+    return known
 
 
-_SEND_REPLY = (
-    '{"code":0,"extFields":{"queueId":"%d","TRACE_ON":"%s","MSG_REGION":"%s","msgId":"%s","queueOffset":"%d"},'
-    f'"flag":1,"language":"{LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-)
+_TEXTS_MAX: Final = 1024
+_REPLY_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+_LANGUAGE: Final = f'"flag":1,"language":"{LANGUAGE}","opaque":'
+_PYTHON: Final = LANGUAGE_NUMBERS[LANGUAGE]
 
 
 def encode_send_reply(
     request: Command, msg_id: str, queue_id: int, queue_offset: int, region: str, trace_on: str
 ) -> bytes:
-    """The frame that says a message is stored. `region` is the broker's, `trace_on` is "true" or "false"."""
-    if request.serialization == JSON:
-        header = (_SEND_REPLY % (queue_id, trace_on, region, msg_id, queue_offset, request.opaque)).encode()
-        size = len(header)
-        return _PREFIX.pack(4 + size, size) + header
-    ext = {
-        "msgId": msg_id,
-        "queueId": str(queue_id),
-        "queueOffset": str(queue_offset),
-        "TRACE_ON": trace_on,
-        "MSG_REGION": region,
-    }
-    return encode_frame(Command(0, request.opaque, 1, ext, serialization=ROCKETMQ))
+    """The frame that says a message is stored.
+
+    `msg_id` is an id of hex digits, `region` the broker's, `trace_on` "true" or "false".
+    """
+    if request.serialization == ROCKETMQ:
+        return _binary_send_reply(request.opaque, msg_id, queue_id, queue_offset, (region, trace_on))
+    header = (
+        f'{{"code":0,"extFields":{{"queueId":"{queue_id}","TRACE_ON":"{trace_on}",'
+        f'"MSG_REGION":"{_inside_json.get(region) or _escaped(region)}","msgId":"{msg_id}",'
+        f'"queueOffset":"{queue_offset}"}},{_LANGUAGE}{request.opaque}{_REPLY_END}'
+    ).encode()
+    size = len(header)
+    return _PREFIX.pack(4 + size, size) + header
 
 
-_PULL_REPLY = (
-    '{"code":%d,"extFields":{"suggestWhichBrokerId":"%d","maxOffset":"%d","nextBeginOffset":"%d",'
-    f'"minOffset":"%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%d,"remark":"%s",'
-    f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
-)
+_SEND_REPLY_HEAD = Struct(">iIhBhiiii7sI")
+_tails: dict[tuple[str, str], bytes] = {}
+
+
+def _binary_send_reply(
+    opaque: int, msg_id: str, queue_id: int, queue_offset: int, tail_of: tuple[str, str]
+) -> bytes:
+    tail = _tails.get(tail_of)
+    if tail is None:
+        if len(_tails) >= _TEXTS_MAX:
+            _tails.clear()
+        tail = _tails[tail_of] = binary_fields({"TRACE_ON": tail_of[1], "MSG_REGION": tail_of[0]})
+    id_text, queue, offset = msg_id.encode(), b"%d" % queue_id, b"%d" % queue_offset
+    # Names with their lengths and the lengths of the values are 11 + 13 + 17 bytes.
+    fields = 41 + len(id_text) + len(queue) + len(offset) + len(tail)
+    head = _SEND_REPLY_HEAD.pack(
+        25 + fields,
+        ROCKETMQ << 24 | 21 + fields,
+        0,
+        _PYTHON,
+        VERSION,
+        opaque,
+        1,
+        0,
+        fields,
+        b"\0\5msgId",
+        len(id_text),
+    )
+    return b"%b%b\0\7queueId\0\0\0%c%b\0\x0bqueueOffset\0\0\0%c%b%b" % (
+        head,
+        id_text,
+        len(queue),
+        queue,
+        len(offset),
+        offset,
+        tail,
+    )
 
 
 def encode_pull_reply_head(
@@ -416,23 +423,28 @@ def encode_pull_reply_head(
     offsets: tuple[int, int, int, int],
     body_length: int,
 ) -> bytes:
-    """The frame of a pull's answer up to its body, which the caller sends after it.
+    """The frame of a pull's answer up to its body of `body_length` bytes, which the caller sends after it.
 
-    `offsets` are (broker id to ask next, next begin, min, max); `remark` is plain ASCII without quotes.
+    `offsets` are (broker id to ask next, next begin, min, max).
     """
     suggest, next_begin, low, high = offsets
-    if request.serialization == JSON:
-        header = (_PULL_REPLY % (code, suggest, high, next_begin, low, request.opaque, remark)).encode()
-        size = len(header)
-        return _PREFIX.pack(4 + size + body_length, size) + header
-    ext = {
-        "suggestWhichBrokerId": str(suggest),
-        "nextBeginOffset": str(next_begin),
-        "minOffset": str(low),
-        "maxOffset": str(high),
-    }
-    head = _binary_header(Command(code, request.opaque, 1, ext, remark=remark, serialization=ROCKETMQ))
-    return _PREFIX.pack(4 + len(head) + body_length, ROCKETMQ << 24 | len(head)) + head
+    if request.serialization == ROCKETMQ:
+        ext = {
+            "suggestWhichBrokerId": str(suggest),
+            "nextBeginOffset": str(next_begin),
+            "minOffset": str(low),
+            "maxOffset": str(high),
+        }
+        reply = Command(code, request.opaque, 1, ext, remark=remark, serialization=ROCKETMQ)
+        head = write_binary(reply)
+        return _PREFIX.pack(4 + len(head) + body_length, ROCKETMQ << 24 | len(head)) + head
+    header = (
+        f'{{"code":{code:d},"extFields":{{"suggestWhichBrokerId":"{suggest}","maxOffset":"{high}",'
+        f'"nextBeginOffset":"{next_begin}","minOffset":"{low}"}},{_LANGUAGE}{request.opaque},'
+        f'"remark":"{_inside_json.get(remark) or _escaped(remark)}"{_REPLY_END}'
+    ).encode()
+    size = len(header)
+    return _PREFIX.pack(4 + size + body_length, size) + header
 
 
 # --- messages ---

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 from rmq.protocol import headers
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, VERSION, RequestCode
@@ -119,15 +119,18 @@ class Command:
 
     def read(self, header_class: type[H]) -> H:
         """The typed header. Raises RemoteProtocolError that names a missing or unreadable field."""
-        if self.header is not None:
-            known: H = self.header
-            return known
+        made: Any = self.header
+        if made is not None:
+            kind = made.__class__
+            # The engine may have made a value that only looks like the header class.
+            if kind is header_class or getattr(kind, "stands_for", None) is header_class:
+                return cast(H, made)
         if header_class is headers.SendMessageRequestHeader and self.code in SEND_V2_CODES:
-            self.header = headers.decode_send_v2(self.ext)
+            made = headers.decode_send_v2(self.ext)
         else:
-            self.header = headers.decode(header_class, self.ext)
-        made: H = self.header
-        return made
+            made = headers.decode(header_class, self.ext)
+        self.header = made
+        return cast(H, made)
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
@@ -140,7 +143,7 @@ class Command:
 def _ext_of(raw: bytes) -> Mapping[str, str]:
     from rmq.protocol import engine  # the engine makes commands, so it imports this module
 
-    return engine.json_ext(raw)
+    return engine.header_ext(raw)
 
 
 def _fields(code: int, header: Any) -> Mapping[str, str] | None:

@@ -1,0 +1,277 @@
+"""The ROCKETMQ form of a frame header: code, language, version, opaque, flag, remark, then the fields.
+
+Big-endian: code (2 bytes), language (1), version (2), opaque (4), flag (4), remark (length 4 + text), length
+of all fields (4), and for each field its name (length 2 + text) and value (length 4 + text).
+
+From one sender the headers of one code differ in few places: opaque, time, offset, properties. The bytes
+between those places are remembered with what they mean, so that a header seen before costs one look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from struct import Struct
+from struct import error as struct_error
+from typing import Any, Final
+
+import attrs
+
+from rmq.errors import RemoteProtocolError
+from rmq.protocol import headers
+from rmq.protocol.codes import LanguageCode, RequestCode
+from rmq.protocol.fields import java_name
+from rmq.protocol.frame import ROCKETMQ, SEND_V2_CODES, Command
+
+LANGUAGES: Final = {int(language): language.name for language in LanguageCode}
+LANGUAGE_NUMBERS: Final = {language.name: int(language) for language in LanguageCode}
+OTHER: Final = LanguageCode.OTHER.name
+
+_HEAD = Struct(">hBhiii")
+_HEAD_AND_FIELDS = Struct(">hBhiiii")
+_LENGTH = Struct(">i")
+_UNSIGNED = Struct(">I")
+_SHORT_LENGTH = Struct(">H")
+_SHORT_ENTRY = Struct(">HcI")
+_FIELDS_AT: Final = _HEAD_AND_FIELDS.size
+_SHORT_NAMES: Final = {bytes([letter]): chr(letter) for letter in range(ord("a"), ord("z") + 1)}
+_NAMES: dict[bytes, str] = {}
+_NAMES_MAX: Final = 1024
+
+
+def read_binary(header: bytes) -> Command:
+    """The command of a binary header, without its body. Raises RemoteProtocolError."""
+    try:
+        return _fast(header) or _general(header)
+    except (struct_error, UnicodeDecodeError, IndexError) as error:
+        raise RemoteProtocolError(f"the binary header cannot be read: {error}: {header[:80]!r}") from None
+
+
+def binary_ext(header: bytes) -> dict[str, str]:
+    """The text map of a binary header that was read before."""
+    return dict(_general(header).ext)
+
+
+def _general(header: bytes) -> Command:
+    code, language, version, opaque, flag, remark_length = _HEAD.unpack_from(header)
+    at = _HEAD.size
+    if remark_length < 0 or at + remark_length > len(header):
+        raise RemoteProtocolError(f"a remark of {remark_length} bytes does not fit the header")
+    remark = header[at : at + remark_length].decode() if remark_length else None
+    at += remark_length + 4
+    length: int = _LENGTH.unpack_from(header, at - 4)[0]
+    end = at + length
+    if length < 0 or end > len(header):
+        raise RemoteProtocolError(f"fields of {length} bytes do not fit the header")
+    ext = _fields(header, at, end)
+    name = LANGUAGES.get(language, OTHER)
+    return Command(code, opaque, flag, ext, b"", remark, name, version, ROCKETMQ)
+
+
+def _fields(header: bytes, at: int, end: int) -> dict[str, str]:
+    ext: dict[str, str] = {}
+    unpack = _SHORT_ENTRY.unpack_from
+    names = _NAMES
+    while at < end:
+        # One call reads name and length of the one-letter fields of a send; longer names take two.
+        key_length, letter, length = unpack(header, at)
+        if key_length == 1:
+            at += 7
+            name = _SHORT_NAMES.get(letter) or letter.decode()
+        else:
+            key = header[at + 2 : at + 2 + key_length]
+            name = names.get(key) or _new_name(key)
+            at += key_length + 6
+            length = _UNSIGNED.unpack_from(header, at - 4)[0]
+        stop = at + length
+        if stop > end:
+            raise RemoteProtocolError(f"field {name[:80]} of {length} bytes does not fit the header")
+        ext[name] = header[at:stop].decode()
+        at = stop
+    return ext
+
+
+def _new_name(key: bytes) -> str:
+    name = key.decode()
+    if len(_NAMES) < _NAMES_MAX and len(key) < 64:
+        _NAMES[key] = name
+    return name
+
+
+def write_binary(command: Command) -> bytes:
+    """The binary header of any command."""
+    remark = command.remark.encode() if command.remark else b""
+    ext = binary_fields(command.ext)
+    number = LANGUAGE_NUMBERS.get(command.language, LanguageCode.OTHER)
+    head = _HEAD.pack(command.code, number, command.version, command.opaque, command.flag, len(remark))
+    return b"".join((head, remark, _LENGTH.pack(len(ext)), ext))
+
+
+def binary_fields(ext: Mapping[str, str]) -> bytes:
+    """Names and values with their lengths."""
+    parts: list[bytes] = []
+    for name, text in ext.items():
+        key, value = name.encode(), text.encode()
+        parts += (_SHORT_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value)
+    return b"".join(parts)
+
+
+# --- headers seen before ---
+
+_SEEN_MAX: Final = 2048
+_SEEN_BYTES_MAX: Final = 1024
+_ORDERS_MAX: Final = 4
+_DROPPED: Final = -1  # the spare last value of a template
+_DIGITS_MAX: Final = 18  # always inside 64 bits
+
+_Place = tuple[bytes, int, bool]
+"""A field that differs from message to message: its first bytes (name with length, and the two zero bytes
+that begin any value length below 64 KiB), its value's place in the header class, whether that is a number."""
+_Places = tuple[_Place, ...]
+
+
+class _Seen:
+    """What is known of the headers of one code.
+
+    For each order in which the varying fields were met: the bytes between them, and the values that these
+    make, in the positional order of the header class, and one spare.
+    """
+
+    __slots__ = ("header_class", "orders", "read", "varying")
+
+    def __init__(
+        self, header_class: type[Any], read: Callable[[Mapping[str, str]], Any], varying: dict[bytes, _Place]
+    ) -> None:
+        self.header_class = header_class
+        self.read = read
+        self.varying = varying
+        self.orders: dict[_Places, dict[tuple[bytes, ...], list[Any]]] = {}
+
+    def learn(self, header: bytes, value: Any) -> None:
+        """Remember a whole header whose fields were read as `value`."""
+        found = _varying_fields(header, self.varying)
+        if found is None:
+            return
+        at, rest = _FIELDS_AT, []
+        for start, stop, _ in found:
+            rest.append(header[at:start])
+            at = stop
+        rest.append(header[at:])
+        if sum(map(len, rest)) > _SEEN_BYTES_MAX:
+            return
+        places = tuple([place for _, _, place in found])
+        if places not in self.orders and len(self.orders) >= _ORDERS_MAX:
+            self.orders.clear()
+        known = self.orders.setdefault(places, {})
+        if len(known) >= _SEEN_MAX:
+            known.clear()
+        known[tuple(rest)] = [*attrs.astuple(value, recurse=False), None]
+
+
+def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[int, int, _Place]] | None:
+    """Start, stop and kind of the varying fields of a good header; None when a name stands there twice."""
+    at, end = _FIELDS_AT, len(header)
+    found, names = [], set()
+    while at < end:
+        key = header[at + 2 : at + 2 + int.from_bytes(header[at : at + 2], "big")]
+        value_at = at + len(key) + 6
+        stop = value_at + int.from_bytes(header[value_at - 4 : value_at], "big")
+        if key in names:
+            return None
+        names.add(key)
+        if key in varying:
+            found.append((at, stop, varying[key]))
+        at = stop
+    return found
+
+
+def _fast(header: bytes) -> Command | None:
+    """The command with its typed header, for the hot codes; None when the general reader has to look."""
+    code, language, version, opaque, flag, remark_length, length = _HEAD_AND_FIELDS.unpack_from(header)
+    seen = _SEEN.get(code)
+    if seen is None or flag & 1 or remark_length or length != len(header) - _FIELDS_AT:
+        return None
+    for places, known in seen.orders.items():
+        value = _known(header, places, known, seen.header_class)
+        if value is not None:
+            name = LANGUAGES.get(language, OTHER)
+            return Command(code, opaque, flag, None, b"", None, name, version, ROCKETMQ, value, header)
+    return _learned(header, seen)
+
+
+def _known(
+    header: bytes, places: _Places, known: dict[tuple[bytes, ...], list[Any]], header_class: type[Any]
+) -> Any:
+    """The typed header when all bytes but the varying values are known.
+
+    A place may be found inside some value by chance. Then the bytes before it are no list of whole fields and
+    so are not among those remembered.
+    """
+    at, end = _FIELDS_AT, len(header)
+    rest, texts = [], []
+    for start, _, _ in places:
+        found = header.find(start, at)
+        if found < 0:
+            return None
+        rest.append(header[at:found])
+        found += len(start) + 2
+        at = found + _SHORT_LENGTH.unpack_from(header, found - 2)[0]
+        if at > end:
+            return None
+        texts.append(header[found:at])
+    rest.append(header[at:])
+    template = known.get(tuple(rest))
+    if template is None:
+        return None
+    values = template.copy()
+    for (_, index, is_number), text in zip(places, texts, strict=True):
+        if not is_number:
+            values[index] = text.decode()
+        elif len(text) <= _DIGITS_MAX and text.isdigit():
+            values[index] = int(text)
+        else:
+            return None
+    return header_class(*values[:-1])
+
+
+def _learned(header: bytes, seen: _Seen) -> Command:
+    command = _general(header)
+    try:
+        command.header = seen.read(command.ext)
+    except RemoteProtocolError:
+        return command  # whoever asks for the typed header gets the error
+    seen.learn(header, command.header)
+    return command
+
+
+def _new_seen(code: int, varying: dict[str, tuple[str, bool]]) -> _Seen:
+    header_class = headers.REQUEST_HEADERS[code]
+    assert header_class is not None
+    short = code in SEND_V2_CODES
+    read = headers.decode_send_v2 if short else partial(headers.decode, header_class)
+    places: dict[bytes, _Place] = {}
+    for index, field in enumerate(attrs.fields(header_class)):
+        if field.name in varying:
+            short_name, is_number = varying[field.name]
+            key = (short_name if short else java_name(field)).encode()
+            places[key] = (_start(key), index, is_number)
+    # A signed request differs in its signature too, which no header class has.
+    places[b"Signature"] = (_start(b"Signature"), _DROPPED, False)
+    return _Seen(header_class, read, places)
+
+
+def _start(key: bytes) -> bytes:
+    return _SHORT_LENGTH.pack(len(key)) + key + b"\0\0"
+
+
+_VARYING_IN_A_SEND: Final = {"born_timestamp": ("g", True), "properties": ("i", False)}
+_SEEN: Final[dict[int, _Seen]] = {
+    int(code): _new_seen(code, varying)
+    for code, varying in {
+        RequestCode.SEND_MESSAGE: _VARYING_IN_A_SEND,
+        RequestCode.SEND_MESSAGE_V2: _VARYING_IN_A_SEND,
+        RequestCode.SEND_BATCH_MESSAGE: _VARYING_IN_A_SEND,
+        RequestCode.PULL_MESSAGE: {"queue_offset": ("", True), "commit_offset": ("", True)},
+        RequestCode.UPDATE_CONSUMER_OFFSET: {"commit_offset": ("", True)},
+    }.items()
+}
