@@ -56,7 +56,8 @@ def test_expired_locks_are_forgotten() -> None:
     locks = Locks()
     locks.lock("g", [A], "one", START)
     locks.lock("h", [A], "one", START + 10_000)
-    locks.lock("g", [], "two", START)
+    locks.lock("i", [], "two", START)
+    assert locks._table.keys() == {"g", "h"}
     assert locks.expire(START + LOCK_MS + 1) > START + LOCK_MS
     assert locks._table.keys() == {"h"}
 

@@ -1,0 +1,337 @@
+"""rmq.broker.clients: members of groups, and who is told when a group changes."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import pytest
+
+from rmq.broker import clients as module
+from rmq.broker.clients import SILENT_MS
+from rmq.broker.config import BrokerConfig
+from rmq.errors import ResponseError
+from rmq.message import retry_topic
+from rmq.protocol import bodies
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
+from rmq.protocol.codes import RequestCode
+
+from .desk import START, Desk, Line, body_of, session
+
+NOTICE = 40
+
+
+def consumer(group: str, **topics: str) -> ConsumerData:
+    subscriptions = [SubscriptionData(topic, text, sub_version=1) for topic, text in topics.items()]
+    return ConsumerData(group, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", subscriptions)
+
+
+def beat(desk: Desk, line: Line, client_id: str, *data: Any, now: int = START) -> set[str]:
+    """A heartbeat with these consumers and producers."""
+    consumers = [item for item in data if isinstance(item, ConsumerData)]
+    producers = [item for item in data if isinstance(item, ProducerData)]
+    return desk.clients.heartbeat(HeartbeatData(client_id, producers, consumers), line, "JAVA", 407, now)
+
+
+def told(line: Line) -> list[str]:
+    """The groups whose change the line was told since the last time."""
+    taken = line.take()
+    assert all(code == NOTICE for code, _ in taken)
+    return [header["consumerGroup"] for _, header in taken]
+
+
+# --- coming ---
+
+
+def test_a_new_member_is_told_at_once_and_so_are_the_others() -> None:
+    desk, one, two = Desk(), Line("h:1"), Line("h:2")
+    assert beat(desk, one, "c1", consumer("g", T="*")) == {"g"}
+    assert told(one) == ["g"]
+    assert beat(desk, two, "c2", consumer("g", T="*")) == {"g"}
+    assert told(one) == told(two) == ["g"]
+    assert desk.clients.consumer_ids("g") == ["c1", "c2"]
+
+
+def test_a_repeated_heartbeat_changes_nothing() -> None:
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g", T="*"))
+    line.take()
+    assert beat(desk, line, "c1", consumer("g", T="*")) == set()
+    assert told(line) == []
+
+
+def test_a_changed_set_of_topics_is_told_but_not_a_changed_expression() -> None:
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g", T="*"))
+    line.take()
+    assert beat(desk, line, "c1", consumer("g", T="TagA")) == set()
+    assert beat(desk, line, "c1", consumer("g", T="*", U="*")) == {"g"}
+    assert beat(desk, line, "c1", consumer("g", U="*")) == {"g"}
+    assert told(line) == ["g", "g"]
+    assert desk.clients.subscription("g", "T") is None
+    assert desk.clients.groups_of("U") == {"g"}
+
+
+def test_an_older_subscription_does_not_replace_a_newer_one() -> None:
+    desk, line = Desk(), Line()
+    for version, text in ((5, "TagA"), (4, "TagB"), (6, "TagC"), (5, "TagD")):
+        data = consumer("g")
+        data.subscription_data_set = [SubscriptionData("T", text, sub_version=version)]
+        beat(desk, line, "c1", data)
+    known = desk.clients.subscription("g", "T")
+    assert known is not None
+    assert (known.sub_string, known.sub_version) == ("TagC", 6)
+
+
+def test_a_repeated_subscription_stays_the_same_object() -> None:
+    """Readers keep what they made of a subscription for as long as it is the same."""
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g", T="*"))
+    known = desk.clients.subscription("g", "T")
+    beat(desk, line, "c1", consumer("g", T="*"))
+    assert desk.clients.subscription("g", "T") is known
+
+
+def test_a_topic_counts_as_subscribed_until_members_say_otherwise() -> None:
+    desk, line = Desk(), Line()
+    assert desk.clients.is_subscribed("g", "T")
+    beat(desk, line, "c1", consumer("g"))
+    assert desk.clients.is_subscribed("g", "T")
+    beat(desk, line, "c1", consumer("g", U="*"))
+    assert not desk.clients.is_subscribed("g", "T")
+    assert desk.clients.is_subscribed("g", "U")
+
+
+def test_the_group_has_what_its_last_member_announced() -> None:
+    desk = Desk()
+    data = consumer("g", T="*")
+    data.message_model = "BROADCASTING"
+    beat(desk, Line("h:1"), "c1", consumer("g", T="*"))
+    beat(desk, Line("h:2"), "c2", data)
+    group = desk.clients.consumer_group("g")
+    assert group is not None
+    assert (group.message_model, group.consume_type) == ("BROADCASTING", "CONSUME_PASSIVELY")
+    assert group.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
+
+
+def test_heartbeat_makes_the_retry_topic() -> None:
+    desk = Desk()
+    desk.groups.update(GroupConfig("g", retry_queue_nums=3))
+    unit = consumer("unit", T="*")
+    unit.unit_mode = True
+    beat(desk, Line(), "c1", consumer("g", T="*"), unit)
+    topic = desk.topics.get(retry_topic("g"))
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag) == (3, 3, 6, 0)
+    topic = desk.topics.get(retry_topic("unit"))
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.topic_sys_flag) == (1, 2)
+
+
+def test_without_auto_creation_an_unknown_group_gets_no_retry_topic() -> None:
+    desk = Desk(BrokerConfig(broker_name="b", auto_create_subscription_group=False))
+    assert beat(desk, Line(), "c1", consumer("g", T="*")) == {"g"}
+    assert desk.topics.get(retry_topic("g")) is None
+    assert desk.groups.table.get("g") is None
+
+
+def test_one_client_on_two_connections_counts_once(caplog: pytest.LogCaptureFixture) -> None:
+    desk, old, new = Desk(), Line("h:1"), Line("h:2")
+    beat(desk, old, "c1", consumer("g", T="*"))
+    with caplog.at_level(logging.WARNING, "rmq.broker"):
+        beat(desk, new, "c1", consumer("g", T="*"))
+    assert desk.clients.consumer_ids("g") == ["c1"]
+    assert "c1 is there twice" in caplog.text
+    desk.clients.closed(old)
+    assert desk.clients.consumer_ids("g") == ["c1"]
+
+
+def test_members_that_subscribe_differently_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    desk = Desk()
+    beat(desk, Line("h:1"), "c1", consumer("g", T="*"))
+    with caplog.at_level(logging.WARNING, "rmq.broker"):
+        beat(desk, Line("h:2"), "c2", consumer("g", T="*"))
+        assert "differently" not in caplog.text
+        beat(desk, Line("h:3"), "c3", consumer("g", T="TagA"))
+    assert "group g: c1 and c3 subscribe differently" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["", "../../etc", "a b", "x" * 128])
+def test_impossible_group_names_are_refused_whole(name: str) -> None:
+    desk, line = Desk(), Line()
+    with pytest.raises(ResponseError, match="not a valid name"):
+        beat(desk, line, "c1", consumer("good", T="*"), consumer(name, T="*"))
+    assert desk.clients.consumer_group("good") is None
+    assert desk.groups.table.get("good") is None
+
+
+def test_groups_of_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GROUPS_OF_A_CONNECTION", 2)
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g1"), ProducerData("p1"))
+    beat(desk, line, "c1", consumer("g1"), ProducerData("p1"))
+    with pytest.raises(ResponseError, match="at most 2"):
+        beat(desk, line, "c1", ProducerData("p2"))
+    assert desk.clients.producers("p2") == []
+
+
+def test_a_heartbeat_of_a_closed_connection_leaves_nothing() -> None:
+    desk, line = Desk(), Line()
+    line.closed = True
+    assert beat(desk, line, "c1", consumer("g", T="*"), ProducerData("p")) == set()
+    assert desk.clients.consumer_group("g") is None
+    assert desk.clients.producers("p") == []
+
+
+# --- leaving ---
+
+
+def test_those_who_stay_are_told_of_those_who_leave() -> None:
+    desk, one, two, three = Desk(), Line("h:1"), Line("h:2"), Line("h:3")
+    for line in (one, two, three):
+        beat(desk, line, line.peer_address, consumer("g", T="*"), ProducerData("p"))
+    for line in (one, two, three):
+        line.take()
+    desk.clients.unregister(two, consumer_group="g")
+    assert [told(line) for line in (one, two, three)] == [["g"], [], ["g"]]
+    assert len(desk.clients.producers("p")) == 3
+    desk.clients.closed(one)
+    assert [told(line) for line in (one, two, three)] == [[], [], ["g"]]
+    assert [member.client_id for member in desk.clients.producers("p")] == ["h:2", "h:3"]
+    desk.clients.closed(three)
+    assert desk.clients.consumer_group("g") is None
+    assert desk.clients.groups_of("T") == set()
+
+
+def test_leaving_twice_is_nothing() -> None:
+    desk, one, two = Desk(), Line("h:1"), Line("h:2")
+    beat(desk, one, "c1", consumer("g", T="*"))
+    beat(desk, two, "c2", consumer("g", T="*"))
+    desk.clients.unregister(two, consumer_group="g", producer_group="p")
+    one.take()
+    desk.clients.unregister(two, consumer_group="g")
+    desk.clients.closed(two)
+    assert told(one) == []
+
+
+def test_nothing_is_left_of_those_who_left() -> None:
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g", T="*"), ProducerData("p"))
+    desk.clients.closed(line)
+    assert not desk.clients._consumers
+    assert not desk.clients._producers
+    assert not desk.clients._of_connection
+
+
+def test_silent_members_are_dropped_and_their_connections_closed() -> None:
+    desk, silent, lively = Desk(), Line("h:1"), Line("h:2")
+    beat(desk, silent, "c1", consumer("g", T="*"), ProducerData("p"))
+    beat(desk, lively, "c2", consumer("g", T="*"))
+    beat(desk, lively, "c2", consumer("g", T="*"), now=START + 100_000)
+    desk.clients.expire(START + SILENT_MS)
+    assert desk.clients.consumer_ids("g") == ["c1", "c2"]
+    lively.take()
+    assert desk.clients.expire(START + SILENT_MS + 1) > START + SILENT_MS + 1
+    assert desk.clients.consumer_ids("g") == ["c2"]
+    assert desk.clients.producers("p") == []
+    assert (silent.closed, lively.closed) == (True, False)
+    assert told(lively) == ["g"]
+
+
+def test_a_group_that_a_client_no_longer_names_expires_alone() -> None:
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g", T="*"), consumer("h", T="*"))
+    beat(desk, line, "c1", consumer("h", T="*"), now=START + 100_000)
+    desk.clients.expire(START + SILENT_MS + 1)
+    assert desk.clients.consumer_group("g") is None
+    assert desk.clients.consumer_ids("h") == ["c1"]
+    assert not line.closed
+
+
+@pytest.mark.parametrize("where", ["broker", "group"])
+def test_notices_can_be_switched_off(where: str) -> None:
+    desk = Desk(BrokerConfig(broker_name="b", notify_consumer_ids_changed_enable=where != "broker"))
+    desk.groups.update(GroupConfig("g", notify_consumer_ids_changed_enable=where != "group"))
+    one, two = Line("h:1"), Line("h:2")
+    beat(desk, one, "c1", consumer("g", T="*"))
+    beat(desk, two, "c2", consumer("g", T="*"))
+    desk.clients.closed(two)
+    assert one.take() == two.take() == []
+
+
+# --- requests ---
+
+
+def heartbeat_body(client_id: str, *data: ConsumerData) -> bytes:
+    return HeartbeatData(client_id, [ProducerData("p")], list(data)).to_json()
+
+
+def test_the_list_of_consumers() -> None:
+    desk, line = Desk(), Line()
+    header = {"consumerGroup": "g"}
+    refused = desk.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    assert (refused.code, refused.remark) == (1, "no consumer for this group, g")
+    desk.ask(RequestCode.HEART_BEAT, body=heartbeat_body("c1", consumer("g", T="*")), line=line)
+    listed = desk.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    assert (listed.code, json.loads(listed.body)) == (0, {"consumerIdList": ["c1"]})
+
+
+def test_the_lists_of_connections() -> None:
+    desk, line = Desk(), Line("h:7")
+    desk.ask(RequestCode.HEART_BEAT, body=heartbeat_body("c1", consumer("g", T="TagA")), line=line)
+    reply = desk.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    consumers = bodies.ConsumerConnection.from_json(reply.body)
+    assert consumers.connection_set == [bodies.Connection("c1", "h:7", "PYTHON", 407)]
+    assert consumers.subscription_table["T"].sub_string == "TagA"
+    assert (consumers.message_model, consumers.consume_type) == ("CLUSTERING", "CONSUME_PASSIVELY")
+    reply = desk.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
+    assert bodies.ProducerConnection.from_json(reply.body).connection_set == consumers.connection_set
+    table = bodies.ProducerTableInfo.from_json(desk.ask(RequestCode.GET_ALL_PRODUCER_INFO).body)
+    assert table.data == {"p": [bodies.ProducerInfo("c1", "h:7", "PYTHON", 407, START)]}
+
+
+def test_groups_that_are_not_there() -> None:
+    desk = Desk()
+    reply = desk.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    assert (reply.code, reply.remark) == (206, "the consumer group[g] not online")
+    reply = desk.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
+    assert (reply.code, reply.remark) == (1, "the producer group[p] not exist")
+
+
+def check(desk: Desk, text: str, kind: str) -> int:
+    wanted = SubscriptionData("T", text, expression_type=kind)
+    body = bodies.CheckClientRequestBody("c1", "g", wanted).to_json()
+    return desk.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body).code
+
+
+def test_expressions_are_checked() -> None:
+    sql = Desk(BrokerConfig(broker_name="b", enable_property_filter=True))
+    assert [check(sql, "a > 1", "SQL92"), check(sql, "a >", "SQL92"), check(sql, "TagA", "TAG")] == [0, 23, 0]
+    plain = Desk()
+    assert [check(plain, "a > 1", "SQL92"), check(plain, "TagA", "TAG")] == [1, 0]
+    assert plain.ask(RequestCode.CHECK_CLIENT_CONFIG, body=b"{}").code == 0
+
+
+@pytest.mark.parametrize("name", ["2_ordered_consumer", "3_push_consumer", "6_mqadmin"])
+def test_the_captured_sessions_are_answered_alike(name: str) -> None:
+    """Codes, bodies and the order of notices and answers equal those that a Java broker gave."""
+    desk, lines, seen = Desk(), dict[int, Line](), set()
+    for exchange in session(name):
+        if exchange.code not in desk.clients.handlers():
+            continue
+        line = lines.setdefault(exchange.request["conn"], Line())
+        expected = exchange.response
+        assert expected is not None
+        response = desk.answer(exchange.command(), line)
+        seen.add(exchange.code)
+        assert response.code == expected["code"]
+        if expected["code"]:
+            assert response.remark == expected["remark"]
+        if exchange.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+            assert response.body == body_of(expected)
+        if exchange.code == RequestCode.HEART_BEAT:
+            assert line.take() == [(notice["code"], notice["ext"]) for notice in exchange.notices]
+    assert seen
+    assert not desk.clients._of_connection
