@@ -282,6 +282,11 @@ class ConsumeQueue:
         return len(self._tail)
 
     @property
+    def file_start(self) -> int:
+        """The first index that the oldest file has room for."""
+        return self._files.start // UNIT
+
+    @property
     def is_empty(self) -> bool:
         """No units at all."""
         return self.end == self.start

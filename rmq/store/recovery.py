@@ -123,6 +123,10 @@ class Recoverer:
         total = len(self.queues)
         for number, queue in enumerate(self.queues.values()):
             queue.load(rule(queue))
+            if queue.file_start > 0 == self.commit_log.start and self._is_short(queue):
+                # Nothing ever expired, so the queue's first files were lost.
+                queue.restart(0)
+                self._short[queue] = 0
             if number % 256 == 0:
                 self.progress("queues", number, total)
 
@@ -164,12 +168,19 @@ class Recoverer:
         segments = self.commit_log.segments
         scan = Scan(segments, start, check_crc=self.check_crc)
         records = 0
+        held: Scanned | None = None
         for record in scan:
-            self.restore(record)
+            if held is not None:
+                self.restore(held)
+            held = record
             records += 1
             if records % _REPORT_EVERY == 0:
                 self.progress("log", record.position - start, segments.stop - start)
         end = scan.position
+        if held is not None and is_torn(held, synced_before_ms):
+            records, end = records - 1, held.position
+        elif held is not None:
+            self.restore(held)
         self.progress("log", end - start, end - start)
         segment = segments.at(end)
         if segment is None:
@@ -237,7 +248,8 @@ class Recoverer:
 
     def _is_short(self, queue: ConsumeQueue) -> bool:
         """Whether the missing units should be in the log: not for the leftovers of a deleted topic."""
-        return not queue.is_empty or self.known_topics is None or queue.topic in self.known_topics
+        known = self.known_topics is None or queue.topic in self.known_topics
+        return known or (not queue.is_empty and queue.file_start == 0)
 
     def _rebuild_short(self, end: int) -> None:
         """Scan again from where the first of the short queues ends, for them alone."""
@@ -259,6 +271,14 @@ class Recoverer:
         if self._record_at(position) is not None:
             return position
         return position - position % self.commit_log.file_size
+
+
+def is_torn(last: Scanned, synced_before_ms: int | None) -> bool:
+    """Whether the last record before the end lacks its last bytes: a write that was killed leaves zeros
+    there.
+    """
+    unsynced = synced_before_ms is not None and last.store_timestamp >= synced_before_ms
+    return unsynced and last.properties[-1:] == b"\0"
 
 
 def known_queues(names: Callable[[str], Iterable[str]], folder: str) -> list[Key]:

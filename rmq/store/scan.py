@@ -14,6 +14,9 @@ goes from good record to good record and stops at the first bad spot. What that 
     keep later ones. A lost page reads as zeros up to a page border. Such a spot is a torn tail; anything
     else is **damage**.
 
+The CRC covers the body only (the format is RocketMQ's), so a flipped bit in a topic or property is not seen;
+zeros that a crash left at the end of the last record's properties are.
+
 Damage is never taken for the end of the log: `CorruptRecord` names file and offset, unless
 `truncateDamagedLog` says to cut.
 """
@@ -87,8 +90,12 @@ def parse(view: memoryview, at: int, position: int, *, check_crc: bool) -> Scann
         return None
     if properties + 2 + max(_SHORT.unpack_from(view, properties)[0], 0) != end:
         return None
-    if check_crc and body_size and zlib.crc32(view[body:topic]) & 0x7FFFFFFF != crc:
-        return None
+    texts = bytes(view[properties + 2 : end])
+    if check_crc:
+        if zlib.crc32(view[body:topic]) & 0x7FFFFFFF != crc:
+            return None
+        if 0 in texts and _lost_inside(texts, position + size):
+            return None
     return Scanned(
         position,
         size,
@@ -97,8 +104,18 @@ def parse(view: memoryview, at: int, position: int, *, check_crc: bool) -> Scann
         sys_flag,
         stored,
         bytes(view[topic + 1 : properties]),
-        bytes(view[properties + 2 : end]),
+        texts,
     )
+
+
+def _lost_inside(texts: bytes, end: int) -> bool:
+    """Whether a page was lost inside the properties, which no CRC covers: zeros up to a page border.
+
+    A page that was lost at their end took the next record's start with it, so that is found there.
+    """
+    start = end - len(texts)
+    borders = range(start - start % PAGE + PAGE, end + 1, PAGE)
+    return any(not any(texts[max(border - PAGE - start, 0) : border - start]) for border in borders)
 
 
 def _wide(view: memoryview, at: int, sys_flag: int, end: int) -> tuple[int, int, int] | None:
