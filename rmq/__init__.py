@@ -1,1 +1,83 @@
-"""rmq: Apache RocketMQ's semantics, wire protocol and store format, in Python on trio."""
+"""Apache RocketMQ 4.9, wire- and file-compatible, in Python: name server, broker and async client.
+
+What an application imports. Names load what they need when they are first used, so that `import rmq` costs
+next to nothing.
+
+    async with rmq.connect("127.0.0.1:9876") as client:
+        async with client.producer("orders-producer") as producer:
+            await producer.send(rmq.Message("Orders", b"paid 42", tags="paid", keys=["42"]))
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmq.client.client import Client as Client
+    from rmq.client.client import connect as connect
+    from rmq.client.config import ClientConfig as ClientConfig
+    from rmq.client.consumer import Consumer as Consumer
+    from rmq.client.consumer import Delivery as Delivery
+    from rmq.client.outgoing import SendResult as SendResult
+    from rmq.client.producer import Producer as Producer
+    from rmq.client.puller import PullConsumer as PullConsumer
+    from rmq.client.puller import PullResult as PullResult
+    from rmq.client.subscription import sql as sql
+    from rmq.errors import AccessDenied as AccessDenied
+    from rmq.errors import ConfigError as ConfigError
+    from rmq.errors import ConnectFailed as ConnectFailed
+    from rmq.errors import ConnectionLost as ConnectionLost
+    from rmq.errors import CorruptRecord as CorruptRecord
+    from rmq.errors import InvalidName as InvalidName
+    from rmq.errors import LocalProtocolError as LocalProtocolError
+    from rmq.errors import MessageIllegal as MessageIllegal
+    from rmq.errors import NoPermission as NoPermission
+    from rmq.errors import NoRoute as NoRoute
+    from rmq.errors import RemoteProtocolError as RemoteProtocolError
+    from rmq.errors import RequestTimeout as RequestTimeout
+    from rmq.errors import ResponseError as ResponseError
+    from rmq.errors import RmqError as RmqError
+    from rmq.errors import SendFailed as SendFailed
+    from rmq.errors import ServiceNotAvailable as ServiceNotAvailable
+    from rmq.errors import SubscriptionParseFailed as SubscriptionParseFailed
+    from rmq.errors import SystemBusy as SystemBusy
+    from rmq.errors import TopicNotExist as TopicNotExist
+    from rmq.message import Message as Message
+    from rmq.message import MessageQueue as MessageQueue
+    from rmq.message import StoredMessage as StoredMessage
+    from rmq.protocol.signature import Credentials as Credentials
+    from rmq.remoting.tls import TlsConfig as TlsConfig
+
+_MODULES = {
+    "rmq.client.client": "Client connect",
+    "rmq.client.config": "ClientConfig",
+    "rmq.client.consumer": "Consumer Delivery",
+    "rmq.client.outgoing": "SendResult",
+    "rmq.client.producer": "Producer",
+    "rmq.client.puller": "PullConsumer PullResult",
+    "rmq.client.subscription": "sql",
+    "rmq.errors": (
+        "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"
+        " MessageIllegal NoPermission NoRoute RemoteProtocolError RequestTimeout ResponseError RmqError"
+        " SendFailed ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist"
+    ),
+    "rmq.message": "Message MessageQueue StoredMessage",
+    "rmq.protocol.signature": "Credentials",
+    "rmq.remoting.tls": "TlsConfig",
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'rmq' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

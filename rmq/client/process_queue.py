@@ -23,9 +23,9 @@ class ProcessQueue:
         """Where the next pull begins."""
         self.bytes = 0
         self.dropped = False
-        """No longer ours: nothing of it is delivered or committed any more."""
-        self.committed = next_offset
-        """What the broker is known to have."""
+        """No longer ours, or read anew from elsewhere: nothing of it is delivered or committed any more."""
+        self.committed = -1
+        """What the broker was told last; -1 nothing yet."""
         self.pulled_at_ms = 0
         # In the order of offsets, because pulls are; so the first key is the lowest.
         self._pending: dict[int, int] = {}
@@ -33,10 +33,6 @@ class ProcessQueue:
     def __len__(self) -> int:
         """The number of unfinished messages."""
         return len(self._pending)
-
-    def __contains__(self, queue_offset: int) -> bool:
-        """Whether this message is here and unfinished."""
-        return queue_offset in self._pending
 
     def add(self, offsets_and_sizes: Iterable[tuple[int, int]], next_offset: int) -> None:
         """Take what a pull found, (queue offset, size) in rising order, and where the next one begins."""
@@ -60,12 +56,6 @@ class ProcessQueue:
             return False
         self.bytes -= size
         return True
-
-    def move(self, next_offset: int) -> None:
-        """Forget all messages and go on elsewhere, because the broker or an administrator says so."""
-        self._pending = {}
-        self.bytes = 0
-        self.next_offset = next_offset
 
     @property
     def commit_offset(self) -> int:

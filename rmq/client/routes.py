@@ -6,7 +6,7 @@ Times are seconds of any clock that does not run backwards.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, zip_longest
 
 from attrs import define, field, frozen
@@ -97,14 +97,16 @@ class Rotation:
     different brokers."""
 
     route: Route
-    _order: tuple[MessageQueue, ...] = field(init=False)
     _at: int = 0
+    _order: tuple[MessageQueue, ...] = field(init=False)
+    _broker_names: frozenset[str] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         by_broker: dict[str, list[MessageQueue]] = {}
         for queue in self.route.publish_queues:
             by_broker.setdefault(queue.broker_name, []).append(queue)
         self._order = tuple(q for row in zip_longest(*by_broker.values()) for q in row if q is not None)
+        self._broker_names = frozenset(by_broker)
 
     def next(self, avoid: Collection[str] = ()) -> MessageQueue:
         """The next queue that is on none of the brokers to avoid; if there is none, the next queue."""
@@ -119,9 +121,13 @@ class Rotation:
         return order[at % len(order)]
 
     @property
-    def broker_names(self) -> set[str]:
-        """The brokers that can be written to."""
-        return {queue.broker_name for queue in self._order}
+    def writable(self) -> bool:
+        """Whether there is any queue to take."""
+        return bool(self._order)
+
+    def has_other(self, avoid: Collection[str]) -> bool:
+        """Whether a queue is on none of the brokers to avoid."""
+        return not self._broker_names.issubset(avoid)
 
 
 SLOW = ((3.0, 30.0), (1.0, 10.0), (0.55, 5.0))
@@ -170,8 +176,10 @@ class Health:
 
 @define(eq=False)
 class RouteTable:
-    """All routes that a client knows, and the brokers in them."""
+    """All routes that a client knows, and the brokers in them. `start` says at which queue a rotation
+    begins."""
 
+    _start: Callable[[], int] = lambda: 0
     _rotations: dict[str, Rotation] = field(factory=dict)
     _brokers: dict[str, dict[int, str]] = field(factory=dict)
 
@@ -186,7 +194,7 @@ class RouteTable:
         known = self._rotations.get(route.topic)
         if known is not None and known.route == route:
             return False
-        self._rotations[route.topic] = Rotation(route)
+        self._rotations[route.topic] = Rotation(route, self._start())
         self._collect()
         return True
 

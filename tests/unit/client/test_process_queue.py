@@ -40,11 +40,6 @@ class WindowAgainstModel(RuleBasedStateMachine):
         assert self.window.finish(queue_offset) is (queue_offset not in self.finished)
         self.finished.add(queue_offset)
 
-    @rule(to=st.integers(0, 1000))
-    def move(self, to: int) -> None:
-        self.window.move(to)
-        self.pulled, self.finished, self.next_offset = [], set(), to
-
     @rule(queue_offset=st.integers(-5, 2000))
     def finish_what_is_not_there(self, queue_offset: int) -> None:
         if queue_offset not in {offset for offset, _ in self.pulled}:
@@ -60,7 +55,6 @@ class WindowAgainstModel(RuleBasedStateMachine):
         assert self.window.next_offset == self.next_offset
         assert self.window.span == self.next_offset - lowest
         assert self.window.last_offset == max((offset for offset, _ in open_ones), default=0)
-        assert all((offset in self.window) is (offset not in self.finished) for offset, _ in self.pulled)
 
 
 TestWindow = WindowAgainstModel.TestCase

@@ -1,0 +1,100 @@
+"""Answers: what a client replies when a broker asks it something. Sync; whatever takes longer is left to
+the consumer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from rmq.client.session import Member, Session
+from rmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+    NotifyConsumerIdsChangedRequestHeader,
+    ResetOffsetRequestHeader,
+)
+from rmq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+_Answer = Callable[[Command, Connection], Command | None]
+
+
+class Answers:
+    """The endpoint of a client's connections."""
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self._answers: dict[int, _Answer] = {
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self._status,
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
+            RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
+        }
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        """Answer a broker's requests. Raises RemoteProtocolError for headers that cannot be read."""
+        for request in requests:
+            answer = self._answers.get(request.code, _not_supported)
+            response = answer(request, connection)
+            if response is not None and not request.is_oneway:
+                connection.reply(response)
+
+    def closed(self, connection: Connection) -> None:
+        """Brokers forget a client whose connection ends: say who we are again, over a new one."""
+        if self.session is not None:
+            self.session.beat_soon()
+
+    def _member(self, group: str) -> Member | None:
+        return self.session.members.get(group) if self.session is not None else None
+
+    def _members_changed(self, request: Command, connection: Connection) -> None:
+        group = request.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
+        log.info("%s: the members of %s have changed", connection.peer_address, group)
+        if (member := self._member(group)) is not None:
+            member.rebalance_soon()
+
+    def _running_info(self, request: Command, connection: Connection) -> Command:
+        group = request.read(GetConsumerRunningInfoRequestHeader).consumer_group
+        if (member := self._member(group)) is None:
+            return _no_member(request, group)
+        return request.reply(body=member.running_info().to_json())
+
+    def _status(self, request: Command, connection: Connection) -> Command:
+        header = request.read(GetConsumerStatusRequestHeader)
+        if (member := self._member(header.group)) is None:
+            return _no_member(request, header.group)
+        table = member.running_info().mq_table
+        offsets = {queue: info.commit_offset for queue, info in table.items() if queue.topic == header.topic}
+        return request.reply(body=GetConsumerStatusBody(message_queue_table=offsets).to_json())
+
+    def _reset_offsets(self, request: Command, connection: Connection) -> None:
+        header = request.read(ResetOffsetRequestHeader)
+        offsets = ResetOffsetBody.from_json(request.body).offset_table if request.body else {}
+        log.warning("%s resets the offsets of %s in %s", connection.peer_address, header.group, header.topic)
+        if (member := self._member(header.group)) is not None:
+            member.reset_offsets(header.topic, offsets)
+
+    def _consume_directly(self, request: Command, connection: Connection) -> Command | None:
+        group = request.read(ConsumeMessageDirectlyResultRequestHeader).consumer_group
+        if (member := self._member(group)) is None:
+            return _no_member(request, group)
+        return member.consume_directly(request, connection)
+
+    def _check_transaction(self, request: Command, connection: Connection) -> None:
+        log.warning("%s asks about a transaction; this client has no transactional producer", connection)
+
+
+def _not_supported(request: Command, connection: Connection) -> Command:
+    remark = f"this client does not know request {request.code}"
+    return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)
+
+
+def _no_member(request: Command, group: str) -> Command:
+    return request.reply(ResponseCode.SYSTEM_ERROR, f"no consumer of group {group} is in this client")

@@ -1,0 +1,218 @@
+"""Assignments: the queues that a consumer has now: shared out among the group, pulled, committed, given
+back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+import anyio
+import anyio.abc
+from attrs import frozen
+
+from rmq.client.names import UNREACHABLE
+from rmq.client.process_queue import ProcessQueue
+from rmq.client.pulling import Owner, Puller, PullForm
+from rmq.client.rebalance import Change, Strategy, difference, plan
+from rmq.client.session import Session
+from rmq.errors import NoRoute, RemoteProtocolError, ResponseError
+from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.protocol.bodies import SubscriptionData
+
+log = logging.getLogger(__name__)
+
+FAILURES = (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError)
+"""What is logged and tried again at the next turn."""
+
+FIRST_RETRY_SECONDS = 0.5
+"""While something of the assignment is missing, look again so soon; doubled each time, up to the
+interval."""
+
+
+@frozen
+class Membership:
+    """How a consumer takes part in its group."""
+
+    group: str
+    subscriptions: Mapping[str, SubscriptionData]
+    consume_from: str | int
+    broadcasting: bool
+    strategy: Strategy
+
+
+class Assignments:
+    """The queues of one consumer. `run` owns the loops."""
+
+    def __init__(self, session: Session, owner: Owner, membership: Membership) -> None:
+        self.pullers: dict[MessageQueue, Puller] = {}
+        self._session = session
+        self._owner = owner
+        self._member = membership
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._changed = anyio.Event()
+        self._complete = True
+        self._stopped = False
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled; `started` when the first assignment has been tried."""
+        async with anyio.create_task_group() as self._tasks:
+            await self.rebalance()
+            task_status.started()
+            self._tasks.start_soon(self._keep_committing)
+            await self._keep_balanced()
+
+    def stop(self) -> None:
+        """Pull no more. What is in the windows can still be finished and committed."""
+        self._stopped = True
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+
+    def rebalance_soon(self) -> None:
+        """Something has changed: look now."""
+        self._changed.set()
+
+    # --- sharing out
+    # -------------------------------------------------------------------------------------------
+
+    async def _keep_balanced(self) -> None:
+        interval = self._session.config.rebalance_interval_ms / 1000
+        retry = FIRST_RETRY_SECONDS
+        while True:
+            with anyio.move_on_after(interval if self._complete else min(retry, interval)):
+                await self._changed.wait()
+            self._changed = anyio.Event()
+            await self.rebalance()
+            retry = FIRST_RETRY_SECONDS if self._complete else retry * 2
+
+    async def rebalance(self) -> None:
+        """Take and give back queues until what is held is what this member should have."""
+        self._complete = True
+        for topic in self._member.subscriptions:
+            try:
+                await self._rebalance_topic(topic)
+            except FAILURES as error:
+                self._complete = False
+                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
+                log.log(level, "rebalance %s in %s: %s", self._member.group, topic, error)
+
+    async def _rebalance_topic(self, topic: str) -> None:
+        session, member = self._session, self._member
+        rotation = await session.rotation(topic, session.brokers.timeout)
+        queues = rotation.route.subscribe_queues
+        held = [queue for queue in self.pullers if queue.topic == topic]
+        if member.broadcasting:
+            change = difference(held, queues)
+        else:
+            clients = await self._members(queues)
+            if session.client_id not in clients:
+                # The broker does not know us (yet, or any more): keep what we have until it does.
+                self._complete = False
+                session.beat_soon()
+                return
+            change = plan(member.strategy, queues, clients, session.client_id, held)
+        await self._apply(topic, change)
+
+    async def _members(self, queues: Iterable[MessageQueue]) -> list[str]:
+        """The client ids of the group, from the first broker of the topic that answers."""
+        session = self._session
+        error: Exception | None = None
+        for name in dict.fromkeys(queue.broker_name for queue in queues):
+            found = session.routes.reader(name)
+            if found is not None:
+                try:
+                    return await session.brokers.consumer_ids(found[1], self._member.group)
+                except FAILURES as failure:
+                    error = failure
+        if error is not None:
+            raise error
+        return []
+
+    async def _apply(self, topic: str, change: Change) -> None:
+        if not change.added and not change.removed:
+            return
+        log.info("%s in %s: gives up %s, takes %s", self._member.group, topic, change.removed, change.added)
+        dropped = [self.pullers.pop(queue) for queue in change.removed]
+        for puller in dropped:
+            puller.stop()
+        await self._commit((puller.window for puller in dropped), last=True)
+        async with anyio.create_task_group() as tasks:
+            for queue in change.added:
+                tasks.start_soon(self._begin, queue)
+
+    async def _begin(self, queue: MessageQueue) -> None:
+        try:
+            self.start(queue, await self._first_offset(queue))
+        except FAILURES as error:
+            self._complete = False
+            log.warning("cannot begin with %s: %s", queue, error)
+
+    async def _first_offset(self, queue: MessageQueue) -> int:
+        """Where to begin: where the group was, else where `consume_from` says."""
+        member, brokers = self._member, self._session.brokers
+        if not member.broadcasting:
+            stored = await brokers.query_offset(member.group, queue)
+            if stored is not None and stored >= 0:
+                return stored
+        retry = queue.topic.startswith(RETRY_PREFIX)
+        if member.consume_from == "first" or (retry and member.consume_from == "last"):
+            return 0
+        if isinstance(member.consume_from, int) and not retry:
+            return await brokers.search_offset(queue, member.consume_from)
+        return await brokers.max_offset(queue)
+
+    def start(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Pull `queue` from `queue_offset`; a window that was there is dropped."""
+        old = self.pullers.get(queue)
+        if old is not None:
+            old.stop()
+        if self._stopped or self._tasks is None:
+            return
+        member = self._member
+        form = PullForm(member.group, queue, member.subscriptions[queue.topic])
+        window = ProcessQueue(queue, queue_offset)
+        puller = Puller(self._session, self._owner, window, form, commits=not member.broadcasting)
+        self.pullers[queue] = puller
+        self._tasks.start_soon(puller.run)
+
+    def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        """Read queues that we have anew from other offsets, and commit those soon."""
+        for queue, queue_offset in offsets.items():
+            if queue.topic == topic and queue in self.pullers:
+                log.warning("%s: offset reset to %d", queue, queue_offset)
+                self.start(queue, queue_offset)
+        if self._tasks is not None:
+            self._tasks.start_soon(self.commit)
+
+    # --- offsets
+    # -----------------------------------------------------------------------------------------------
+
+    async def _keep_committing(self) -> None:
+        while True:
+            await anyio.sleep(self._session.config.commit_interval_ms / 1000)
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Tell the brokers how far we are in all queues. What fails is logged and told next time."""
+        await self._commit(puller.window for puller in self.pullers.values())
+
+    async def _commit(self, windows: Iterable[ProcessQueue], *, last: bool = False) -> None:
+        if self._member.broadcasting:
+            return
+        by_broker: dict[str, list[ProcessQueue]] = {}
+        for window in windows:
+            if window.commit_offset != window.committed:
+                by_broker.setdefault(window.queue.broker_name, []).append(window)
+        async with anyio.create_task_group() as tasks:
+            for changed in by_broker.values():
+                tasks.start_soon(self._commit_at_broker, changed, last)
+
+    async def _commit_at_broker(self, windows: list[ProcessQueue], last: bool) -> None:
+        try:
+            for window in windows:
+                if window.dropped and not last:
+                    continue  # somebody else may have committed more by now
+                queue_offset = window.commit_offset
+                await self._session.brokers.update_offset(self._member.group, window.queue, queue_offset)
+                window.committed = queue_offset
+        except FAILURES as error:
+            log.warning("commit of %s: %s", windows[0].queue.broker_name, error)

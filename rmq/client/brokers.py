@@ -1,0 +1,188 @@
+"""Brokers: the single requests that a client makes of brokers, each as one method. Nothing is retried here.
+
+All methods raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost,
+RequestTimeout, and the ResponseError of what the broker refuses. Cancelled: the broker may have acted on
+the request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+
+from rmq.client.names import NameServers
+from rmq.client.routes import RouteTable
+from rmq.errors import NoRoute, QueryNotFound, for_code
+from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol.bodies import (
+    CheckClientRequestBody,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    SubscriptionData,
+    UnlockBatchRequestBody,
+)
+from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetEarliestMsgStoretimeRequestHeader,
+    GetEarliestMsgStoretimeResponseHeader,
+    GetMaxOffsetRequestHeader,
+    GetMaxOffsetResponseHeader,
+    GetMinOffsetRequestHeader,
+    GetMinOffsetResponseHeader,
+    QueryConsumerOffsetRequestHeader,
+    QueryConsumerOffsetResponseHeader,
+    SearchOffsetRequestHeader,
+    SearchOffsetResponseHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rmq.remoting.pool import Pool
+
+
+@attrs.frozen
+class Brokers:
+    """Requests to brokers over `pool`; `timeout` seconds each."""
+
+    pool: Pool
+    routes: RouteTable
+    names: NameServers
+    timeout: float
+
+    async def call(
+        self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
+    ) -> Command:
+        """Send a request; any answer but SUCCESS is raised as its ResponseError."""
+        request = Command.request(code, header, body)
+        response = await self.pool.call(address, request, timeout or self.timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, address)
+        return response
+
+    def master(self, queue: MessageQueue) -> str:
+        """The address that the queue is written to."""
+        address = self.routes.master(queue.broker_name)
+        if address is None:
+            raise self._unknown(queue)
+        return address
+
+    def reader(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> tuple[int, str]:
+        """(broker id, address) to read the queue from; `broker_id` is a wish."""
+        found = self.routes.reader(queue.broker_name, broker_id)
+        if found is None:
+            raise self._unknown(queue)
+        return found
+
+    def _unknown(self, queue: MessageQueue) -> NoRoute:
+        detail = f"no address is known for broker {queue.broker_name}"
+        return NoRoute(queue.topic, self.names.addresses, detail)
+
+    # --- offsets of a queue ---
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset that the next message will get."""
+        header = GetMaxOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
+        response = await self.call(self.master(queue), RequestCode.GET_MAX_OFFSET, header)
+        return response.read(GetMaxOffsetResponseHeader).offset
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the oldest message that is still there."""
+        header = GetMinOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
+        response = await self.call(self.master(queue), RequestCode.GET_MIN_OFFSET, header)
+        return response.read(GetMinOffsetResponseHeader).offset
+
+    async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The offset of the first message stored at that time or later."""
+        header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
+        response = await self.call(self.master(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        return response.read(SearchOffsetResponseHeader).offset
+
+    async def earliest_time(self, queue: MessageQueue) -> int:
+        """When the oldest message was stored, in ms."""
+        header = GetEarliestMsgStoretimeRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
+        response = await self.call(self.master(queue), RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+        return response.read(GetEarliestMsgStoretimeResponseHeader).timestamp
+
+    # --- offsets of a group ---
+
+    async def query_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """Where the group is in the queue; None when the broker has nothing of it."""
+        header = QueryConsumerOffsetRequestHeader(group, queue.topic, queue.queue_id, queue.broker_name)
+        try:
+            response = await self.call(self.reader(queue)[1], RequestCode.QUERY_CONSUMER_OFFSET, header)
+        except QueryNotFound:
+            return None
+        return response.read(QueryConsumerOffsetResponseHeader).offset
+
+    async def update_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
+        """Set where the group is in the queue."""
+        header = UpdateConsumerOffsetRequestHeader(
+            group, queue.topic, queue.queue_id, queue_offset, queue.broker_name
+        )
+        await self.call(self.reader(queue)[1], RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    # --- groups ---
+
+    async def heartbeat(self, address: str, data: HeartbeatData) -> None:
+        """Tell a broker who we are."""
+        await self.call(address, RequestCode.HEART_BEAT, body=data.to_json())
+
+    async def unregister(
+        self, address: str, client_id: str, *, producer: str | None = None, consumer: str | None = None
+    ) -> None:
+        """Tell a broker that we have left a group."""
+        header = UnregisterClientRequestHeader(client_id, producer, consumer)
+        await self.call(address, RequestCode.UNREGISTER_CLIENT, header)
+
+    async def consumer_ids(self, address: str, group: str) -> list[str]:
+        """The client ids of a group's members, as this broker knows them."""
+        header = GetConsumerListByGroupRequestHeader(group)
+        response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        return GetConsumerListByGroupResponseBody.from_json(response.body).consumer_id_list
+
+    async def check_subscription(
+        self, address: str, client_id: str, group: str, data: SubscriptionData
+    ) -> None:
+        """Ask a broker whether it can filter by this expression; raises SubscriptionParseFailed."""
+        body = CheckClientRequestBody(client_id=client_id, group=group, subscription_data=data)
+        await self.call(address, RequestCode.CHECK_CLIENT_CONFIG, body=body.to_json())
+
+    async def send_back(
+        self, message: StoredMessage, group: str, delay_level: int, max_reconsume_times: int
+    ) -> None:
+        """Give a message back that could not be consumed: the broker puts it into the group's retry topic.
+
+        `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1 goes to the dead
+        letters."""
+        header = ConsumerSendMsgBackRequestHeader(
+            message.physical_offset,
+            group,
+            delay_level,
+            message.message_id,
+            message.topic,
+            False,
+            max_reconsume_times,
+            message.broker_name,
+        )
+        address = self.routes.master(message.broker_name) or message.store_host
+        await self.call(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+    # --- queue locks ---
+
+    async def lock(
+        self, address: str, group: str, client_id: str, queues: Sequence[MessageQueue]
+    ) -> frozenset[MessageQueue]:
+        """Lock queues for this client; returns those that are locked for it now."""
+        body = LockBatchRequestBody(group, client_id, frozenset(queues))
+        response = await self.call(address, RequestCode.LOCK_BATCH_MQ, body=body.to_json())
+        return LockBatchResponseBody.from_json(response.body).lock_ok_mq_set
+
+    async def unlock(self, address: str, group: str, client_id: str, queues: Sequence[MessageQueue]) -> None:
+        """Give queue locks back."""
+        body = UnlockBatchRequestBody(group, client_id, frozenset(queues))
+        await self.call(address, RequestCode.UNLOCK_BATCH_MQ, body=body.to_json())

@@ -1,0 +1,158 @@
+"""connect() and Client: the door to a cluster. The client owns a task group; no task outlives it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import random
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+import anyio
+import anyio.abc
+
+from rmq.client.answers import Answers
+from rmq.client.config import ClientConfig
+from rmq.client.consumer import Consumer, ConsumerOptions, OnError
+from rmq.client.identity import local_address, new_client_id
+from rmq.client.names import parse_name_servers
+from rmq.client.producer import Producer
+from rmq.client.puller import PullConsumer
+from rmq.client.rebalance import Strategy, averagely
+from rmq.client.scope import TaskScope
+from rmq.client.session import Session, wall_clock_ms
+from rmq.client.signing import SigningPool
+from rmq.client.subscription import Sql
+from rmq.errors import LocalProtocolError
+from rmq.message import UniqueIds
+from rmq.protocol.signature import Credentials
+from rmq.remoting.connection import Endpoint
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.tls import TlsConfig
+
+
+def connect(
+    namesrv: str | Sequence[str],
+    *,
+    client_id: str | None = None,
+    credentials: Credentials | None = None,
+    tls: TlsConfig | None = None,
+    config: ClientConfig | None = None,
+    network: Network | None = None,
+) -> Client:
+    """A client of the cluster that these name servers know: `async with rmq.connect("127.0.0.1:9876") as
+    client`.
+
+    `namesrv` is ``host:port``, several joined by ``;`` or a list; a scheme ``tls://``, ``ws://`` or
+    ``wss://`` chooses the transport. `client_id` must be unique in the cluster; without it, it is.
+    `network` is for tests. Nothing is dialled before it is needed, so a name server may start later. Raises
+    ConfigError.
+
+    Applications with a task group of their own use the second door: `await nursery.start(client.run)`.
+    """
+    return Client(
+        namesrv, client_id=client_id, credentials=credentials, tls=tls, config=config, network=network
+    )
+
+
+class Client:
+    """One application's connections to a cluster, shared by all its producers and consumers. Made by
+    `connect`."""
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str],
+        *,
+        client_id: str | None = None,
+        credentials: Credentials | None = None,
+        tls: TlsConfig | None = None,
+        config: ClientConfig | None = None,
+        network: Network | None = None,
+    ) -> None:
+        self._name_servers = parse_name_servers(namesrv)
+        self._chance = random.Random()
+        self._address = local_address(self._name_servers[0])
+        self.client_id = client_id or new_client_id(self._address, self._chance)
+        self.config = config or ClientConfig()
+        self._credentials = credentials
+        self._tls = tls
+        self._network = network or TcpNetwork()
+        self._session: Session | None = None
+        self._scope = TaskScope()
+
+    def __repr__(self) -> str:
+        return f"<Client {self.client_id} of {';'.join(self._name_servers)}>"
+
+    async def __aenter__(self) -> Client:
+        """Start the client's tasks. A client is entered once."""
+        if self._session is not None:
+            raise LocalProtocolError("a client is entered once; make another with rmq.connect")
+        answers = Answers()
+        packed = ipaddress.ip_address(self._address).packed
+        self._session = answers.session = Session(
+            self._pool,
+            answers,
+            self._name_servers,
+            self.client_id,
+            self.config,
+            unique_ids=UniqueIds(packed, os.getpid(), wall_clock_ms),
+            chance=self._chance,
+        )
+        await self._scope.__aenter__()
+        await self._scope.tasks.start(self._session.run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close all connections. An error of the block comes out as it is, never in an exception group."""
+        await self._scope.__aexit__(kind, error, trace)
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[Client] = anyio.TASK_STATUS_IGNORED) -> None:
+        """The second door: serve until cancelled; `started` gets the client."""
+        async with self:
+            task_status.started(self)
+            await anyio.sleep_forever()
+
+    def producer(self, group: str) -> Producer:
+        """A producer of `group`, to be entered with `async with`. Raises InvalidName."""
+        return Producer(self._entered(), group)
+
+    def consumer(
+        self,
+        group: str,
+        topics: Mapping[str, str | Sql],
+        *,
+        consume_from: str | int = "last",
+        broadcasting: bool = False,
+        on_error: OnError = "retry",
+        strategy: Strategy = averagely,
+    ) -> Consumer:
+        """A member of a consumer group, to be entered with `async with`.
+
+        `topics` says what of each topic: ``"*"``, tags as ``"a || b"``, or `rmq.sql(...)`; all members of a
+        group must say the same. `consume_from` is where a group begins that the broker does not know yet:
+        ``"first"``, ``"last"``, or a time in ms since 1970 (young queues are always read from their
+        beginning, as with RocketMQ). `broadcasting` gives every member every message; then offsets live as
+        long as the consumer, and what fails is not delivered again. `on_error` is ``"retry"``: log the
+        error and send the message back, or ``"raise"``: send it back and let the error out. `strategy`
+        shares the queues out. Raises InvalidName, ConfigError."""
+        options = ConsumerOptions(
+            consume_from=consume_from, broadcasting=broadcasting, on_error=on_error, strategy=strategy
+        )
+        return Consumer(self._entered(), group, topics, options)
+
+    def pull_consumer(self, group: str) -> PullConsumer:
+        """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""
+        return PullConsumer(self._entered(), group)
+
+    def _entered(self) -> Session:
+        if self._session is None:
+            raise LocalProtocolError("the client is not open: use it inside its async with block")
+        return self._session
+
+    def _pool(self, endpoint: Endpoint) -> Pool:
+        if self._credentials is not None:
+            return SigningPool(self._credentials, self._network, endpoint, tls=self._tls)
+        return Pool(self._network, endpoint, tls=self._tls)

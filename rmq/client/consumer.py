@@ -1,0 +1,548 @@
+"""Consumer: a member of a consumer group that gets messages as they come."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+from attrs import frozen
+
+from rmq.client.assignments import Assignments, Membership
+from rmq.client.inbox import Entry, Inbox
+from rmq.client.names import UNREACHABLE
+from rmq.client.pulled import PulledMessage
+from rmq.client.pulling import Puller
+from rmq.client.rebalance import Strategy
+from rmq.client.scope import TaskScope
+from rmq.client.session import Session
+from rmq.client.subscription import Sql, subscriptions
+from rmq.errors import ConfigError, LocalProtocolError, NoRoute, ResponseError
+from rmq.message import MessageQueue, StoredMessage, validate_group
+from rmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ConsumeStatus,
+    ProcessQueueInfo,
+)
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_record
+from rmq.remoting.connection import Connection
+from rmq.remoting.tasks import bare_errors
+
+log = logging.getLogger(__name__)
+
+OnError = Literal["retry", "raise"]
+Handler = Callable[[StoredMessage], Awaitable[object] | object]
+BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
+
+BURST = 64
+"""Messages that one task takes before it lets others run, when its handler never waits."""
+
+
+@frozen
+class ConsumerOptions:
+    """How a consumer takes part; see `Client.consumer`."""
+
+    consume_from: str | int
+    broadcasting: bool
+    on_error: OnError
+    strategy: Strategy
+
+    def __attrs_post_init__(self) -> None:
+        if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
+            raise ConfigError("consume_from", self.consume_from, "'first', 'last' or a time in ms since 1970")
+        if self.on_error not in ("retry", "raise"):
+            raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
+
+
+class Consumer:
+    """Consumes messages, in one of two ways, over any number of tasks:
+
+        async for delivery in consumer:
+            async with delivery as message:
+                ...
+        await consumer.run(handler, concurrency=20)
+
+    Each message is delivered at least once; messages of a queue begin in order but are not waited for.
+    Leaving the block stops pulling, waits for deliveries that other tasks work on, commits offsets and
+    leaves the group, within `shutdown_timeout_ms` and whatever cancels the block meanwhile; messages that
+    were not finished go to others."""
+
+    def __init__(
+        self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
+    ) -> None:
+        self.group = validate_group(group)
+        self._session = session
+        self._options = options
+        retry = not options.broadcasting
+        self._subscriptions = subscriptions(topics, group, session.now_ms(), retry=retry)
+        self._scope = TaskScope()
+        self._inbox = Inbox()
+        self._assignments = Assignments(
+            session,
+            self,
+            Membership(
+                group, self._subscriptions, options.consume_from, options.broadcasting, options.strategy
+            ),
+        )
+        self._started_ms = session.now_ms()
+        self._active = 0  # tasks and deliveries that hold messages
+        self._quiet: anyio.Event | None = None
+        self._later: deque[tuple[float, Entry]] = deque()
+        self._later_came = anyio.Event()
+        self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
+        self._failed_count: dict[str, int] = {}
+        self._taken = 0
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that this member has now."""
+        return sorted(self._assignments.pullers)
+
+    # --- joining and leaving
+    # -----------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Consumer:
+        """Join the group and take queues.
+
+        Topics that do not exist are waited for. Raises ConfigError when this client has a member of that
+        group already, SubscriptionParseFailed when a broker cannot read an SQL92 expression. Cancelled:
+        leaves again."""
+        session = self._session
+        if self.group in session.members:
+            expected = "a group that has no consumer in this client; a second member needs a second client"
+            raise ConfigError("group", self.group, expected)
+        await self._scope.__aenter__()
+        try:
+            await self._join()
+        except BaseException as error:
+            await self.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    async def _join(self) -> None:
+        session = self._session
+        for topic in self._subscriptions:
+            try:
+                await session.rotation(topic, session.brokers.timeout)
+            except NoRoute as error:
+                log.info("%s", error)
+        await self._check_expressions()
+        session.members[self.group] = self
+        await session.beat()
+        self._scope.tasks.start_soon(self._redeliver)
+        await self._scope.tasks.start(self._assignments.run)
+
+    async def _check_expressions(self) -> None:
+        """Let a broker read what is more than tags."""
+        session = self._session
+        for topic, data in self._subscriptions.items():
+            rotation = session.routes.get(topic)
+            if data.expression_type == "TAG" or rotation is None:
+                continue
+            for name in rotation.route.brokers:
+                found = session.routes.reader(name)
+                if found is not None:
+                    await session.brokers.check_subscription(found[1], session.client_id, self.group, data)
+                    break
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the group; see the class. An error of the block comes out as it is."""
+        seconds = self._session.config.shutdown_timeout_ms / 1000
+        with anyio.move_on_after(seconds, shield=True):
+            self._inbox.close()
+            self._assignments.stop()
+            with anyio.move_on_after(seconds * 0.6) as draining:
+                await self._drained()
+            if draining.cancelled_caught:
+                log.warning("%s: leaving while messages are still being consumed", self.group)
+            await self._assignments.commit()
+            if self._session.members.get(self.group) is self:
+                del self._session.members[self.group]
+                await self._session.leave(consumer=self.group)
+        await self._scope.__aexit__(kind, error, trace)
+
+    async def _drained(self) -> None:
+        while self._active:
+            self._quiet = anyio.Event()
+            await self._quiet.wait()
+
+    def _release(self) -> None:
+        """A task or delivery holds messages no longer."""
+        self._active -= 1
+        if self._quiet is not None and not self._active:
+            self._quiet.set()
+
+    # --- iterating
+    # ---------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        """The next delivery. Ends when the consumer's block is left. Cancelled: no message is lost."""
+        inbox = self._inbox
+        self._taken += 1
+        if not self._taken % BURST:
+            await anyio.lowlevel.checkpoint()
+        while True:
+            while inbox.ready:
+                puller, message = inbox.ready.popleft()
+                if not puller.window.dropped:
+                    if inbox.idle and inbox.ready:
+                        inbox.wake()
+                    return Delivery(self, puller, message)
+            if inbox.closed:
+                raise StopAsyncIteration
+            await inbox.arrival()
+
+    # --- running a handler
+    # -------------------------------------------------------------------------------------
+
+    async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
+        """Call `handler` with each message, up to `concurrency` at a time, until the consumer's block is
+        left.
+
+        Returning means consumed. An exception is logged and the message goes back for a retry after the
+        group's next delay; with `on_error="raise"` it then comes out of here. An ordinary function runs in
+        a worker thread. Cancelled: handlers are cancelled; their messages are not consumed and are
+        delivered again."""
+        call = _as_async(handler, concurrency)
+        self._handler = call
+        try:
+            await self._run_workers(concurrency, self._work, call)
+        finally:
+            self._handler = None
+
+    async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
+        """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
+        retried as one. For handlers that write many messages at once, and for the highest rates."""
+        await self._run_workers(concurrency, self._work_batches, _as_async(handler, concurrency), batch)
+
+    async def _run_workers(
+        self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
+    ) -> None:
+        if concurrency < 1:
+            raise ConfigError("concurrency", concurrency, "at least 1")
+        with bare_errors():
+            async with anyio.create_task_group() as tasks:
+                for _ in range(concurrency):
+                    tasks.start_soon(work, *arguments)
+
+    async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
+        inbox = self._inbox
+        while not inbox.closed:
+            await inbox.arrival()
+            self._active += 1
+            try:
+                await self._burst(handle, inbox)
+            finally:
+                self._release()
+            await anyio.lowlevel.checkpoint()
+
+    async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox) -> None:
+        ready = inbox.ready
+        for _ in range(BURST):
+            if not ready:
+                return
+            puller, message = ready.popleft()
+            window = puller.window
+            if window.dropped:
+                continue
+            if ready and inbox.idle:
+                inbox.wake()
+            try:
+                await handle(message)
+            except Exception as error:
+                await self._failed(puller, message, error)
+                if self._options.on_error == "raise":
+                    raise
+            except BaseException:
+                self._put_off(puller, message)
+                raise
+            else:
+                window.finish(message.queue_offset)
+                if puller.room is not None:
+                    puller.make_room()
+
+    async def _work_batches(
+        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], batch: int
+    ) -> None:
+        inbox = self._inbox
+        while not inbox.closed:
+            await inbox.arrival()
+            entries = self._take(batch)
+            if inbox.ready and inbox.idle:
+                inbox.wake()
+            if not entries:
+                continue
+            self._active += 1
+            try:
+                await self._consume_batch(handle, entries)
+            finally:
+                self._release()
+            await anyio.lowlevel.checkpoint()
+
+    def _take(self, most: int) -> list[Entry]:
+        ready = self._inbox.ready
+        entries: list[Entry] = []
+        while ready and len(entries) < most:
+            entry = ready.popleft()
+            if not entry[0].window.dropped:
+                entries.append(entry)
+        return entries
+
+    async def _consume_batch(
+        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], entries: list[Entry]
+    ) -> None:
+        try:
+            await handle([message for _, message in entries])
+        except Exception as error:
+            for puller, message in entries:
+                await self._failed(puller, message, error)
+            if self._options.on_error == "raise":
+                raise
+        except BaseException:
+            for puller, message in entries:
+                self._put_off(puller, message)
+            raise
+        else:
+            for puller, message in entries:
+                self._done(puller, message)
+
+    # --- what becomes of a message
+    # -----------------------------------------------------------------------------
+
+    def _done(self, puller: Puller, message: PulledMessage) -> None:
+        puller.window.finish(message.queue_offset)
+        if puller.room is not None:
+            puller.make_room()
+
+    async def _failed(
+        self, puller: Puller, message: PulledMessage, error: Exception | None, delay_level: int = 0
+    ) -> None:
+        """Send a message back; one that cannot be sent back is delivered again here, after a while."""
+        self._failed_count[message.topic] = self._failed_count.get(message.topic, 0) + 1
+        if error is not None:
+            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
+        if self._options.broadcasting:
+            self._done(puller, message)
+            return
+        if puller.window.dropped:
+            return  # its queue is somebody else's, who gets it again
+        try:
+            await self._session.brokers.send_back(
+                message, self.group, delay_level, self._session.config.max_reconsume_times
+            )
+        except (*UNREACHABLE, ResponseError) as refusal:
+            log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
+            message.reconsume_times += 1
+            self._put_off(puller, message)
+        except BaseException:
+            self._put_off(puller, message)
+            raise
+        else:
+            self._done(puller, message)
+
+    def _put_off(self, puller: Puller, message: PulledMessage) -> None:
+        """Deliver it again here after `redelivery_delay_ms`."""
+        if not self._inbox.closed and not puller.window.dropped:
+            due = self._session.now() + self._session.config.redelivery_delay_ms / 1000
+            self._later.append((due, (puller, message)))
+            self._later_came.set()
+
+    async def _redeliver(self) -> None:
+        while True:
+            if not self._later:
+                self._later_came = anyio.Event()
+                await self._later_came.wait()
+            due, (puller, message) = self._later[0]
+            await anyio.sleep(due - self._session.now())
+            self._later.popleft()
+            if not puller.window.dropped:
+                self._inbox.put(puller, [message])
+
+    # --- what pulling needs: see pulling.Owner
+    # ------------------------------------------------------------------
+
+    def limits(self) -> tuple[int, int, int]:
+        """What one queue may hold: its own limits, or its share of the total's where that is less."""
+        config = self._session.config
+        count = len(self._assignments.pullers) or 1
+        return (
+            min(config.queue_max_messages, max(config.total_max_messages // count, 1)),
+            min(config.queue_max_bytes, max(config.total_max_bytes // count, 1)),
+            config.queue_max_span,
+        )
+
+    def arrived(self, puller: Puller, messages: Sequence[PulledMessage]) -> None:
+        self._inbox.put(puller, messages)
+
+    def moved(self, puller: Puller, next_offset: int) -> None:
+        self._assignments.start(puller.window.queue, next_offset)
+
+    # --- what brokers ask: see session.Member
+    # -------------------------------------------------------------------
+
+    def describe(self) -> ConsumerData:
+        """What the heartbeat says of this member."""
+        consume_from = self._options.consume_from
+        return ConsumerData(
+            group_name=self.group,
+            consume_type="CONSUME_PASSIVELY",
+            message_model="BROADCASTING" if self._options.broadcasting else "CLUSTERING",
+            consume_from_where={
+                "first": "CONSUME_FROM_FIRST_OFFSET",
+                "last": "CONSUME_FROM_LAST_OFFSET",
+            }.get(str(consume_from), "CONSUME_FROM_TIMESTAMP"),
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def rebalance_soon(self) -> None:
+        self._assignments.rebalance_soon()
+
+    def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
+        self._assignments.reset(topic, offsets)
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What an administrator gets to see."""
+        session = self._session
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in session.names.addresses),
+                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+                "PROP_CONSUMEORDERLY": "false",
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+                "PROP_CLIENT_VERSION": "V4_9_7",
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            },
+            subscription_set=sorted(self._subscriptions.values(), key=lambda data: data.topic),
+            mq_table={queue: self._window_info(queue) for queue in self.queues},
+            status_table={
+                topic: ConsumeStatus(consume_failed_msgs=self._failed_count.get(topic, 0))
+                for topic in sorted(self._subscriptions)
+            },
+        )
+
+    def _window_info(self, queue: MessageQueue) -> ProcessQueueInfo:
+        window = self._assignments.pullers[queue].window
+        return ProcessQueueInfo(
+            commit_offset=window.commit_offset,
+            cached_msg_min_offset=window.commit_offset if len(window) else 0,
+            cached_msg_max_offset=window.last_offset,
+            cached_msg_count=len(window),
+            cached_msg_size_in_mib=window.bytes >> 20,
+            last_pull_timestamp=window.pulled_at_ms,
+            droped=window.dropped,
+        )
+
+    def consume_directly(self, request: Command, connection: Connection) -> Command | None:
+        """Give the handler of `run` a message that an administrator sent; it answers when that is done."""
+        if self._handler is None:
+            remark = f"the consumer of {self.group} has no handler running that could take it"
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark)
+        self._scope.tasks.start_soon(self._consume_directly, request, connection, self._handler)
+        return None
+
+    async def _consume_directly(
+        self,
+        request: Command,
+        connection: Connection,
+        handle: Callable[[StoredMessage], Awaitable[object]],
+    ) -> None:
+        began = self._session.now()
+        result = ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
+        try:
+            await handle(decode_record(request.body))
+        except Exception as error:
+            log.error("%s: a message given by an administrator failed", self.group, exc_info=error)
+            result.consume_result = "CR_THROW_EXCEPTION"
+            result.remark = repr(error)
+        result.spent_time_mills = int((self._session.now() - began) * 1000)
+        connection.reply(request.reply(body=result.to_json()))
+
+
+class Delivery:
+    """One message, to be consumed inside `async with delivery as message`.
+
+    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry; it is
+    swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays open, it
+    is delivered again here."""
+
+    __slots__ = ("_consumer", "_open", "_puller", "message")
+
+    def __init__(self, consumer: Consumer, puller: Puller, message: PulledMessage) -> None:
+        self.message: StoredMessage = message
+        self._consumer = consumer
+        self._puller = puller
+        self._open = True
+
+    async def __aenter__(self) -> StoredMessage:
+        if not self._open:
+            raise LocalProtocolError("a delivery is consumed once")
+        self._consumer._active += 1
+        return self.message
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        consumer = self._consumer
+        try:
+            if error is None:
+                self.done()
+            elif self._open and isinstance(error, Exception):
+                self._open = False
+                await consumer._failed(self._puller, self._pulled, error)
+                return consumer._options.on_error == "retry"
+            elif self._open:
+                self._open = False
+                consumer._put_off(self._puller, self._pulled)
+        finally:
+            consumer._release()
+        return False
+
+    def done(self) -> None:
+        """Consumed, before the end of the block or without one. Repeating it does nothing."""
+        if self._open:
+            self._open = False
+            self._consumer._done(self._puller, self._pulled)
+
+    async def retry(self, delay_level: int = 0) -> None:
+        """Not consumed: send it back. `delay_level` 0 is the group's next delay, -1 the dead letters.
+
+        Cancelled: it is delivered again here, or sent back.
+        """
+        if self._open:
+            self._open = False
+            await self._consumer._failed(self._puller, self._pulled, None, delay_level)
+
+    @property
+    def _pulled(self) -> PulledMessage:
+        assert isinstance(self.message, PulledMessage)
+        return self.message
+
+
+def _as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[object]]:
+    """The handler itself, or one that runs it in a worker thread, at most `threads` at a time."""
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async
+    ):
+        return handler
+    limiter = anyio.CapacityLimiter(max(threads, 1))
+
+    async def call(argument: Any) -> object:
+        result = await anyio.to_thread.run_sync(handler, argument, limiter=limiter)
+        return await result if inspect.isawaitable(result) else result
+
+    return call

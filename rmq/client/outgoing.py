@@ -1,0 +1,210 @@
+"""What a producer puts on the wire: messages are checked, given an id, compressed and made into requests.
+Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, frozen
+
+from rmq.client.config import ClientConfig
+from rmq.errors import MessageIllegal, RemoteProtocolError
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    NOT_SENDABLE_TOPICS,
+    PROPERTY_UNIQUE_KEY,
+    RESERVED_PROPERTIES,
+    RETRY_PREFIX,
+    Message,
+    MessageQueue,
+    validate_topic,
+    with_properties,
+)
+from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
+from rmq.protocol.command import Command, next_opaque
+from rmq.protocol.record import PROPERTIES_MAX, compress, compressed_flag, encode_batch, encode_properties
+
+STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE"}
+"""Response codes of a send that say "stored", and what else they say."""
+
+COMPRESSED = compressed_flag()
+
+
+@define
+class SendResult:
+    """A message is stored.
+
+    `status` is SEND_OK, or says that a promise beyond storing was not kept in time: FLUSH_DISK_TIMEOUT,
+    FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE. `message_id` is the producer's unique id, `offset_message_id`
+    names the place; of a batch both are the ids of all its messages, joined by commas, and `queue_offset`
+    is the first one's."""
+
+    status: str
+    message_queue: MessageQueue
+    queue_offset: int
+    message_id: str
+    offset_message_id: str
+    transaction_id: str | None = None
+    region: str = "DefaultRegion"
+
+    @property
+    def message_ids(self) -> tuple[str, ...]:
+        """The unique id of each message of a batch."""
+        return tuple(self.message_id.split(","))
+
+
+@frozen
+class Outgoing:
+    """A message, or a batch, ready to go to any queue of its topic."""
+
+    topic: str
+    body: bytes
+    sys_flag: int
+    flag: int
+    properties: str
+    unique_id: str
+    batch: bool = False
+
+
+def pack(message: Message, unique_id: str, config: ClientConfig) -> Outgoing:
+    """Check one message and make it ready. Raises InvalidName, MessageIllegal."""
+    check_topic(message.topic)
+    body = message.body
+    _check_body(body, config.max_message_size)
+    sys_flag = 0
+    if config.compress_over and len(body) >= config.compress_over:
+        body, sys_flag = compress(body, level=config.compress_level), COMPRESSED
+    properties = properties_text(message, unique_id)
+    return Outgoing(message.topic, bytes(body), sys_flag, message.flag, properties, unique_id)
+
+
+def pack_batch(messages: Sequence[Message], unique_ids: Sequence[str], config: ClientConfig) -> Outgoing:
+    """Check a batch and make it ready: one topic, no delays, one `wait_store`. Raises InvalidName,
+    MessageIllegal."""
+    if not messages:
+        raise MessageIllegal(remark="the batch is empty")
+    first = messages[0]
+    check_topic(first.topic)
+    parts = []
+    for message, unique_id in zip(messages, unique_ids, strict=True):
+        _check_fits(message, first)
+        _check_body(message.body, config.max_message_size)
+        parts.append((message.flag, message.body, properties_text(message, unique_id)))
+    body = encode_batch(parts)
+    if len(body) > config.max_message_size:
+        raise MessageIllegal(
+            remark=f"the batch has {len(body)} bytes with its properties, at most {config.max_message_size}"
+            " are allowed (max_message_size): send it in parts"
+        )
+    wait = encode_properties({"WAIT": "true" if first.wait_store else "false"})
+    return Outgoing(first.topic, body, 0, first.flag, wait, ",".join(unique_ids), batch=True)
+
+
+def check_topic(topic: str) -> None:
+    """Raises InvalidName, or MessageIllegal for topics that the brokers keep to themselves."""
+    validate_topic(topic)
+    if topic in NOT_SENDABLE_TOPICS:
+        raise MessageIllegal(remark=f"{topic} is a topic of the system: applications do not send to it")
+
+
+def _check_body(body: bytes, most: int) -> None:
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise MessageIllegal(remark=f"the body is a {type(body).__name__}, not bytes")
+    if not body:
+        raise MessageIllegal(remark="the body is empty; RocketMQ takes messages of one byte or more")
+    if len(body) > most:
+        raise MessageIllegal(
+            remark=f"the body has {len(body)} bytes, at most {most} are allowed (max_message_size)"
+        )
+
+
+def _check_fits(message: Message, first: Message) -> None:
+    if message.topic != first.topic:
+        raise MessageIllegal(
+            remark=f"the messages of a batch have one topic, not {first.topic} and {message.topic}"
+        )
+    if message.delay_level:
+        raise MessageIllegal(remark="a message of a batch cannot be delayed")
+    if message.wait_store != first.wait_store:
+        raise MessageIllegal(remark="the messages of a batch have the same wait_store")
+    if message.topic.startswith(RETRY_PREFIX):
+        raise MessageIllegal(remark="messages to retry topics are not sent in batches")
+
+
+def properties_text(message: Message, unique_id: str) -> str:
+    """The property text of a message. Raises MessageIllegal for names and values that it cannot carry."""
+    own = message.properties
+    if not own and not message.keys and not message.tags and not message.delay_level:
+        wait = "true" if message.wait_store else "false"
+        return f"{PROPERTY_UNIQUE_KEY}\x01{unique_id}\x02WAIT\x01{wait}"
+    if not RESERVED_PROPERTIES.isdisjoint(own):
+        names = ", ".join(sorted(RESERVED_PROPERTIES.intersection(own)))
+        raise MessageIllegal(remark=f"the property names {names} are RocketMQ's own")
+    merged = with_properties(message, {PROPERTY_UNIQUE_KEY: unique_id})
+    return checked_properties(merged)
+
+
+def checked_properties(properties: dict[str, str]) -> str:
+    """The text of a property map. Raises MessageIllegal when it cannot be read back."""
+    try:
+        text = encode_properties(properties)
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise MessageIllegal(remark=f"a property is not Unicode text: {error}") from None
+    if text.count("\x01") != len(properties) or text.count("\x02") != len(properties) - 1:
+        raise MessageIllegal(remark="property names and values cannot have the characters 0x01 and 0x02")
+    if size > PROPERTIES_MAX:
+        raise MessageIllegal(remark=f"the properties have {size} bytes, at most {PROPERTIES_MAX} are allowed")
+    return text
+
+
+@frozen
+class SendForm:
+    """What the requests of one producer have in common."""
+
+    group: str
+    default_topic_queue_nums: str
+    default_topic: str = AUTO_CREATE_TOPIC
+
+    def request(
+        self, outgoing: Outgoing, queue: MessageQueue, now_ms: int, *, oneway: bool = False
+    ) -> Command:
+        """The request that sends `outgoing` to `queue`: the header in its short form, as Java's clients
+        send it."""
+        ext = {
+            "a": self.group,
+            "b": outgoing.topic,
+            "c": self.default_topic,
+            "d": self.default_topic_queue_nums,
+            "e": str(queue.queue_id),
+            "f": str(outgoing.sys_flag),
+            "g": str(now_ms),
+            "h": str(outgoing.flag),
+            "i": outgoing.properties,
+            "j": "0",
+            "k": "false",
+            "m": "true" if outgoing.batch else "false",
+            "n": queue.broker_name,
+        }
+        code = RequestCode.SEND_BATCH_MESSAGE if outgoing.batch else RequestCode.SEND_MESSAGE_V2
+        return Command(int(code), next_opaque(), FLAG_ONEWAY if oneway else 0, ext, outgoing.body)
+
+
+def read_result(response: Command, queue: MessageQueue, unique_id: str) -> SendResult:
+    """The result of a send that was stored. Raises RemoteProtocolError when the answer lacks its parts."""
+    ext = response.ext
+    try:
+        queue_id = int(ext["queueId"])
+        if queue_id != queue.queue_id:
+            queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
+        return SendResult(
+            STATUSES[response.code],
+            queue,
+            int(ext["queueOffset"]),
+            unique_id,
+            ext["msgId"],
+            ext.get("transactionId"),
+            ext.get("MSG_REGION") or "DefaultRegion",
+        )
+    except (KeyError, ValueError) as error:
+        raise RemoteProtocolError(f"the answer to a send to {queue.broker_name} lacks {error}") from None

@@ -1,0 +1,243 @@
+"""Producer: sends messages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from types import TracebackType
+
+import anyio
+
+from rmq.client.names import UNREACHABLE, no_route
+from rmq.client.outgoing import STATUSES, Outgoing, SendForm, SendResult, pack, pack_batch, read_result
+from rmq.client.routes import Rotation, select_by_key
+from rmq.client.session import Session
+from rmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    LocalProtocolError,
+    NoRoute,
+    ResponseError,
+    RmqError,
+    SendFailed,
+    ServiceNotAvailable,
+    SystemBusy,
+    for_code,
+)
+from rmq.message import Message, MessageQueue, validate_group
+
+log = logging.getLogger(__name__)
+
+
+class Producer:
+    """Sends messages: `async with client.producer("orders-producer") as producer`.
+
+    Any number of tasks may send at once over the same producer; that is how to have many messages in
+    flight. Leaving the block waits for the sends that other tasks have begun, at most
+    `shutdown_timeout_ms`."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self.group = validate_group(group)
+        self._form = SendForm(group, str(session.config.default_topic_queue_nums))
+        self._running = 0
+        self._idle: anyio.Event | None = None
+        self._open = False
+
+    async def __aenter__(self) -> Producer:
+        """Join. Raises ConfigError when this client has a producer of that group already."""
+        if self.group in self._session.producers:
+            raise ConfigError("group", self.group, "a group that has no producer in this client yet")
+        self._session.producers[self.group] = self
+        self._open = True
+        self._session.beat_soon()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open = False
+        with anyio.move_on_after(self._session.config.shutdown_timeout_ms / 1000, shield=True):
+            if self._running:
+                self._idle = anyio.Event()
+                await self._idle.wait()
+            del self._session.producers[self.group]
+            await self._session.leave(producer=self.group)
+        self._session.producers.pop(self.group, None)
+
+    async def send(
+        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
+    ) -> SendResult:
+        """Send one message and return when a broker has stored it.
+
+        Without more, queues are taken in turn, and what fails for reasons of one broker is tried again on
+        another, up to `retry_times`, within `send_timeout_ms`; a message may be stored twice when an answer
+        was lost. With `queue`, or with `sharding_key` (equal keys go to one queue, the same as a Java
+        producer's), there is one attempt.
+
+        Raises InvalidName and MessageIllegal before anything is sent; NoRoute; the ResponseError that no
+        other broker would change; SendFailed when all attempts failed, but with `queue` or `sharding_key`
+        the error of the one attempt. Cancelled: the message may or may not be stored."""
+        outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
+        return await self._send(outgoing, queue, sharding_key)
+
+    async def send_batch(
+        self,
+        messages: Sequence[Message],
+        *,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+    ) -> SendResult:
+        """Send several messages of one topic in one request: all are stored in one queue, or none.
+
+        They have the same `wait_store` and no delay, and together at most `max_message_size` bytes.
+        Otherwise as `send`; the result has the ids of all messages."""
+        ids = [self._session.unique_ids.next() for _ in messages]
+        return await self._send(pack_batch(messages, ids, self._session.config), queue, sharding_key)
+
+    async def send_oneway(
+        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
+    ) -> None:
+        """Send without waiting for an answer: nobody knows whether it is stored.
+
+        Returns when the message is handed to the connection, which may take time while the broker does not
+        read. Raises InvalidName, MessageIllegal, NoRoute, ConnectFailed. Cancelled: it may or may not be on
+        its way."""
+        outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
+        self._check_open()
+        session = self._session
+        timeout = session.config.send_timeout_ms / 1000
+        rotation = await self._rotation(outgoing.topic, timeout)
+        target = queue or self._choose(rotation, sharding_key)
+        command = self._form.request(outgoing, target, session.now_ms(), oneway=True)
+        try:
+            await session.pool.notify(session.brokers.master(target), command, timeout)
+        except ConnectFailed:
+            session.health.failed(target.broker_name, session.now())
+            session.refresh_soon(outgoing.topic)
+            raise
+
+    # --- how a send goes
+    # ---------------------------------------------------------------------------------------
+
+    async def _send(self, outgoing: Outgoing, queue: MessageQueue | None, key: str | None) -> SendResult:
+        self._check_open()
+        session = self._session
+        deadline = session.now() + session.config.send_timeout_ms / 1000
+        self._running += 1
+        try:
+            if queue is not None:
+                return await self._attempt(outgoing, queue, deadline - session.now())
+            rotation = session.routes.get(outgoing.topic)
+            if rotation is None or not rotation.writable:
+                rotation = await self._rotation(outgoing.topic, deadline - session.now())
+            if key is not None:
+                return await self._attempt(outgoing, self._choose(rotation, key), deadline - session.now())
+            return await self._try_brokers(outgoing, rotation, deadline)
+        finally:
+            self._running -= 1
+            if self._idle is not None and not self._running:
+                self._idle.set()
+
+    async def _try_brokers(self, outgoing: Outgoing, rotation: Rotation, deadline: float) -> SendResult:
+        session = self._session
+        attempts: list[tuple[str, BaseException, float]] = []
+        tried: set[str] = set()
+        left = session.config.retry_times
+        while True:
+            began = session.now()
+            queue = self._next(rotation, tried)
+            tried.add(queue.broker_name)
+            # While there is another broker to try, one that hangs may take half of the time, not all of it.
+            share = 0.5 if left and rotation.has_other(tried) else 1.0
+            try:
+                return await self._attempt(outgoing, queue, (deadline - began) * share)
+            except RmqError as error:
+                now = session.now()
+                attempts.append((queue.broker_name, error, now - began))
+                if not error.retriable:
+                    raise
+            if not left or now >= deadline:
+                raise SendFailed(attempts) from attempts[-1][1]
+            left -= 1
+            rotation = await self._after_failure(outgoing.topic, rotation, tried, deadline - now)
+
+    async def _after_failure(
+        self, topic: str, rotation: Rotation, tried: set[str], timeout: float
+    ) -> Rotation:
+        """The route for the next attempt: where no other broker is left, the name servers may know one."""
+        session = self._session
+        if rotation.has_other(tried):
+            session.refresh_soon(topic)
+            return rotation
+        try:
+            await session.refresh(topic, timeout)
+        except NoRoute as error:
+            log.info("%s", error)
+        await anyio.sleep(min(RETRY_PAUSE_SECONDS, timeout / 2))
+        return session.routes.get(topic) or rotation
+
+    async def _attempt(self, outgoing: Outgoing, queue: MessageQueue, timeout: float) -> SendResult:
+        """One request to one queue's broker; keeps account of the broker's health."""
+        session = self._session
+        address = session.routes.master(queue.broker_name)
+        if address is None:
+            await session.refresh(outgoing.topic, timeout)
+            address = session.brokers.master(queue)
+        command = self._form.request(outgoing, queue, session.now_ms())
+        began = session.now()
+        try:
+            response = await session.pool.call(address, command, timeout)
+        except UNREACHABLE:
+            session.health.failed(queue.broker_name, session.now())
+            session.refresh_soon(outgoing.topic)
+            raise
+        session.health.succeeded(queue.broker_name, session.now() - began, began)
+        if response.code in STATUSES:
+            return read_result(response, queue, outgoing.unique_id)
+        raise self._refused(for_code(response.code, response.remark, address), queue)
+
+    def _refused(self, error: ResponseError, queue: MessageQueue) -> ResponseError:
+        session = self._session
+        if isinstance(error, (SystemBusy, ServiceNotAvailable)):
+            session.health.failed(queue.broker_name, session.now())
+        if error.refresh_route:
+            session.refresh_soon(queue.topic)
+        if error.hint:
+            error.add_note(error.hint)
+        return error
+
+    def _next(self, rotation: Rotation, tried: Collection[str]) -> MessageQueue:
+        """The next queue: not of a broker that was tried, and if possible not of one that is to be
+        avoided."""
+        session = self._session
+        avoided = session.health.avoided(session.now()) if session.config.avoid_slow_brokers else ()
+        if avoided:
+            shunned = {*tried, *avoided}
+            if rotation.has_other(shunned):
+                return rotation.next(shunned)
+        return rotation.next(tried)
+
+    async def _rotation(self, topic: str, timeout: float) -> Rotation:
+        session = self._session
+        rotation = await session.rotation(topic, timeout, create=True)
+        if not rotation.writable:
+            await session.refresh(topic, timeout)
+            rotation = await session.rotation(topic, timeout)
+        if not rotation.writable:
+            detail = "it has no queue that may be written and has a master"
+            raise no_route(topic, session.names.addresses, detail)
+        return rotation
+
+    def _choose(self, rotation: Rotation, key: str | None) -> MessageQueue:
+        if key is not None:
+            return select_by_key(rotation.route.publish_queues, key)
+        return self._next(rotation, ())
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise LocalProtocolError(f"the producer of {self.group} is not open: send inside its block")
+
+
+RETRY_PAUSE_SECONDS = 0.05
+"""Before the same broker is tried again, because there is no other."""

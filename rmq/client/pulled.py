@@ -1,0 +1,157 @@
+"""PulledMessage: a message of a pull's answer that is read only as far as someone looks.
+
+A consumer of a backlog gets hundreds of thousands of messages a second, and of most it needs the body and
+little else. Reading a whole record costs 4 µs; finding where it ends and which offset it has costs 0.6, the
+body 0.6 more. So a message keeps the bytes of the answer and reads a part of itself (body; names and
+properties; numbers) when the first attribute of that part is asked for. It is a `StoredMessage` in every
+other respect."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from struct import Struct
+from struct import error as struct_error
+from typing import Any
+
+from rmq.errors import CorruptRecord
+from rmq.message import PROPERTY_RETRY_TOPIC, MessageQueue, StoredMessage
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
+from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_properties, decompress, host_text
+
+_START = Struct(">iI12xq")  # size, magic, ..., queue offset
+_BODY = Struct(">8xi24xi44xi")  # ..., body CRC, ..., sys flag, ..., body length after IPv4 hosts
+_LENGTH = Struct(">i")
+_NUMBERS = Struct(">ii8xq4xq")  # from byte 12: queue id, flag, ..., physical offset, ..., born timestamp
+_STORED = Struct(">q")
+_RETRIES = Struct(">iq")
+_BORN_HOST_AT = 48
+_BODY_AT = FIXED_SIZE - 3  # with IPv4 hosts; three bytes are the lengths of topic and properties
+_V6_MORE = 12
+_V6_HOSTS = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
+
+
+class PulledMessage(StoredMessage):
+    """A message that reads itself. Attributes raise CorruptRecord when their part of the record is
+    damaged."""
+
+    __slots__ = ("_at", "_buffer")
+
+    _buffer: bytes
+    _at: int
+
+    def __getattr__(self, name: str) -> Any:
+        # Only comes here while the slot is empty.
+        if name == "body":
+            return _read_body(self, self._buffer, self._at)
+        read = _PARTS.get(name)
+        if read is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        try:
+            read(self, self._buffer, self._at)
+        except (struct_error, IndexError, UnicodeDecodeError) as error:
+            raise CorruptRecord(f"the answer of {self.broker_name}", self._at, str(error)) from None
+        return getattr(self, name)
+
+
+def read_messages(buffer: bytes, queue: MessageQueue) -> tuple[list[PulledMessage], bool]:
+    """The messages of a pull's answer from `queue`, and whether that is all of it: what follows a damaged
+    message cannot be found. Raises CorruptRecord when the first is damaged.
+    """
+    messages: list[PulledMessage] = []
+    add = messages.append
+    new = PulledMessage.__new__
+    start = _START.unpack_from
+    broker_name = queue.broker_name
+    at, end = 0, len(buffer)
+    last = -1
+    while end - at >= FIXED_SIZE:
+        size, magic, queue_offset = start(buffer, at)
+        if magic != MESSAGE_MAGIC or not FIXED_SIZE <= size <= end - at or queue_offset <= last:
+            break
+        message = new(PulledMessage)
+        message._buffer = buffer
+        message._at = at
+        message.size = size
+        message.queue_offset = last = queue_offset
+        message.broker_name = broker_name
+        add(message)
+        at += size
+    if at < end and not messages:
+        raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
+    return messages, at == end
+
+
+def to_original_topic(message: PulledMessage) -> None:
+    """Give a message of a retry topic the topic that it was sent to."""
+    message.topic = message.properties.get(PROPERTY_RETRY_TOPIC, message.topic)
+
+
+def _read_body(message: PulledMessage, buffer: bytes, at: int) -> bytes:
+    crc, sys_flag, length = _BODY.unpack_from(buffer, at)
+    body_at = at + _BODY_AT
+    if sys_flag & _V6_HOSTS:
+        body_at, length = _body_after_v6(buffer, at, sys_flag)
+    body = buffer[body_at : body_at + length]
+    if zlib.crc32(body) & 0x7FFF_FFFF != crc or len(body) != length:
+        raise CorruptRecord(f"the answer of {message.broker_name}", at, f"the body's CRC is not {crc}")
+    if sys_flag & SYS_COMPRESSED:
+        body = decompress(body, sys_flag)
+    message.body = body
+    return body
+
+
+def _body_after_v6(buffer: bytes, at: int, sys_flag: int) -> tuple[int, int]:
+    hosts = (sys_flag & SYS_BORNHOST_V6 != 0) + (sys_flag & SYS_STOREHOST_V6 != 0)
+    body_at = at + _BODY_AT + hosts * _V6_MORE
+    return body_at, _LENGTH.unpack_from(buffer, body_at - 4)[0]
+
+
+def _read_names(message: PulledMessage, buffer: bytes, at: int) -> None:
+    _, sys_flag, length = _BODY.unpack_from(buffer, at)
+    body_at = at + _BODY_AT
+    if sys_flag & _V6_HOSTS:
+        body_at, length = _body_after_v6(buffer, at, sys_flag)
+    topic_at = body_at + length
+    properties_at = topic_at + 3 + buffer[topic_at]
+    end = properties_at + int.from_bytes(buffer[properties_at - 2 : properties_at], "big")
+    if length < 0 or end != at + message.size:
+        raise IndexError("the lengths in the record do not agree")
+    message.topic = buffer[topic_at + 1 : properties_at - 2].decode()
+    message.properties = decode_properties(buffer[properties_at:end].decode())
+
+
+def _read_numbers(message: PulledMessage, buffer: bytes, at: int) -> None:
+    message.body_crc, sys_flag, _ = _BODY.unpack_from(buffer, at)
+    message.sys_flag = sys_flag
+    message.queue_id, message.flag, physical_offset, born = _NUMBERS.unpack_from(buffer, at + 12)
+    message.physical_offset, message.born_timestamp = physical_offset, born
+    stored_at = at + _BORN_HOST_AT + (20 if sys_flag & SYS_BORNHOST_V6 else 8)
+    message.born_host = host_text(buffer[at + _BORN_HOST_AT : stored_at])
+    message.store_timestamp = _STORED.unpack_from(buffer, stored_at)[0]
+    host_at = stored_at + 8
+    retries_at = host_at + (20 if sys_flag & SYS_STOREHOST_V6 else 8)
+    message.store_host = host_text(buffer[host_at:retries_at])
+    message.reconsume_times, message.prepared_transaction_offset = _RETRIES.unpack_from(buffer, retries_at)
+
+
+_PARTS: dict[str, Callable[[PulledMessage, bytes, int], None]] = {
+    "topic": _read_names,
+    "properties": _read_names,
+    **dict.fromkeys(
+        (
+            "body_crc",
+            "sys_flag",
+            "queue_id",
+            "flag",
+            "physical_offset",
+            "born_timestamp",
+            "born_host",
+            "store_timestamp",
+            "store_host",
+            "reconsume_times",
+            "prepared_transaction_offset",
+        ),
+        _read_numbers,
+    ),
+}

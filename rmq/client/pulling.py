@@ -1,0 +1,232 @@
+"""Pulling: one request for the messages of a queue, and the loop that keeps a consumer's queue filled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import anyio
+from attrs import define
+
+from rmq.client.names import UNREACHABLE
+from rmq.client.process_queue import ProcessQueue
+from rmq.client.pulled import PulledMessage, read_messages, to_original_topic
+from rmq.client.session import Session
+from rmq.errors import (
+    CorruptRecord,
+    NoRoute,
+    RemoteProtocolError,
+    ResponseError,
+    SubscriptionNotExist,
+    SubscriptionNotLatest,
+    for_code,
+)
+from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.protocol.bodies import SubscriptionData
+from rmq.protocol.codes import (
+    MASTER_ID,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.command import Command
+from rmq.protocol.headers import PullMessageResponseHeader
+from rmq.remoting.loop import Waiter, current_loop
+
+log = logging.getLogger(__name__)
+
+ANSWERED = (
+    ResponseCode.SUCCESS,
+    ResponseCode.PULL_NOT_FOUND,
+    ResponseCode.PULL_RETRY_IMMEDIATELY,
+    ResponseCode.PULL_OFFSET_MOVED,
+)
+FIRST_PAUSE_SECONDS = 0.1
+"""After a failed pull; doubled with each further one, up to `pull_retry_delay_ms`."""
+HURRIED_SECONDS = 0.02
+"""An answer without news that comes sooner was not held by the broker: asking again at once would be a busy
+loop."""
+
+
+@define
+class PullAnswer:
+    """What a broker says to a pull. `code` is one of `ANSWERED`."""
+
+    code: int
+    messages: list[PulledMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    broker_id: int
+    """Which broker of that name to ask next time."""
+
+
+class PullForm:
+    """What the pulls of one queue by one group have in common."""
+
+    def __init__(
+        self, group: str, queue: MessageQueue, data: SubscriptionData, *, tell_subscription: bool = False
+    ) -> None:
+        """`tell_subscription` sends the expression with each pull; otherwise the heartbeat has told it."""
+        self.queue = queue
+        self._flags = PULL_SUBSCRIPTION if tell_subscription else 0
+        self._tags = data.tags_set
+        self._retry = queue.topic.startswith(RETRY_PREFIX)
+        self._fixed = {
+            "consumerGroup": group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "subVersion": str(data.sub_version),
+            "expressionType": data.expression_type or "TAG",
+            "bname": queue.broker_name,
+        }
+        if tell_subscription:
+            self._fixed["subscription"] = data.sub_string
+
+    def request(
+        self, queue_offset: int, max_messages: int, suspend_ms: int, commit_offset: int | None
+    ) -> Command:
+        """A pull from `queue_offset`, which the broker may hold for `suspend_ms` while it finds nothing."""
+        flags = self._flags | (PULL_SUSPEND if suspend_ms else 0)
+        flags |= PULL_COMMIT_OFFSET if commit_offset else 0
+        ext = {
+            **self._fixed,
+            "queueOffset": str(queue_offset),
+            "maxMsgNums": str(max_messages),
+            "sysFlag": str(flags),
+            "commitOffset": str(commit_offset or 0),
+            "suspendTimeoutMillis": str(suspend_ms),
+        }
+        return Command.request(RequestCode.PULL_MESSAGE, ext)
+
+    def answer(self, response: Command, queue_offset: int, address: str) -> PullAnswer:
+        """Read the answer to a pull from `queue_offset`.
+
+        Raises ResponseError when it was refused, CorruptRecord, RemoteProtocolError.
+        """
+        if response.code not in ANSWERED:
+            raise for_code(response.code, response.remark, address)
+        header = response.read(PullMessageResponseHeader)
+        next_offset = header.next_begin_offset
+        messages: list[PulledMessage] = []
+        if response.code == ResponseCode.SUCCESS:
+            messages, complete = read_messages(response.body, self.queue)
+            if not complete:
+                next_offset = messages[-1].queue_offset + 1
+                log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)
+            messages = self._wanted(messages, queue_offset)
+        return PullAnswer(
+            response.code,
+            messages,
+            next_offset,
+            header.min_offset,
+            header.max_offset,
+            header.suggest_which_broker_id,
+        )
+
+    def _wanted(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
+        if messages and messages[0].queue_offset < queue_offset:
+            messages = [message for message in messages if message.queue_offset >= queue_offset]
+        if self._tags:  # the broker compares hashes of tags, and those may be equal
+            messages = [message for message in messages if message.tags in self._tags]
+        if self._retry:
+            for message in messages:
+                to_original_topic(message)
+        return messages
+
+
+class Owner(Protocol):
+    """The consumer of a `Puller`, as far as the loop needs it."""
+
+    def limits(self) -> tuple[int, int, int]:
+        """How many messages, how many bytes and what span a queue may hold now."""
+
+    def arrived(self, puller: Puller, messages: Sequence[PulledMessage]) -> None:
+        """Messages have come, which are in the window already."""
+
+    def moved(self, puller: Puller, next_offset: int) -> None:
+        """The broker says that the queue goes on at `next_offset`; the puller ends."""
+
+
+class Puller:
+    """Keeps the window of one queue filled, until it is cancelled by `stop`."""
+
+    def __init__(
+        self, session: Session, owner: Owner, window: ProcessQueue, form: PullForm, *, commits: bool
+    ) -> None:
+        """`commits` sends what may be committed along with each pull."""
+        self.window = window
+        self.room: Waiter | None = None
+        self._session = session
+        self._owner = owner
+        self._form = form
+        self._commits = commits
+        self._broker_id = MASTER_ID
+        self._failures = 0
+        self._scope = anyio.CancelScope()
+        self._new_waiter: Callable[[], Waiter] = current_loop().waiter
+
+    def stop(self) -> None:
+        """End the loop and drop the window: what was pulled is not delivered any more."""
+        self.window.dropped = True
+        self._scope.cancel()
+
+    def make_room(self) -> None:
+        """Called after messages were finished, when `room` is set."""
+        if self.room is not None and not self.window.is_full(*self._owner.limits()):
+            self.room.resolve(None)
+            self.room = None
+
+    async def run(self) -> None:
+        """Pull until stopped. Failures are logged and waited for; only a bug ends it with an error."""
+        with self._scope:
+            while not self.window.dropped:
+                while self.window.is_full(*self._owner.limits()):
+                    self.room = self._new_waiter()
+                    await self.room.wait()
+                try:
+                    await self._pull()
+                    self._failures = 0
+                except (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError, CorruptRecord) as error:
+                    await self._failed(error)
+
+    async def _pull(self) -> None:
+        session, window, config = self._session, self.window, self._session.config
+        broker_id, address = session.brokers.reader(window.queue, self._broker_id)
+        commit_offset = window.commit_offset if self._commits and broker_id == MASTER_ID else None
+        asked = window.next_offset
+        request = self._form.request(asked, config.pull_batch_size, config.pull_suspend_ms, commit_offset)
+        window.pulled_at_ms = session.now_ms()
+        began = session.now()
+        response = await session.pool.call(address, request, config.pull_timeout_ms / 1000)
+        answer = self._form.answer(response, asked, address)
+        self._broker_id = answer.broker_id
+        if answer.code == ResponseCode.PULL_OFFSET_MOVED:
+            log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, answer.next_offset)
+            self._owner.moved(self, answer.next_offset)
+            return
+        messages = answer.messages
+        if messages:
+            window.add([(m.queue_offset, m.size) for m in messages], max(answer.next_offset, asked))
+            self._owner.arrived(self, messages)
+        else:
+            window.next_offset = answer.next_offset
+            if answer.next_offset <= asked and session.now() - began < HURRIED_SECONDS:
+                await anyio.sleep(FIRST_PAUSE_SECONDS)
+
+    async def _failed(self, error: Exception) -> None:
+        session, queue = self._session, self.window.queue
+        # A new group's retry topic is not everywhere yet.
+        level = logging.DEBUG if queue.topic.startswith(RETRY_PREFIX) else logging.WARNING
+        log.log(level, "pull from %s: %s", queue, error)
+        if isinstance(error, (SubscriptionNotExist, SubscriptionNotLatest)):
+            session.beat_soon()
+        elif not isinstance(error, CorruptRecord):
+            session.refresh_soon(queue.topic)
+        self._broker_id = MASTER_ID
+        longest = session.config.pull_retry_delay_ms / 1000
+        await anyio.sleep(min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16), longest))
+        self._failures += 1

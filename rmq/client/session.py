@@ -1,0 +1,251 @@
+"""Session: what the producers and consumers of one client share, and the loops that keep it fresh.
+
+client ├ pool        one connection to each server: reader and writer
+       ├ heartbeat   30 s, and at once when a group joins, a broker appears or a connection is lost
+       └ routes      30 s, and at once on failure
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import anyio
+import anyio.abc
+from attrs import define, field
+
+from rmq.client.brokers import Brokers
+from rmq.client.config import ClientConfig
+from rmq.client.names import UNREACHABLE, NameServers, no_route
+from rmq.client.routes import Health, Rotation, Route, RouteTable
+from rmq.errors import NoRoute, RemoteProtocolError, ResponseError, RmqError
+from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
+from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
+from rmq.protocol.command import Command
+from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.pool import Pool
+
+log = logging.getLogger(__name__)
+
+LEAST_PAUSE_SECONDS = 0.2
+"""Between two rounds of questions or of heartbeats, however much fails."""
+
+
+def wall_clock_ms() -> int:
+    """Now, in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Member(Protocol):
+    """A consumer of the client, as brokers and administrators see it."""
+
+    group: str
+
+    def describe(self) -> ConsumerData:
+        """What the heartbeat says of it."""
+
+    def rebalance_soon(self) -> None:
+        """The members of its group have changed."""
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What it says of itself to an administrator."""
+
+    def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
+        """Go on from these offsets."""
+
+    def consume_directly(self, request: Command, connection: Connection) -> Command | None:
+        """Consume one message that an administrator sends, and answer; None: the answer comes later."""
+
+
+@define(eq=False)
+class _Question:
+    """A route that is being asked for; others wait for the same answer."""
+
+    answered: anyio.Event = field(factory=anyio.Event)
+    error: RmqError | None = None
+    done: bool = False
+
+
+class Session:
+    """See the module. Made in a running event loop; `run` owns its tasks."""
+
+    def __init__(
+        self,
+        pool: Callable[[Endpoint], Pool],
+        endpoint: Endpoint,
+        name_servers: list[str],
+        client_id: str,
+        config: ClientConfig,
+        *,
+        unique_ids: UniqueIds,
+        chance: random.Random,
+        now_ms: Callable[[], int] = wall_clock_ms,
+    ) -> None:
+        self.config = config
+        self.client_id = client_id
+        self.now_ms = now_ms
+        self.now: Callable[[], float] = anyio.current_time
+        self.unique_ids = unique_ids
+        self.pool = pool(endpoint)
+        self.routes = RouteTable(lambda: chance.randrange(1 << 16))
+        self.health = Health()
+        self.names = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
+        self.brokers = Brokers(self.pool, self.routes, self.names, config.request_timeout_ms / 1000)
+        self.producers: dict[str, Any] = {}
+        self.members: dict[str, Member] = {}
+        self._questions: dict[str, _Question] = {}
+        self._stale: dict[str, None] = {}
+        self._ask_now = anyio.Event()
+        self._beat_now = anyio.Event()
+        self._beating = anyio.Lock()
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled. Only a bug ends it with an error."""
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(self.pool.run)
+            tasks.start_soon(self._keep_beating)
+            tasks.start_soon(self._keep_asking)
+            task_status.started()
+
+    # --- routes
+    # ------------------------------------------------------------------------------------------------
+
+    async def rotation(self, topic: str, timeout: float, *, create: bool = False) -> Rotation:
+        """The route of `topic`, from memory or else from a name server.
+
+        With `create`, a topic that nobody knows gets the route by which a broker makes it on the first
+        send, where brokers do that. Raises NoRoute. Cancelled: others who wait for the same answer ask
+        again."""
+        found = self.routes.get(topic)
+        if found is None:
+            await self.refresh(topic, timeout, create=create)
+            found = self.routes.get(topic)
+            assert found is not None
+        return found
+
+    async def refresh(self, topic: str, timeout: float = 0.0, *, create: bool = False) -> None:
+        """Ask the name servers for a route now; many callers ask once. Raises NoRoute; the old route stays
+        then."""
+        while (question := self._questions.get(topic)) is not None:
+            await question.answered.wait()
+            if question.error is not None:
+                raise question.error.with_traceback(None)
+            if question.done:
+                return
+        question = self._questions[topic] = _Question()
+        try:
+            await self._ask(topic, timeout or self.brokers.timeout, create)
+            question.done = True
+        except RmqError as error:
+            question.error = error
+            raise
+        finally:
+            del self._questions[topic]
+            question.answered.set()
+
+    async def _ask(self, topic: str, timeout: float, create: bool) -> None:
+        try:
+            route = Route.of(topic, await self.names.route(topic, timeout))
+        except NoRoute:
+            if not create:
+                raise
+            route = await self._default_route(topic, timeout)
+        before = self.routes.addresses(slaves=True)
+        if self.routes.put(route):
+            log.info("route of %s: %d queues on %s", topic, len(route.publish_queues), list(route.brokers))
+            if self.routes.addresses(slaves=True) != before:
+                self.beat_soon()
+
+    async def _default_route(self, topic: str, timeout: float) -> Route:
+        """The route by which a broker makes a topic on its first message; the error is that of the
+        topic."""
+        try:
+            data = await self.names.route(AUTO_CREATE_TOPIC, timeout)
+        except NoRoute as error:
+            raise no_route(topic, error.asked, _detail(error)) from None
+        route = Route.of(AUTO_CREATE_TOPIC, data)
+        return route.renamed(topic, self.config.default_topic_queue_nums)
+
+    def refresh_soon(self, topic: str) -> None:
+        """Let the routes' loop ask for this topic now."""
+        self._stale[topic] = None
+        self._ask_now.set()
+
+    async def _keep_asking(self) -> None:
+        interval = self.config.poll_name_server_interval_ms / 1000
+        due = self.now() + interval
+        while True:
+            with anyio.move_on_after(due - self.now()):
+                await self._ask_now.wait()
+            self._ask_now = anyio.Event()
+            topics, self._stale = list(self._stale), {}
+            if self.now() >= due:
+                topics = self.routes.topics()
+                due = self.now() + interval
+            for topic in topics:
+                await self._try_refresh(topic)
+            await anyio.sleep(LEAST_PAUSE_SECONDS)
+
+    async def _try_refresh(self, topic: str) -> None:
+        try:
+            await self.refresh(topic)
+        except (NoRoute, RemoteProtocolError) as error:
+            # A name server that has just started knows nothing yet: what was known stays.
+            log.info("the route of %s stays as it was: %s", topic, error)
+
+    # --- heartbeat
+    # ---------------------------------------------------------------------------------------------
+
+    def beat_soon(self) -> None:
+        """Let the heartbeat's loop tell all brokers now."""
+        self._beat_now.set()
+
+    async def beat(self) -> None:
+        """Tell all known brokers who we are. Brokers that do not answer are logged; the next beat is for
+        them."""
+        async with self._beating:
+            data = HeartbeatData(
+                client_id=self.client_id,
+                producer_data_set=[ProducerData(group) for group in self.producers],
+                consumer_data_set=[member.describe() for member in self.members.values()],
+            )
+            if not data.producer_data_set and not data.consumer_data_set:
+                return
+            async with anyio.create_task_group() as tasks:
+                for address in self.routes.addresses(slaves=bool(self.members)):
+                    tasks.start_soon(self._beat, address, data)
+
+    async def _beat(self, address: str, data: HeartbeatData) -> None:
+        try:
+            await self.brokers.heartbeat(address, data)
+        except (*UNREACHABLE, ResponseError) as error:
+            log.warning("heartbeat: %s", error)
+
+    async def _keep_beating(self) -> None:
+        interval = self.config.heartbeat_interval_ms / 1000
+        while True:
+            with anyio.move_on_after(interval):
+                await self._beat_now.wait()
+            self._beat_now = anyio.Event()
+            await self.beat()
+            await anyio.sleep(LEAST_PAUSE_SECONDS)
+
+    async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
+        """Tell all brokers that we have left a group."""
+        # A heartbeat that overtakes this would join it again.
+        async with self._beating, anyio.create_task_group() as tasks:
+            for address in self.routes.addresses(slaves=consumer is not None):
+                tasks.start_soon(self._leave, address, producer, consumer)
+
+    async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
+        try:
+            await self.brokers.unregister(address, self.client_id, producer=producer, consumer=consumer)
+        except (*UNREACHABLE, ResponseError) as error:
+            log.info("unregister: %s", error)
+
+
+def _detail(error: NoRoute) -> str:
+    return str(error).partition(": ")[2]
