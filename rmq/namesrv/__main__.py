@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Final
 
 import attrs
-import trio
 
 from rmq.config import dump_properties, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.printConfigItem or options.printImportantConfig:
             print(dump_properties(config, tls, important=not options.printConfigItem), end="")
             return 0
-        trio.run(_serve, config, tls)
+        run_until_signalled(config, tls, lambda addresses: print(banner(config, tls, addresses), flush=True))
     except ConfigError as error:
         return _failed(error, EXIT_SETTINGS)
     except (PortInUse, OSError) as error:
@@ -93,13 +92,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RmqError as error:
         return _failed(error, EXIT_FAILED)
     return 0
-
-
-async def _serve(config: NamesrvConfig, tls: TlsConfig) -> None:
-    def announce(addresses: Sequence[str]) -> None:
-        print(banner(config, tls, addresses), flush=True)
-
-    await run_until_signalled(config, tls=tls, announce=announce)
 
 
 def _failed(error: Exception, status: int) -> int:

@@ -76,10 +76,19 @@ async def run(
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
 
 
-async def run_until_signalled(
-    config: NamesrvConfig, *, tls: TlsConfig | None = None, announce: Callable[[Sequence[str]], None]
+def run_until_signalled(
+    config: NamesrvConfig, tls: TlsConfig, announce: Callable[[Sequence[str]], None]
 ) -> None:
-    """Be a name server until SIGTERM or SIGINT; `announce` is told the addresses. Raises as `run`."""
+    """Be a name server, with an event loop of its own, until SIGTERM or SIGINT.
+
+    `announce` is told the addresses once it listens. Raises as `run`.
+    """
+    trio.run(_until_signalled, config, tls, announce)
+
+
+async def _until_signalled(
+    config: NamesrvConfig, tls: TlsConfig, announce: Callable[[Sequence[str]], None]
+) -> None:
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
             announce(await nursery.start(partial(run, config, tls=tls)))
