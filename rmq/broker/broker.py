@@ -93,10 +93,11 @@ class Broker:
         self.hooks = Hooks()
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
+        self.flush_wanted: Callable[[], None] = lambda: None
         self._to_save: dict[str, bytes] = {}
         self._handling = False
         self._connection: Connection | None = None  # whose chunk is being handled
-        self._store_host = store_host
+        self.store_host = store_host
         self._chance = chance or Random()
         self._closed_to_sends: tuple[int, str] | None = None
         self._busy_until = 0.0
@@ -131,7 +132,7 @@ class Broker:
             config,
             store,
             self.offsets,
-            host=self._store_host,
+            host=self.store_host,
             ask=self._ask_producer,
             commit=self._commit,
         )
@@ -139,7 +140,7 @@ class Broker:
             config,
             store_config,
             store,
-            store_host=self._store_host,
+            store_host=self.store_host,
             topics=self.topics,
             groups=self.groups,
             stats=self.stats,
@@ -284,6 +285,8 @@ class Broker:
             return
         if connection is not None:
             self.send.acknowledge(connection)
+            if self.waits.awaited >= 0:
+                self.flush_wanted()
         self.send.tallies = {}
         count = 0
         for topic, tally in tallies.items():
@@ -476,7 +479,7 @@ class Broker:
             json.dumps(event),
             encode_properties(properties),
             born_timestamp=self.now_ms(),
-            born_host=self._store_host,
+            born_host=self.store_host,
             tags_code=tags_code(group),
             keys=(group,),
         )

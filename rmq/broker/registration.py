@@ -84,14 +84,14 @@ class Registration:
             return True
         return not response.body or DataVersion.from_json(response.body) != self.version
 
-    def registered(self, response: Command) -> None:
-        """Take over which topics are ordered.
+    def registered(self, response: Command, *, take_order: bool) -> None:
+        """Check the answer to `register`, and take over which topics are ordered if `take_order`.
 
         Raises ResponseError when the name server refused, RemoteProtocolError, and StoreError.
         """
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark)
-        if response.body:
+        if take_order and response.body:
             self._topics.set_ordered(KVTable.from_json(response.body).table)
 
     def _encoded(self) -> bytes:

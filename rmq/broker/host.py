@@ -1,0 +1,63 @@
+"""What plugins see of the broker that they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rmq.broker.topics import unknown_topic
+from rmq.message import AUTO_CREATE_TOPIC, tags_code, with_properties
+from rmq.protocol.record import Record, encode_properties, record_keys
+
+if TYPE_CHECKING:
+    from rmq.broker.broker import Broker
+    from rmq.broker.config import BrokerConfig
+    from rmq.message import Message
+
+
+class PluginHost:
+    """The `rmq.plugin.Host` of a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._turn = 0
+
+    @property
+    def config(self) -> BrokerConfig:
+        """The broker's configuration."""
+        return self._broker.config
+
+    def now_ms(self) -> int:
+        """Wall time in ms."""
+        return self._broker.now_ms()
+
+    def put(self, message: Message) -> None:
+        """Store a message in the next queue of its topic, which is made if that is allowed.
+
+        Raises StoreError when it cannot be written, ResponseError when there is no such topic.
+        """
+        broker = self._broker
+        topic = broker.topics.create_for_send(
+            message.topic, AUTO_CREATE_TOPIC, broker.config.default_topic_queue_nums, "a plugin"
+        )
+        if topic is None or not topic.write_queue_nums:
+            raise unknown_topic(message.topic)
+        self._turn += 1
+        properties = with_properties(message, {})
+        broker.put(
+            Record(
+                message.topic,
+                self._turn % topic.write_queue_nums,
+                message.body,
+                encode_properties(properties),
+                message.flag,
+                born_timestamp=broker.now_ms(),
+                born_host=broker.store_host,
+                tags_code=tags_code(message.tags),
+                keys=record_keys(properties),
+            )
+        )
+
+    def stats(self) -> Mapping[str, str]:
+        """The figures of brokerStatus."""
+        return self._broker.admin.runtime(self._broker.now_ms())

@@ -1,0 +1,587 @@
+"""The nursery tree of a broker: every loop of it is in this file.
+
+    broker
+    ├── inner
+    │   ├── store
+    │   │   ├── flush        one sync at a time, for all who wait; also queue files and checkpoint
+    │   │   ├── reput        index and queue files, in batches after the replies
+    │   │   └── clean        expired files
+    │   ├── schedule         delayed messages that are due
+    │   ├── check_back       half messages without an end
+    │   ├── waits            long polls and flush waits whose time is over
+    │   ├── expire           silent clients, stale locks, samples
+    │   ├── persist          offsets, topics, groups, delay progress
+    │   └── plugins          one supervised task for each plugin that has run()
+    └── outer
+        ├── register         one task for each name server
+        └── serve            listeners, and one nursery for each connection
+
+Stopping goes from the outside in: name servers are told, sends are refused, polls answered, the log is
+flushed, connections are closed with their last answers, tables are saved, the store is closed. An error of a
+connection ends that connection, one of a plugin's task restarts it, expected network errors in `register`
+are retried; anything else ends the broker with that error, because a store that cannot flush must not go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+import trio
+
+from rmq.broker.broker import Broker
+from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.host import PluginHost
+from rmq.config import parse_addresses
+from rmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+    StoreError,
+)
+from rmq.plugin import Plugin, load
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import host_bytes
+from rmq.remoting.address import is_literal, join_address, split_address
+from rmq.remoting.connection import Connection
+from rmq.remoting.limits import Limits
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.server import open_listeners, serve_listeners
+from rmq.remoting.stream import Listener
+from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import BrokerRole, StoreConfig
+from rmq.store.disk import Disk, RealDisk
+from rmq.store.store import Store
+
+STOP_SECONDS = 3.0
+"""How long name servers may take to hear that the broker stops."""
+READY_SECONDS = 3.0
+"""How long `started` waits for the first registration."""
+REPUT_SECONDS = 0.01
+"""For so long records gather before the index gets them."""
+REPUT_RECORDS = 500
+RESTART_SECONDS = (1.0, 60.0)
+"""First and longest pause before a plugin's task is started again."""
+EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
+"""What may go wrong with a name server; it is tried again."""
+
+log = logging.getLogger("rmq.broker")
+
+T = TypeVar("T")
+
+
+async def run(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    *,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    disk: Disk | None = None,
+    now_ms: Callable[[], int] | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
+    stop: trio.Event | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
+
+    `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
+    broker or none could be reached. Without `disk` files are real and syncs run in a thread; a simulation
+    gives its own, and `now_ms`. Raises ConfigError, PluginRefused, PortInUse, StoreLocked, CorruptRecord
+    before `started`, and then nothing is left running; later StoreError when the disk fails.
+    """
+    _check(config, store_config)
+    network = network or TcpNetwork()
+    listeners = await open_listeners(network, _addresses(config))
+    service = await _open(
+        config, store_config, listeners, disk, now_ms or _wall_ms, network, tls, plugin_settings or {}
+    )
+    stop = trio.Event() if stop is None else stop
+    with bare_errors():
+        async with trio.open_nursery() as nursery:
+            addresses = await nursery.start(service.live, stop)
+            task_status.started(addresses)
+            try:
+                await stop.wait()
+            finally:
+                stop.set()
+
+
+async def run_until_signalled(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    *,
+    tls: TlsConfig | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
+    announce: Callable[[Sequence[str]], None],
+) -> None:
+    """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses. Raises as `run`."""
+    stop = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
+        async with trio.open_nursery() as nursery:
+            task = partial(run, config, store_config, tls=tls, plugin_settings=plugin_settings, stop=stop)
+            announce(await nursery.start(task))
+            async for number in signals:
+                log.info("%s: stopping", signal.Signals(number).name)
+                break
+            stop.set()
+
+
+def _check(config: BrokerConfig, store_config: StoreConfig) -> None:
+    """Settings that do not fit each other. Raises ConfigError."""
+    slave = store_config.broker_role is BrokerRole.SLAVE
+    if slave and config.broker_id == MASTER_ID:
+        raise ConfigError("brokerId", config.broker_id, "more than 0 for a slave (brokerRole=SLAVE)")
+    if not slave and config.broker_id != MASTER_ID:
+        raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
+    parse_addresses(config.namesrv_addr)
+
+
+def _addresses(config: BrokerConfig) -> list[str]:
+    """Where to listen: the port for clients, and the VIP port if that one is fixed."""
+    ports = [config.listen_port]
+    if config.vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
+        ports.append(config.listen_port - VIP_PORT_DISTANCE)
+    return [join_address(config.bind_host, port) for port in ports]
+
+
+async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
+    """broker_ip1 and the port as records hold them; a name is looked up, once."""
+    host = config.broker_ip1
+    if not is_literal(host):
+        try:
+            host = str((await trio.socket.getaddrinfo(host, port))[0][4][0])
+        except OSError as error:
+            expected = f"an address of this machine, or a name that can be looked up ({error.strerror})"
+            raise ConfigError("brokerIP1", config.broker_ip1, expected) from None
+    return host_bytes(join_address(host, port))
+
+
+async def _open(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    listeners: Sequence[Listener],
+    disk: Disk | None,
+    now_ms: Callable[[], int],
+    network: Network,
+    tls: TlsConfig | None,
+    plugin_settings: Mapping[str, str],
+) -> _Service:
+    """Open the store and build the broker; on failure nothing stays open."""
+    store: Store | None = None
+    try:
+        port = split_address(listeners[0].address).port
+        host = await _host_bytes(config, port)
+        opened = Store(disk or RealDisk(), store_config, store_host=host, now_ms=now_ms)
+        opened.load(_progress)
+        store = opened
+        broker = Broker(
+            config,
+            store,
+            address=join_address(config.broker_ip1, port),
+            ha_address=join_address(config.ha_host, port + 1),
+            store_host=host,
+            now_ms=now_ms,
+            clock=trio.current_time,
+        )
+        broker.use_plugins(load(_plugin_names(config), plugin_settings, PluginHost(broker)))
+    except BaseException:
+        if store is not None:
+            store.close()
+        with trio.CancelScope(shield=True):
+            for listener in listeners:
+                await listener.aclose()
+        raise
+    return _Service(broker, listeners, network=network, tls=tls, threads=disk is None)
+
+
+def _plugin_names(config: BrokerConfig) -> tuple[str, ...]:
+    if config.acl_enable and "acl" not in config.plugins:
+        return ("acl", *config.plugins)
+    return config.plugins
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _progress(stage: str, done: int, total: int) -> None:
+    log.info("store: %s, %d of %d", stage, done, total)
+
+
+class _Alarm:
+    """Wakes one loop: `ring` may come any number of times before it looks."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def ring(self) -> None:
+        self._event.set()
+
+    async def wait(self, deadline: float = math.inf) -> bool:
+        """Sleep until it rings or until the deadline; says whether it rang."""
+        with trio.move_on_at(deadline):
+            await self._event.wait()
+        if not self._event.is_set():
+            return False
+        self._event = trio.Event()
+        return True
+
+
+class _Nobody:
+    """The endpoint of connections to name servers, which have nothing to ask a broker."""
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        for request in requests:
+            if not request.is_oneway:
+                connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+class _Service:
+    """The loops of one broker over its opened store and its open listeners."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        listeners: Sequence[Listener],
+        *,
+        network: Network,
+        tls: TlsConfig | None,
+        threads: bool,
+    ) -> None:
+        self.broker = broker
+        self.store = broker.store
+        self.config = broker.config
+        self._listeners = listeners
+        self._network = network
+        self._tls = tls
+        self._threads = threads
+        self._name_servers = parse_addresses(broker.config.namesrv_addr)
+        self._alarms = {address: _Alarm() for address in self._name_servers}
+        self._waits_alarm, self._schedule_alarm, self._reput_alarm = _Alarm(), _Alarm(), _Alarm()
+        self._flusher = _Flusher(self.store.flush, broker.flushed, lambda: broker.waits.awaited)
+        broker.waits.rescheduled = self._waits_alarm.ring
+        broker.schedule.rescheduled = self._schedule_alarm.ring
+        broker.reput_wanted = self._reput_alarm.ring
+        broker.register_wanted = self._ring_registrars
+        broker.flush_wanted = self._flusher.kick
+
+    # ---- the tree ----
+
+    async def live(
+        self, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """All of the broker's life. Shielded: only `stop` and its own errors end it."""
+        with trio.CancelScope(shield=True), bare_errors():
+            try:
+                await self._grow(stop, task_status)
+            except BaseException:
+                self.store.abandon()  # without the mark of a clean stop: the next start looks closely
+                raise
+            await self._blocking(self.store.close)
+            log.info("the broker has stopped, its store is closed")
+
+    async def _grow(self, stop: trio.Event, task_status: trio.TaskStatus[list[str]]) -> None:
+        async with trio.open_nursery() as inner:
+            await inner.start(self._flusher.run, self._threads, self._flush_seconds)
+            for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
+                inner.start_soon(loop)
+            for loop in (self._waits, self._expire, self._persist):
+                inner.start_soon(loop)
+            for name, plugin in self.broker.hooks.tasks:
+                inner.start_soon(self._run_plugin, name, plugin)
+            async with Pool(self._network, _Nobody(), tls=self._tls) as pool, trio.open_nursery() as outer:
+                limits = Limits(
+                    idle_seconds=self.config.server_channel_max_idle_time_seconds,
+                    connections=self.config.max_connections,
+                )
+                serving = partial(serve_listeners, self._listeners, self.broker, limits=limits, tls=self._tls)
+                addresses = await outer.start(serving)
+                await self._start_registrars(outer, pool)
+                task_status.started(addresses)
+                await stop.wait()
+                await self._stop(pool)
+                outer.cancel_scope.cancel()
+            await self._save()
+            inner.cancel_scope.cancel()
+
+    async def _stop(self, pool: Pool) -> None:
+        """Tell everybody, then answer all who wait. Connections still stand."""
+        broker = self.broker
+        broker.stop_sends()
+        with trio.move_on_after(STOP_SECONDS):
+            async with trio.open_nursery() as nursery:
+                for address in self._name_servers:
+                    nursery.start_soon(self._unregister, pool, address)
+        broker.waits.finish_pulls()
+        broker.settle()
+        broker.flushed(await self._blocking(self.store.flush))
+
+    async def _blocking(self, work: Callable[[], T]) -> T:
+        """Run what blocks: in a thread, or here where a simulation's clock must see it."""
+        if self._threads:
+            return await trio.to_thread.run_sync(work)
+        await trio.lowlevel.checkpoint()
+        return work()
+
+    # ---- store ----
+
+    @property
+    def _flush_seconds(self) -> float:
+        return self.store.config.flush_interval_commit_log / 1000
+
+    async def _sync_queues(self) -> None:
+        """Sync queue and index files and the checkpoint, so that a recovery has less to look at."""
+        while True:
+            await trio.sleep(self.store.config.flush_consume_queue_thorough_interval / 1000)
+            await self._blocking(self.store.flush_queues)
+            await self._blocking(self.store.flush_checkpoint)
+
+    async def _reput(self) -> None:
+        while True:
+            await self._reput_alarm.wait(trio.current_time() + 1)
+            await trio.sleep(REPUT_SECONDS)
+            while self.store.dispatch(REPUT_RECORDS):
+                await trio.lowlevel.checkpoint()
+
+    async def _clean(self) -> None:
+        while True:
+            await trio.sleep(self.store.config.clean_resource_interval / 1000)
+            self.broker.clean()
+
+    # ---- timed parts: `step` does what is due and says when to come again ----
+
+    async def _waits(self) -> None:
+        while True:
+            await self._waits_alarm.wait(self.broker.step_waits(trio.current_time()))
+
+    async def _schedule(self) -> None:
+        await self._repeat(self.broker.step_schedule, self._schedule_alarm)
+
+    async def _check_back(self) -> None:
+        await self._repeat(self.broker.step_transactions, _Alarm())
+
+    async def _expire(self) -> None:
+        await self._repeat(self.broker.expire, _Alarm())
+
+    async def _repeat(self, step: Callable[[], int], alarm: _Alarm) -> None:
+        while True:
+            next_ms = step()
+            seconds = max(0, next_ms - self.broker.now_ms()) / 1000
+            # Wall time may be set: look again after a minute whatever it said.
+            await alarm.wait(trio.current_time() + min(seconds, 60))
+
+    async def _persist(self) -> None:
+        while True:
+            await trio.sleep(self.config.flush_consumer_offset_interval / 1000)
+            await self._save()
+
+    async def _save(self) -> None:
+        saves = self.broker.saves()
+        try:
+            await self._blocking(partial(self._write_saves, saves))
+        except StoreError as error:
+            log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
+            self.broker.not_saved(saves)
+
+    def _write_saves(self, saves: Mapping[str, bytes]) -> None:
+        for name, data in saves.items():
+            self.store.save_config(name, data)
+
+    async def _run_plugin(self, name: str, plugin: Plugin) -> None:
+        """Run a plugin's task; when it fails, again after a pause."""
+        pause, longest = RESTART_SECONDS
+        while True:
+            began = trio.current_time()
+            try:
+                await plugin.run()
+            except Exception as error:
+                log.error("plugin %s failed, starting it again: %s", name, error, exc_info=error)
+            else:
+                return
+            if trio.current_time() - began > longest:
+                pause = RESTART_SECONDS[0]
+            await trio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    # ---- name servers ----
+
+    def _ring_registrars(self) -> None:
+        for alarm in self._alarms.values():
+            alarm.ring()
+
+    async def _start_registrars(self, nursery: trio.Nursery, pool: Pool) -> None:
+        """Start them all; return when one has registered, or all have tried, or it takes too long."""
+        ready = _Ready(len(self._name_servers))
+        for address in self._name_servers:
+            nursery.start_soon(self._register, pool, address, ready)
+        if self._name_servers:
+            await ready.alarm.wait(trio.current_time() + READY_SECONDS)
+
+    async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
+        """Keep one name server informed: at once, each period, and when topics change."""
+        alarm, period = self._alarms[address], self.config.register_period
+        failures = 0
+        force = True
+        while True:
+            try:
+                await self._tell(pool, address, force=force)
+            except EXPECTED as error:
+                level = logging.WARNING if not failures else logging.DEBUG
+                log.log(level, "name server %s is not told: %s", address, error)
+                failures += 1
+            else:
+                if failures or ready.first(address):
+                    log.info("registered at name server %s", address)
+                failures = 0
+            ready.tried(address, registered=not failures)
+            pause = min(period, 2.0 ** min(failures, 6)) if failures else period
+            changed = await alarm.wait(trio.current_time() + pause)
+            force = changed or bool(failures) or self.config.force_register
+
+    async def _tell(self, pool: Pool, address: str, *, force: bool) -> None:
+        registration = self.broker.registration
+        seconds = self.config.register_broker_timeout_mills / 1000
+        if not force:
+            answer = await pool.call(address, registration.query_version(), seconds)
+            if not registration.is_stale(answer):
+                return
+        answer = await pool.call(address, registration.register(), seconds)
+        try:
+            registration.registered(answer, take_order=address == self._name_servers[0])
+        except StoreError as error:
+            log.error("the order of topics cannot be saved: %s", error)
+
+    async def _unregister(self, pool: Pool, address: str) -> None:
+        try:
+            await pool.call(address, self.broker.registration.unregister(), STOP_SECONDS)
+        except EXPECTED as error:
+            log.info("name server %s is not told that the broker stops: %s", address, error)
+
+
+class _Ready:
+    """Whether `started` may be told: one name server knows the broker, or none could be reached."""
+
+    def __init__(self, count: int) -> None:
+        self.alarm = _Alarm()
+        self._count = count
+        self._tried: set[str] = set()
+
+    def first(self, address: str) -> bool:
+        """Whether that name server has not been tried before."""
+        return address not in self._tried
+
+    def tried(self, address: str, *, registered: bool) -> None:
+        self._tried.add(address)
+        if registered or len(self._tried) == self._count:
+            self.alarm.ring()
+
+
+class _Flusher:
+    """Syncs the log: one sync at a time serves all who wait.
+
+    A sync runs in a thread of its own, which is woken by a lock and answers straight into the loop: a hop
+    through trio's thread pool for each sync costs a sender more than the sync itself.
+    """
+
+    def __init__(
+        self, flush: Callable[[], int], done: Callable[[int], None], awaited: Callable[[], int]
+    ) -> None:
+        self._flush = flush
+        self._done = done
+        self._awaited = awaited
+        self._busy = False
+        self._error: BaseException | None = None
+        self._failed = _Alarm()
+        self._start: Callable[[], None] = lambda: None
+
+    def kick(self) -> None:
+        """Sync what is in the log now; if a sync is running, after it."""
+        if not self._busy:
+            self._busy = True
+            self._start()
+
+    async def run(
+        self, threads: bool, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Sync every so often, and when kicked. Raises StoreError when the medium refuses."""
+        async with trio.open_nursery() as nursery:
+            stop = await nursery.start(self._in_thread if threads else self._in_loop)
+            try:
+                task_status.started()
+                while not await self._failed.wait(trio.current_time() + seconds):
+                    self.kick()
+                assert self._error is not None
+                raise self._error
+            finally:
+                stop()
+
+    async def _in_thread(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
+        token = trio.lowlevel.current_trio_token()
+        go = threading.Lock()
+        go.acquire()
+        self._start = go.release
+        stopping = False
+
+        def work() -> None:
+            while True:
+                go.acquire()
+                if stopping:
+                    return
+                result = _try(self._flush)
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._finished, *result)
+
+        def stop() -> None:
+            nonlocal stopping
+            stopping = True
+            if go.locked():
+                go.release()
+
+        thread = threading.Thread(target=work, name="rmq-flush", daemon=True)
+        thread.start()
+        task_status.started(stop)
+
+    async def _in_loop(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
+        alarm = _Alarm()
+        self._start = alarm.ring
+        with trio.CancelScope() as scope:
+            task_status.started(scope.cancel)
+            while True:
+                await alarm.wait()
+                self._finished(*_try(self._flush))
+
+    def _finished(self, position: int, error: BaseException | None) -> None:
+        """In the loop again. Must not raise: trio has no place for it."""
+        self._busy = False
+        if error is None:
+            try:
+                self._done(position)
+            except Exception as bug:
+                error = bug
+        if error is not None:
+            self._error = error
+            self._failed.ring()
+        elif self._awaited() > position:
+            self.kick()
+
+
+def _try(flush: Callable[[], int]) -> tuple[int, BaseException | None]:
+    try:
+        return flush(), None
+    except BaseException as error:
+        return -1, error
