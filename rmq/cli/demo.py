@@ -1,0 +1,91 @@
+"""`rmq demo`: a whole system in one process, a real file through it, and the figures."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import sys
+import tempfile
+import uuid
+
+import click
+import trio
+from rich.console import Console
+
+from rmq.cli.demo_run import DemoFailed, Plan, run_demo
+from rmq.cli.report import check_order, files_table, flow_table, order_line, share_table, show
+from rmq.cli.rows import BadInput, bundled, read_rows
+from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SETTINGS, status_of
+from rmq.errors import InvalidName, RmqError
+from rmq.message import validate_topic
+
+ORDERS_KEY = "order_id"
+
+
+@click.command()
+@click.argument("file", required=False, type=click.Path(path_type=pathlib.Path))
+@click.option("--topic", default="Orders", show_default=True, help="Topic to publish to.")
+@click.option("--key", metavar="COLUMN", help="Column whose equal values stay in order. [default: the first]")
+@click.option(
+    "--queues", type=click.IntRange(2, 256), default=8, show_default=True, help="Queues of the topic."
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    help="Folder for the store. [default: a new one under the system's temporary folder]",
+)
+@click.option(
+    "--keep/--no-keep", default=True, help="Keep a temporary folder for a look at it. [default: keep]"
+)
+def demo(
+    file: pathlib.Path | None,
+    topic: str,
+    key: str | None,
+    queues: int,
+    data_dir: pathlib.Path | None,
+    keep: bool,
+) -> None:
+    """Send a data set through name server, broker and two consumers; show the figures.
+
+    Without FILE the order events that come with rmq are sent, ordered by order_id. FILE is a CSV file with a
+    header line, or JSON lines (one object a line). Nothing but this process is needed, and nothing of it
+    stays but the folder with the messages.
+    """
+    path = file or bundled()
+    try:
+        validate_topic(topic)
+        rows = read_rows(path, key or (None if file else ORDERS_KEY))
+    except (BadInput, InvalidName) as error:
+        sys.exit(_fail(error, EXIT_SETTINGS))
+    folder = (data_dir or pathlib.Path(tempfile.mkdtemp(prefix="rmq-demo-"))).resolve()
+    column = key or ("the first column" if file else ORDERS_KEY)
+    plan = Plan(rows, topic, queues, folder, uuid.uuid4().hex[:12])
+    try:
+        sys.exit(_run(plan, path, column))
+    finally:
+        if data_dir is None and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(plan: Plan, path: pathlib.Path, column: str) -> int:
+    """Runs the plan and prints what came of it; returns the exit status."""
+    console = Console()
+    show(console, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues")
+    try:
+        tally = trio.run(run_demo, plan)
+    except KeyboardInterrupt:
+        return _fail(DemoFailed(f"interrupted; what was stored lies in {plan.folder}"), EXIT_INTERRUPTED)
+    except (RmqError, DemoFailed, OSError) as error:
+        return _fail(error, status_of(error))
+    check = check_order(plan.rows, tally.deliveries)
+    names = ("consumer-1", "consumer-2")
+    show(console, flow_table(tally), share_table(tally, names, column), files_table(plan.folder / "store"))
+    show(console, order_line(check, column), f"Files: {plan.folder / 'store'}")
+    if not check.passed:
+        return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
+    return 0
+
+
+def _fail(error: Exception, status: int) -> int:
+    click.echo(f"rmq demo: {error}", err=True)
+    return status
