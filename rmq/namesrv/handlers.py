@@ -17,6 +17,7 @@ from attrs import define
 from rmq.config import dump_properties, evolve, parse_properties
 from rmq.errors import (
     ConfigError,
+    LocalProtocolError,
     NoPermission,
     QueryNotFound,
     RemoteProtocolError,
@@ -90,7 +91,7 @@ class NameServer:
         for request in requests:
             response = self.answer(request, connection, now_ms)
             if response is not None and not request.is_oneway:
-                connection.reply(response)
+                _send(connection, request, response)
 
     def closed(self, connection: Connection) -> None:
         """Forget the brokers that registered over this connection."""
@@ -282,6 +283,14 @@ class NameServer:
         self.config = config
         log.info("%s changes settings: %s", connection.peer_address, changes)
         return request.reply()
+
+
+def _send(connection: Connection, request: Command, response: Command) -> None:
+    try:
+        connection.reply(response)
+    except LocalProtocolError as error:  # it repeats something that no frame can hold
+        log.warning("request %d of %s: %s", request.code, connection.peer_address, error)
+        connection.reply(request.reply(ResponseCode.SYSTEM_ERROR, "the answer cannot be written"))
 
 
 def no_route(request: Command, topic: str) -> Command:
