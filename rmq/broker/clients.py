@@ -86,6 +86,7 @@ class Clients:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
+        self._producer_connections: dict[str, Connection] = {}  # client id -> its latest connection
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -116,6 +117,10 @@ class Clients:
     def producers(self, group: str) -> list[Member]:
         """The members of a producer group, in order of arrival."""
         return list(self._producers.get(group, {}).values())
+
+    def producer_connection(self, client_id: str) -> Connection | None:
+        """The connection of a client that has producers, or None."""
+        return self._producer_connections.get(client_id)
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group wants of a topic, or None."""
@@ -156,6 +161,7 @@ class Clients:
             member = Member(data.client_id, language, version, connection, now)
             self._joined(producer.group_name, self._producers.setdefault(producer.group_name, {}), member)
             self._remember(connection, "producer", producer.group_name)
+            self._producer_connections[data.client_id] = connection
         return changed
 
     def _check(self, data: HeartbeatData, connection: Connection) -> None:
@@ -259,7 +265,9 @@ class Clients:
         if not memberships:
             del self._of_connection[connection]
         members = self._members(kind, group)
-        del members[connection]
+        client_id = members.pop(connection).client_id
+        if kind == "producer" and self._producer_connections.get(client_id) is connection:
+            del self._producer_connections[client_id]
         if not members:
             del (self._consumers if kind == "consumer" else self._producers)[group]
         elif kind == "consumer":
