@@ -19,7 +19,8 @@ from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tasks import bare_errors
-from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
+from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.tls_stream import tls_client
 
 
 class Network(Protocol):

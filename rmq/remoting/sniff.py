@@ -6,7 +6,7 @@ handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frame
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
@@ -15,7 +15,8 @@ from rmq.errors import RemoteProtocolError
 from rmq.remoting.limits import Limits
 from rmq.remoting.stream import Buffer, Stream
 from rmq.remoting.tasks import bare_errors
-from rmq.remoting.tls import TlsContexts, tls_server
+from rmq.remoting.tls import TlsContexts
+from rmq.remoting.tls_stream import tls_server
 from rmq.remoting.websocket import accept_websocket
 
 FRAME = 0x00
@@ -40,6 +41,9 @@ class PrefixedStream(Stream):
         size = len(self._prefix) if max_bytes is None else max_bytes
         data, self._prefix = self._prefix[:size], self._prefix[size:]
         return data
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        return self._stream.send_now(buffers)
 
     async def send_all(self, data: Buffer) -> None:
         await self._stream.send_all(data)

@@ -28,8 +28,9 @@ class Stream(trio.abc.Stream):
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         """Give the transport what it takes at once; returns how many bytes that was.
 
-        0 says "use send_all": the peer does not keep up, or this transport has no such short way. Must not
-        be called while a `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
+        Less than all says: go on with `send_all`, beginning with the first byte that was not taken, because
+        the peer does not keep up or this transport has no such short way. Must not be called while a
+        `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
         """
         return 0
 

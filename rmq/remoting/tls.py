@@ -1,4 +1,4 @@
-"""TLS: settings, contexts that follow changed certificate files, and the stream."""
+"""TLS settings, and contexts that follow changed certificate files."""
 
 from __future__ import annotations
 
@@ -6,18 +6,12 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-import anyio
-import anyio.abc
-import trio
-from anyio.streams.tls import TLSStream as AnyioTlsStream
 from attrs import frozen
 
 from rmq.config import one_of, setting
 from rmq.errors import ConfigError
-from rmq.remoting.stream import Buffer, Stream
 
 log = logging.getLogger(__name__)
 
@@ -151,133 +145,3 @@ def _load_trust(context: ssl.SSLContext, config: TlsConfig) -> None:
         context.load_verify_locations(config.tls_trust_path)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError("tlsTrustPath", config.tls_trust_path, f"a PEM file ({error})") from error
-
-
-async def tls_client(stream: Stream, tls: TlsContexts, host: str) -> Stream:
-    """Start TLS as the client. Raises BrokenResourceError with the reason."""
-    name = tls.config.tls_server_name or host
-    if trio.lowlevel.in_trio_run():
-        return await _shaken(TlsStream(trio.SSLStream(stream, tls.client(), server_hostname=name)))
-    return await _shaken_on_asyncio(stream, tls.client(), name)
-
-
-async def tls_server(stream: Stream, tls: TlsContexts) -> Stream:
-    """Start TLS as the server (on trio). Raises BrokenResourceError with the reason."""
-    return await _shaken(TlsStream(trio.SSLStream(stream, tls.server(), server_side=True)))
-
-
-async def _shaken(stream: TlsStream) -> TlsStream:
-    try:
-        await stream.ssl.do_handshake()
-    except trio.BrokenResourceError as error:
-        raise trio.BrokenResourceError(_reason(error.__cause__ or error)) from error
-    return stream
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return error.reason.lower().replace("_", " ")
-    return str(error) or "the peer hung up"
-
-
-class TlsStream(Stream):
-    """TLS on trio. A peer that hangs up without saying goodbye is a BrokenResourceError, not an end."""
-
-    def __init__(self, stream: trio.SSLStream[Stream]) -> None:
-        self.ssl = stream
-        self.peer = stream.transport_stream.peer
-        self.local = stream.transport_stream.local
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        return bytes(await self.ssl.receive_some(max_bytes))
-
-    async def send_all(self, data: Buffer) -> None:
-        await self.ssl.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self.ssl.wait_send_all_might_not_block()
-
-    async def aclose(self) -> None:
-        await self.ssl.aclose()
-
-
-async def _shaken_on_asyncio(stream: Stream, context: ssl.SSLContext, name: str) -> Stream:
-    try:
-        wrapped = await AnyioTlsStream.wrap(_Transport(stream), hostname=name, ssl_context=context)
-    except (ssl.SSLError, anyio.BrokenResourceError, anyio.EndOfStream) as error:
-        raise trio.BrokenResourceError(_reason(error)) from error
-    return AsyncioTlsStream(wrapped, stream)
-
-
-class AsyncioTlsStream(Stream):
-    """TLS on asyncio, where trio's SSLStream cannot run."""
-
-    def __init__(self, wrapped: AnyioTlsStream, stream: Stream) -> None:
-        self._wrapped = wrapped
-        self._closed = False
-        self.peer = stream.peer
-        self.local = stream.local
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        try:
-            return await self._wrapped.receive(max_bytes or 65536)
-        except anyio.EndOfStream:
-            return b""
-        except _ANYIO_ENDS as error:
-            raise self._ended(error) from error
-
-    async def send_all(self, data: Buffer) -> None:
-        try:
-            await self._wrapped.send(bytes(data))
-        except _ANYIO_ENDS as error:
-            raise self._ended(error) from error
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await anyio.lowlevel.checkpoint()
-
-    async def aclose(self) -> None:
-        self._closed = True
-        with suppress(*_ANYIO_ENDS):  # it is gone already
-            await self._wrapped.aclose()
-
-    def _ended(self, error: BaseException) -> Exception:
-        if self._closed:
-            return trio.ClosedResourceError("this side closed the stream")
-        return trio.BrokenResourceError(_reason(error))
-
-
-_ANYIO_ENDS = (anyio.BrokenResourceError, anyio.ClosedResourceError, ssl.SSLError)
-
-
-class _Transport(anyio.abc.ByteStream):
-    """A stream of ours as anyio sees one."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    async def receive(self, max_bytes: int = 65536) -> bytes:
-        try:
-            data = await self._stream.receive_some(max_bytes)
-        except trio.BrokenResourceError as error:
-            raise anyio.BrokenResourceError(str(error)) from error
-        except trio.ClosedResourceError as error:
-            raise anyio.ClosedResourceError from error
-        if not data:
-            raise anyio.EndOfStream
-        return bytes(data)
-
-    async def send(self, item: bytes) -> None:
-        try:
-            await self._stream.send_all(item)
-        except trio.BrokenResourceError as error:
-            raise anyio.BrokenResourceError(str(error)) from error
-        except trio.ClosedResourceError as error:
-            raise anyio.ClosedResourceError from error
-
-    async def send_eof(self) -> None:
-        raise NotImplementedError("a stream of ours has no half-close")
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()

@@ -135,6 +135,7 @@ class WebSocketStream(Stream):
         try:
             message = await self._socket.get_message()
         except trio_websocket.ConnectionClosed as error:
+            await trio.lowlevel.checkpoint()  # get_message() may not have been one
             self._check_open()
             if error.reason is not None and error.reason.code in (1000, 1001, 1005):
                 return b""
