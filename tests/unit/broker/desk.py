@@ -83,7 +83,12 @@ class Desk:
         self.config = config or BrokerConfig(broker_name="wire-a", broker_cluster_name="WireCluster")
         self.clock = Clock()
         self.disk = MemoryDisk()
-        small = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 64, "max_index_num": 256}
+        small = {
+            "mapped_file_size_commit_log": 1 << 20,
+            "mapped_file_size_consume_queue": 4_000,
+            "max_hash_slot_num": 64,
+            "max_index_num": 256,
+        }
         self.store = Store(
             self.disk,
             StoreConfig(store_path_root_dir="/store", **{**small, **store_settings}),

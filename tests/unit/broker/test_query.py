@@ -1,0 +1,202 @@
+"""rmq.broker.query: messages by time, offset and key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq.broker import query as module
+from rmq.message import PROPERTY_UNIQUE_KEY
+from rmq.protocol.bodies import ConsumeQueueData, ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.bodies import QueryConsumeQueueResponseBody as UnitsBody
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_records
+
+from .desk import START, Desk, Line, session
+
+NOT_FOUND = 22
+FOREVER = 2**63 - 1
+
+
+def filled() -> Desk:
+    """Six messages in queue 1 of T, stored a second apart."""
+    desk = Desk()
+    desk.topic("T")
+    for number in range(6):
+        desk.put("T", 1, f"body {number}".encode(), keys=("all", f"key-{number}"))
+        desk.clock.now += 1_000
+    return desk
+
+
+def offset(desk: Desk, code: int, **more: object) -> str:
+    header = {"topic": "T", "queueId": "1", **{key: str(value) for key, value in more.items()}}
+    reply = desk.ask(code, header)
+    assert reply.code == 0
+    return reply.ext.get("offset") or reply.ext["timestamp"]
+
+
+def test_ends_and_times_of_a_queue() -> None:
+    desk = filled()
+    assert offset(desk, RequestCode.GET_MAX_OFFSET) == "6"
+    assert offset(desk, RequestCode.GET_MIN_OFFSET) == "0"
+    assert offset(desk, RequestCode.GET_EARLIEST_MSG_STORETIME) == str(START)
+    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=START + 2_000) == "2"
+    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=0) == "0"
+    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=FOREVER) == "5"
+
+
+def test_a_queue_without_messages() -> None:
+    desk = filled()
+    assert offset(desk, RequestCode.GET_MAX_OFFSET, queueId=2) == "0"
+    assert offset(desk, RequestCode.GET_MIN_OFFSET, queueId=2) == "0"
+    assert offset(desk, RequestCode.GET_EARLIEST_MSG_STORETIME, queueId=2) == "-1"
+    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queueId=2, timestamp=1) == "0"
+
+
+def test_a_message_by_its_offset() -> None:
+    desk = filled()
+    physical = desk.put("T", 0, b"wanted")
+    reply = desk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical)})
+    assert reply.code == 0
+    assert [message.body for message in decode_records(reply.body)] == [b"wanted"]
+    refused = desk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical + 1)})
+    assert (refused.code, refused.remark) == (1, f"can not find message by the offset, {physical + 1}")
+    assert desk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "-1"}).code == 1
+
+
+def find(
+    desk: Desk, key: str, topic: str = "T", most: int = 64, unique: str = "false", **times: int
+) -> Command:
+    header = {
+        "topic": topic,
+        "key": key,
+        "maxNum": str(most),
+        "beginTimestamp": str(times.get("begin", 0)),
+        "endTimestamp": str(times.get("end", FOREVER)),
+        "_UNIQUE_KEY_QUERY": unique,
+    }
+    return desk.ask(RequestCode.QUERY_MESSAGE, header)
+
+
+def bodies(reply: Command) -> list[str]:
+    return [message.body.decode() for message in decode_records(reply.body)]
+
+
+def test_messages_by_key() -> None:
+    desk = filled()
+    reply = find(desk, "key-2")
+    assert (reply.code, bodies(reply)) == (0, ["body 2"])
+    assert reply.ext["indexLastUpdateTimestamp"] == str(START + 5_000)
+    assert int(reply.ext["indexLastUpdatePhyoffset"]) > 0
+    assert len(bodies(find(desk, "all"))) == 6
+    assert len(bodies(find(desk, "all", most=2))) == 2
+    assert len(bodies(find(desk, "all", begin=START + 1_000, end=START + 3_000))) == 3
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"key": "other"},
+        {"key": "key-1", "topic": "U"},
+        {"key": "key-1", "end": 1},
+        {"key": "all", "most": -1},
+    ],
+)
+def test_nothing_found(wanted: dict[str, Any]) -> None:
+    reply = find(filled(), **wanted)
+    assert (reply.code, reply.body) == (NOT_FOUND, b"")
+    assert reply.remark == "can not find message, maybe time range not correct"
+    assert "indexLastUpdateTimestamp" in reply.ext
+
+
+def test_a_message_with_another_key_of_the_same_hash_is_left_out() -> None:
+    desk = Desk()
+    desk.topic("T")
+    desk.put("T", keys=("AaAa",))
+    desk.put("T", keys=("BBBB",), body=b"wanted")
+    assert len(desk.store.lookup("T", "BBBB", 9, 0, FOREVER).physical_offsets) == 2
+    assert bodies(find(desk, "BBBB")) == ["wanted"]
+
+
+def test_a_message_of_another_topic_of_the_same_hash_is_left_out() -> None:
+    desk = Desk()
+    for topic in ("AaAa", "BBBB"):
+        desk.topic(topic)
+        desk.put(topic, keys=("k",), body=topic.encode())
+    assert len(desk.store.lookup("BBBB", "k", 9, 0, FOREVER).physical_offsets) == 2
+    assert bodies(find(desk, "k", "BBBB")) == ["BBBB"]
+
+
+def test_unique_keys_have_their_own_limit() -> None:
+    desk = Desk(default_query_max_num=2)
+    desk.topic("T")
+    for _ in range(3):
+        desk.put("T", properties={PROPERTY_UNIQUE_KEY: "ID1"}, index=("ID1",))
+    assert len(bodies(find(desk, "ID1", most=1, unique="true"))) == 2
+    assert len(bodies(find(desk, "ID1", most=1))) == 1
+
+
+def test_the_answer_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    desk.topic("T")
+    for _ in range(3):
+        desk.put("T", keys=("k",), body=bytes(400))
+    monkeypatch.setattr(module, "ANSWER_BYTES", 1_200)
+    assert len(bodies(find(desk, "k"))) == 2
+    monkeypatch.setattr(module, "ANSWER_BYTES", 100)
+    assert len(bodies(find(desk, "k"))) == 1
+
+
+def units(desk: Desk, **more: object) -> Command:
+    header = {"topic": "T", "queueId": "1", "index": "0", "count": "2"}
+    return desk.ask(
+        RequestCode.QUERY_CONSUME_QUEUE, header | {key: str(value) for key, value in more.items()}
+    )
+
+
+def test_units_of_a_queue() -> None:
+    desk = filled()
+    body = UnitsBody.from_json(units(desk, index=4, count=9).body)
+    unit = desk.store.unit("T", 1, 4)
+    assert unit is not None
+    assert (body.min_queue_index, body.max_queue_index, len(body.queue_data)) == (0, 6, 2)
+    assert body.queue_data[0] == ConsumeQueueData(*unit)
+    beyond = units(desk, index=6)
+    assert (beyond.code, beyond.remark) == (0, "Index 6 of 1@T is not exist!")
+    unknown = units(desk, queueId=3)
+    assert (unknown.code, unknown.remark) == (1, "3@T is not exist!")
+
+
+def test_units_of_one_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNITS_MAX", 3)
+    assert len(UnitsBody.from_json(units(filled(), count=2**31 - 1).body).queue_data) == 3
+
+
+def test_units_with_the_subscription_of_a_group() -> None:
+    desk = filled()
+    body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
+    assert (body.subscription_data, body.filter_data) == (None, "g@T is not online!")
+    wanted = SubscriptionData("T", "TagA")
+    data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[wanted])])
+    desk.clients.heartbeat(data, Line(), "JAVA", 407, START)
+    body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
+    assert (body.subscription_data, body.filter_data) == (wanted, None)
+
+
+def test_the_captured_queries_of_an_administrator() -> None:
+    """The header fields of each answer are those that a Java broker gives."""
+    desk = Desk()
+    desk.topic("WireTopic")
+    desk.put("WireTopic", keys=("key-1",))
+    seen = set()
+    for exchange in session("6_mqadmin"):
+        if exchange.code in desk.query.handlers():
+            response = desk.answer(exchange.command(), Line())
+            assert exchange.response is not None
+            assert response.code == exchange.response["code"]
+            assert response.ext.keys() == (exchange.response.get("ext") or {}).keys()
+            assert len(decode_records(response.body)) == 1
+            seen.add(exchange.code)
+    assert seen == {12, 33}
