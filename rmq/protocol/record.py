@@ -128,8 +128,8 @@ _HEAD = {
     )
 }
 _HOST_BITS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
-_SYS_FLAG = Struct(">i")
-_SYS_FLAG_AT: Final = 36
+_HEAD_V4: Final = _HEAD[0]
+_SHORT = Struct(">h")
 
 
 def decode_record(
@@ -141,21 +141,22 @@ def decode_record(
     bytes are not one whole record or its CRC is wrong.
     """
     try:
-        sys_flag = _SYS_FLAG.unpack_from(buffer, at + _SYS_FLAG_AT)[0]
-        form = _HEAD[sys_flag & _HOST_BITS]
+        form = _HEAD_V4
         fields = form.unpack_from(buffer, at)
-        size, magic, crc = fields[:3]
+        if fields[7] & _HOST_BITS:
+            form = _HEAD[fields[7] & _HOST_BITS]
+            fields = form.unpack_from(buffer, at)
+        size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag = fields[:8]
+        length = fields[14]
         body_at = at + form.size
-        topic_at = body_at + fields[14]
+        topic_at = body_at + length
         properties_at = topic_at + 1 + buffer[topic_at]
-        end = (
-            properties_at + 2 + int.from_bytes(buffer[properties_at : properties_at + 2], "big", signed=True)
-        )
+        end = properties_at + 2 + _SHORT.unpack_from(buffer, properties_at)[0]
         topic = str(buffer[topic_at + 1 : properties_at], "utf-8")
         properties = str(buffer[properties_at + 2 : end], "utf-8")
     except (struct_error, IndexError, UnicodeDecodeError) as error:
         raise CorruptRecord("record", at, str(error)) from None
-    if magic != MESSAGE_MAGIC or end != at + size or end > len(buffer) or fields[14] < 0:
+    if magic != MESSAGE_MAGIC or end != at + size or end > len(buffer) or length < 0 or at < 0:
         raise CorruptRecord("record", at, f"size {size}, magic {magic:#x} and lengths do not agree")
     body = bytes(buffer[body_at:topic_at])
     if check_crc and crc != zlib.crc32(body) & 0x7FFF_FFFF:
@@ -164,13 +165,13 @@ def decode_record(
         body = decompress(body, sys_flag)
     return StoredMessage(
         topic,
-        fields[3],
-        fields[5],
-        fields[6],
+        queue_id,
+        queue_offset,
+        physical_offset,
         size,
         body,
         engine.parse_properties(properties),
-        fields[4],
+        flag,
         sys_flag,
         crc,
         fields[8],
@@ -259,31 +260,48 @@ def decompress(body: bytes, sys_flag: int) -> bytes:
     if kind is None:
         raise RemoteProtocolError(f"compression type {(sys_flag & SYS_COMPRESSION_MASK) >> 8} is not known")
     try:
-        plain = _decompress(body, kind)
+        plain, whole = _OPEN[kind](body)
     except (zlib.error, RuntimeError, EOFError) as error:
         raise RemoteProtocolError(f"the {kind.name} body cannot be read: {error}") from None
     if len(plain) > BODY_MAX:
-        raise RemoteProtocolError(f"the body grows over {BODY_MAX} bytes")
+        raise RemoteProtocolError(f"the {kind.name} body grows over {BODY_MAX} bytes")
+    if not whole:
+        raise RemoteProtocolError(f"the {kind.name} body is cut off")
     return plain
 
 
-def _decompress(body: bytes, kind: CompressionType) -> bytes:
-    if kind is CompressionType.ZLIB:
-        stream = zlib.decompressobj()
-        plain = stream.decompress(body, BODY_MAX + 1)
-        if not stream.eof and len(plain) <= BODY_MAX:
-            raise zlib.error("the stream is cut off")
-        return plain
-    codec = _codec(kind)
-    if kind is CompressionType.LZ4:
-        unpacked: bytes = codec.LZ4FrameDecompressor().decompress(body, BODY_MAX + 1)
-        return unpacked
+def _open_zlib(body: bytes) -> tuple[bytes, bool]:
+    """The plain bytes, at most one more than allowed, and whether the stream ended there."""
+    stream = zlib.decompressobj()
+    return stream.decompress(body, BODY_MAX + 1), stream.eof
+
+
+def _open_lz4(body: bytes) -> tuple[bytes, bool]:
+    stream = _codec(CompressionType.LZ4).LZ4FrameDecompressor()
+    return stream.decompress(body, BODY_MAX + 1), stream.eof
+
+
+def _open_zstd(body: bytes) -> tuple[bytes, bool]:
+    codec = _codec(CompressionType.ZSTD)
+    stream = codec.ZstdDecompressor().decompressobj()
+    parts, size = [], 0
     try:
-        reader = codec.ZstdDecompressor().stream_reader(body)
-        streamed: bytes = reader.read(BODY_MAX + 1)
-        return streamed
+        # It has no limit of its own: 1 KiB holds at most some 300 blocks, each of 128 KiB when open.
+        for at in range(0, len(body), 1024):
+            parts.append(stream.decompress(body[at : at + 1024]))
+            size += len(parts[-1])
+            if size > BODY_MAX or stream.eof:
+                break
     except codec.ZstdError as error:
         raise RuntimeError(str(error)) from None
+    return b"".join(parts), stream.eof
+
+
+_OPEN: Final = {
+    CompressionType.ZLIB: _open_zlib,
+    CompressionType.LZ4: _open_lz4,
+    CompressionType.ZSTD: _open_zstd,
+}
 
 
 def _codec(kind: CompressionType) -> Any:
@@ -320,8 +338,11 @@ def host_bytes(text: str) -> bytes:
 def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     """What the index holds of a message: its unique key first, then its keys, split at single blanks."""
     unique = properties.get(PROPERTY_UNIQUE_KEY)
-    keys = tuple(key for key in properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key)
-    return (unique, *keys) if unique else keys
+    text = properties.get(PROPERTY_KEYS)
+    if not text:
+        return (unique,) if unique else ()
+    keys = [key for key in text.split(KEY_SEPARATOR) if key]
+    return (unique, *keys) if unique else tuple(keys)
 
 
 def record_of(
