@@ -210,7 +210,7 @@ def _known(
     at, end = _FIELDS_AT, len(header)
     rest, texts = [], []
     for start, _, _ in places:
-        found = header.find(start, at)
+        found = header.find(start, at, end - 2)
         if found < 0:
             return None
         rest.append(header[at:found])

@@ -39,6 +39,8 @@ class Decoder:
 
         Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further.
         """
+        if data.__class__ is not bytes:
+            data = bytes(data)  # a WebSocket gives bytearrays; the engine keeps slices as keys
         partial = self._partial
         if not partial:
             commands, consumed = engine.split_frames(data, self.max_frame)

@@ -1,0 +1,253 @@
+"""The hot functions: they must give what the general ones give, whatever was seen before."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmq.errors import RemoteProtocolError
+from rmq.protocol import _binary, engine, headers
+from rmq.protocol.codes import LanguageCode
+from rmq.protocol.command import JSON, ROCKETMQ, Command, Decoder, encode
+
+pytestmark = pytest.mark.usefixtures("codec_path")
+
+FORMS = [JSON, ROCKETMQ]
+
+
+def request(serialization: int, opaque: int = 7) -> Command:
+    return Command(310, opaque, serialization=serialization)
+
+
+def decoded(frame: bytes) -> Command:
+    (command,) = Decoder().feed(frame)
+    return command
+
+
+# --- replies ---
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("queue_id", "offset", "opaque"), [(0, 0, 0), (3, 17, 1005), (2**31 - 1, 2**63 - 1, -(2**31))]
+)
+def test_the_reply_to_a_send(form: int, queue_id: int, offset: int, opaque: int) -> None:
+    asked = request(form, opaque)
+    msg_id = "7F00000100002A9F0000000000000400"
+    reply = decoded(engine.encode_send_reply(asked, msg_id, queue_id, offset, "DefaultRegion", "true"))
+    assert (reply.code, reply.opaque, reply.flag, reply.serialization) == (0, opaque, 1, form)
+    assert (reply.language, reply.version, reply.remark, reply.body) == ("PYTHON", 407, None, b"")
+    assert reply.ext == {
+        "msgId": msg_id,
+        "queueId": str(queue_id),
+        "queueOffset": str(offset),
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("region", ["", 'a"b\\c', "山\n", "x" * 300])
+def test_a_region_of_any_text(form: int, region: str) -> None:
+    for msg_id in ("AB", "CD" * 28):
+        frame = engine.encode_send_reply(request(form), msg_id, 1, 2, region, "false")
+        assert decoded(frame).ext["MSG_REGION"] == region
+        assert decoded(frame).ext["msgId"] == msg_id
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_send_reply_has_the_names_that_java_has(form: int, golden: Path) -> None:
+    captured = json.loads((golden / "frames" / "05_send_response.json").read_text())
+    frame = engine.encode_send_reply(
+        request(form, 1005), "7F00000100002A9F0000000000000400", 2, 17, "DefaultRegion", "true"
+    )
+    assert decoded(frame).ext == captured["ext_fields"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("code", "remark", "body"),
+    [(0, "FOUND", b"x" * 500), (19, "NO_MATCHED_MESSAGE", b""), (21, 'a "b"', b"")],
+)
+def test_the_head_of_a_pulls_answer(form: int, code: int, remark: str, body: bytes) -> None:
+    head = engine.encode_pull_reply_head(request(form), code, remark, (1, 44, 0, 2**40), len(body))
+    reply = decoded(head + body)
+    assert (reply.code, reply.opaque, reply.flag, reply.remark) == (code, 7, 1, remark)
+    assert (reply.body, reply.serialization) == (body, form)
+    assert reply.read(headers.PullMessageResponseHeader) == headers.PullMessageResponseHeader(1, 44, 0, 2**40)
+
+
+def test_queue_units(golden: Path) -> None:
+    units = [(0, 170, 0), (170, 200, -1), (2**62, 2**31 - 1, -(2**63))]
+    assert engine.encode_queue_units(units) == b"".join(struct.pack(">qiq", *unit) for unit in units)
+    assert engine.encode_queue_units([]) == b""
+
+
+def test_the_header_says_how_long_it_is() -> None:
+    for form in FORMS:
+        frame = engine.encode_send_reply(request(form), "AB", 1, 2, "R", "true")
+        length, word = struct.unpack_from(">iI", frame)
+        assert (length, word >> 24, word & 0xFFFFFF) == (len(frame) - 4, form, len(frame) - 8)
+
+
+# --- frames ---
+
+
+def test_split_says_how_much_it_took() -> None:
+    frame = encode(Command.request(105, {"topic": "T"}))
+    for extra in range(len(frame)):
+        commands, consumed = engine.split_frames(frame * 3 + frame[:extra], 1 << 24)
+        assert (len(commands), consumed) == (3, 3 * len(frame))
+    assert engine.split_frames(b"", 1 << 24) == ([], 0)
+
+
+def test_frame_size() -> None:
+    assert engine.frame_size(b"xx\0\0\1\0", 2) == 260
+    with pytest.raises(RemoteProtocolError):
+        engine.frame_size(b"\0\0\1\0", 0, 255)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_language_goes_over_the_wire(form: int, golden: Path) -> None:
+    for language in LanguageCode:
+        command = Command(105, 1, language=language.name, serialization=form)
+        assert decoded(encode(command)).language == language.name
+    captured = json.loads((golden / "codes.json").read_text())["enums"]["LanguageCode"]
+    numbers = {
+        name: entry["code"] if isinstance(entry, dict) else entry
+        for name, entry in _members(captured).items()
+    }
+    assert {name: numbers[name] for name in ("JAVA", "CPP", "PYTHON", "GO")} == {
+        "JAVA": 0,
+        "CPP": 1,
+        "PYTHON": 3,
+        "GO": 9,
+    }
+    assert numbers == {language.name: int(language) for language in LanguageCode}
+
+
+def _members(captured: dict[str, Any]) -> dict[str, Any]:
+    values = captured.get("values", captured)
+    return values if isinstance(values, dict) else {entry["name"]: entry for entry in values}
+
+
+# --- binary headers seen before ---
+
+ROOTS = {
+    310: {"a": "G", "b": "T", "c": "TBW102", "d": "4", "e": "2", "f": "0", "g": "1700000000123", "h": "0"}
+    | {"i": "KEYS\x01k", "j": "0", "k": "false", "m": "false"},
+    11: {"consumerGroup": "G", "topic": "T", "queueId": "1", "queueOffset": "42", "maxMsgNums": "32"}
+    | {"sysFlag": "2", "commitOffset": "40", "suspendTimeoutMillis": "15000", "subscription": "*"}
+    | {"subVersion": "1", "expressionType": "TAG"},
+    15: {"consumerGroup": "G", "topic": "T", "queueId": "1", "commitOffset": "40"},
+}
+
+
+def binary(code: int, ext: dict[str, str]) -> bytes:
+    return encode(Command(code, 7, ext=ext, serialization=ROCKETMQ))[8:]
+
+
+def outcome(header: bytes, *, general: bool) -> Any:
+    """What the reader makes of a header: its values, or that it is refused."""
+    try:
+        command = _binary._general(header) if general else _binary.read_binary(header)
+    except (RemoteProtocolError, struct.error, UnicodeDecodeError, IndexError):
+        return "no command"
+    try:
+        kind = headers.REQUEST_HEADERS.get(command.code) or headers.RpcRequestHeader
+        value = attrs.astuple(command.read(kind))
+    except RemoteProtocolError:
+        value = "no header"
+    return (
+        command.code,
+        command.opaque,
+        command.language,
+        command.version,
+        command.remark,
+        dict(command.ext),
+        value,
+    )
+
+
+VALUES = st.sampled_from(
+    ["", "0", "7", "-1", "g", "i", "x", "12345678901234567", "9" * 19, "9" * 30, "1.0", "\u0663", "true"]
+)
+TRICKS = st.sampled_from(
+    ["\0\1g\0\0", "\0\1i\0\0", "\0\1g\0\0\0\x01", "queueOffset\0\0", "\0\x0ccommitOffset\0\0"]
+)
+
+
+@settings(max_examples=1500)
+@given(st.data())
+def test_what_was_seen_does_not_change_what_is_read(data: st.DataObject) -> None:
+    code = data.draw(st.sampled_from(sorted(ROOTS)))
+    names = data.draw(st.permutations(sorted(ROOTS[code]))) if data.draw(st.booleans()) else list(ROOTS[code])
+    ext = {name: ROOTS[code][name] for name in names}
+    assert outcome(binary(code, ext), general=False) == outcome(binary(code, ext), general=True)
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from([*names, "Signature"]))
+        ext[name] = data.draw(VALUES | TRICKS)
+        if data.draw(st.integers(0, 4)) == 0:
+            del ext[name]
+        header = bytearray(binary(code, ext))
+        if data.draw(st.booleans()):
+            header[data.draw(st.integers(0, len(header) - 1))] = data.draw(st.integers(0, 255))
+        assert outcome(bytes(header), general=False) == outcome(bytes(header), general=True)
+
+
+def test_a_header_seen_before_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ext = ROOTS[310] | {"b": "OnlyHere", "AccessKey": "me", "Signature": "s1="}
+    assert outcome(binary(310, ext), general=False) == outcome(binary(310, ext), general=True)
+    monkeypatch.setattr(_binary, "_general", None)
+    again = _binary.read_binary(
+        binary(310, ext | {"g": "1800000000000", "i": "KEYS\x01other", "Signature": "s22="})
+    )
+    assert again.header.born_timestamp == 1_800_000_000_000
+    assert again.header.properties == "KEYS\x01other"
+    assert again.header.topic == "OnlyHere"
+
+
+def test_the_same_name_twice_is_read_in_full() -> None:
+    first = binary(310, ROOTS[310])
+    entry = b"\0\1g\0\0\0\1" + b"5"
+    ext_length = struct.unpack_from(">i", first, 17)[0]
+    header = first[:17] + struct.pack(">i", ext_length + len(entry)) + first[21:] + entry
+    for _ in range(3):
+        command = _binary.read_binary(header)
+        assert command.read(headers.SendMessageRequestHeader).born_timestamp == 5
+
+
+def test_a_value_may_not_reach_over_the_end_of_a_known_header() -> None:
+    ext = {name: text for name, text in ROOTS[310].items() if name not in "jkm"}
+    header = binary(310, ext)
+    assert outcome(header, general=False) == outcome(header, general=True)
+    at = header.index(b"KEYS") - 1
+    for length in (7, 8, 200):
+        longer = header[:at] + bytes([length]) + header[at + 1 :]
+        with pytest.raises(RemoteProtocolError):
+            _binary.read_binary(longer)
+
+
+def test_memory_of_what_was_seen_is_bounded() -> None:
+    seen = _binary._SEEN[15]
+    for number in range(5000):
+        _binary.read_binary(binary(15, ROOTS[15] | {"topic": f"Topic{number}"}))
+    assert len(seen.orders) <= 4
+    assert all(len(known) <= 2048 for known in seen.orders.values())
+    before = sum(map(len, seen.orders.values()))
+    _binary.read_binary(binary(15, ROOTS[15] | {"topic": "x" * 100_000}))
+    assert sum(map(len, seen.orders.values())) == before
+    for order in range(20):
+        names = list(ROOTS[11])
+        names.insert(order % len(names), names.pop())
+        _binary.read_binary(
+            binary(11, {name: ROOTS[11][name] for name in names} | ({"Signature": "x"} if order % 2 else {}))
+        )
+    assert len(_binary._SEEN[11].orders) <= 4
