@@ -39,7 +39,7 @@ def delay_table(text: str) -> dict[int, int]:
     Java refuses too.
     """
     table = {}
-    for level, part in enumerate(text.split(" "), 1):
+    for level, part in enumerate((text.rstrip(" ") or text).split(" "), 1):
         match = re.fullmatch(r"([0-9]{1,18})([smhd])", part)
         if match is None:
             raise ValueError(f"{part!r} is not a number followed by s, m, h or d")

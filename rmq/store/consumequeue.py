@@ -38,6 +38,7 @@ class ConsumeQueue:
     __slots__ = (
         "_disk",
         "_files",
+        "_synced",
         "_tail",
         "_tail_start",
         "end",
@@ -68,6 +69,7 @@ class ConsumeQueue:
         self._disk = disk
         self._tail = bytearray()
         self._tail_start = 0
+        self._synced = 0  # bytes; the files before it were synced
         self.start = 0
         self.end = 0
         self.next = 0
@@ -119,6 +121,7 @@ class ConsumeQueue:
 
     def _set_end(self, end: int) -> None:
         self.end = self.next = self._tail_start = end
+        self._synced = end * UNIT
         self._tail.clear()
         self.pending.clear()
         last = self._unit_in_file(end - 1) if end * UNIT > self._files.start else (0, 0, 0)
@@ -166,16 +169,17 @@ class ConsumeQueue:
         at = self._tail_start * UNIT
         if not self._files.bases and at % self._files.file_size:
             self._files.write(at - at % self._files.file_size, _FILLER * (at % self._files.file_size // UNIT))
-        self._files.write(at, self._tail)
+        self._synced = min(self._synced, at)
+        self._files.write(at, bytes(self._tail))  # a view in a traceback would keep the tail from growing
         self._tail_start = self.end
         self._tail = bytearray()
         return True
 
     def sync(self) -> None:
-        """Sync the files that were written last. Thread-safe."""
-        self._files.sync(
-            max(self._files.start, self._files.stop - 2 * self._files.file_size), self._files.stop
-        )
+        """Sync the files that were written since the last sync. Thread-safe."""
+        stop = self._tail_start * UNIT
+        self._files.sync(self._synced, stop)
+        self._synced = stop
 
     # ---- reading ----
 

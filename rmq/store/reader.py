@@ -155,7 +155,7 @@ def _scan(
             if not gather.count:
                 status = NO_MATCHED_MESSAGE
             continue
-        if physical < log_start or physical + size > log_end:
+        if physical < log_start or physical + size > log_end or size <= 0:
             if not gather.count:
                 status = MESSAGE_WAS_REMOVING
             resume_at = log.next_file(physical)

@@ -132,6 +132,10 @@ class Segments:
         """Write over as many files as it takes, making new ones. Raises StoreError; then any prefix may be
         there.
         """
+        at = address % self.file_size
+        if at + len(data) <= self.file_size:
+            self.make(address).write(at, data)
+            return
         view = memoryview(data)
         while view:
             at = address % self.file_size

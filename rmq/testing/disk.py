@@ -310,7 +310,8 @@ class MemoryDisk:
         if self.capacity is None:
             return DiskUsage(0.01, 1 << 50)
         used = self._used()
-        return DiskUsage(-(-used * 100 // max(self.capacity, 1)) / 100, max(self.capacity - used, 0))
+        free = max(self.capacity - used, 0)
+        return DiskUsage(-(-used * 100 // (used + free)) / 100 if free else 1.0, free)
 
     def lock(self, path: str) -> _Lock:
         """See Disk."""

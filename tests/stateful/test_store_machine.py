@@ -70,6 +70,14 @@ class StoreMachine(RuleBasedStateMachine):
         sys_flag=st.sampled_from([0, 0, 0, 8, PREPARED]),
     )
     def put(self, queue: tuple[str, int], size: int, sys_flag: int) -> None:
+        self.put_one(queue, size, sys_flag)
+
+    @rule(queue=st.sampled_from(QUEUES), count=st.integers(5, 25))
+    def put_many(self, queue: tuple[str, int], count: int) -> None:
+        for _ in range(count):
+            self.put_one(queue, 10, 0)
+
+    def put_one(self, queue: tuple[str, int], size: int, sys_flag: int) -> None:
         self.count += 1
         body, key = b"%d:" % self.count + b"x" * size, f"KEY{self.count:06d}"
         record = Record(*queue, body, f"UNIQ_KEY\x01{key}", sys_flag=sys_flag, keys=(key,))

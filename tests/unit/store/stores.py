@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rmq.message import tags_code
-from rmq.protocol.record import Record, encode_properties
+from rmq.protocol.record import Record, decode_records, encode_properties
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk
 from rmq.store.store import Store
@@ -39,11 +39,11 @@ def small_config(root: str = ROOT, **settings: Any) -> StoreConfig:
 
 def make_store(disk: Disk | None = None, clock: Clock | None = None, **settings: Any) -> Store:
     """A store that is not loaded yet."""
-    root = settings.pop("root", ROOT)
+    root, store_host = settings.pop("root", ROOT), settings.pop("store_host", HOST)
     return Store(
         disk if disk is not None else MemoryDisk(),
         small_config(root, **settings),
-        store_host=settings.pop("store_host", HOST),
+        store_host=store_host,
         now_ms=clock or Clock(),
         memory_bytes=1 << 30,
     )
@@ -98,8 +98,6 @@ def fill(store: Store, count: int, **fields: Any) -> None:
 
 def bodies(store: Store, topic: str = "Orders", queue_id: int = 0) -> list[bytes]:
     """The bodies of a whole queue, read as a consumer reads them."""
-    from rmq.protocol.record import decode_records
-
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):

@@ -218,7 +218,7 @@ def test_a_page_lost_inside_properties_is_not_a_good_record() -> None:
     store = open_store(disk, mapped_file_size_commit_log=65536)
     send(store, record("first"), record("long", note="x" * 20_000), record("last"))
     disk.open(LOG, 65536).write(8192, bytes(4096))
-    again = open_store(disk, mapped_file_size_commit_log=65536)
+    again = open_store(disk.copy(), mapped_file_size_commit_log=65536)
     assert bodies(again) == [b"first"]
 
 

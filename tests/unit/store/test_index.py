@@ -1,0 +1,225 @@
+"""The key index: hash, order, roll over, times."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq.message import java_hash
+from rmq.store.index import Index, KeyHash
+from rmq.testing.disk import MemoryDisk
+
+from .stores import START_MS, Clock, open_store, record, send
+
+FOLDER = "/data/store/index"
+
+
+def entry(number: int, key: str | None = None, step_ms: int = 1000) -> tuple[str, tuple[str, ...], int, int]:
+    return "Orders", (key or f"K{number}",), number * 100, START_MS + number * step_ms
+
+
+def make(disk: MemoryDisk | None = None, slots: int = 16, capacity: int = 20) -> Index:
+    index = Index(disk or MemoryDisk(), FOLDER, slots, capacity)
+    index.load(None)
+    return index
+
+
+def test_hashes_are_java_s(golden: Path) -> None:
+    key_hash = KeyHash()
+    vectors: Any = json.loads((golden / "index_hash.json").read_text())["vectors"]
+    assert len(vectors) > 40
+    for row in vectors:
+        assert key_hash(row["topic"], row["key"]) == row["key_hash"], row
+
+
+@given(
+    st.text(st.characters(codec="utf-16"), max_size=8),
+    st.text(st.characters(codec="utf-16"), max_size=12) | st.text("0123456789ABCDEF", max_size=40),
+)
+def test_hashes_agree_with_the_plain_rule(topic: str, key: str) -> None:
+    plain = abs(java_hash(f"{topic}#{key}"))
+    assert KeyHash()(topic, key) == (0 if plain == 0x80000000 else plain)
+    many = KeyHash()
+    many._LIMIT = 1  # type: ignore[misc]
+    assert many(topic, "first") == many(topic, "first")
+    assert many(topic, key) == (0 if plain == 0x80000000 else plain)
+
+
+def test_the_hash_that_has_no_absolute_value_is_zero() -> None:
+    target = next(
+        f"{a}{b}"
+        for a in map("{:c}".format, range(33, 127))
+        for b in [_completing(a)]
+        if b and abs(java_hash(f"T#{a}{b}")) == 0x80000000
+    )
+    assert KeyHash()("T", target) == 0
+
+
+def _completing(start: str) -> str | None:
+    """Letters that bring the hash of T#start… to -2147483648, found digit by digit."""
+    need = (0x80000000 - java_hash(f"T#{start}") * 31**6) & 0xFFFFFFFF
+    for carry in range(2):
+        rest, letters = need + carry * (1 << 32), []
+        for power in range(5, -1, -1):
+            digit = min(max((rest - 40 * sum(31**p for p in range(power))) // 31**power, 33), 126)
+            letters.append(chr(digit))
+            rest -= digit * 31**power
+        if rest == 0:
+            return "".join(letters)
+    return None
+
+
+def test_entries_are_found_newest_first_and_by_time() -> None:
+    index = make()
+    index.add([entry(number, "same") for number in range(5)], START_MS)
+    assert index.find("Orders", "same", 0, 1 << 60, 64) == [400, 300, 200, 100, 0]
+    assert index.find("Orders", "same", 0, 1 << 60, 2) == [400, 300]
+    assert index.find("Orders", "same", START_MS + 1000, START_MS + 3000, 64) == [300, 200, 100]
+    assert index.find("Orders", "same", START_MS + 10_000, 1 << 60, 64) == []
+    assert index.find("Orders", "other", 0, 1 << 60, 64) == []
+    assert index.find("Other", "same", 0, 1 << 60, 64) == []
+
+
+def test_a_full_file_is_followed_by_another() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    for number in range(100):
+        index.add([entry(number)], START_MS + number * 1000)
+    assert [file.count for file in index.files] == [20, 20, 20, 20, 20, 6]
+    assert all(file.full for file in index.files[:-1])
+    for number in range(100):
+        assert index.find("Orders", f"K{number}", 0, 1 << 60, 64) == [number * 100]
+    names = disk.list(FOLDER)
+    stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(START_MS // 1000))
+    assert names[0] == f"{stamp}{START_MS % 1000:03d}"
+    again = make(disk)
+    assert again.find("Orders", "K42", 0, 1 << 60, 64) == [4200]
+    assert again.end_offset == 9900
+
+
+def test_keys_of_one_record_may_lie_in_two_files() -> None:
+    index = make(capacity=4)
+    index.add([("Orders", ("a", "b", "c", "d", "e", "f", "g"), 50, START_MS)], START_MS)
+    assert len(index.files) == 3
+    assert all(index.find("Orders", key, 0, 1 << 60, 9) == [50] for key in "abcdefg")
+
+
+def test_files_made_in_one_millisecond_have_names_in_order() -> None:
+    disk = MemoryDisk()
+    index = make(disk, capacity=3)
+    index.add([entry(number) for number in range(9)], START_MS)
+    index.add([entry(number) for number in range(9, 12)], START_MS - 5000)  # the clock was set back
+    assert [os.path.basename(file.path) for file in index.files] == disk.list(FOLDER)
+    assert len(index.files) == 6
+    assert all(make(disk, capacity=3).find("Orders", f"K{n}", 0, 1 << 60, 9) == [n * 100] for n in range(12))
+
+
+def test_after_a_crash_files_past_the_checkpoint_are_made_again() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    index.add([entry(number) for number in range(50)], START_MS)
+    assert index.sync() == START_MS + 37_000
+    crashed = Index(disk, FOLDER, 16, 20)
+    crashed.load(START_MS + 37_000)
+    assert len(crashed.files) == 2
+    assert crashed.end_offset == 3700
+    assert len(disk.list(FOLDER)) == 2
+
+
+def test_a_file_of_another_size_is_made_again() -> None:
+    disk = MemoryDisk()
+    index = make(disk)
+    index.add([entry(number) for number in range(50)], START_MS)
+    other = make(disk, capacity=30)
+    assert other.files == []
+    assert disk.list(FOLDER) == []
+
+
+def test_trim_and_truncate() -> None:
+    index = make()
+    index.add([entry(number) for number in range(100)], START_MS)
+    assert index.trim(2000) == 1
+    assert index.find("Orders", "K5", 0, 1 << 60, 9) == []
+    assert index.find("Orders", "K19", 0, 1 << 60, 9) == [1900]
+    index.truncate(9000)
+    assert index.end_offset == 7500
+    assert index.trim(1 << 40) == len(index.files) + index.trim(0) + 2 or len(index.files) == 1
+    assert len(index.files) == 1, "the last file stays"
+
+
+def test_a_chain_that_a_broken_file_makes_a_ring_ends() -> None:
+    disk = MemoryDisk()
+    index = make(disk, slots=1)
+    index.add([entry(number, "same") for number in range(5)], START_MS)
+    segment = index.files[0].segment
+    at = 40 + 4 + 2 * 20 + 16
+    segment.writable(at + 4)[at : at + 4] = (4).to_bytes(4, "big")  # entry 2 points forward
+    assert index.find("Orders", "same", 0, 1 << 60, 64) == [400, 300, 200, 100]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_index_catches_up_after_it_was_off(enabled: bool) -> None:
+    disk = MemoryDisk()
+    store = open_store(disk, message_index_enable=False)
+    for number in range(100):
+        send(store, record("x", unique=f"K{number}", keys="shared a"))
+    store.close()
+    again = open_store(disk, message_index_enable=enabled)
+    assert again.dispatch_behind_bytes == (again.max_physical_offset if enabled else 0)
+    send(again, record("y", unique="K100", keys="shared"))
+    steps = 1
+    while again.dispatch(30):
+        steps += 1
+    assert steps == (4 if enabled else 1)
+    assert len(again.query("Orders", "shared", 200, 0, 1 << 60)) == (64 if enabled else 0)
+    for number in (0, 50, 100):
+        assert len(again.query("Orders", f"K{number}", 9, 0, 1 << 60)) == enabled
+
+
+def test_commit_helps_when_the_backlog_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.store.store._COUNT_BACKLOG", 40)
+    store = open_store()
+    for number in range(200):
+        send(store, record("x", unique=f"K{number}"))
+        assert len(store._reput) <= 41
+
+
+def test_keys_of_rolled_back_records_are_not_indexed() -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    send(store, record("half", unique="HALF", sys_flag=4), record("rolled", unique="ROLLED", sys_flag=12))
+    send(store, record("done", unique="DONE", sys_flag=8))
+    for each in (store, open_store(disk.copy(), clock)):
+        while each.dispatch():
+            pass
+        found = {
+            key: len(each.lookup("Orders", key, 9, 0, 1 << 60).physical_offsets)
+            for key in ("HALF", "ROLLED", "DONE")
+        }
+        assert found == {"HALF": 1, "ROLLED": 0, "DONE": 1}
+
+
+def test_query_leaves_out_other_keys_with_the_same_hash() -> None:
+    store = open_store()
+    send(store, record("one", keys="AaAa"), record("two", keys="BBBB"))
+    assert len(store.lookup("Orders", "AaAa", 9, 0, 1 << 60).physical_offsets) == 2
+    assert [message.body for message in store.query("Orders", "AaAa", 9, 0, 1 << 60)] == [b"one"]
+
+
+def test_lookup_says_how_far_the_index_reaches() -> None:
+    clock = Clock()
+    store = open_store(clock=clock)
+    assert store.lookup("Orders", "a", 9, 0, 1 << 60) == ([], 0, 0)
+    send(store, record("one", keys="a"))
+    clock.now_ms += 7
+    send(store, record("two", keys="a"))
+    found = store.lookup("Orders", "a", 9, 0, 1 << 60)
+    assert found.index_timestamp == START_MS + 7
+    assert found.index_offset == found.physical_offsets[1]

@@ -1,0 +1,186 @@
+"""Expiry by age and by the disk's watermarks."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rmq.store.config import StoreConfig
+from rmq.store.disk import DiskUsage
+from rmq.store.retention import disk_state, why_clean
+from rmq.store.store import Store
+from rmq.testing.disk import MemoryDisk
+
+from .stores import ROOT, START_MS, Clock, bodies, open_store, record, send
+
+HOUR_MS = 3_600_000
+ALL_DAY = ";".join(f"{hour:02d}" for hour in range(24))
+
+
+def usage(percent: float, free: int = 1 << 40) -> DiskUsage:
+    return DiskUsage(percent / 100, free)
+
+
+def filled(clock: Clock, **settings: object) -> tuple[MemoryDisk, Store]:
+    """A store of about 10 log files, one an hour."""
+    disk = MemoryDisk()
+    store = open_store(disk, clock, **settings)
+    for number in range(100):
+        send(store, record(f"message {number} " + "x" * 250, unique=f"K{number}"))
+        clock.now_ms += HOUR_MS // 10
+    while store.dispatch():
+        pass
+    return disk, store
+
+
+def log_files(disk: MemoryDisk) -> int:
+    return len(disk.list(f"{ROOT}/commitlog"))
+
+
+def test_why_files_go() -> None:
+    config = StoreConfig(delete_when="04", disk_min_free_bytes=1000)
+    four = START_MS - START_MS % HOUR_MS
+    while time.localtime(four // 1000).tm_hour != 4:
+        four += HOUR_MS
+    assert why_clean(usage(50), config, four) == "time"
+    assert why_clean(usage(50), config, four + HOUR_MS) == ""
+    assert why_clean(usage(75), config, four + HOUR_MS) == ""
+    assert why_clean(usage(76), config, four + HOUR_MS) == "space"
+    assert why_clean(usage(85), config, four + HOUR_MS) == "space"
+    assert why_clean(usage(86), config, four + HOUR_MS) == "forced"
+    assert why_clean(usage(10, 1999), config, four + HOUR_MS) == "forced"
+    gentle = StoreConfig(delete_when="04", clean_file_forcibly_enable=False)
+    assert why_clean(usage(99), gentle, four + HOUR_MS) == "space"
+    twice = StoreConfig(delete_when="05;04")
+    assert why_clean(usage(50), twice, four + HOUR_MS) == "time"
+
+
+def test_sends_are_refused_over_the_highest_watermark() -> None:
+    config = StoreConfig(disk_min_free_bytes=1000)
+    assert disk_state(usage(90), config).writable
+    full = disk_state(usage(91), config)
+    assert not full.writable
+    assert "91% full" in full.reason
+    assert "over 90 %" in full.reason
+    short = disk_state(usage(10, 999), config)
+    assert not short.writable
+    assert "under 1000 free bytes" in short.reason
+
+
+def test_disk_state_looks_once_a_second() -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    assert store.disk_state().writable
+    disk.capacity = 0
+    assert store.disk_state().writable
+    clock.now_ms += 1000
+    assert not store.disk_state().writable
+
+
+def test_files_go_by_age_in_order_and_whole() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=5, delete_when=ALL_DAY)
+    before, start = log_files(disk), store.min_physical_offset
+    report = store.clean(clock.now_ms)
+    assert report.reason == "time"
+    assert 0 < report.log_files < before
+    assert log_files(disk) == before - report.log_files
+    assert store.min_physical_offset == start + report.log_files * 4096
+    first = store.min_offset("Orders", 0)
+    assert 30 < first < 55
+    assert store.message_time("Orders", 0, first) >= clock.now_ms - 6 * HOUR_MS
+    assert bodies(store)[0].startswith(b"message %d " % first)
+    assert store.get("Orders", 0, 0, 32).next_queue_offset == first
+    assert (store.clean(clock.now_ms).log_files, report.reason) == (0, "time")
+
+
+def test_queues_and_index_go_with_the_log() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=3, delete_when=ALL_DAY)
+    clock.now_ms += 10_000
+    store.dispatch()
+    queue_files = disk.list(f"{ROOT}/consumequeue/Orders/0")
+    assert len(queue_files) == 10
+    report = store.clean(clock.now_ms)
+    first = store.min_offset("Orders", 0)
+    assert disk.list(f"{ROOT}/consumequeue/Orders/0")[0] == f"{first // 10 * 200:020d}"
+    assert report.queue_files == first // 10
+    assert report.index_files > 0
+    assert store.query("Orders", "K1", 5, 0, 1 << 60) == []
+    assert len(store.query("Orders", f"K{first}", 5, 0, 1 << 60)) == 1
+    expected = bodies(store)
+    store.close()
+    again = open_store(disk, clock)
+    assert bodies(again) == expected
+    assert again.min_offset("Orders", 0) == first
+
+
+def test_the_last_file_never_goes() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=1, delete_when=ALL_DAY)
+    clock.now_ms += 1000 * HOUR_MS
+    for _ in range(5):
+        store.clean(clock.now_ms)
+    assert log_files(disk) == 1
+    assert store.max_physical_offset > store.min_physical_offset
+    send(store, record("still works"))
+    assert bodies(store)[-1] == b"still works"
+
+
+def test_a_queue_that_lost_all_its_messages_keeps_counting() -> None:
+    clock = Clock()
+    disk = MemoryDisk()
+    store = open_store(disk, clock, file_reserved_time=1, delete_when=ALL_DAY)
+    send(store, record("early"))
+    clock.now_ms += 10 * HOUR_MS
+    for _ in range(40):
+        send(store, record("x" * 250, topic="Busy"))
+    clock.now_ms += 2 * HOUR_MS
+    assert store.clean(clock.now_ms).log_files > 0
+    assert (store.min_offset("Orders", 0), store.max_offset("Orders", 0)) == (1, 1)
+    result = store.get("Orders", 0, 0, 32)
+    assert (result.status, result.next_queue_offset) == ("OFFSET_TOO_SMALL", 1)
+    store.close()
+    again = open_store(disk, clock)
+    assert again.max_offset("Orders", 0) == 1
+    send(again, record("late"))
+    assert bodies(again) == [b"late"]
+
+
+def test_a_full_disk_takes_the_oldest_files_whatever_their_age() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=10_000, delete_when="04")
+    disk.capacity = int(disk._used() / 0.88)
+    report = store.clean(clock.now_ms)
+    assert report.reason == "forced"
+    assert report.log_files > 0
+    assert bodies(store)
+
+
+def test_at_most_ten_files_go_at_once() -> None:
+    clock = Clock()
+    _, store = filled(clock, file_reserved_time=1, delete_when=ALL_DAY)
+    for number in range(100):
+        send(store, record("y" * 300, unique=f"L{number}"))
+    clock.now_ms += 100 * HOUR_MS
+    assert store.clean(clock.now_ms).log_files == 10
+
+
+def test_trimming_very_many_queues_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.store.store._TRIM_AT_ONCE", 3)
+    clock = Clock()
+    disk = MemoryDisk()
+    store = open_store(disk, clock, file_reserved_time=1, delete_when=ALL_DAY)
+    for number in range(200):
+        send(store, record("x" * 250, queue_id=number % 10))
+        clock.now_ms += HOUR_MS // 20
+    clock.now_ms += 10_000
+    store.dispatch()
+    assert all(len(disk.list(f"{ROOT}/consumequeue/Orders/{queue_id}")) == 2 for queue_id in range(10))
+    store.clean(clock.now_ms)
+    assert store.min_offset("Orders", 9) > 0, "a queue that was not trimmed yet answers right"
+    store.clean(clock.now_ms)
+    while store.dispatch():
+        pass
+    assert all(len(disk.list(f"{ROOT}/consumequeue/Orders/{queue_id}")) == 1 for queue_id in range(10))
