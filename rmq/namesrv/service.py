@@ -32,7 +32,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.remoting.address import join_address
-from rmq.remoting.connection import Connection
+from rmq.remoting.answers import Stranger
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -133,17 +133,6 @@ async def _expire(server: NameServer) -> NoReturn:
 
 
 # Cluster test mode.
-
-
-class Stranger:
-    """The endpoint of connections on which nobody should ask us anything."""
-
-    def handle(self, requests: list[Command], connection: Connection) -> None:
-        for request in requests:
-            if not request.is_oneway:
-                connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
-
-    def closed(self, connection: Connection) -> None: ...
 
 
 def _take(send: trio.MemorySendChannel[Lookup], lookup: Lookup) -> bool:
