@@ -10,7 +10,7 @@ nox.needs_version = ">=2024.10"
 nox.options.sessions = ["lint", "types", "layers", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "noxfile.py")
+CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py")
 
 
 @nox.session

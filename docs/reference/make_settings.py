@@ -1,0 +1,63 @@
+"""Writes docs/reference/settings.md from the fields of the configuration classes.
+
+python docs/reference/make_settings.py
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+import attrs
+
+from rmq.broker.config import BrokerConfig
+from rmq.client.config import ClientConfig
+from rmq.config import Description, describe
+from rmq.namesrv.config import NamesrvConfig
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import StoreConfig
+
+PAGE = pathlib.Path(__file__).with_name("settings.md")
+
+SECTIONS: tuple[tuple[type[Any], str], ...] = (
+    (NamesrvConfig, "Name server"),
+    (BrokerConfig, "Broker"),
+    (StoreConfig, "Broker: the store"),
+    (TlsConfig, "TLS, of both services"),
+    (ClientConfig, "Client: the fields of `rmq.ClientConfig`"),
+)
+
+HEAD = """# Settings
+
+Written by `make_settings.py` from the code. In a properties file the key is RocketMQ's; in TOML, in the
+environment (`RMQ_LISTEN_PORT`) and with `--set` either name will do. R: may be changed while the service
+runs. Sizes in bytes also take `64k`, `4m`, `1g`.
+"""
+
+
+def default_of(cls: type[Any], setting: Description) -> str:
+    """The default as text, without what belongs to the machine on which this runs."""
+    if isinstance(attrs.fields_dict(cls)[setting.name].default, attrs.Factory):  # type: ignore[arg-type]
+        return "(this machine's name)"
+    text = setting.default.replace(str(pathlib.Path.home()), "~")
+    return f"`{text}`" if text else ""
+
+
+def row(cls: type[Any], setting: Description) -> str:
+    """One line of the table."""
+    default = " ".join(filter(None, (default_of(cls, setting), setting.unit)))
+    text = setting.help.replace("|", "\\|")
+    return f"| `{setting.key}` | `{setting.name}` | {default} | {'R' if setting.runtime else ''} | {text} |"
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [HEAD]
+    for cls, title in SECTIONS:
+        lines = [f"## {title}", "", "| key | name | default | | |", "|---|---|---|---|---|"]
+        parts.append("\n".join([*lines, *(row(cls, setting) for setting in describe(cls))]) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")

@@ -1,0 +1,44 @@
+"""The programs in README.md and docs/tutorial.md run as they stand, beside `rmq dev`."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.test_demo import running_dev
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# What each program must have printed, page by page.
+EXPECTED: dict[str, tuple[str, ...]] = {
+    "README.md": (r"SEND_OK .*\n[^$]*created b'created'\npaid b'paid'\n",),
+    "docs/tutorial.md": (
+        r"^SEND_OK MessageQueue\(topic='Orders'",
+        r"^$",
+        r"(?:[0-9]+ [0-9]+ .*\n){500}",
+        r"^515 messages\n$",
+    ),
+}
+
+
+def programs(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.S)
+
+
+@pytest.mark.parametrize("page", EXPECTED)
+def test_the_programs_of_a_page_run(page: str, tmp_path: pathlib.Path) -> None:
+    found = programs(page)
+    assert len(found) == len(EXPECTED[page])
+    with running_dev(tmp_path) as (addresses, _):
+        for program, expected in zip(found, EXPECTED[page], strict=True):
+            assert "127.0.0.1:9876" in program
+            here = program.replace("127.0.0.1:9876", addresses[0])
+            done = subprocess.run(
+                [sys.executable, "-c", here], cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+            assert (done.returncode, done.stderr) == (0, "")
+            assert re.search(expected, done.stdout), done.stdout
