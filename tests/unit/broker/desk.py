@@ -166,6 +166,17 @@ class Desk:
         return record.physical_offset
 
 
+def aged() -> Desk:
+    """A desk whose topic T has ten messages in queue 0, whose files are all expired but the last."""
+    every_hour = ";".join(f"{hour:02}" for hour in range(24))
+    desk = Desk(mapped_file_size_commit_log=4096, delete_when=every_hour)
+    desk.topic("T")
+    for _ in range(10):
+        desk.put("T", body=bytes(1000))
+    desk.clock.now += 100 * 3_600_000
+    return desk
+
+
 @define
 class Exchange:
     """A captured request with its captured answer, and the one-way requests that came before it."""
@@ -199,7 +210,8 @@ def body_of(line: dict[str, Any]) -> bytes:
 def session(name: str) -> Iterator[Exchange]:
     """The requests to the broker in a captured session, in order, with their answers."""
     lines = [json.loads(text) for text in (SESSIONS / f"{name}.jsonl").read_text().splitlines()]
-    frames = [line for line in lines if line.get("target") == "broker" and "code" in line]
+    brokers = ("broker", "master", "master_vip")
+    frames = [line for line in lines if line.get("target") in brokers and "code" in line]
     for at, line in enumerate(frames):
         if line["dir"] != "c2s" or line["kind"] == "response":
             continue

@@ -1,0 +1,337 @@
+"""rmq.broker.admin: topics, settings and figures."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rmq.broker.config import BrokerConfig
+from rmq.config import parse_properties
+from rmq.errors import DiskFull
+from rmq.message import SYSTEM_TOPICS, MessageQueue
+from rmq.protocol import bodies
+from rmq.protocol.bodies import TopicConfig
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.json import loads as lenient
+from rmq.store.config import BrokerRole, StoreConfig
+
+from .desk import START, Desk, Line, aged, body_of, session
+
+GONE = 17
+
+
+def update_topic(desk: Desk, topic: str = "T", **more: object) -> Command:
+    header = {
+        "topic": topic,
+        "defaultTopic": "TBW102",
+        "readQueueNums": 4,
+        "writeQueueNums": 3,
+        "perm": 6,
+        "topicFilterType": "SINGLE_TAG",
+    } | more
+    return desk.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, {key: str(value) for key, value in header.items()})
+
+
+# --- topics ---
+
+
+def test_a_topic_is_made_and_saved_before_the_answer() -> None:
+    desk = Desk()
+    reply = update_topic(desk, perm=4, topicSysFlag=1, order="true", topicFilterType="MULTI_TAG")
+    assert reply.code == 0
+    made = TopicConfig("T", 4, 3, 4, "MULTI_TAG", 1, True)
+    assert desk.topics.get("T") == made
+    saved = bodies.TopicConfigSerializeWrapper.from_json(desk.saved["topics"].texts[-1])
+    assert saved.topic_config_table["T"] == made
+    assert saved.data_version.timestamp == START
+
+
+def test_a_topic_that_cannot_be_saved_is_not_made() -> None:
+    desk = Desk()
+    desk.saved["topics"].broken = DiskFull("full")
+    with pytest.raises(DiskFull):
+        update_topic(desk)
+    assert desk.topics.get("T") is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "more", "reason"),
+    [
+        ("../../etc/x", {}, "characters"),
+        ("a b", {}, "characters"),
+        ("", {}, "blank"),
+        ("x" * 128, {}, "128"),
+        ("SCHEDULE_TOPIC_XXXX", {}, "conflict with system topic"),
+        ("TBW102", {}, "conflict with system topic"),
+        ("rmq_sys_x", {}, "conflict with system topic"),
+        ("wire-a", {}, "conflict with system topic"),
+        ("T", {"readQueueNums": 0}, "readQueueNums of topic T is 0: expected 1 to"),
+        ("T", {"writeQueueNums": -1}, "writeQueueNums of topic T is -1"),
+        ("T", {"writeQueueNums": 65537}, "writeQueueNums of topic T is 65537"),
+        ("T", {"perm": 8}, "perm of topic T is 8"),
+        ("T", {"perm": -1}, "perm of topic T is -1"),
+        ("T", {"topicFilterType": "OTHER"}, "SINGLE_TAG or MULTI_TAG"),
+    ],
+)
+def test_impossible_topics_are_refused(topic: str, more: dict[str, object], reason: str) -> None:
+    desk = Desk()
+    before = desk.topics.to_json()
+    reply = update_topic(desk, topic, **more)
+    assert reply.code == 1
+    assert reason in (reply.remark or "")
+    assert desk.topics.to_json() == before
+
+
+def test_deleting_a_topic_takes_its_queues_offsets_and_counters() -> None:
+    desk, steps = Desk(), []
+    desk.topic("T")
+    desk.topic("Other")
+    desk.put("T")
+    desk.put("Other")
+    desk.stats.put("T", 1, 1)
+    desk.offsets.put("g", "T", {0: 1})
+    desk.admin.settle = lambda: steps.append(list(desk.store.queues()))
+    assert desk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
+    assert steps == [[("T", 0), ("Other", 0)]]  # settled before anything went
+    assert desk.topics.get("T") is None
+    assert list(desk.store.queues()) == [("Other", 0)]
+    assert desk.offsets.get("g", "T", 0) == -1
+    assert desk.stats.windows("TOPIC_PUT_NUMS", "T") is None
+    desk.topic("T")
+    desk.put("T")
+    assert desk.store.max_offset("T", 0) == 1
+
+
+def test_deleting_what_is_not_there_and_what_may_not_go() -> None:
+    desk = Desk()
+    assert desk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Unknown"}).code == 0
+    for topic in ("TBW102", "../x"):
+        assert desk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}).code == 1
+    assert desk.topics.get("TBW102") is not None
+
+
+def test_a_slave_refuses_changes() -> None:
+    desk = Desk(broker_role=BrokerRole.SLAVE)
+    desk.topic("T")
+    assert "master" in (update_topic(desk, "U").remark or "")
+    assert "master" in (desk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).remark or "")
+    assert desk.topics.get("T") is not None
+
+
+def test_all_topics_are_told() -> None:
+    desk = Desk()
+    assert desk.ask(RequestCode.GET_ALL_TOPIC_CONFIG).body == desk.topics.to_json()
+
+
+def test_the_ends_of_a_topics_queues() -> None:
+    desk = Desk()
+    desk.topic("T", 2)
+    desk.put("T", 1)
+    desk.clock.now += 5
+    desk.put("T", 1)
+    reply = desk.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"})
+    assert bodies.TopicStatsTable.from_json(reply.body).offset_table == {
+        MessageQueue("T", "wire-a", 0): bodies.TopicOffset(0, 0, 0),
+        MessageQueue("T", "wire-a", 1): bodies.TopicOffset(0, 2, START + 5),
+    }
+    refused = desk.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "U"})
+    assert (refused.code, refused.remark) == (GONE, "topic[U] not exist")
+
+
+def test_system_topics_are_told() -> None:
+    desk = Desk()
+    desk.topic("T")
+    names = bodies.TopicList.from_json(
+        desk.ask(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER).body
+    ).topic_list
+    assert SYSTEM_TOPICS | {"wire-a", "WireCluster", "WireCluster_REPLY_TOPIC"} <= set(names)
+    assert "T" not in names
+
+
+def test_queues_of_unknown_topics_are_removed() -> None:
+    desk = Desk()
+    desk.topic("T")
+    for topic in ("T", "Unknown", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"):
+        desk.put(topic)
+    assert desk.ask(RequestCode.CLEAN_UNUSED_TOPIC).code == 0
+    kept = {topic for topic, _ in desk.store.queues()}
+    assert kept == {"T", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
+
+
+# --- settings ---
+
+
+def test_settings_are_told_under_rocketmqs_keys() -> None:
+    desk = Desk()
+    reply = desk.ask(RequestCode.GET_BROKER_CONFIG)
+    shown = parse_properties(reply.body.decode())
+    assert shown["brokerName"] == "wire-a"
+    assert shown["mappedFileSizeCommitLog"] == str(1 << 20)
+    assert json.loads(reply.ext["version"]) == {"counter": 0, "timestamp": START}
+
+
+def configure(desk: Desk, text: str) -> tuple[int, str]:
+    reply = desk.ask(RequestCode.UPDATE_BROKER_CONFIG, body=text.encode())
+    return reply.code, reply.remark or ""
+
+
+def test_settings_change_while_the_broker_runs() -> None:
+    desk, given = Desk(), list[tuple[BrokerConfig, StoreConfig]]()
+    desk.admin.changed = lambda broker, store: given.append((broker, store))
+    desk.clock.now += 7
+    assert configure(desk, "brokerPermission=4\nfileReservedTime=5\n") == (0, "")
+    ((broker, store),) = given
+    assert (broker.broker_permission, broker.broker_name, store.file_reserved_time) == (4, "wire-a", 5)
+    reply = desk.ask(RequestCode.GET_BROKER_CONFIG)
+    assert b"fileReservedTime=5\n" in reply.body
+    assert json.loads(reply.ext["version"]) == {"counter": 1, "timestamp": START + 7}
+    assert configure(desk, "brokerPermission=6\n") == (0, "")
+    assert given[-1][1].file_reserved_time == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("listenPort=1", "restart"),
+        ("mappedFileSizeCommitLog=4096", "restart"),
+        ("noSuchKey=1", "not known"),
+        ("fileReservedTime=soon", "a whole number"),
+        ("brokerPermission=9", "from 0 to 7"),
+    ],
+)
+def test_settings_that_cannot_change_are_refused_whole(text: str, reason: str) -> None:
+    desk = Desk()
+    code, remark = configure(desk, f"diskMaxUsedSpaceRatio=50\n{text}\n")
+    assert code == 1
+    assert reason in remark
+    assert (desk.admin.config, desk.admin.store_config) == (desk.config, desk.store.config)
+
+
+# --- figures ---
+
+
+def figures(desk: Desk) -> dict[str, str]:
+    return bodies.KVTable.from_json(desk.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body).table
+
+
+def test_the_figures_of_a_broker() -> None:
+    desk = Desk()
+    assert figures(desk)["earliestMessageTimeStamp"] == "-1"
+    desk.topic("T")
+    desk.put("T")
+    desk.clock.now += 1_000
+    desk.put("T")
+    desk.stats.put("T", 2, 200)
+    desk.admin.gauges = lambda: {"pullThreadPoolQueueSize": "7"}
+    shown = figures(desk)
+    assert shown["earliestMessageTimeStamp"] == str(START)
+    assert shown["commitLogMaxOffset"] == str(desk.store.max_physical_offset)
+    assert shown["remainHowManyDataToFlush"] == f"{desk.store.max_physical_offset} B"
+    assert (shown["brokerVersionDesc"], shown["brokerVersion"]) == ("V4_9_7", "407")
+    assert (shown["putTps"].split()[0], shown["msgPutTotalTodayNow"]) == ("2.0", "2")
+    assert shown["pullThreadPoolQueueSize"] == "7"
+    desk.store.flush()
+    assert figures(desk)["remainHowManyDataToFlush"] == "0 B"
+
+
+def test_all_rows_that_the_administrators_tools_read() -> None:
+    """The rows of a captured answer, but for those of thread pools and buffers that only a JVM has."""
+    shown = figures(Desk()).keys()
+    absent = {
+        "dispatchMaxBuffer",
+        "getMessageEntireTimeMax",
+        "putLatency99",
+        "putLatency999",
+        "queryThreadPoolQueueCapacity",
+        "remainTransientStoreBufferNumbs",
+    }
+    for exchange in session("6_mqadmin"):
+        if exchange.code == RequestCode.GET_BROKER_RUNTIME_INFO:
+            captured = bodies.KVTable.from_json(body_of(exchange.response or {})).table
+            ours_elsewhere = ("EndTransaction", "commitLogDiskRatio_", "scheduleMessageOffset_")
+            wanted = {name for name in captured if not name.startswith(ours_elsewhere)}
+            assert wanted - shown == absent
+
+
+def test_one_counter_over_its_windows() -> None:
+    desk = Desk()
+    desk.stats.put("T", 10, 100)
+    desk.stats.step(START + 10_000)
+    header = {"statsName": "TOPIC_PUT_NUMS", "statsKey": "T"}
+    body = desk.ask(RequestCode.VIEW_BROKER_STATS_DATA, header).body
+    data = bodies.BrokerStatsData.from_json(body)
+    assert data.stats_minute == bodies.BrokerStatsItem(10, 1.0, 10.0)
+    assert data.stats_day == bodies.BrokerStatsItem()
+    refused = desk.ask(RequestCode.VIEW_BROKER_STATS_DATA, header | {"statsKey": "U"})
+    assert (refused.code, refused.remark) == (1, "The stats <TOPIC_PUT_NUMS> <U> not exist")
+
+
+def test_delay_offsets_come_from_their_owner() -> None:
+    desk = Desk()
+    assert desk.ask(RequestCode.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{}}'
+    desk.admin.delay_offsets = lambda: b'{"offsetTable":{1:5}}'
+    assert desk.ask(RequestCode.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{1:5}}'
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.DELETE_EXPIRED_COMMITLOG, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE]
+)
+def test_cleaning_on_demand_removes_expired_files(code: int) -> None:
+    desk = aged()
+    assert desk.ask(code).code == 0
+    assert desk.store.min_physical_offset > 0
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (1536, "1.5 KiB"), (270_582_939_648, "252.0 GiB")],
+)
+def test_sizes_are_shown_as_rocketmq_shows_them(count: int, text: str) -> None:
+    from rmq.broker.admin import _size
+
+    assert _size(count) == text
+
+
+def test_the_captured_session_of_an_administrator() -> None:
+    desk = Desk()
+    desk.topic("WireTopic")
+    seen: dict[int, Any] = {}
+    for exchange in session("6_mqadmin"):
+        if exchange.code in desk.admin.handlers():
+            expected = exchange.response
+            assert expected is not None
+            response = desk.answer(exchange.command(), Line())
+            assert (response.code, bool(response.body)) == (expected["code"], expected["body_len"] > 0)
+            seen[exchange.code] = (body_of(expected), response.body)
+            if exchange.code == RequestCode.UPDATE_AND_CREATE_TOPIC:
+                assert desk.topics.get("AdminTopic") == TopicConfig("AdminTopic", 4, 4)
+    assert desk.topics.get("AdminTopic") is None
+    theirs, ours = map(bodies.TopicStatsTable.from_json, seen[RequestCode.GET_TOPIC_STATS_INFO])
+    assert ours.offset_table.keys() == theirs.offset_table.keys()
+    assert set(seen) == {17, 28, 202, 215}
+
+
+@pytest.mark.parametrize("code", [21, 43, 45, 201])
+def test_a_captured_slave_copies_the_tables(code: int) -> None:
+    """What a slave asks its master for has the shape that a Java master gives."""
+    desk = Desk()
+    desk.offsets.put("g", "T", {0: 1})
+    desk.admin.delay_offsets = lambda: b'{"offsetTable":{1:5}}'
+    exchanges = [one for one in session("7_master_slave_remoting") if one.code == code]
+    assert exchanges
+    for exchange in exchanges:
+        assert exchange.response is not None
+        response = desk.answer(exchange.command(), Line())
+        assert (response.code, response.remark) == (0, None)
+        theirs, ours = lenient(body_of(exchange.response)), lenient(response.body)
+        assert ours.keys() == theirs.keys()
+        table = next(name for name in ours if name.endswith("Table"))
+        assert fields_of(ours[table]) >= fields_of(theirs[table])
+
+
+def fields_of(table: dict[str, Any]) -> set[str]:
+    """The fields of a table's rows, where they have any names."""
+    return {field for row in table.values() if isinstance(row, dict) for field in row if not field.isdigit()}
