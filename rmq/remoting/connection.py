@@ -40,7 +40,11 @@ _LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Endpoint(Protocol):
-    """Who answers the requests of a connection: broker, name server, client."""
+    """Who answers the requests of a connection: broker, name server, client.
+
+    It may have a method `answered(response, connection)` too: responses to requests that it sent by `notify`
+    and not by `call` are handed to it, before the requests of the same chunk.
+    """
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
         """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
@@ -76,6 +80,7 @@ class Connection:
         self._limits = limits or Limits()
         self._stream = stream
         self._endpoint = endpoint
+        self._unasked = getattr(endpoint, "answered", None)  # takes responses that no call waits for
         self._first = first
         self._decoder = Decoder(self._limits.frame_bytes)
         self._half_since = math.inf  # when the frame began that is not complete yet
@@ -85,6 +90,8 @@ class Connection:
         self._sending = anyio.Lock(fast_acquire=True)  # held by whoever waits for the peer to take bytes
         self._blocked = False  # the same, cheaper to ask
         self._torn = False  # a send that did not end: what follows would not be understood
+        self._mute = False  # nothing more is sent: the peer is gone or does not read
+        self._reply_bytes = 0  # responses put into the outbox since it was last empty
         self._in_flight: dict[int, tuple[Waiter, float, int, float]] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -134,18 +141,22 @@ class Connection:
 
     def notify(self, command: Command) -> None:
         """Send a one-way request, soon. Dropped when the connection has ended."""
-        self.write(encode(command))
+        self._put(encode(command))
 
     def reply(self, response: Command) -> None:
         """Send a response, soon. Dropped when the connection has ended."""
         self.write(encode(response))
 
     def write(self, frame: Buffer | Sequence[Buffer]) -> None:
-        """Send an encoded frame, or frames, given as one buffer or as several in a row; large ones are not
-        copied.
+        """Send encoded responses, given as one buffer or as several in a row; large ones are not copied.
 
         Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read.
         """
+        before = self._outbox.size
+        self._put(frame)
+        self._reply_bytes += self._outbox.size - before
+
+    def _put(self, frame: Buffer | Sequence[Buffer]) -> None:
         if self.closed:
             return
         self._outbox.add(frame)
@@ -175,6 +186,8 @@ class Connection:
 
     def expire(self, now: float) -> None:
         """Close it if it was idle too long or its peer does not finish a frame. Owners call it often."""
+        if self.closed:
+            return
         if now - self._half_since > self._limits.frame_seconds:
             self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
             log.warning("closing %s: %s", self.peer_address, self.reason)
@@ -213,7 +226,12 @@ class Connection:
             wanted = min(FIRST_READ_BYTES, most)
             while True:
                 if outbox.size and not self._flush_now():
-                    await self._flush()
+                    if self._reply_bytes > self._limits.pause_bytes:
+                        await self._flush()
+                    else:
+                        # Our own requests never stop us from reading: the peer may wait for us to take its
+                        # responses before it takes more. Callers wait for room instead.
+                        self._send_late()
                 # The data gets no name: while we wait, nobody need hold the chunk that was read before.
                 size = self._received(await receive(wanted))
                 if not size:
@@ -253,10 +271,12 @@ class Connection:
             for command in commands:
                 if command.flag & FLAG_RESPONSE:
                     entry = self._in_flight.pop(command.opaque, None)
-                    if entry is None:
-                        log.debug("%s: late response to request %d", self.peer_address, command.opaque)
-                    else:
+                    if entry is not None:
                         entry[0].resolve(command)
+                    elif self._unasked is not None:
+                        self._unasked(command, self)
+                    else:
+                        log.debug("%s: late response to request %d", self.peer_address, command.opaque)
         # Answers that come in bunches are followed by requests in bunches: then gather them first.
         self._eager = responses < 2
         return requests
@@ -288,6 +308,7 @@ class Connection:
             while True:
                 if self._outbox.size and not self._flush_now():
                     await self._flush()
+                self.active_at = self._now()
                 self._late = self._new_waiter()
                 await self._late.wait()
         except _LOST as error:
@@ -301,6 +322,7 @@ class Connection:
         outbox.drop(self._stream.send_now(outbox.pieces()))
         if outbox.size:
             return False
+        self._reply_bytes = 0
         if self._room is not None:
             self._make_room()
         return True
@@ -312,22 +334,30 @@ class Connection:
             self._blocked = True
             try:
                 while outbox.size:
-                    piece = outbox.pieces()[0]
-                    self._torn = True
-                    await self._stream.send_all(piece)
-                    self._torn = False
-                    outbox.drop(len(piece))
+                    await self._send_some()
                     self.active_at = self._now()
+                self._reply_bytes = 0
             finally:
                 self._blocked = False
         if self._room is not None:
             self._make_room()
 
+    async def _send_some(self) -> None:
+        stream, pieces = self._stream, self._outbox.pieces()
+        if stream.sends_now:  # cancelled, it is still known what was sent
+            await stream.wait_send_all_might_not_block()
+            self._outbox.drop(stream.send_now(pieces))
+        else:
+            self._torn = True
+            await stream.send_all(pieces[0])
+            self._torn = False
+            self._outbox.drop(len(pieces[0]))
+
     def _overflow(self) -> None:
         waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
         reason = f"its peer does not read: {waiting}"
         log.warning("closing %s: %s", self.peer_address, reason)
-        self._outbox.clear()
+        self._mute = True
         self.close(reason)
 
     # --- room and deadlines -----------------------------------------------------------------------
@@ -384,15 +414,16 @@ class Connection:
     def _end(self, reason: str, cause: BaseException | None) -> None:
         if not self.closed:
             log.debug("%s: %s", self.peer_address, reason)
-            self._outbox.clear()
+            self._mute = True
         self.close(reason, cause)
 
     async def _say_goodbye(self) -> None:
         """Send what is left if the peer takes it soon, close the stream, and let neither hold us up."""
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:
-                if self._outbox.size and not self._torn and not self._flush_now():
+                if self._outbox.size and not (self._mute or self._torn or self._flush_now()):
                     await self._flush()
             except _LOST as error:
                 log.debug("%s: lost while closing: %s", self.peer_address, error)
+            self._outbox.clear()
             await self._stream.aclose()

@@ -16,6 +16,8 @@ class Limits:
     """The longest frame that is accepted; a longer one ends its connection before it is read."""
     receive_bytes: int = 256 * KIB
     """The most that is read, and therefore handled, at once: the unit of fairness between connections."""
+    pause_bytes: int = 256 * KIB
+    """Unsent bytes of responses past which a peer is not read from until it has read them."""
     outbox_bytes: int = 64 * MIB
     """Unsent bytes past which a connection is closed: its peer asks but does not read."""
     busy_bytes: int = 4 * MIB

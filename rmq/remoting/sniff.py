@@ -31,6 +31,7 @@ class PrefixedStream(Stream):
     def __init__(self, prefix: bytes, stream: Stream) -> None:
         self._prefix = prefix
         self._stream = stream
+        self.sends_now = stream.sends_now
         self.peer = stream.peer
         self.local = stream.local
 

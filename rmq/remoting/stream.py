@@ -25,12 +25,14 @@ class Stream(trio.abc.Stream):
     local: str = ""
     """Our own ``ip:port`` of this stream."""
 
+    sends_now: bool = False
+    """Whether send_now() takes anything, and wait_send_all_might_not_block() waits until it will."""
+
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         """Give the transport what it takes at once; returns how many bytes that was.
 
-        Less than all says: go on with `send_all`, beginning with the first byte that was not taken, because
-        the peer does not keep up or this transport has no such short way. Must not be called while a
-        `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
+        Less than all says: the next send, of whatever kind, must begin with the first byte that was not
+        taken. Must not be called while a `send_all` runs. Raises BrokenResourceError, ClosedResourceError.
         """
         return 0
 

@@ -29,6 +29,8 @@ _CLOSED_ERRNO = errno.EBADF
 class TcpStream(ByteStream):
     """A connected socket. Made by `dial` and `TcpListener.accept`."""
 
+    sends_now = True
+
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__()
         sock.setblocking(False)
@@ -70,7 +72,6 @@ class TcpStream(ByteStream):
             sent += self.send_now([data[sent:]])
 
     async def _wait_sendable(self) -> None:
-        await anyio.lowlevel.checkpoint()
         await self._loop.wait_writable(self._open_socket())
 
     async def aclose(self) -> None:

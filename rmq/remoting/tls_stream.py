@@ -49,6 +49,7 @@ class TlsStream(ByteStream):
         server_name: str | None = None,
     ) -> None:
         super().__init__()
+        self.sends_now = stream.sends_now
         self.peer = stream.peer
         self.local = stream.local
         self._stream = stream
@@ -58,7 +59,7 @@ class TlsStream(ByteStream):
         self._pushing = anyio.Lock(fast_acquire=True)
         self._ended = False  # nothing more will come from the transport
         self._unsent = b""  # encrypted, not taken by the transport yet
-        self._owed = 0  # encrypted by send_now, but counted as not taken: the next send_all begins with it
+        self._owed = 0  # encrypted by send_now, but not counted as taken yet: the next send begins with it
 
     async def shaken(self) -> TlsStream:
         """Do the handshake. Raises BrokenResourceError with the reason."""
@@ -118,8 +119,11 @@ class TlsStream(ByteStream):
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         self._check_open()
-        if self._unsent or self._owed or self._pushing.locked():
+        if self._unsent or self._pushing.locked():
             return 0
+        if self._owed:
+            taken, self._owed = self._owed, 0
+            return taken
         data = b"".join(buffers) if len(buffers) > 1 else buffers[0]
         with memoryview(data)[:CHUNK_BYTES] as view:
             self._encrypt(view)
@@ -160,6 +164,7 @@ class TlsStream(ByteStream):
 
     async def _wait_sendable(self) -> None:
         self._check_open()
+        await self._push()
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:

@@ -233,6 +233,8 @@ class _Pipe:
 class MemoryStream(ByteStream):
     """One end of a connection of a MemoryNetwork."""
 
+    sends_now = True
+
     def __init__(
         self,
         network: MemoryNetwork,
