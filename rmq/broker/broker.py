@@ -15,6 +15,7 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.admin import Admin
+from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
@@ -23,6 +24,8 @@ from rmq.broker.progress import Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
 from rmq.broker.registration import Registration
+from rmq.broker.relay import Relay
+from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
 from rmq.broker.stats import Stats
@@ -106,6 +109,7 @@ class Broker:
             self._closed_to_sends = _UNAVAILABLE, f"{_NOT_NOW}this broker is a slave; send to its master"
         self._make_tables(store.config)
         self._make_parts(store.config)
+        self._make_callers(address)
         self.registration = Registration(config, self.topics, address=address, ha_address=ha_address)
         self._load()
         self._handlers = self._collect_handlers()
@@ -173,6 +177,20 @@ class Broker:
         )
         self._wire()
 
+    def _make_callers(self, address: str) -> None:
+        """The parts that ask clients and wait for their answers."""
+        self.relay = Relay(self.clock)
+        self.relay.rescheduled = lambda: self.waits.rescheduled()
+        self.client_calls = ClientCalls(self.config, self.store, self.clients, self.relay)
+        self.replies = Reply(
+            self.config,
+            self.clients,
+            self.relay,
+            address=address,
+            store=self.send.send,
+            later=self._run_late,
+        )
+
     def _wire(self) -> None:
         self.topics.changed = self._topics_changed
         self.admin.settle = self.settle
@@ -202,6 +220,8 @@ class Broker:
             self.query,
             self.admin,
             self.progress,
+            self.client_calls,
+            self.replies,
         )
         for part in parts:
             for code, handler in part.handlers().items():
@@ -247,6 +267,25 @@ class Broker:
         """A connection has ended: forget its polls and its clients."""
         self.waits.closed(connection)
         self.clients.closed(connection)
+        self.relay.closed(connection)
+
+    def answered(self, response: Command, connection: Connection) -> None:
+        """A client has answered a request of ours."""
+        self.relay.answered(response, connection)
+
+    def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
+        """Run a handler outside the chunk that its request came in, and answer."""
+        now = self.now_ms()
+        self._handling, self._connection = True, connection
+        self.send.refusal = self._why_refuse(now)
+        try:
+            response = handler(request, connection, now)
+        except Exception as error:
+            response = _error_response(request, error)
+        if response is not None:
+            self._respond(request, response, connection)
+        self.settle()
+        self._handling, self._connection = False, None
 
     # ---- the end of a chunk ----
 
@@ -355,7 +394,7 @@ class Broker:
 
     def step_waits(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
-        deadline = self.waits.step(now)
+        deadline = min(self.waits.step(now), self.relay.step(now))
         self.settle()
         return deadline
 
@@ -434,7 +473,7 @@ class Broker:
         self.store.configure(store_config)
         self.send.configure(config, store_config)
         self.pull.config, self.pull.store_config = config, store_config
-        for part in (self.topics, self.groups, self.clients, self.transactions):
+        for part in (self.topics, self.groups, self.clients, self.transactions, self.replies):
             part.config = config
         self.progress.config = self.registration.config = config
 

@@ -83,6 +83,9 @@ class BrokerConfig:
     msg_trace_topic_name: str = setting(
         "RMQ_SYS_TRACE_TOPIC", help="Name of the topic for message traces", important=True
     )
+    store_reply_message_enable: bool = setting(
+        True, help="Store the answers of request-reply calls", runtime=True
+    )
     region_id: str = setting("DefaultRegion", help="Region, told to producers in each reply", validator=_word)
     trace_on: bool = setting(True, help="Told to producers in each reply: whether to send traces")
 
