@@ -138,6 +138,7 @@ class Assignments:
         async with anyio.create_task_group() as tasks:
             for queue in change.added:
                 tasks.start_soon(self._begin, queue)
+        self._set_limits()
 
     async def _begin(self, queue: MessageQueue) -> None:
         try:
@@ -172,7 +173,17 @@ class Assignments:
         window = ProcessQueue(queue, queue_offset)
         puller = Puller(self._session, self._owner, window, form, commits=not member.broadcasting)
         self.pullers[queue] = puller
+        self._set_limits()
         self._tasks.start_soon(puller.run)
+
+    def _set_limits(self) -> None:
+        """Each queue may hold what the configuration says, or its share of the total's where that is less."""
+        config, count = self._session.config, len(self.pullers) or 1
+        for puller in self.pullers.values():
+            window = puller.window
+            window.max_messages = min(config.queue_max_messages, max(config.total_max_messages // count, 1))
+            window.max_bytes = min(config.queue_max_bytes, max(config.total_max_bytes // count, 1))
+            window.max_span = config.queue_max_span
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Read queues that we have anew from other offsets, and commit those soon."""

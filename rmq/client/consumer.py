@@ -15,10 +15,10 @@ import anyio.to_thread
 from attrs import frozen
 
 from rmq.client.assignments import Assignments, Membership
-from rmq.client.inbox import Entry, Inbox
+from rmq.client.inbox import Inbox
 from rmq.client.names import UNREACHABLE
+from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
-from rmq.client.pulling import Puller
 from rmq.client.rebalance import Strategy
 from rmq.client.scope import TaskScope
 from rmq.client.session import Session
@@ -97,7 +97,7 @@ class Consumer:
         self._started_ms = session.now_ms()
         self._active = 0  # tasks and deliveries that hold messages
         self._quiet: anyio.Event | None = None
-        self._later: deque[tuple[float, Entry]] = deque()
+        self._later: deque[tuple[float, PulledMessage]] = deque()
         self._later_came = anyio.Event()
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._failed_count: dict[str, int] = {}
@@ -198,11 +198,13 @@ class Consumer:
             await anyio.lowlevel.checkpoint()
         while True:
             while inbox.ready:
-                puller, message = inbox.ready.popleft()
-                if not puller.window.dropped:
+                message = inbox.ready.popleft()
+                window = message.window
+                assert window is not None
+                if not window.dropped:
                     if inbox.idle and inbox.ready:
                         inbox.wake()
-                    return Delivery(self, puller, message)
+                    return Delivery(self, message, window)
             if inbox.closed:
                 raise StopAsyncIteration
             await inbox.arrival()
@@ -256,8 +258,9 @@ class Consumer:
         for _ in range(BURST):
             if not ready:
                 return
-            puller, message = ready.popleft()
-            window = puller.window
+            message = ready.popleft()
+            window = message.window
+            assert window is not None
             if window.dropped:
                 continue
             if ready and inbox.idle:
@@ -265,16 +268,14 @@ class Consumer:
             try:
                 await handle(message)
             except Exception as error:
-                await self._failed(puller, message, error)
+                await self._failed(message, window, error)
                 if self._options.on_error == "raise":
                     raise
             except BaseException:
-                self._put_off(puller, message)
+                self._put_off(message, window)
                 raise
             else:
                 window.finish(message.queue_offset)
-                if puller.room is not None:
-                    puller.make_room()
 
     async def _work_batches(
         self, handle: Callable[[list[StoredMessage]], Awaitable[object]], batch: int
@@ -282,64 +283,62 @@ class Consumer:
         inbox = self._inbox
         while not inbox.closed:
             await inbox.arrival()
-            entries = self._take(batch)
+            taken = self._take(batch)
             if inbox.ready and inbox.idle:
                 inbox.wake()
-            if not entries:
+            if not taken:
                 continue
             self._active += 1
             try:
-                await self._consume_batch(handle, entries)
+                await self._consume_batch(handle, taken)
             finally:
                 self._release()
             await anyio.lowlevel.checkpoint()
 
-    def _take(self, most: int) -> list[Entry]:
+    def _take(self, most: int) -> list[tuple[PulledMessage, ProcessQueue]]:
         ready = self._inbox.ready
-        entries: list[Entry] = []
-        while ready and len(entries) < most:
-            entry = ready.popleft()
-            if not entry[0].window.dropped:
-                entries.append(entry)
-        return entries
+        taken: list[tuple[PulledMessage, ProcessQueue]] = []
+        while ready and len(taken) < most:
+            message = ready.popleft()
+            window = message.window
+            if window is not None and not window.dropped:
+                taken.append((message, window))
+        return taken
 
     async def _consume_batch(
-        self, handle: Callable[[list[StoredMessage]], Awaitable[object]], entries: list[Entry]
+        self,
+        handle: Callable[[list[StoredMessage]], Awaitable[object]],
+        taken: list[tuple[PulledMessage, ProcessQueue]],
     ) -> None:
         try:
-            await handle([message for _, message in entries])
+            await handle([message for message, _ in taken])
         except Exception as error:
-            for puller, message in entries:
-                await self._failed(puller, message, error)
+            for message, window in taken:
+                await self._failed(message, window, error)
             if self._options.on_error == "raise":
                 raise
         except BaseException:
-            for puller, message in entries:
-                self._put_off(puller, message)
+            for message, window in taken:
+                self._put_off(message, window)
             raise
         else:
-            for puller, message in entries:
-                self._done(puller, message)
+            for message, window in taken:
+                window.finish(message.queue_offset)
 
     # --- what becomes of a message
     # -----------------------------------------------------------------------------
 
-    def _done(self, puller: Puller, message: PulledMessage) -> None:
-        puller.window.finish(message.queue_offset)
-        if puller.room is not None:
-            puller.make_room()
-
     async def _failed(
-        self, puller: Puller, message: PulledMessage, error: Exception | None, delay_level: int = 0
+        self, message: PulledMessage, window: ProcessQueue, error: Exception | None, delay_level: int = 0
     ) -> None:
         """Send a message back; one that cannot be sent back is delivered again here, after a while."""
         self._failed_count[message.topic] = self._failed_count.get(message.topic, 0) + 1
         if error is not None:
             log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
         if self._options.broadcasting:
-            self._done(puller, message)
+            window.finish(message.queue_offset)
             return
-        if puller.window.dropped:
+        if window.dropped:
             return  # its queue is somebody else's, who gets it again
         try:
             await self._session.brokers.send_back(
@@ -348,18 +347,18 @@ class Consumer:
         except (*UNREACHABLE, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
-            self._put_off(puller, message)
+            self._put_off(message, window)
         except BaseException:
-            self._put_off(puller, message)
+            self._put_off(message, window)
             raise
         else:
-            self._done(puller, message)
+            window.finish(message.queue_offset)
 
-    def _put_off(self, puller: Puller, message: PulledMessage) -> None:
+    def _put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
         """Deliver it again here after `redelivery_delay_ms`."""
-        if not self._inbox.closed and not puller.window.dropped:
+        if not self._inbox.closed and not window.dropped:
             due = self._session.now() + self._session.config.redelivery_delay_ms / 1000
-            self._later.append((due, (puller, message)))
+            self._later.append((due, message))
             self._later_came.set()
 
     async def _redeliver(self) -> None:
@@ -367,30 +366,19 @@ class Consumer:
             if not self._later:
                 self._later_came = anyio.Event()
                 await self._later_came.wait()
-            due, (puller, message) = self._later[0]
+            due, message = self._later[0]
             await anyio.sleep(due - self._session.now())
             self._later.popleft()
-            if not puller.window.dropped:
-                self._inbox.put(puller, [message])
+            self._inbox.put([message])
 
     # --- what pulling needs: see pulling.Owner
     # ------------------------------------------------------------------
 
-    def limits(self) -> tuple[int, int, int]:
-        """What one queue may hold: its own limits, or its share of the total's where that is less."""
-        config = self._session.config
-        count = len(self._assignments.pullers) or 1
-        return (
-            min(config.queue_max_messages, max(config.total_max_messages // count, 1)),
-            min(config.queue_max_bytes, max(config.total_max_bytes // count, 1)),
-            config.queue_max_span,
-        )
+    def arrived(self, messages: Sequence[PulledMessage]) -> None:
+        self._inbox.put(messages)
 
-    def arrived(self, puller: Puller, messages: Sequence[PulledMessage]) -> None:
-        self._inbox.put(puller, messages)
-
-    def moved(self, puller: Puller, next_offset: int) -> None:
-        self._assignments.start(puller.window.queue, next_offset)
+    def moved(self, queue: MessageQueue, next_offset: int) -> None:
+        self._assignments.start(queue, next_offset)
 
     # --- what brokers ask: see session.Member
     # -------------------------------------------------------------------
@@ -480,19 +468,23 @@ class Delivery:
     swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays open, it
     is delivered again here."""
 
-    __slots__ = ("_consumer", "_open", "_puller", "message")
+    __slots__ = ("_consumer", "_open", "_pulled", "_window")
 
-    def __init__(self, consumer: Consumer, puller: Puller, message: PulledMessage) -> None:
-        self.message: StoredMessage = message
+    def __init__(self, consumer: Consumer, message: PulledMessage, window: ProcessQueue) -> None:
         self._consumer = consumer
-        self._puller = puller
+        self._pulled = message
+        self._window = window
         self._open = True
+
+    @property
+    def message(self) -> StoredMessage:
+        return self._pulled
 
     async def __aenter__(self) -> StoredMessage:
         if not self._open:
             raise LocalProtocolError("a delivery is consumed once")
         self._consumer._active += 1
-        return self.message
+        return self._pulled
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -503,11 +495,11 @@ class Delivery:
                 self.done()
             elif self._open and isinstance(error, Exception):
                 self._open = False
-                await consumer._failed(self._puller, self._pulled, error)
+                await consumer._failed(self._pulled, self._window, error)
                 return consumer._options.on_error == "retry"
             elif self._open:
                 self._open = False
-                consumer._put_off(self._puller, self._pulled)
+                consumer._put_off(self._pulled, self._window)
         finally:
             consumer._release()
         return False
@@ -516,7 +508,7 @@ class Delivery:
         """Consumed, before the end of the block or without one. Repeating it does nothing."""
         if self._open:
             self._open = False
-            self._consumer._done(self._puller, self._pulled)
+            self._window.finish(self._pulled.queue_offset)
 
     async def retry(self, delay_level: int = 0) -> None:
         """Not consumed: send it back. `delay_level` 0 is the group's next delay, -1 the dead letters.
@@ -525,12 +517,7 @@ class Delivery:
         """
         if self._open:
             self._open = False
-            await self._consumer._failed(self._puller, self._pulled, None, delay_level)
-
-    @property
-    def _pulled(self) -> PulledMessage:
-        assert isinstance(self.message, PulledMessage)
-        return self.message
+            await self._consumer._failed(self._pulled, self._window, None, delay_level)
 
 
 def _as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[object]]:

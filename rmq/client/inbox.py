@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import repeat
 
 from rmq.client.pulled import PulledMessage
-from rmq.client.pulling import Puller
 from rmq.remoting.loop import Waiter, current_loop
-
-Entry = tuple[Puller, PulledMessage]
 
 
 class Inbox:
@@ -21,16 +17,16 @@ class Inbox:
     the next."""
 
     def __init__(self) -> None:
-        self.ready: deque[Entry] = deque()
+        self.ready: deque[PulledMessage] = deque()
         self.closed = False
         self.idle: deque[Waiter] = deque()
         self._waking = False
         self._new_waiter: Callable[[], Waiter] = current_loop().waiter
 
-    def put(self, puller: Puller, messages: Sequence[PulledMessage]) -> None:
+    def put(self, messages: Sequence[PulledMessage]) -> None:
         """Add what a pull brought."""
         if not self.closed:
-            self.ready.extend(zip(repeat(puller), messages))
+            self.ready.extend(messages)
             self.wake()
 
     def wake(self) -> None:

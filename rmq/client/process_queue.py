@@ -7,21 +7,39 @@ while one unfinished message lies too far behind the newest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from rmq.message import MessageQueue
+
+UNLIMITED = 1 << 62
 
 
 class ProcessQueue:
     """The window of `queue`, beginning at `next_offset`. Offsets are queue offsets, sizes are bytes."""
 
-    __slots__ = ("_pending", "bytes", "committed", "dropped", "next_offset", "pulled_at_ms", "queue")
+    __slots__ = (
+        "_pending",
+        "bytes",
+        "committed",
+        "dropped",
+        "max_bytes",
+        "max_messages",
+        "max_span",
+        "next_offset",
+        "on_room",
+        "pulled_at_ms",
+        "queue",
+    )
 
     def __init__(self, queue: MessageQueue, next_offset: int) -> None:
         self.queue = queue
         self.next_offset = next_offset
         """Where the next pull begins."""
         self.bytes = 0
+        self.max_messages = self.max_bytes = self.max_span = UNLIMITED
+        """What it may hold; see `is_full`."""
+        self.on_room: Callable[[], None] | None = None
+        """Called, once, as soon as it is not full any more."""
         self.dropped = False
         """No longer ours, or read anew from elsewhere: nothing of it is delivered or committed any more."""
         self.committed = -1
@@ -34,27 +52,24 @@ class ProcessQueue:
         """The number of unfinished messages."""
         return len(self._pending)
 
-    def add(self, offsets_and_sizes: Iterable[tuple[int, int]], next_offset: int) -> None:
-        """Take what a pull found, (queue offset, size) in rising order, and where the next one begins."""
+    def add(self, offsets: Sequence[int], sizes: Sequence[int], next_offset: int) -> None:
+        """Take what a pull found, offsets in rising order, and where the next one begins."""
         pending = self._pending
         before = len(pending)
-        added = 0
-        count = 0
-        for queue_offset, size in offsets_and_sizes:
-            pending[queue_offset] = size
-            added += size
-            count += 1
-        assert len(pending) == before + count, f"{self.queue}: a message was pulled twice"
-        self.bytes += added
+        pending.update(zip(offsets, sizes, strict=True))
+        assert len(pending) == before + len(offsets), f"{self.queue}: a message was pulled twice"
+        self.bytes += sum(sizes)
         self.next_offset = next_offset
 
     def finish(self, queue_offset: int) -> bool:
-        """Mark a message as done with. False when it is not here: finished before, or the queue was
-        moved."""
+        """Mark a message as done with. False when it is not here: it was finished before."""
         size = self._pending.pop(queue_offset, None)
         if size is None:
             return False
         self.bytes -= size
+        if self.on_room is not None and not self.is_full:
+            on_room, self.on_room = self.on_room, None
+            on_room()
         return True
 
     @property
@@ -72,8 +87,11 @@ class ProcessQueue:
         """How far the end of what was pulled lies from the lowest unfinished message."""
         return self.next_offset - self.commit_offset
 
-    def is_full(self, max_messages: int, max_bytes: int, max_span: int) -> bool:
-        """Whether to wait before the next pull."""
+    @property
+    def is_full(self) -> bool:
+        """Whether to wait before the next pull: too many messages or bytes, or one that holds up all."""
         return bool(self._pending) and (
-            len(self._pending) >= max_messages or self.bytes >= max_bytes or self.span >= max_span
+            len(self._pending) >= self.max_messages
+            or self.bytes >= self.max_bytes
+            or self.span >= self.max_span
         )

@@ -152,6 +152,4 @@ class PullConsumer:
 
     def _check_open(self) -> None:
         if not self._open:
-            raise LocalProtocolError(
-                f"the pull consumer of {self.group} is not open: use it in its block"
-            )
+            raise LocalProtocolError(f"the pull consumer of {self.group} is not open: use it in its block")

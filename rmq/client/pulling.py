@@ -33,7 +33,6 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
-from rmq.protocol.headers import PullMessageResponseHeader
 from rmq.remoting.loop import Waiter, current_loop
 
 log = logging.getLogger(__name__)
@@ -102,30 +101,29 @@ class PullForm:
         }
         return Command.request(RequestCode.PULL_MESSAGE, ext)
 
-    def answer(self, response: Command, queue_offset: int, address: str) -> PullAnswer:
-        """Read the answer to a pull from `queue_offset`.
+    def answer(
+        self, response: Command, queue_offset: int, address: str, window: ProcessQueue | None = None
+    ) -> PullAnswer:
+        """Read the answer to a pull from `queue_offset`; the messages are given `window`.
 
         Raises ResponseError when it was refused, CorruptRecord, RemoteProtocolError.
         """
         if response.code not in ANSWERED:
             raise for_code(response.code, response.remark, address)
-        header = response.read(PullMessageResponseHeader)
-        next_offset = header.next_begin_offset
+        ext = response.ext
+        try:
+            next_offset, broker_id = int(ext["nextBeginOffset"]), int(ext["suggestWhichBrokerId"])
+            min_offset, max_offset = int(ext["minOffset"]), int(ext["maxOffset"])
+        except (KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"the answer of {address} to a pull lacks {error}") from None
         messages: list[PulledMessage] = []
         if response.code == ResponseCode.SUCCESS:
-            messages, complete = read_messages(response.body, self.queue)
+            messages, complete = read_messages(response.body, self.queue.broker_name, window)
             if not complete:
                 next_offset = messages[-1].queue_offset + 1
                 log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)
             messages = self._wanted(messages, queue_offset)
-        return PullAnswer(
-            response.code,
-            messages,
-            next_offset,
-            header.min_offset,
-            header.max_offset,
-            header.suggest_which_broker_id,
-        )
+        return PullAnswer(response.code, messages, next_offset, min_offset, max_offset, broker_id)
 
     def _wanted(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
         if messages and messages[0].queue_offset < queue_offset:
@@ -141,14 +139,11 @@ class PullForm:
 class Owner(Protocol):
     """The consumer of a `Puller`, as far as the loop needs it."""
 
-    def limits(self) -> tuple[int, int, int]:
-        """How many messages, how many bytes and what span a queue may hold now."""
+    def arrived(self, messages: Sequence[PulledMessage]) -> None:
+        """Messages have come, which are in their window already."""
 
-    def arrived(self, puller: Puller, messages: Sequence[PulledMessage]) -> None:
-        """Messages have come, which are in the window already."""
-
-    def moved(self, puller: Puller, next_offset: int) -> None:
-        """The broker says that the queue goes on at `next_offset`; the puller ends."""
+    def moved(self, queue: MessageQueue, next_offset: int) -> None:
+        """The broker says that the queue goes on at `next_offset`; its puller ends."""
 
 
 class Puller:
@@ -159,7 +154,6 @@ class Puller:
     ) -> None:
         """`commits` sends what may be committed along with each pull."""
         self.window = window
-        self.room: Waiter | None = None
         self._session = session
         self._owner = owner
         self._form = form
@@ -174,24 +168,22 @@ class Puller:
         self.window.dropped = True
         self._scope.cancel()
 
-    def make_room(self) -> None:
-        """Called after messages were finished, when `room` is set."""
-        if self.room is not None and not self.window.is_full(*self._owner.limits()):
-            self.room.resolve(None)
-            self.room = None
-
     async def run(self) -> None:
         """Pull until stopped. Failures are logged and waited for; only a bug ends it with an error."""
         with self._scope:
             while not self.window.dropped:
-                while self.window.is_full(*self._owner.limits()):
-                    self.room = self._new_waiter()
-                    await self.room.wait()
+                while self.window.is_full:
+                    await self._room()
                 try:
                     await self._pull()
                     self._failures = 0
                 except (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError, CorruptRecord) as error:
                     await self._failed(error)
+
+    async def _room(self) -> None:
+        waiter = self._new_waiter()
+        self.window.on_room = lambda: waiter.resolve(None)
+        await waiter.wait()
 
     async def _pull(self) -> None:
         session, window, config = self._session, self.window, self._session.config
@@ -202,16 +194,17 @@ class Puller:
         window.pulled_at_ms = session.now_ms()
         began = session.now()
         response = await session.pool.call(address, request, config.pull_timeout_ms / 1000)
-        answer = self._form.answer(response, asked, address)
+        answer = self._form.answer(response, asked, address, window)
         self._broker_id = answer.broker_id
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, answer.next_offset)
-            self._owner.moved(self, answer.next_offset)
+            self._owner.moved(window.queue, answer.next_offset)
             return
         messages = answer.messages
         if messages:
-            window.add([(m.queue_offset, m.size) for m in messages], max(answer.next_offset, asked))
-            self._owner.arrived(self, messages)
+            next_offset = max(answer.next_offset, messages[-1].queue_offset + 1)
+            window.add([m.queue_offset for m in messages], [m.size for m in messages], next_offset)
+            self._owner.arrived(messages)
         else:
             window.next_offset = answer.next_offset
             if answer.next_offset <= asked and session.now() - began < HURRIED_SECONDS:

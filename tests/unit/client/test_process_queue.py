@@ -30,7 +30,7 @@ class WindowAgainstModel(RuleBasedStateMachine):
             found.append((self.next_offset + gap, size))
             self.next_offset += gap + 1
         self.next_offset += tail
-        self.window.add(found, self.next_offset)
+        self.window.add([offset for offset, _ in found], [size for _, size in found], self.next_offset)
         self.pulled += found
 
     @precondition(lambda self: self.pulled)
@@ -62,7 +62,7 @@ TestWindow = WindowAgainstModel.TestCase
 
 def test_what_is_committed_never_passes_an_unfinished_message() -> None:
     window = ProcessQueue(QUEUE, 10)
-    window.add([(10, 1), (11, 1), (15, 1)], 20)
+    window.add([10, 11, 15], [1, 1, 1], 20)
     window.finish(11)
     assert window.commit_offset == 10
     window.finish(10)
@@ -77,28 +77,44 @@ def test_what_is_committed_never_passes_an_unfinished_message() -> None:
 )
 def test_it_is_full_by_count_and_bytes(limits: tuple[int, int, int], full: bool) -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.add([(0, 10), (1, 10), (2, 10)], 3)
-    assert window.is_full(*limits) is full
+    window.max_messages, window.max_bytes, window.max_span = limits
+    window.add([0, 1, 2], [10, 10, 10], 3)
+    assert window.is_full is full
 
 
 def test_it_is_full_when_one_message_holds_up_the_others() -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.add([(offset, 1) for offset in range(5)], 5)
+    window.max_span = 5
+    window.add(range(5), [1] * 5, 5)
     for offset in (1, 2, 3, 4):
         window.finish(offset)
-    assert window.is_full(ANY, ANY, 5)
+    assert window.is_full
     window.finish(0)
-    assert not window.is_full(ANY, ANY, 5)
+    assert not window.is_full
 
 
 def test_an_empty_window_is_never_full() -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.add([], 10_000)
-    assert not window.is_full(1, 1, 1)
+    window.max_messages = window.max_bytes = window.max_span = 1
+    window.add([], [], 10_000)
+    assert not window.is_full
+
+
+def test_room_is_told_of_once_and_not_before_it_is_there() -> None:
+    window = ProcessQueue(QUEUE, 0)
+    window.max_messages = 2
+    window.add([0, 1, 2], [1, 1, 1], 3)
+    told: list[int] = []
+    window.on_room = lambda: told.append(len(window))
+    window.finish(0)
+    assert told == []
+    window.finish(2)
+    window.finish(1)
+    assert told == [1]
 
 
 def test_a_message_that_is_pulled_twice_is_a_bug() -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.add([(0, 1)], 1)
+    window.add([0], [1], 1)
     with pytest.raises(AssertionError):
-        window.add([(0, 1)], 1)
+        window.add([0], [1], 1)
