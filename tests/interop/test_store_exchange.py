@@ -76,8 +76,7 @@ def test_topic_settings_offsets_and_keys_change_hands(
     store = tmp_path / "store"
     first = Servers(processes, writer)
     broker = first.broker(store)
-    made = ("updateTopic", "-n", first.namesrv, "-c", "DefaultCluster", "-t", TOPIC, "-r", "3", "-w", "3")
-    assert "success" in processes.mqadmin(*made)
+    processes.make_topic(first.namesrv, TOPIC, 3)
     processes.program("Produce", first.namesrv, TOPIC, "sync", "30", "m").finish()
     consume(processes, first.namesrv, 30)
     end(broker, "stop")
