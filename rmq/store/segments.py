@@ -154,10 +154,13 @@ class Segments:
                 self._disk.sync(self.path(base))
 
     def truncate(self, address: int) -> None:
-        """Remove the files past `address`, and make the rest of the one that holds it zero."""
-        while self.bases and self.bases[-1] >= address:
+        """Remove the files past `address`, and make the rest of the one that holds it zero.
+
+        The first file stays even when nothing of it is left, since it says where the addresses begin.
+        """
+        while len(self.bases) > 1 and self.bases[-1] >= address:
             self._remove(self.bases.pop())
-        segment = self.at(address) if address % self.file_size else None
+        segment = self.at(address)
         if segment is not None:
             segment.clear(address % self.file_size)
 

@@ -254,6 +254,20 @@ def test_records_behind_a_cut_never_come_back() -> None:
         assert bodies(open_store(disk.image(seed))) == [b"old 0", b"old 1", b"new 0"]
 
 
+def test_a_log_that_lost_all_but_its_place_goes_on_there() -> None:
+    """Older files expired, and a power cut took what the last one held: offsets must not begin again."""
+    disk = MemoryDisk()
+    store = open_store(disk)
+    fill(store, 60)
+    store.abandon()
+    disk.remove(LOG)
+    disk.open(log_file(1), 4096).clear(0)
+    again = open_store(disk)
+    assert (again.min_physical_offset, again.max_physical_offset) == (4096, 4096)
+    again.close()
+    assert open_store(disk).max_physical_offset == 4096
+
+
 # ---- damage ----
 
 
