@@ -107,8 +107,8 @@ def flow_table(tally: Tally) -> Table:
     """Messages, seconds, rates and latencies of publishing and consuming."""
     begin = min(tally.sent_at.values())
     acknowledged, consumed = latencies(tally)
-    table = Table(title="Flow")
-    for name in ("", "messages", "seconds", "messages/s", "p50 ms", "p90 ms", "p99 ms", "max ms"):
+    table = Table(title="Flow: rates, and time from send to acknowledgement / to consumer")
+    for name in ("", "messages", "seconds", "per s", "p50 ms", "p90 ms", "p99 ms", "max ms"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     published = max(tally.acknowledged_at.values()) - begin
     table.add_row("published", *_figures(acknowledged, published))
