@@ -414,9 +414,10 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
     for key, text in changes.items():
         field = _fields(cls).get(key)
         if field is None:
-            raise ConfigError(key, text, "a setting of this service; this one is not known")
+            raise ConfigError(key, text, "a setting that this service has; this one is not known")
         if not field.metadata.get("runtime"):
-            raise ConfigError(java_key(field), text, "a restart: write it to the configuration file")
+            wanted = "no change while running: write it to the configuration file and restart"
+            raise ConfigError(java_key(field), text, wanted)
         values[field.name] = _value(cls, field, text, "the request")
     return typing.cast(C, attrs.evolve(typing.cast(Any, config), **values))
 
