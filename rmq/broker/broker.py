@@ -23,12 +23,14 @@ from rmq.broker.offsets import Offsets
 from rmq.broker.progress import Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
+from rmq.broker.recall import Recall
 from rmq.broker.registration import Registration
 from rmq.broker.relay import Relay
 from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
 from rmq.broker.stats import Stats
+from rmq.broker.timer import Timers
 from rmq.broker.topics import Topics
 from rmq.broker.transaction import Transactions
 from rmq.broker.waits import Waits
@@ -39,6 +41,7 @@ from rmq.message import (
     PROPERTY_KEYS,
     PROPERTY_TAGS,
     SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     tags_code,
 )
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
@@ -132,6 +135,8 @@ class Broker:
     def _make_parts(self, store_config: StoreConfig) -> None:
         config, store = self.config, self.store
         self.schedule = Schedule(store_config.message_delay_level, store, self._commit)
+        self.timers = Timers(store, self._commit)
+        self.timers.rescheduled = lambda: self.schedule.rescheduled()
         self.transactions = Transactions(
             config,
             store,
@@ -150,6 +155,7 @@ class Broker:
             stats=self.stats,
             waits=self.waits,
             transactions=self.transactions,
+            timers=self.timers,
             chance=self._chance,
         )
         self.pull = Pull(
@@ -164,6 +170,9 @@ class Broker:
             waits=self.waits,
         )
         self.pull.moved = self._offset_moved
+        self.recall = Recall(
+            config, timers=self.timers, topics=self.topics, store_host=self.store_host, put=self.send.put
+        )
         self.query = Query(store, self.clients)
         self.admin = Admin(config, store, topics=self.topics, offsets=self.offsets, stats=self.stats)
         self.progress = Progress(
@@ -205,6 +214,7 @@ class Broker:
         self.groups.load(read("subscriptionGroup"))
         self.offsets.load(read("consumerOffset"))
         self.schedule.load(read("delayOffset"))
+        self.timers.load(read("timerProgress"))
         self.transactions.load(self.now_ms())
 
     def _collect_handlers(self) -> dict[int, Handler]:
@@ -222,6 +232,7 @@ class Broker:
             self.progress,
             self.client_calls,
             self.replies,
+            self.recall,
         )
         for part in parts:
             for code, handler in part.handlers().items():
@@ -353,6 +364,8 @@ class Broker:
                 self.waits.arrived(topic, queue_id, next_offset)
             if topic == SCHEDULE_TOPIC:
                 self.schedule.arrived(queue_id, self.now_ms())
+            elif topic == TIMER_TOPIC:
+                self.timers.arrived(next_offset)
 
     # ---- whether sends are taken ----
 
@@ -406,7 +419,7 @@ class Broker:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
         now = self.now_ms()
         try:
-            return self.schedule.step(now)
+            return min(self.schedule.step(now), self.timers.step(now))
         except StoreError as error:
             log.error("delayed messages cannot be delivered now: %s", error)
             return now + RETRY_MS
@@ -449,6 +462,8 @@ class Broker:
         self.offsets.persist()
         if self.schedule.dirty:
             self._to_save["delayOffset"] = self.schedule.to_json()
+        if self.timers.dirty:
+            self._to_save["timerProgress"] = self.timers.to_json()
         saves, self._to_save = self._to_save, {}
         return saves
 
@@ -465,6 +480,7 @@ class Broker:
         """Store a record of our own; it is readable when the present chunk ends. Raises StoreError."""
         self.store.put(record)
         if not self._handling:
+            self._commit()
             self.settle()
 
     def reconfigure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
@@ -473,7 +489,7 @@ class Broker:
         self.store.configure(store_config)
         self.send.configure(config, store_config)
         self.pull.config, self.pull.store_config = config, store_config
-        for part in (self.topics, self.groups, self.clients, self.transactions, self.replies):
+        for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
             part.config = config
         self.progress.config = self.registration.config = config
 
@@ -483,6 +499,8 @@ class Broker:
             "heldPulls": str(self.waits.held),
             "sendsWaitingForDisk": str(self.waits.parked_acks),
             "openTransactions": str(self.transactions.open_count),
+            "timerMessages": str(len(self.timers)),
+            "requestsToClients": str(len(self.relay)),
         }
 
     def _topics_changed(self) -> None:

@@ -8,11 +8,14 @@ once it is on the medium). That is the only place where an acknowledgement is ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from attrs import define
 
+from rmq.broker.acks import Ack, Acks, Marked, Records
+from rmq.broker.properties import joined, keys, parse, returned, without_wait
+from rmq.broker.timer import TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
 from rmq.broker.waits import ParkedSend, Waits
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError, for_code
@@ -20,15 +23,16 @@ from rmq.message import (
     NOT_SENDABLE_TOPICS,
     PROPERTY_CLUSTER,
     PROPERTY_DELAY_LEVEL,
-    PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TAGS,
     PROPERTY_TRANSACTION_PREPARED,
+    PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
+    TIMER_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
@@ -49,13 +53,13 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeader
+from rmq.protocol.recall import RECALL_HANDLE, RecallHandle
 from rmq.protocol.record import (
     PROPERTIES_MAX,
     Record,
     decode_record,
     encode_properties,
     host_bytes,
-    record_keys,
     record_of,
 )
 from rmq.store.config import FlushDiskType, delay_table
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.broker.groups import Groups
     from rmq.broker.stats import Stats
+    from rmq.broker.timer import Timers
     from rmq.broker.topics import Topics
     from rmq.broker.transaction import Transactions
     from rmq.message import StoredMessage
@@ -79,16 +84,13 @@ SYSTEM_ERROR: Final = ResponseCode.SYSTEM_ERROR
 VERSION_WITH_OWN_LIMIT: Final = 121
 """From RocketMQ 3.4.9 on the number of retries that a client names counts (MQVersion.V3_4_9)."""
 
-_WAIT_TRUE: Final = f"\x02{PROPERTY_WAIT_STORE}\x01true"
-_RARE: Final = frozenset((PROPERTY_DELAY_LEVEL, PROPERTY_TRANSACTION_PREPARED, PROPERTY_CLUSTER))
+_RARE: Final = frozenset(
+    (PROPERTY_DELAY_LEVEL, PROPERTY_TRANSACTION_PREPARED, PROPERTY_CLUSTER, *TIMER_PROPERTIES)
+)
 _PROPERTIES_SURE: Final = PROPERTIES_MAX // 4
 """So many characters fit in any encoding."""
 _RECORD_ROOM: Final = 512
 """No record has more beside its body and properties, a BLANK after it included."""
-
-Records = tuple[Record, ...] | list[Record]
-Ack = tuple["Command", int, Records]
-"""A request to acknowledge, the queue id that it is told, and its records."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -131,15 +133,17 @@ class Send:
         stats: Stats,
         waits: Waits,
         transactions: Transactions,
+        timers: Timers,
         chance: Random,
     ) -> None:
         self._store = store
-        self._id_prefix = store_host.hex().upper()
+        self._store_host = store_host
         self._topics = topics
         self._groups = groups
         self._stats = stats
         self._waits = waits
         self._transactions = transactions
+        self._timers = timers
         self._chance = chance
         self._targets: dict[str, Target] = {}
         self.refusal: tuple[int, str] | None = None
@@ -159,8 +163,7 @@ class Send:
         self._indexed = store_config.message_index_enable
         self._levels = len(delay_table(store_config.message_delay_level))
         self._suffix = f"\x02{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}"
-        self._region = config.region_id
-        self._trace_on = "true" if config.trace_on else "false"
+        self._acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
         self._sync = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
@@ -182,37 +185,24 @@ class Send:
         """Put a message, or a batch of them, into the pending batch. Raises ResponseError for a refusal."""
         if self.refusal is not None:
             raise for_code(*self.refusal)
-        header = request.read(SendMessageRequestHeader)
-        target = self._targets.get(header.topic)
-        if target is None:
-            target = self._admit(header, connection)
+        header: SendMessageRequestHeader = request.header or request.read(SendMessageRequestHeader)
+        target = self._targets.get(header.topic) or self._admit(header, connection)
         queue_id = header.queue_id
         if not 0 <= queue_id < target.queues:
             queue_id = self._choose_queue(queue_id, target, connection)
         if header.batch:
             self._send_batch(request, header, connection, queue_id)
             return
-        body = request.body
-        if len(body) > self._body_max:
-            raise self._illegal(f"the body has {len(body)} bytes")
         text = header.properties or ""
-        properties = _parse(text)
-        waits = True
-        if PROPERTY_WAIT_STORE in properties:
-            text, waits = _without_wait(text, properties)
-        topic, put_queue_id = target.topic, queue_id
-        is_half = False
-        if target.group or not _RARE.isdisjoint(properties):
-            is_half = self._is_half(properties)
-            topic, put_queue_id, text = self._detour(request, header, target, queue_id, properties)
-        text = text + self._suffix if text else self._suffix[1:]
-        if len(text) > _PROPERTIES_SURE:
-            self._check_properties(text)
+        properties = parse(text)
+        waits = properties.get(PROPERTY_WAIT_STORE)
+        if waits:
+            text = without_wait(text, properties)
         record = Record(
-            topic,
-            put_queue_id,
-            body,
-            text,
+            target.topic,
+            queue_id,
+            request.body,
+            text + self._suffix if text else self._suffix[1:],
             header.flag,
             header.sys_flag | target.sys_flag,
             header.born_timestamp,
@@ -220,14 +210,31 @@ class Send:
             header.reconsume_times or 0,
             0,
             tags_code(properties.get(PROPERTY_TAGS)),
-            record_keys(properties) if self._indexed else (),
+            keys(properties) if self._indexed else (),
         )
-        if is_half:
-            self._prepare(record, properties)
+        records: Records = (record,)
+        if target.group or not _RARE.isdisjoint(properties):
+            records = self._detour(request, header, target, record, properties, now)
+        if len(record.body) > self._body_max or len(record.properties) > _PROPERTIES_SURE:
+            self._check_sizes(record)
         self._store.put(record)
-        self._count(topic, 1, record.size)
+        tally = self.tallies.get(record.topic) or self._tally(record.topic)
+        tally.count += 1
+        tally.size += record.size
         if not request.flag & FLAG_ONEWAY:
-            (self.acks if waits else self.acks_at_once).append((request, queue_id, (record,)))
+            acks = self.acks if waits is None or waits.lower() == "true" else self.acks_at_once
+            acks.append((request, queue_id, records))
+
+    def put(self, request: Command, record: Record, header: Mapping[str, str]) -> None:
+        """Put a record that a request stands for; its acknowledgement has these header fields too."""
+        if self.refusal is not None:
+            raise for_code(*self.refusal)
+        self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
+        self._store.put(record)
+        tally = self._tally(record.topic)
+        tally.count += 1
+        tally.size += record.size
+        self.acks.append((request, record.queue_id, Marked((record,), header)))
 
     def _send_batch(
         self, request: Command, header: SendMessageRequestHeader, connection: Connection, queue_id: int
@@ -236,17 +243,17 @@ class Send:
             raise self._illegal("a batch cannot be part of a transaction")
         if len(request.body) > self._body_max:
             raise self._illegal(f"the batch has {len(request.body)} bytes")
-        shared = _parse(header.properties or "")
+        shared = parse(header.properties or "")
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
         shared[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         suffix = encode_properties(shared)
         records = self._batch_records(request.body, header, connection, queue_id, suffix)
         put = self._store.put
-        size = 0
+        tally = self.tallies.get(header.topic) or self._tally(header.topic)
+        tally.count += len(records)
         for record in records:
             put(record)
-            size += record.size
-        self._count(header.topic, len(records), size)
+            tally.size += record.size
         if not request.flag & FLAG_ONEWAY:
             (self.acks if waits else self.acks_at_once).append((request, queue_id, records))
 
@@ -269,33 +276,28 @@ class Send:
         host = connection.state.get("host") or _host_of(connection)
         born_timestamp, reconsume_times = header.born_timestamp, header.reconsume_times or 0
         topic = header.topic
-        room = self.store_config.mapped_file_size_commit_log - _RECORD_ROOM
+        room = min(self._body_max, self.store_config.mapped_file_size_commit_log - _RECORD_ROOM)
+        indexed = self._indexed
         records = []
         for flag, one, text in messages:
-            properties = _parse(text)
-            text = _joined(text, suffix)
-            if len(text) > _PROPERTIES_SURE:
-                self._check_properties(text)
-            if len(one) + 4 * len(text) > room:
-                raise self._illegal("a message of the batch does not fit a commit log file")
-            code = tags_code(properties.get(PROPERTY_TAGS))
-            keys = record_keys(properties) if self._indexed else ()
-            records.append(
-                Record(
-                    topic,
-                    queue_id,
-                    one,
-                    text,
-                    flag,
-                    sys_flag,
-                    born_timestamp,
-                    host,
-                    reconsume_times,
-                    0,
-                    code,
-                    keys,
-                )
+            properties = parse(text)
+            record = Record(
+                topic,
+                queue_id,
+                one,
+                joined(text, suffix),
+                flag,
+                sys_flag,
+                born_timestamp,
+                host,
+                reconsume_times,
+                0,
+                tags_code(properties.get(PROPERTY_TAGS)),
+                keys(properties) if indexed else (),
             )
+            if len(one) > room or len(record.properties) > _PROPERTIES_SURE:
+                self._check_sizes(record)
+            records.append(record)
         return records
 
     # ---- checks ----
@@ -303,7 +305,7 @@ class Send:
     def _admit(self, header: SendMessageRequestHeader, connection: Connection) -> Target:
         """The topic's row, after all checks that hold until topics change; made when that is allowed."""
         topic = check_name(header.topic)
-        if topic in NOT_SENDABLE_TOPICS:
+        if topic in NOT_SENDABLE_TOPICS or topic == TIMER_TOPIC:
             raise _forbidden(f"Sending message to topic[{topic}] is forbidden.")
         config = self._topics.get(topic) or self._make_topic(header, connection)
         if config is None:
@@ -345,10 +347,15 @@ class Send:
             f"Producer: {connection.peer_address}",
         )
 
-    def _check_properties(self, text: str) -> None:
-        size = len(text.encode())
+    def _check_sizes(self, record: Record) -> None:
+        """Raises ResponseError for a message that is too long for the settings, the formats or the files."""
+        size, body = len(record.properties.encode()), len(record.body)
+        if body > self._body_max:
+            raise self._illegal(f"the body has {body} bytes")
         if size > PROPERTIES_MAX:
             raise self._illegal(f"the properties have {size} bytes")
+        if size + body + _RECORD_ROOM > self.store_config.mapped_file_size_commit_log:
+            raise self._illegal("it does not fit a file of the commit log (mappedFileSizeCommitLog)")
 
     def _illegal(self, what: str) -> ResponseError:
         return for_code(
@@ -367,20 +374,28 @@ class Send:
         request: Command,
         header: SendMessageRequestHeader,
         target: Target,
-        queue_id: int,
+        record: Record,
         properties: dict[str, str],
-    ) -> tuple[str, int, str]:
-        """Topic, queue and properties text of a retried, delayed or forwarded message."""
-        topic = target.topic
-        properties.pop(PROPERTY_CLUSTER, None)
+        now: int,
+    ) -> Records:
+        """Turn the record of a retried, delayed, forwarded or half message into what is stored for it."""
         properties.pop(PROPERTY_WAIT_STORE, None)
+        properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         if target.group and self._is_spent(request, header, target.group):
             properties.pop(PROPERTY_DELAY_LEVEL, None)
-            topic, queue_id = self._dead_letters(target.group), 0
-        level = 0 if self._is_half(properties) else self._delay_level(properties)
+            record.topic, record.queue_id = self._dead_letters(target.group), 0
+        if self._is_half(properties):
+            for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
+                self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
+            self._transactions.prepare(record, properties)
+            return (record,)
+        level = self._delay_level(properties)
         if level:
-            topic, queue_id = self._delay(topic, queue_id, level, properties)
-        return topic, queue_id, encode_properties(properties)
+            self._delay(record, level, properties)
+        elif (due_ms := deliver_time(properties, now)) is not None and due_ms > now:
+            return self._time(record, properties, due_ms)
+        record.properties = encode_properties(properties)
+        return (record,)
 
     def _is_half(self, properties: dict[str, str]) -> bool:
         """Whether the message is one half of a transaction, its end to follow. Raises if such are refused."""
@@ -392,12 +407,6 @@ class Send:
                 "(rejectTransactionMessage=true)"
             )
         return True
-
-    def _prepare(self, record: Record, properties: dict[str, str]) -> None:
-        for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
-            self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
-        properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
-        self._transactions.prepare(record, properties)
 
     def _is_spent(self, request: Command, header: SendMessageRequestHeader, name: str) -> bool:
         """Whether a retried message was consumed in vain so often that it is a dead letter."""
@@ -432,12 +441,22 @@ class Send:
         except ValueError:
             raise self._illegal(f"{PROPERTY_DELAY_LEVEL}={text[:20]!r} is not a delay level") from None
 
-    def _delay(self, topic: str, queue_id: int, level: int, properties: dict[str, str]) -> tuple[str, int]:
+    def _delay(self, record: Record, level: int, properties: dict[str, str]) -> None:
         """Send a message round by the schedule topic; `properties` get where it shall go when it is due."""
         properties[PROPERTY_DELAY_LEVEL] = str(level)
-        properties[PROPERTY_REAL_TOPIC] = topic
-        properties[PROPERTY_REAL_QUEUE_ID] = str(queue_id)
-        return SCHEDULE_TOPIC, level - 1
+        properties[PROPERTY_REAL_TOPIC] = record.topic
+        properties[PROPERTY_REAL_QUEUE_ID] = str(record.queue_id)
+        for name in TIMER_PROPERTIES:  # a level goes before a time
+            properties.pop(name, None)
+        record.topic, record.queue_id = SCHEDULE_TOPIC, level - 1
+
+    def _time(self, record: Record, properties: dict[str, str], due_ms: int) -> Records:
+        """Keep a message until its time; its producer is given the handle to recall it."""
+        self._topics.create_retry(TIMER_TOPIC, PERM_WRITE | PERM_READ, 1)
+        unique_key = properties.get(PROPERTY_UNIQUE_KEY)
+        handle = RecallHandle(record.topic, self.config.broker_name, due_ms, unique_key or "")
+        self._timers.take(record, properties, due_ms)
+        return Marked((record,), {RECALL_HANDLE: str(handle)}) if unique_key else (record,)
 
     # ---- messages that a consumer sends back ----
 
@@ -453,21 +472,23 @@ class Send:
             return request.reply()
         topic = self._retry_topic(header, group)
         message = self._message(header.offset)
-        queue_id = self._chance.randrange(group.retry_queue_nums)
         limit = group.retry_max_times
         if request.version >= VERSION_WITH_OWN_LIMIT and header.max_reconsume_times is not None:
             limit = header.max_reconsume_times
-        properties = _returned_properties(message)
+        properties = returned(message)
+        record = record_of(message, topic, self._chance.randrange(group.retry_queue_nums), properties)
+        record.reconsume_times += 1
         if message.reconsume_times >= limit or header.delay_level < 0:
-            topic, queue_id = self._dead_letters(header.group), 0
             properties.pop(PROPERTY_DELAY_LEVEL, None)
+            record.topic, record.queue_id = self._dead_letters(header.group), 0
         else:
             level = header.delay_level or 3 + message.reconsume_times
-            topic, queue_id = self._delay(topic, queue_id, min(level, self._levels), properties)
-        record = record_of(message, topic, queue_id, properties)
-        record.reconsume_times += 1
+            self._delay(record, min(level, self._levels), properties)
+        record.properties = encode_properties(properties)
         self._store.put(record)
-        self._count(topic, 1, record.size)
+        tally = self._tally(record.topic)
+        tally.count += 1
+        tally.size += record.size
         self._stats.send_back(header.group, properties[PROPERTY_RETRY_TOPIC])
         if not request.flag & FLAG_ONEWAY:
             self.returned.append(request)
@@ -489,12 +510,8 @@ class Send:
 
     # ---- acknowledgements ----
 
-    def _count(self, topic: str, count: int, size: int) -> None:
-        tally = self.tallies.get(topic)
-        if tally is None:
-            tally = self.tallies[topic] = Tally()
-        tally.count += count
-        tally.size += size
+    def _tally(self, topic: str) -> Tally:
+        return self.tallies.setdefault(topic, Tally())
 
     def acknowledge(self, connection: Connection) -> None:
         """The pending batch is committed: answer its senders, or park the answers until it is flushed."""
@@ -505,7 +522,7 @@ class Send:
         else:
             at_once = waiting + at_once if at_once else waiting
         if at_once:
-            connection.write(b"".join(map(self._success, at_once)))
+            connection.write(self._acks.stored(at_once))
         for request in self.returned:
             connection.reply(request.reply())
         self._clear()
@@ -520,60 +537,13 @@ class Send:
     def _clear(self) -> None:
         self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
 
-    def _success(self, ack: Ack) -> bytes:
-        request, queue_id, records = ack
-        first = records[0]
-        msg_id = f"{self._id_prefix}{first.physical_offset:016X}" if len(records) == 1 else self._ids(records)
-        return engine.encode_send_reply(
-            request, msg_id, queue_id, first.queue_offset, self._region, self._trace_on
-        )
-
-    def _ids(self, records: Records) -> str:
-        return ",".join(f"{self._id_prefix}{record.physical_offset:016X}" for record in records)
-
     def _release(self, parked: ParkedSend, in_time: bool) -> None:
         """Answer parked senders: stored and on disk, or (10) stored but not known to be on disk in time."""
         if in_time:
-            parked.connection.write(b"".join(map(self._success, parked.acks)))
+            parked.connection.write(self._acks.stored(parked.acks))
             return
-        for request, queue_id, records in parked.acks:
-            parked.connection.reply(
-                request.reply(
-                    ResponseCode.FLUSH_DISK_TIMEOUT,
-                    None,
-                    {
-                        "msgId": self._ids(records),
-                        "queueId": str(queue_id),
-                        "queueOffset": str(records[0].queue_offset),
-                        "MSG_REGION": self._region,
-                        "TRACE_ON": self._trace_on,
-                    },
-                )
-            )
-
-
-def _parse(text: str) -> dict[str, str]:
-    try:
-        return dict([piece.split("\x01", 1) for piece in text.split("\x02")])
-    except ValueError:  # a piece without a value, such as after a separator at the end
-        return engine.parse_properties(text)
-
-
-def _joined(text: str, suffix: str) -> str:
-    """Two properties texts as one; some producers end theirs with a separator."""
-    if not text:
-        return suffix
-    return text + suffix if text[-1] == "\x02" else f"{text}\x02{suffix}"
-
-
-def _without_wait(text: str, properties: dict[str, str]) -> tuple[str, bool]:
-    """The text without the property that only tells whether to wait for the disk, and what it told."""
-    waits = properties[PROPERTY_WAIT_STORE].lower() == "true"
-    shorter = text.replace(_WAIT_TRUE, "", 1)
-    if len(shorter) == len(text):
-        rest = {name: value for name, value in properties.items() if name != PROPERTY_WAIT_STORE}
-        shorter = encode_properties(rest)
-    return shorter, waits
+        for ack in parked.acks:
+            parked.connection.reply(self._acks.not_flushed(ack))
 
 
 def _host_of(connection: Connection) -> bytes:
@@ -584,16 +554,6 @@ def _host_of(connection: Connection) -> bytes:
         host = bytes(8)
     connection.state["host"] = host
     return host
-
-
-def _returned_properties(message: StoredMessage) -> dict[str, str]:
-    """A message's properties when it comes back: where it came from first, and as which message."""
-    properties = dict(message.properties)
-    properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
-    properties[PROPERTY_WAIT_STORE] = "false"
-    if not properties.get(PROPERTY_ORIGIN_MESSAGE_ID):
-        properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.offset_message_id
-    return properties
 
 
 def _forbidden(remark: str) -> ResponseError:

@@ -1,0 +1,127 @@
+"""python -m rmq.broker: a broker as a program of its own."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from rmq.broker.config import BrokerConfig, is_loopback
+from rmq.broker.service import run_until_signalled
+from rmq.config import dump_properties, load_all, read_file
+from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
+from rmq.plugin import PluginRefused
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+
+EXIT_FAILED: Final = 1
+EXIT_SETTINGS: Final = 2
+EXIT_TAKEN: Final = 3
+
+_EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when the port or the store folder
+belongs to another process, 1 for any other failure. Settings come from the file, then from environment
+variables RMQ_<NAME>, then from -n and --set."""
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line; the letters are those of RocketMQ's mqbroker."""
+    parser = argparse.ArgumentParser("python -m rmq.broker", description="RocketMQ broker", epilog=_EPILOG)
+    parser.add_argument("-c", "--configFile", dest="file", help="broker.conf, or a TOML file with settings")
+    parser.add_argument("-n", "--namesrvAddr", help="name servers to register at, host:port;host:port")
+    parser.add_argument("-p", "--printConfigItem", action="store_true", help="print all settings and end")
+    parser.add_argument("-m", "--printImportantConfig", action="store_true", help="print the important ones")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, e.g. listenPort=10921"
+    )
+    return parser.parse_args(arguments)
+
+
+Settings = tuple[BrokerConfig, StoreConfig, TlsConfig]
+
+
+def settings(options: argparse.Namespace) -> Settings:
+    """The settings that the options ask for. Raises ConfigError."""
+    given: dict[str, str] = {}
+    for item in options.set:
+        key, mark, value = item.partition("=")
+        if not mark:
+            raise ConfigError("--set", item, "KEY=VALUE")
+        given[key.strip()] = value
+    if options.namesrvAddr:
+        given["namesrv_addr"] = options.namesrvAddr
+    config, store_config, tls = load_all((BrokerConfig, StoreConfig, TlsConfig), options.file, given)
+    return config, store_config, tls
+
+
+def durability(store_config: StoreConfig) -> str:
+    """What an acknowledged message survives, in words."""
+    if store_config.broker_role is BrokerRole.SYNC_MASTER:
+        return "replicated: acknowledged when a slave has the message (SYNC_MASTER)"
+    if store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
+        return "disk: acknowledged when the message is on disk (SYNC_FLUSH)"
+    seconds = store_config.flush_interval_commit_log / 1000
+    return (
+        "memory: acknowledged when the operating system has the message; it survives a crash of the broker, "
+        f"and of the machine after {seconds:g} s (ASYNC_FLUSH)"
+    )
+
+
+def banner(config: BrokerConfig, store_config: StoreConfig, tls: TlsConfig, addresses: Sequence[str]) -> str:
+    """What is said once the broker answers."""
+    port = addresses[0].rpartition(":")[2]
+    lines = [
+        f"rmq broker {config.broker_name} of {config.broker_cluster_name} is ready",
+        f"  listens on    {', '.join(addresses)}",
+        f"  clients use   {config.address(int(port))}",
+        f"  name servers  {config.namesrv_addr or 'none (-n HOST:9876 names one)'}",
+        f"  durability    {durability(store_config)}",
+        f"  store         {store_config.store_path_root_dir}",
+    ]
+    if not is_loopback(config.bind_host) and tls.tls_mode != "enforcing" and not config.acl_enable:
+        lines.append(
+            "WARNING: other machines can reach it without ACL and without TLS: anybody there can read and write"
+            " all topics. Set aclEnable=true, tlsMode=enforcing or bindAddress=127.0.0.1, or protect the network."
+        )
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run until a signal; returns the exit status."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    options = parse(arguments)
+    try:
+        loaded = settings(options)
+        if options.printConfigItem or options.printImportantConfig:
+            print(dump_properties(*loaded, important=not options.printConfigItem), end="")
+            return 0
+        texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
+        trio.run(_serve, loaded, texts)
+    except (ConfigError, PluginRefused) as error:
+        return _failed(error, EXIT_SETTINGS)
+    except (PortInUse, StoreLocked) as error:
+        return _failed(error, EXIT_TAKEN)
+    except (RmqError, OSError) as error:
+        return _failed(error, EXIT_FAILED)
+    return 0
+
+
+async def _serve(loaded: Settings, texts: dict[str, str]) -> None:
+    config, store_config, tls = loaded
+
+    def announce(addresses: Sequence[str]) -> None:
+        print(banner(config, store_config, tls, addresses), flush=True)
+
+    await run_until_signalled(config, store_config, tls=tls, plugin_settings=texts, announce=announce)
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(f"rmq broker: {error}", file=sys.stderr)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

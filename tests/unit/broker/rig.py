@@ -1,0 +1,175 @@
+"""A whole broker over a store in memory, without an event loop, and connections that decode what they get."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+from rmq.broker.broker import Broker
+from rmq.broker.config import BrokerConfig
+from rmq.protocol.codes import PULL_SUBSCRIPTION, RequestCode
+from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
+from rmq.protocol.record import encode_batch, host_bytes
+from rmq.store.config import StoreConfig
+from rmq.store.store import Store
+from rmq.testing.disk import MemoryDisk
+
+START = 1_700_000_000_000
+ADDRESS = "10.0.0.9:10911"
+
+
+class Wire:
+    """A connection as the broker sees it; `received` are the commands written to it, decoded."""
+
+    def __init__(self, peer: str = "10.0.0.1:40001") -> None:
+        self.peer_address = peer
+        self.local_address = ADDRESS
+        self.state: dict[str, Any] = {}
+        self.closed = False
+        self.received: list[Command] = []
+        self._decoder = Decoder()
+
+    def write(self, frame: bytes | Sequence[bytes]) -> None:
+        data = frame if isinstance(frame, bytes) else b"".join(frame)
+        self.received += self._decoder.feed(data)
+
+    def reply(self, response: Command) -> None:
+        self.write(encode(response))
+
+    def notify(self, command: Command) -> None:
+        self.write(encode(command))
+
+    def close(self, reason: str = "", cause: BaseException | None = None) -> None:
+        self.closed = True
+
+    def take(self) -> list[Command]:
+        """What was received since the last time."""
+        taken, self.received = self.received, []
+        return taken
+
+
+class Rig:
+    """A broker whose two clocks stand still until they are turned."""
+
+    def __init__(
+        self,
+        *,
+        disk: MemoryDisk | None = None,
+        store: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.now_ms = START
+        self.seconds = 100.0
+        self.disk = disk or MemoryDisk(1)
+        sizes = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 2000}
+        self.store_config = StoreConfig(
+            **{"store_path_root_dir": "/store", "max_hash_slot_num": 64, "max_index_num": 1024}
+            | sizes
+            | (store or {})
+        )
+        host = host_bytes(ADDRESS)
+        self.store = Store(self.disk, self.store_config, store_host=host, now_ms=lambda: self.now_ms)
+        self.store.load()
+        self.config = BrokerConfig(broker_name="rig-a", broker_cluster_name="RigCluster", **settings)
+        self.broker = Broker(
+            self.config,
+            self.store,
+            address=ADDRESS,
+            ha_address="10.0.0.9:10912",
+            store_host=host,
+            now_ms=lambda: self.now_ms,
+            clock=lambda: self.seconds,
+            chance=Random(1),
+        )
+        self.wire = Wire()
+
+    def ask(self, *requests: Command, wire: Wire | None = None) -> list[Command]:
+        """Hand requests over as one chunk, as bytes, and return what comes back at once."""
+        wire = wire or self.wire
+        decoder = Decoder()
+        chunk = decoder.feed(b"".join(map(encode, requests)))
+        assert len(chunk) == len(requests)
+        self.broker.handle(chunk, wire)  # type: ignore[arg-type]
+        return wire.take()
+
+    def one(self, request: Command, *, wire: Wire | None = None) -> Command:
+        """The only answer to a request."""
+        (answer,) = self.ask(request, wire=wire)
+        assert answer.opaque == request.opaque
+        return answer
+
+    def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
+        """The bodies of a queue's messages, read from the store."""
+        return [message.body for message in self.messages(topic, queue_id)]
+
+    def messages(self, topic: str, queue_id: int = 0) -> list[Any]:
+        found = []
+        for offset in itertools.count(self.store.min_offset(topic, queue_id)):
+            unit = self.store.unit(topic, queue_id, offset)
+            if unit is None:
+                return found
+            found.append(self.store.message(unit[0]))
+        raise AssertionError
+
+
+def send(
+    topic: str = "Orders",
+    body: bytes = b"hello",
+    *,
+    code: int = RequestCode.SEND_MESSAGE_V2,
+    properties: str | None = "UNIQ_KEY\x01AC11\x02WAIT\x01true\x02TAGS\x01TagA",
+    oneway: bool = False,
+    **fields: Any,
+) -> Command:
+    """A send request; `fields` are header fields."""
+    values: dict[str, Any] = {
+        "producer_group": "producers",
+        "topic": topic,
+        "default_topic": "TBW102",
+        "default_topic_queue_nums": 4,
+        "queue_id": 0,
+        "sys_flag": 0,
+        "born_timestamp": START - 5,
+        "flag": 0,
+        "properties": properties,
+        "reconsume_times": 0,
+    } | fields
+    return Command.request(int(code), SendMessageRequestHeader(**values), body, oneway=oneway)
+
+
+def batch(topic: str = "Orders", bodies: Sequence[bytes] = (b"a", b"b", b"c"), **fields: Any) -> Command:
+    """A batch send; each message has its own unique key and the tag TagB."""
+    texts = (f"UNIQ_KEY\x01AC{number}\x02TAGS\x01TagB" for number in range(len(bodies)))
+    data = encode_batch((0, one, text) for one, text in zip(bodies, texts, strict=True))
+    return send(
+        topic,
+        data,
+        code=RequestCode.SEND_BATCH_MESSAGE,
+        **{"properties": "WAIT\x01true", "batch": True} | fields,
+    )
+
+
+def pull(topic: str = "Orders", offset: int = 0, **fields: Any) -> Command:
+    """A pull request that brings its own subscription (everything) and does not wait."""
+    values: dict[str, Any] = {
+        "consumer_group": "readers",
+        "topic": topic,
+        "queue_id": 0,
+        "queue_offset": offset,
+        "max_msg_nums": 32,
+        "sys_flag": PULL_SUBSCRIPTION,
+        "commit_offset": 0,
+        "suspend_timeout_millis": 15_000,
+        "subscription": "*",
+        "sub_version": 0,
+        "expression_type": "TAG",
+    } | fields
+    return Command.request(RequestCode.PULL_MESSAGE, PullMessageRequestHeader(**values))
+
+
+def tags(names: str) -> Iterator[str]:
+    """Property texts, one for each letter."""
+    return (f"TAGS\x01{name}" for name in names)

@@ -1,0 +1,325 @@
+"""What a consumer may read, what it is told, and how a pull waits for a message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq.message import tags_code
+from rmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
+from rmq.protocol.codes import (
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.record import decode_records
+from rmq.store.config import BrokerRole
+
+from .rig import Rig, Wire, pull, send
+
+WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
+
+
+@pytest.fixture
+def rig() -> Rig:
+    rig = Rig()
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    return rig
+
+
+def fill(rig: Rig, tags: str, *, queue_id: int = 0) -> None:
+    """Store one message for each letter, with that letter as its tag and its body."""
+    answers = rig.ask(
+        *(send(body=tag.encode(), properties=f"TAGS\x01{tag}", queue_id=queue_id) for tag in tags)
+    )
+    assert all(answer.code == 0 for answer in answers)
+
+
+def bodies(answer: Command) -> str:
+    return "".join(message.body.decode() for message in decode_records(answer.body))
+
+
+def offsets(answer: Command) -> tuple[int, int, int]:
+    """(next, min, max)"""
+    return int(answer.ext["nextBeginOffset"]), int(answer.ext["minOffset"]), int(answer.ext["maxOffset"])
+
+
+def heartbeat(group: str, topic: str, tags: str = "*", *, version: int = 1, **fields: Any) -> Command:
+    codes = frozenset(map(tags_code, tags.split("||"))) if tags != "*" else frozenset()
+    wanted = SubscriptionData(topic, tags, frozenset(tags.split("||")), codes, version)
+    data = ConsumerData(group, **({"message_model": "CLUSTERING"} | fields))
+    data.subscription_data_set = [wanted]
+    return Command.request(RequestCode.HEART_BEAT, None, HeartbeatData("c1", [], [data]).to_json())
+
+
+# --- what is found ---
+
+
+@pytest.mark.parametrize("serialization", [0, ROCKETMQ])
+def test_messages_are_found_with_their_offsets(rig: Rig, serialization: int) -> None:
+    fill(rig, "abc")
+    request = pull(offset=1)
+    request.serialization = serialization
+    answer = rig.one(request)
+    assert (answer.code, answer.remark) == (ResponseCode.SUCCESS, "FOUND")
+    assert bodies(answer) == "bc"
+    assert offsets(answer) == (3, 0, 3)
+    assert answer.ext["suggestWhichBrokerId"] == "0"
+
+
+def test_what_is_acknowledged_in_a_chunk_is_found_in_the_next(rig: Rig) -> None:
+    first, found = rig.ask(send(body=b"x"), pull()), rig.one(pull())
+    assert sorted(answer.code for answer in first) == [0, ResponseCode.PULL_NOT_FOUND]
+    assert bodies(found) == "x"
+
+
+def test_a_pull_takes_no_more_than_asked_and_allowed(rig: Rig) -> None:
+    fill(rig, "abcdefghij" * 5)
+    assert len(bodies(rig.one(pull(max_msg_nums=3)))) == 3
+    assert len(bodies(rig.one(pull(max_msg_nums=10_000)))) == 32
+
+
+@pytest.mark.parametrize(
+    ("offset", "code", "status", "next_offset"),
+    [
+        (3, ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE", 3),
+        (9, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_OVERFLOW_BADLY", 3),
+        (-1, ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL", 0),
+    ],
+)
+def test_offsets_outside_the_queue(rig: Rig, offset: int, code: int, status: str, next_offset: int) -> None:
+    fill(rig, "abc")
+    answer = rig.one(pull(offset=offset))
+    assert (answer.code, answer.remark) == (code, status)
+    assert offsets(answer) == (next_offset, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("offset", "code"), [(0, ResponseCode.PULL_NOT_FOUND), (5, ResponseCode.PULL_OFFSET_MOVED)]
+)
+def test_a_queue_that_never_held_anything(rig: Rig, offset: int, code: int) -> None:
+    answer = rig.one(pull(offset=offset))
+    assert (answer.code, answer.remark) == (code, "NO_MESSAGE_IN_QUEUE")
+    assert offsets(answer) == (0, 0, 0)
+
+
+def test_an_offset_out_of_range_leaves_an_event(rig: Rig) -> None:
+    fill(rig, "abc")
+    rig.one(pull(offset=9))
+    (event,) = rig.messages("OFFSET_MOVED_EVENT")
+    assert event.tags == "readers"
+    assert event.body == (
+        b'{"consumerGroup":"readers","messageQueue":{"brokerName":"rig-a","queueId":0,"topic":"Orders"},'
+        b'"offsetNew":3,"offsetRequest":9}'
+    )
+
+
+def test_tags_select_by_their_codes(rig: Rig) -> None:
+    fill(rig, "abcab")
+    answer = rig.one(pull(subscription="a || c"))
+    assert (bodies(answer), offsets(answer)) == ("aca", (5, 0, 5))
+    answer = rig.one(pull(subscription="z"))
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE")
+    assert offsets(answer) == (5, 0, 5)
+
+
+def test_sql_selects_by_properties_where_it_is_allowed() -> None:
+    rig = Rig(enable_property_filter=True)
+    rig.ask(*(send(body=b"%d" % number, properties=f"n\x01{number}") for number in range(5)))
+    answer = rig.one(pull(subscription="n > 2", expression_type="SQL92"))
+    assert bodies(answer) == "34"
+    assert rig.one(pull(subscription="n >", expression_type="SQL92")).code == (
+        ResponseCode.SUBSCRIPTION_PARSE_FAILED
+    )
+
+
+def test_a_reader_of_old_messages_is_pointed_to_a_slave() -> None:
+    rig = Rig(slave_read_enable=True)
+    rig.store._limits.memory = 0
+    fill(rig, "abc")
+    assert rig.one(pull()).ext["suggestWhichBrokerId"] == "1"
+    assert rig.one(pull(offset=2)).ext["suggestWhichBrokerId"] == "1"
+    rig.store._limits.memory = 1 << 40
+    assert rig.one(pull()).ext["suggestWhichBrokerId"] == "0"
+
+
+def test_a_pull_can_carry_an_offset_to_keep(rig: Rig) -> None:
+    fill(rig, "abc")
+    rig.one(pull(offset=2, sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET, commit_offset=2))
+    rig.one(pull(offset=2, commit_offset=1))
+    assert rig.broker.offsets.get("readers", "Orders", 0) == 2
+
+
+# --- refusals ---
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (pull("Missing"), ResponseCode.TOPIC_NOT_EXIST),
+        (pull("../x"), ResponseCode.TOPIC_NOT_EXIST),
+        (pull(queue_id=4), ResponseCode.SYSTEM_ERROR),
+        (pull(queue_id=-1), ResponseCode.SYSTEM_ERROR),
+        (pull(subscription="||"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        (pull(subscription="a > 1", expression_type="SQL92"), ResponseCode.SYSTEM_ERROR),
+        (pull(consumer_group="bad group"), ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST),
+        (pull(sys_flag=0), ResponseCode.SUBSCRIPTION_NOT_EXIST),
+    ],
+)
+def test_refusals(rig: Rig, request_: Command, code: int) -> None:
+    answer = rig.one(request_)
+    assert answer.code == code
+    assert answer.remark
+
+
+def test_permissions_of_broker_topic_and_group(rig: Rig) -> None:
+    fill(rig, "a")
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4, 2))
+    assert rig.one(pull()).code == ResponseCode.NO_PERMISSION
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_enable=False))
+    assert rig.one(pull()).code == ResponseCode.NO_PERMISSION
+    assert Rig(broker_permission=2).one(pull()).code == ResponseCode.NO_PERMISSION
+
+
+def test_an_unknown_group_where_groups_are_not_made() -> None:
+    rig = Rig(auto_create_subscription_group=False)
+    rig.one(send())
+    answer = rig.one(pull())
+    assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "updateSubGroup" in (answer.remark or "")
+
+
+def test_the_groups_registered_subscription_counts_without_one_in_the_request(rig: Rig) -> None:
+    fill(rig, "abab")
+    rig.ask(heartbeat("readers", "Orders", "b", version=7))
+    assert bodies(rig.one(pull(sys_flag=0, subscription=None, sub_version=7))) == "bb"
+    answer = rig.one(pull(sys_flag=0, sub_version=8))
+    assert answer.code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    rig.ask(heartbeat("readers", "Orders", "a", version=8))
+    assert bodies(rig.one(pull(sys_flag=0, sub_version=8))) == "aa"
+    rig.broker.topics.update(TopicConfig("Other", 1, 1))
+    assert rig.one(pull("Other", sys_flag=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+def test_a_group_that_may_not_broadcast(rig: Rig) -> None:
+    rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_broadcast_enable=False))
+    rig.ask(heartbeat("readers", "Orders", message_model="BROADCASTING"))
+    assert rig.one(pull(sys_flag=0)).code == ResponseCode.NO_PERMISSION
+
+
+# --- waiting ---
+
+
+def test_a_waiting_pull_is_answered_when_a_message_arrives(rig: Rig) -> None:
+    reader = Wire()
+    assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
+    fill(rig, "x", queue_id=1)
+    assert reader.take() == []
+    fill(rig, "ab")
+    (answer,) = reader.take()
+    assert (answer.code, bodies(answer)) == (0, "ab")
+    fill(rig, "c")
+    assert reader.take() == []
+
+
+def test_a_waiting_pull_is_answered_once_for_a_chunk_of_messages(rig: Rig) -> None:
+    readers = [Wire() for _ in range(3)]
+    for reader in readers:
+        rig.ask(pull(sys_flag=WAITING), wire=reader)
+    fill(rig, "abc")
+    assert [[bodies(answer) for answer in reader.take()] for reader in readers] == [["abc"]] * 3
+
+
+def test_a_pull_that_finds_nothing_in_time_is_told_so(rig: Rig) -> None:
+    fill(rig, "abc")
+    assert rig.ask(pull(offset=3, sys_flag=WAITING)) == []
+    assert rig.broker.step_waits(rig.seconds + 14.9) == rig.seconds + 15
+    assert rig.wire.take() == []
+    rig.broker.step_waits(rig.seconds + 15)
+    (answer,) = rig.wire.take()
+    assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
+    assert offsets(answer) == (3, 0, 3)
+
+
+def test_messages_that_the_filter_refuses_do_not_end_the_wait_and_are_not_looked_at_twice(rig: Rig) -> None:
+    reader = Wire()
+    assert rig.ask(pull(sys_flag=WAITING, subscription="a"), wire=reader) == []
+    fill(rig, "zzz")
+    fill(rig, "zz")
+    assert reader.take() == []
+    (held,) = next(iter(rig.broker.waits._pulls.values()))
+    assert held.offset == 5
+    fill(rig, "a")
+    (answer,) = reader.take()
+    assert (bodies(answer), offsets(answer)) == ("a", (6, 0, 6))
+
+
+def test_a_filtered_wait_that_ends_goes_on_behind_what_it_has_seen(rig: Rig) -> None:
+    reader = Wire()
+    assert rig.ask(pull(sys_flag=WAITING, subscription="a"), wire=reader) == []
+    fill(rig, "zzz")
+    rig.broker.step_waits(rig.seconds + 15)
+    (answer,) = reader.take()
+    assert answer.code == ResponseCode.PULL_NOT_FOUND
+    assert offsets(answer)[0] == 3
+
+
+def test_a_group_disabled_meanwhile_is_refused_when_a_message_arrives(rig: Rig) -> None:
+    reader = Wire()
+    rig.ask(pull(sys_flag=WAITING), wire=reader)
+    rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_enable=False))
+    fill(rig, "a")
+    assert [answer.code for answer in reader.take()] == [ResponseCode.NO_PERMISSION]
+
+
+def test_pulls_of_a_closed_connection_are_forgotten(rig: Rig) -> None:
+    reader = Wire()
+    rig.ask(pull(sys_flag=WAITING), wire=reader)
+    rig.broker.closed(reader)  # type: ignore[arg-type]
+    fill(rig, "a")
+    assert reader.take() == []
+    assert rig.broker.waits.held == 0
+
+
+def test_without_long_polling_a_pull_waits_a_short_time_and_no_arrival_answers_it() -> None:
+    rig = Rig(long_polling_enable=False)
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    reader = Wire()
+    assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
+    fill(rig, "a")
+    assert reader.take() == []
+    rig.broker.step_waits(rig.seconds + 1)
+    assert [bodies(answer) for answer in reader.take()] == ["a"]
+
+
+def test_too_many_waiting_pulls_are_refused_with_figures() -> None:
+    rig = Rig(pull_thread_pool_queue_capacity=2)
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    (answer,) = rig.ask(*(pull(sys_flag=WAITING) for _ in range(3)))
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert "2 pulls wait" in (answer.remark or "")
+
+
+def test_the_offset_of_a_waiting_pull_is_kept_at_once(rig: Rig) -> None:
+    fill(rig, "abc")
+    rig.ask(pull(offset=3, sys_flag=WAITING | PULL_COMMIT_OFFSET, commit_offset=3))
+    assert rig.broker.offsets.get("readers", "Orders", 0) == 3
+
+
+def test_a_slave_neither_keeps_offsets_nor_corrects_them() -> None:
+    rig = Rig(store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
+    rig.broker.topics.load(b'{"topicConfigTable":{"Orders":{"topicName":"Orders"}},"dataVersion":{}}')
+    answer = rig.one(pull(offset=5, sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET, commit_offset=5))
+    assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+    assert rig.broker.offsets.get("readers", "Orders", 0) == -1

@@ -1,0 +1,188 @@
+"""The table of topics: what every broker has, what is made on a first message, what is saved when."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rmq.broker.config import BrokerConfig
+from rmq.broker.topics import Topics, check_name
+from rmq.errors import DiskFull, ResponseError
+from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
+from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
+
+NOW = 1_700_000_000_000
+
+
+class Desk:
+    """A table with a file that can be full, and a count of the times it told of a change."""
+
+    def __init__(self, **settings: object) -> None:
+        self.saved: list[bytes] = []
+        self.full = False
+        self.changes = 0
+        config = BrokerConfig(broker_name="a", broker_cluster_name="C", **settings)  # type: ignore[arg-type]
+        self.topics = Topics(config, save=self._save, now_ms=lambda: NOW)
+        self.topics.changed = self._changed
+
+    def _save(self, data: bytes) -> None:
+        if self.full:
+            raise DiskFull("topics.json: no space left")
+        self.saved.append(data)
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+    def create(self, topic: str, queues: int = 4, default: str = "TBW102") -> TopicConfig | None:
+        return self.topics.create_for_send(topic, default, queues, "1.2.3.4:5")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_a_broker_has_the_topics_that_a_java_broker_has_at_its_start(golden: Path) -> None:
+    """The store of the vectors was made by a broker golden-a of GoldenCluster with default settings."""
+    config = BrokerConfig(broker_name="golden-a", broker_cluster_name="GoldenCluster")
+    topics = Topics(config, save=lambda data: None, now_ms=lambda: NOW)
+    text = (golden / "store" / "config" / "topics.json").read_bytes()
+    java = TopicConfigSerializeWrapper.from_json(text).topic_config_table
+    assert len(topics.table) == 8
+    for name, topic in topics.table.items():
+        assert topic == java[name], name
+
+
+def test_trace_and_default_topics_follow_the_settings() -> None:
+    table = Desk(trace_topic_enable=True, auto_create_topic_enable=False).topics.table
+    assert table["RMQ_SYS_TRACE_TOPIC"].write_queue_nums == 1
+    assert "TBW102" not in table
+    table = Desk(
+        cluster_topic_enable=False, broker_topic_enable=False, default_topic_queue_nums=3
+    ).topics.table
+    assert (table["C"].perm, table["a"].perm) == (PERM_INHERIT, PERM_INHERIT)
+    assert table["TBW102"].read_queue_nums == 3
+
+
+@pytest.mark.parametrize(("asked", "made"), [(4, 4), (8, 8), (16, 8), (0, 0), (-3, 0)])
+def test_a_new_topic_has_the_queues_asked_for_up_to_the_default(desk: Desk, asked: int, made: int) -> None:
+    topic = desk.create("New", asked)
+    assert topic is not None
+    assert (topic.read_queue_nums, topic.write_queue_nums) == (made, made)
+    assert topic.perm == PERM_READ | PERM_WRITE
+    assert desk.create("New", 1) is topic
+
+
+def test_a_topic_is_made_only_like_one_that_lets_itself_be_inherited(desk: Desk) -> None:
+    assert desk.create("New", default="Missing") is None
+    assert desk.create("New", default="SELF_TEST_TOPIC") is None
+    assert desk.topics.get("New") is None
+    made = desk.create("New", default="a")  # the broker's own name is a topic with that permission
+    assert made is not None
+    assert made.write_queue_nums == 1
+
+
+def test_without_automatic_topics_a_saved_default_topic_does_not_help() -> None:
+    desk = Desk(auto_create_topic_enable=False)
+    table = {"TBW102": TopicConfig("TBW102", 8, 8, 7)}
+    desk.topics.load(TopicConfigSerializeWrapper(table).to_json())
+    assert desk.create("New") is None
+
+
+def test_topics_made_on_first_use_are_told_at_once_and_saved_together(desk: Desk) -> None:
+    version = desk.topics.data_version
+    desk.create("One")
+    desk.topics.create_retry("%RETRY%g", PERM_READ | PERM_WRITE, 1)
+    assert (desk.changes, desk.saved) == (2, [])
+    assert desk.topics.data_version.counter == version.counter + 2
+    desk.topics.persist()
+    desk.topics.persist()
+    assert len(desk.saved) == 1
+    assert set(TopicConfigSerializeWrapper.from_json(desk.saved[0]).topic_config_table) >= {"One", "%RETRY%g"}
+
+
+def test_a_save_that_fails_is_tried_again(desk: Desk) -> None:
+    desk.create("One")
+    desk.full = True
+    with pytest.raises(DiskFull):
+        desk.topics.persist()
+    desk.full = False
+    desk.topics.persist()
+    assert len(desk.saved) == 1
+
+
+def test_what_an_administrator_changes_is_saved_or_has_not_happened(desk: Desk) -> None:
+    desk.topics.update(TopicConfig("One", 2, 2))
+    before = desk.topics.data_version
+    desk.full = True
+    with pytest.raises(DiskFull):
+        desk.topics.update(TopicConfig("One", 5, 5))
+    with pytest.raises(DiskFull):
+        desk.topics.delete("One")
+    with pytest.raises(DiskFull):
+        desk.topics.set_ordered({"One"})
+    assert desk.topics.get("One") == TopicConfig("One", 2, 2)
+    assert (desk.topics.data_version, desk.changes, len(desk.saved)) == (before, 1, 1)
+
+
+def test_deleting(desk: Desk) -> None:
+    desk.topics.update(TopicConfig("One", 2, 2), NOW + 5)
+    assert desk.topics.data_version.timestamp == NOW + 5
+    assert desk.topics.delete("One")
+    assert not desk.topics.delete("One")
+    assert desk.topics.get("One") is None
+    assert desk.changes == 2
+
+
+def test_order_follows_the_name_server(desk: Desk) -> None:
+    for name in ("One", "Two"):
+        desk.topics.update(TopicConfig(name, 1, 1, order=name == "Two"))
+    version = desk.topics.data_version
+    desk.topics.set_ordered({"One": "a:1", "Missing": "a:1"})
+    assert [desk.topics.table[name].order for name in ("One", "Two")] == [True, False]
+    assert desk.topics.data_version.counter == version.counter + 1
+    desk.topics.set_ordered({"One"})
+    assert desk.topics.data_version.counter == version.counter + 1
+
+
+def test_a_saved_table_lies_over_the_system_topics(desk: Desk) -> None:
+    desk.topics.update(TopicConfig("One", 2, 3, 4))
+    other = Desk().topics
+    other.load(desk.saved[-1])
+    assert other.table == desk.topics.table
+    assert other.data_version == desk.topics.data_version
+    other.load(None)
+    assert other.get("One") == TopicConfig("One", 2, 3, 4)
+
+
+def test_the_file_that_a_java_broker_wrote_is_read(golden: Path) -> None:
+    topics = Desk().topics
+    topics.load((golden / "store" / "config" / "topics.json").read_bytes())
+    assert topics.data_version.counter == 9
+    assert topics.table["BenchmarkTest"].read_queue_nums == 1024
+
+
+def test_system_topics_are_known(desk: Desk) -> None:
+    for name in (
+        "TBW102",
+        "C",
+        "a",
+        "C_REPLY_TOPIC",
+        "SCHEDULE_TOPIC_XXXX",
+        "rmq_sys_x",
+        "RMQ_SYS_TRACE_TOPIC",
+    ):
+        assert desk.topics.is_system(name), name
+    assert not desk.topics.is_system("Orders")
+
+
+@pytest.mark.parametrize("name", ["", " ", None, "../x", "a/b", "a b", "x" * 128, "a\0b", "tö"])
+def test_impossible_names_are_refused(name: str | None) -> None:
+    with pytest.raises(ResponseError):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["a", "x" * 127, "%RETRY%g", "a|b_c-9"])
+def test_possible_names_pass(name: str) -> None:
+    assert check_name(name) == name
