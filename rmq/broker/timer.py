@@ -13,17 +13,13 @@ half of what the log is kept for is written anew, so that it is never deleted wi
 
 from __future__ import annotations
 
-import base64
-import binascii
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
-from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError, for_code
+from rmq.errors import CorruptRecord, LocalProtocolError, for_code
 from rmq.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -33,19 +29,21 @@ from rmq.message import (
 )
 from rmq.protocol import json
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.recall import (
+    ILLEGAL_OPERATION,
+    PROPERTY_DELAY_MS,
+    PROPERTY_DELAY_SEC,
+    PROPERTY_DELIVER_MS,
+    RecallHandle,
+)
 from rmq.protocol.record import Record, decode_record, encode_properties, record_of
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
 
-PROPERTY_DELIVER_MS: Final = "TIMER_DELIVER_MS"
-PROPERTY_DELAY_MS: Final = "TIMER_DELAY_MS"
-PROPERTY_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"
 PROPERTY_RECALLED: Final = "TIMER_DEL_UNIQKEY"
-
-_ILLEGAL_OPERATION: Final = 604
-"""A response code of 5.x."""
+TIMER_PROPERTIES: Final = (PROPERTY_DELAY_SEC, PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS)
 
 MAX_AHEAD_MS: Final = 40 * 86_400_000
 STEP_MESSAGES: Final = 500
@@ -54,60 +52,31 @@ ROLLS_AT_ONCE: Final = 200
 log = logging.getLogger("rmq.broker")
 
 
-@frozen
-class RecallHandle:
-    """What names a scheduled message: its topic, broker, delivery time (ms) and unique key."""
-
-    topic: str
-    broker_name: str
-    deliver_ms: int
-    unique_key: str
-
-    def __str__(self) -> str:
-        """The text that 5.x clients hold: base64 of the four, after the version."""
-        words = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
-        return base64.urlsafe_b64encode(words.encode()).decode()
-
-    @classmethod
-    def parse(cls, text: str) -> RecallHandle:
-        """The handle of its text. Raises RemoteProtocolError."""
-        try:
-            version, topic, broker_name, deliver_ms, unique_key = (
-                base64.b64decode(text, altchars=b"-_", validate=True).decode().split(" ")[:5]
-            )
-            handle = cls(topic, broker_name, int(deliver_ms), unique_key)
-        except (ValueError, binascii.Error):
-            version, handle = "", None
-        if version != "v1" or handle is None:
-            raise RemoteProtocolError("recall handle is invalid")
-        return handle
-
-
 def deliver_time(properties: Mapping[str, str], now_ms: int) -> int | None:
-    """When a message wants to be delivered (ms), None when it names no time.
+    """When a message wants to be delivered (ms), None when it names no time or had its time already.
 
-    Raises ResponseError(MESSAGE_ILLEGAL) for a time that is no number or more than 40 days ahead.
+    Of several names of a time the delay in seconds wins, then that in milliseconds, as in 5.x. Raises
+    ResponseError(MESSAGE_ILLEGAL) for a time that is no number or more than 40 days ahead.
     """
-    for name, start, unit in (
-        (PROPERTY_DELIVER_MS, 0, 1),
-        (PROPERTY_DELAY_MS, now_ms, 1),
-        (PROPERTY_DELAY_SEC, now_ms, 1000),
-    ):
+    if PROPERTY_OUT_MS in properties:
+        return None
+    for name in TIMER_PROPERTIES:
         text = properties.get(name)
-        if text is None:
-            continue
-        if not (text.isascii() and text.isdigit() and len(text) < 19):
-            raise for_code(
-                ResponseCode.MESSAGE_ILLEGAL, f"{name} is {text[:40]!r}: milliseconds are expected"
-            )
-        due = start + int(text) * unit
-        if due > now_ms + MAX_AHEAD_MS:
-            raise for_code(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"{name}: {(due - now_ms) / 86_400_000:.1f} days are over the 40",
-            )
-        return due
+        if text is not None:
+            return _deliver_time(name, text, now_ms)
     return None
+
+
+def _deliver_time(name: str, text: str, now_ms: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 19):
+        raise for_code(ResponseCode.MESSAGE_ILLEGAL, f"{name} is {text[:40]!r}: a whole number is expected")
+    number = int(text) * (1000 if name == PROPERTY_DELAY_SEC else 1)
+    due = number if name == PROPERTY_DELIVER_MS else now_ms + number
+    if due > now_ms + MAX_AHEAD_MS:
+        raise for_code(
+            ResponseCode.MESSAGE_ILLEGAL, f"{name}: {(due - now_ms) / 86_400_000:.1f} days are over the 40"
+        )
+    return due
 
 
 class Timers:
@@ -147,18 +116,18 @@ class Timers:
         record.properties = encode_properties(properties)
         record.topic, record.queue_id, record.tags_code = TIMER_TOPIC, 0, due_ms
 
-    def recall(self, handle: RecallHandle, host: bytes, now_ms: int) -> None:
-        """Put the record that cancels a waiting message; it holds once it is committed.
+    def recall(self, handle: RecallHandle, host: bytes, now_ms: int) -> Record:
+        """The record that cancels a waiting message; it holds once it is put and committed.
 
         Raises ResponseError(ILLEGAL_OPERATION) when the time has passed. Whether the message exists is not
         looked up: an unknown handle cancels nothing.
         """
         if not now_ms < handle.deliver_ms <= now_ms + MAX_AHEAD_MS:
-            raise for_code(_ILLEGAL_OPERATION, "recall failed, timestamp invalid")
+            raise for_code(ILLEGAL_OPERATION, "recall failed, timestamp invalid")
         properties = {PROPERTY_RECALLED: f"{handle.topic}_{handle.unique_key}"}
         record = Record(handle.topic, 0, b"0", born_timestamp=now_ms, born_host=host)
         self.take(record, properties, handle.deliver_ms)
-        self._store.put(record)
+        return record
 
     def arrived(self, next_offset: int) -> None:
         """The timer queue has messages below `next_offset`."""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rmq.broker.timer import MAX_AHEAD_MS, STEP_MESSAGES, RecallHandle, Timers, deliver_time
+from rmq.broker.timer import MAX_AHEAD_MS, STEP_MESSAGES, Timers, deliver_time
 from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, SystemBusy
 from rmq.message import TIMER_TOPIC
+from rmq.protocol.recall import RecallHandle
 from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
 from rmq.store.disk import RealDisk
@@ -121,6 +122,9 @@ def test_an_earlier_arrival_wakes_the_timer(bench: Bench) -> None:
         ({"TIMER_DELAY_MS": "5"}, START + 5),
         ({"TIMER_DELAY_SEC": "5"}, START + 5000),
         ({"TIMER_DELIVER_MS": "1"}, 1),
+        ({"TIMER_DELIVER_MS": "1", "TIMER_DELAY_MS": "2", "TIMER_DELAY_SEC": "3"}, START + 3000),
+        ({"TIMER_DELIVER_MS": "1", "TIMER_DELAY_MS": "2"}, START + 2),
+        ({"TIMER_DELAY_SEC": "5", "TIMER_OUT_MS": str(START - 1)}, None),
     ],
 )
 def test_the_time_is_read_from_the_properties_of_5x(properties: dict[str, str], expected: int | None) -> None:
@@ -137,7 +141,7 @@ def test_a_time_that_cannot_be_is_refused(text: str) -> None:
 def test_a_recalled_message_never_comes(bench: Bench) -> None:
     handle = bench.send(b"a", START + 100)
     bench.send(b"b", START + 100)
-    bench.timers.recall(RecallHandle.parse(str(handle)), HOST, bench.now)
+    bench.store.put(bench.timers.recall(RecallHandle.parse(str(handle)), HOST, bench.now))
     bench.commit()
     bench.at(START + 100)
     assert bench.delivered() == [b"b"]
@@ -146,7 +150,7 @@ def test_a_recalled_message_never_comes(bench: Bench) -> None:
 
 def test_a_recall_holds_across_a_restart_and_between_full_steps(bench: Bench) -> None:
     handles = [bench.send(b"%d" % number, START + 100) for number in range(STEP_MESSAGES + 10)]
-    bench.timers.recall(handles[0], HOST, bench.now)
+    bench.store.put(bench.timers.recall(handles[0], HOST, bench.now))
     bench.commit()
     bench.restart()
     bench.at(START + 100)
