@@ -1,0 +1,609 @@
+"""The broker as a service: in mock time over a memory network and disk, and for real on loopback."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from attrs import define, field
+
+from rmq.broker import service
+from rmq.broker.__main__ import banner, durability, main, parse, settings
+from rmq.broker.config import BrokerConfig
+from rmq.errors import ConfigError, ConnectionLost, PortInUse, StoreError, StoreLocked
+from rmq.plugin import Host, Plugin, PluginRefused
+from rmq.protocol.bodies import HeartbeatData, ProducerData
+from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_records, host_bytes
+from rmq.remoting.connection import Connection
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.server import serve
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import FlushDiskType, StoreConfig
+from rmq.store.store import Store
+from rmq.testing.disk import MemoryDisk
+from rmq.testing.network import MemoryNetwork
+
+from .rig import pull, send
+
+WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
+SMALL = {
+    "store_path_root_dir": "/store",
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 2000,
+    "max_hash_slot_num": 64,
+    "max_index_num": 1024,
+}
+
+
+class Inbox:
+    """The endpoint of a client: keeps what the broker asks it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Command] = []
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        self.asked += requests
+
+    def closed(self, connection: Connection) -> None: ...
+
+
+@define
+class NameServer:
+    """Writes down what brokers tell it, with the time."""
+
+    heard: list[tuple[float, int]] = field(factory=list)
+    bodies: list[bytes] = field(factory=list)
+    stale: str = "false"
+
+    def handle(self, requests: list[Command], connection: Connection) -> None:
+        for request in requests:
+            self.heard.append((round(trio.current_time() - START, 3), request.code))
+            self.bodies.append(request.body)
+            if request.code == RequestCode.QUERY_DATA_VERSION:
+                connection.reply(request.reply(0, None, {"changed": self.stale}, request.body))
+            else:
+                connection.reply(request.reply(header={"masterAddr": ""}))
+
+    def closed(self, connection: Connection) -> None: ...
+
+    def codes(self) -> list[int]:
+        return [code for _, code in self.heard]
+
+
+START = 0.0
+
+
+@define
+class Running:
+    """A broker that runs, and a client of it."""
+
+    address: str
+    pool: Pool
+    inbox: Inbox
+    stop: trio.Event
+
+    async def ask(self, request: Command, timeout: float = 30) -> Command:
+        return await self.pool.call(self.address, request, timeout)
+
+
+@asynccontextmanager
+async def broker(
+    network: Network, disk: MemoryDisk | None, store: dict[str, Any] | None = None, **changes: Any
+) -> AsyncIterator[Running]:
+    """Run a broker for the length of the block; it is stopped gracefully at the end."""
+    config = BrokerConfig(
+        **{"broker_name": "b", "listen_port": 10911, "vip_channel_enabled": False} | changes
+    )
+    store_config = StoreConfig(**SMALL | (store or {}))
+    wall = (lambda: 1_700_000_000_000 + int(trio.current_time() * 1000)) if disk is not None else None
+    inbox, stop = Inbox(), trio.Event()
+    run = partial(service.run, config, store_config, network=network, disk=disk, now_ms=wall, stop=stop)
+    async with trio.open_nursery() as nursery:
+        address, *_ = await nursery.start(run)
+        async with Pool(network, inbox) as pool:
+            yield Running(address, pool, inbox, stop)
+            stop.set()
+            await trio.testing.wait_all_tasks_blocked() if disk is not None else None
+
+
+@asynccontextmanager
+async def name_server(network: Network, address: str) -> AsyncIterator[NameServer]:
+    server = NameServer()
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve, network, [address], server)
+        yield server
+        nursery.cancel_scope.cancel()
+
+
+@pytest.fixture
+def network() -> MemoryNetwork:
+    return MemoryNetwork(3)
+
+
+@pytest.fixture
+def disk() -> MemoryDisk:
+    return MemoryDisk(3)
+
+
+def bodies(answer: Command) -> list[bytes]:
+    return [message.body for message in decode_records(answer.body)]
+
+
+# --- serving, in mock time ---
+
+
+async def test_send_and_pull(autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk) -> None:
+    async with broker(network, disk) as running:
+        assert (await running.ask(send())).code == 0
+        assert bodies(await running.ask(pull())) == [b"hello"]
+
+
+async def test_a_long_poll_ends_by_an_arrival_or_by_its_time(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk) as running:
+        await running.ask(send())
+        began = trio.current_time()
+        answer = await running.ask(pull(offset=1, sys_flag=WAITING, suspend_timeout_millis=15_000))
+        assert answer.code == ResponseCode.PULL_NOT_FOUND
+        assert trio.current_time() - began == pytest.approx(15, abs=0.1)
+
+        async def send_later() -> None:
+            await trio.sleep(7)
+            await running.ask(send(body=b"new"))
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_later)
+            answer = await running.ask(pull(offset=1, sys_flag=WAITING))
+        assert bodies(answer) == [b"new"]
+        assert trio.current_time() - began == pytest.approx(7, abs=0.1)
+
+
+async def test_a_thousand_long_polls_need_no_tasks(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk) as running:
+        await running.ask(send())
+        before = trio.lowlevel.current_statistics().tasks_living
+        connection = await running.pool.connection(running.address)
+        for _ in range(1000):
+            connection.notify(pull(offset=1, sys_flag=WAITING))
+        await trio.sleep(1)
+        assert trio.lowlevel.current_statistics().tasks_living - before < 10
+
+
+async def test_delayed_and_half_messages_come_in_their_time(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk, transaction_check_interval=20_000) as running:
+        await running.ask(send(properties="DELAY\x013", body=b"delayed"))
+        began = trio.current_time()
+        answer = await running.ask(pull(sys_flag=WAITING, suspend_timeout_millis=30_000), 40)
+        assert bodies(answer) == [b"delayed"]
+        assert trio.current_time() - began == pytest.approx(10, abs=0.1)
+
+        data = HeartbeatData("c", [ProducerData("pay")]).to_json()
+        await running.ask(Command.request(RequestCode.HEART_BEAT, None, data))
+        await running.ask(send(properties="TRAN_MSG\x01true\x02PGROUP\x01pay\x02UNIQ_KEY\x01U", sys_flag=4))
+        await trio.sleep(30)
+        assert [request.code for request in running.inbox.asked] == [RequestCode.CHECK_TRANSACTION_STATE]
+
+
+async def test_what_is_committed_is_persisted_in_time(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk) as running:
+        await running.ask(send())
+        await running.ask(pull(sys_flag=PULL_SUBSCRIPTION | 1, commit_offset=1))
+        await trio.sleep(5.1)
+        assert b'"Orders@readers":{0:1}' in (disk.load("/store/config/consumerOffset.json") or b"")
+
+
+# --- name servers ---
+
+
+async def test_name_servers_are_told_at_start_in_time_on_change_and_at_the_end(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    register, unregister = RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER
+    begin = trio.current_time()
+    async with name_server(network, "127.0.0.1:9876") as server:
+        async with broker(network, disk, namesrv_addr="127.0.0.1:9876") as running:
+            assert server.codes() == [register]
+            await trio.sleep(65)
+            assert [round(when - begin) for when, _ in server.heard] == [0, 30, 60]
+            await running.ask(send("New"))
+            await trio.sleep(0.1)
+            assert server.codes() == [register] * 4
+            assert b'"New"' in server.bodies[-1]
+        assert server.codes() == [register] * 4 + [unregister]
+
+
+async def test_without_force_an_unchanged_version_is_only_asked_for(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    register, query = RequestCode.REGISTER_BROKER, RequestCode.QUERY_DATA_VERSION
+    async with (
+        name_server(network, "127.0.0.1:9876") as server,
+        broker(network, disk, namesrv_addr="127.0.0.1:9876", force_register=False),
+    ):
+        await trio.sleep(65)
+        assert server.codes() == [register, query, query]
+        server.stale = "true"
+        await trio.sleep(30)
+        assert server.codes() == [register, query, query, query, register]
+
+
+async def test_a_name_server_that_is_away_holds_up_nobody_and_is_told_when_it_is_back(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    here, gone, hung = "10.0.0.1:9876", "10.0.0.2:9876", "10.0.0.3:9876"
+    network.partition("127.0.0.1", "10.0.0.3")
+    async with name_server(network.host("10.0.0.1"), here) as server:
+        began = trio.current_time()
+        async with broker(network, disk, namesrv_addr=f"{gone};{hung};{here}") as running:
+            assert trio.current_time() - began < 1
+            assert server.codes() == [RequestCode.REGISTER_BROKER]
+            await trio.sleep(20)
+            async with name_server(network.host("10.0.0.2"), gone) as back:
+                await trio.sleep(31)
+                assert back.codes()[0] == RequestCode.REGISTER_BROKER
+                await running.ask(send("New"))
+                await trio.sleep(0.1)
+                assert b'"New"' in server.bodies[-1]
+                assert b'"New"' in back.bodies[-1]
+
+
+async def test_a_broker_starts_without_any_name_server(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk, namesrv_addr="10.9.9.9:1") as running:
+        assert (await running.ask(send())).code == 0
+
+
+# --- the disk ---
+
+
+async def test_with_sync_flush_what_is_acknowledged_survives_a_power_cut(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    images = []
+    async with broker(network, disk, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as running:
+        for number in range(5):
+            assert (await running.ask(send(body=b"%d" % number))).code == 0
+            images.append(disk.image(0.1 * number))
+    for number, image in enumerate(images):
+        assert stored(image) == [b"%d" % one for one in range(number + 1)]
+
+
+def stored(disk: MemoryDisk, topic: str = "Orders") -> list[bytes]:
+    """The messages that a broker finds on a disk."""
+    config = StoreConfig(**SMALL)
+    store = Store(disk, config, store_host=host_bytes("127.0.0.1:1"), now_ms=lambda: 0)
+    store.load()
+    end = store.max_offset(topic, 0)
+    messages = [store.message(store.unit(topic, 0, offset)[0]) for offset in range(end)]  # type: ignore[index]
+    store.abandon()
+    return [message.body for message in messages if message is not None]
+
+
+async def test_without_sync_flush_the_log_is_synced_by_the_interval(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk) as running:
+        await running.ask(send())
+        await trio.sleep(0.6)
+        assert stored(disk.image(0.5)) == [b"hello"]
+
+
+async def test_a_disk_that_cannot_sync_ends_the_broker_and_nobody_is_told_success(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    answers: list[Command] = []
+
+    async def session() -> None:
+        async with broker(network, disk, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as running:
+            assert (await running.ask(send())).code == 0
+            disk.fail("sync", "commitlog")
+            with suppress(ConnectionLost):
+                answers.append(await running.ask(send()))
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await session()
+    assert caught.group_contains(StoreError, match="Input/output error")
+    assert answers == []
+    assert disk.exists("/store/abort")
+
+
+# --- stopping ---
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+async def test_stopping_answers_who_waits_and_loses_nothing(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk, how: str
+) -> None:
+    answers: list[Command] = []
+    async with trio.open_nursery() as outer:
+
+        async def live(task_status: Any) -> None:
+            with trio.CancelScope() as scope:
+                async with broker(network, disk) as running:
+                    task_status.started((running, scope))
+                    await trio.sleep_forever()
+
+        running, scope = await outer.start(live)
+        await running.ask(send())
+        async with Pool(network, Inbox()) as pool:
+
+            async def poll() -> None:
+                answers.append(await pool.call(running.address, pull(offset=1, sys_flag=WAITING), 30))
+
+            async with trio.open_nursery() as pollers:
+                pollers.start_soon(poll)
+                await trio.sleep(1)
+                began = trio.current_time()
+                running.stop.set() if how == "stop" else scope.cancel()
+            assert trio.current_time() - began < 0.5
+            await trio.testing.wait_all_tasks_blocked()
+            scope.cancel()
+    assert [answer.code for answer in answers] == [ResponseCode.PULL_NOT_FOUND]
+    assert not disk.exists("/store/abort")
+    assert stored(disk.image(0.3)) == [b"hello"]
+    assert b"Orders" in (disk.load("/store/config/topics.json") or b"")
+
+
+async def test_a_broker_can_be_started_again_on_its_port_and_its_store(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    for number in range(3):
+        async with broker(network, disk) as running:
+            answer = await running.ask(send())
+            assert answer.ext["queueOffset"] == str(number)
+
+
+# --- plugins ---
+
+
+class Restless(Plugin):
+    """Fails twice, then goes on."""
+
+    starts: list[float]
+
+    async def run(self) -> None:
+        self.starts.append(trio.current_time())
+        if len(self.starts) < 3:
+            raise RuntimeError("again")
+        await trio.sleep_forever()
+
+
+async def test_a_plugins_task_that_fails_is_started_again_with_growing_pauses(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Restless.starts = []
+    _install(monkeypatch, restless=Restless)
+    async with broker(network, disk, plugins=("restless",)) as running:
+        await trio.sleep(10)
+        assert (await running.ask(send())).code == 0
+    first, second, third = Restless.starts
+    assert (second - first, third - second) == (pytest.approx(1), pytest.approx(2))
+
+
+class Picky(Plugin):
+    def __init__(self, config: Any, host: Host) -> None:
+        raise ValueError("plain_acl.yml is missing")
+
+
+def _install(monkeypatch: pytest.MonkeyPatch, **classes: object) -> None:
+    finders: dict[str, Callable[[], object]] = {name: partial(_same, one) for name, one in classes.items()}
+    monkeypatch.setattr("rmq.plugin._installed", lambda: finders)
+
+
+def _same(value: object) -> object:
+    return value
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"plugins": ("picky",)}, "plain_acl.yml is missing"),
+        ({"plugins": ("nothing",)}, "not installed; installed are: picky, wrong"),
+        ({"plugins": ("wrong",)}, "not a subclass"),
+        ({"acl_enable": True}, "'acl': is not installed"),
+    ],
+)
+async def test_a_plugin_that_cannot_be_used_ends_the_start_and_leaves_nothing(
+    autojump_clock: Any,
+    network: MemoryNetwork,
+    disk: MemoryDisk,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    words: str,
+) -> None:
+    _install(monkeypatch, picky=Picky, wrong=dict)
+    with pytest.raises(ExceptionGroup) as caught:
+        async with broker(network, disk, **changes):
+            raise AssertionError("it must not start")
+    assert caught.group_contains(PluginRefused, match=words)
+    async with broker(network, disk):
+        pass
+
+
+# --- on loopback, with files and threads ---
+
+
+@pytest.fixture
+def files(tmp_path: pathlib.Path) -> dict[str, Any]:
+    return {"store_path_root_dir": str(tmp_path / "store")}
+
+
+@pytest.mark.parametrize("flush", list(FlushDiskType))
+async def test_a_real_broker(files: dict[str, Any], flush: FlushDiskType) -> None:
+    async with broker(TcpNetwork(), None, files | {"flush_disk_type": flush}, listen_port=0) as running:
+        host, _, port = running.address.rpartition(":")
+        assert (host, int(port) > 0) == ("127.0.0.1", True)
+        for number in range(20):
+            answer = await running.ask(send(body=b"%d" % number))
+            assert (answer.code, answer.ext["queueOffset"]) == (0, str(number))
+        assert len(bodies(await running.ask(pull()))) == 20
+    assert not os.path.exists(f"{files['store_path_root_dir']}/abort")
+
+
+async def test_a_flush_that_takes_too_long_is_answered_as_such(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    flush = Store.flush
+
+    def slow(self: Store) -> int:
+        release.wait(5)
+        return flush(self)
+
+    monkeypatch.setattr(Store, "flush", slow)
+    store = files | {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "sync_flush_timeout": 20}
+    async with broker(TcpNetwork(), None, store, listen_port=0) as running:
+        answer = await running.ask(send())
+        assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
+        assert (await running.ask(pull())).code == 0
+        release.set()
+        assert (await running.ask(send())).code == 0
+
+
+async def test_a_port_in_use_is_told_before_the_store_is_touched(files: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = BrokerConfig(broker_name="b", listen_port=taken.getsockname()[1])
+        with pytest.raises(PortInUse):
+            await service.run(config, StoreConfig(**SMALL | files))
+    assert not os.path.exists(files["store_path_root_dir"])
+
+
+async def test_a_store_of_another_broker_is_told_and_the_port_is_free_again(files: dict[str, Any]) -> None:
+    async with broker(TcpNetwork(), None, files, listen_port=0):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        config = BrokerConfig(broker_name="b", listen_port=port, vip_channel_enabled=False)
+        with pytest.raises(StoreLocked):
+            await service.run(config, StoreConfig(**SMALL | files))
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+async def test_the_vip_port_answers_too(files: dict[str, Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with broker(TcpNetwork(), None, files, listen_port=port, vip_channel_enabled=True) as running:
+        answer = await running.pool.call(f"127.0.0.1:{port - 2}", send(), 5)
+        assert answer.code == 0
+
+
+@pytest.mark.parametrize("changes", [{"broker_id": 1}, {"namesrv_addr": "nonsense"}])
+async def test_settings_that_do_not_fit_are_told(files: dict[str, Any], changes: dict[str, Any]) -> None:
+    config = BrokerConfig(**{"broker_name": "b", "listen_port": 0} | changes)
+    with pytest.raises(ConfigError):
+        await service.run(config, StoreConfig(**SMALL | files))
+
+
+async def test_a_name_as_broker_ip_is_looked_up(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def look_up(host: str, port: int) -> list[Any]:
+        if host == "known":
+            return [(None, None, None, "", ("10.1.2.3", port))]
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(trio.socket, "getaddrinfo", look_up)
+    changes = {"listen_port": 0, "bind_address": "127.0.0.1"}
+    async with broker(TcpNetwork(), None, files, broker_ip1="known", **changes) as running:
+        answer = await running.ask(send())
+        assert answer.ext["msgId"].startswith("0A010203")
+    with pytest.raises(ConfigError, match="brokerIP1"):
+        await service.run(BrokerConfig(broker_name="b", broker_ip1="unknown", **changes), StoreConfig())
+
+
+# --- as a program ---
+
+
+def test_the_command_line_and_the_file_give_the_settings(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text("brokerName=from-file\nlistenPort=20911\nflushDiskType=SYNC_FLUSH\nnamesrvAddr=a:1\n")
+    options = parse(["-c", str(file), "-n", "b:2;c:3", "--set", "listenPort=0"])
+    config, store_config, _ = settings(options)
+    assert (config.broker_name, config.namesrv_addr, config.listen_port) == ("from-file", "b:2;c:3", 0)
+    assert store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+
+def test_the_banner_tells_address_durability_and_store_and_warns_when_open() -> None:
+    config, store_config, tls = BrokerConfig(broker_name="b"), StoreConfig(**SMALL), TlsConfig()
+    text = banner(config, store_config, tls, ["127.0.0.1:10911"])
+    for words in ("b of DefaultCluster", "127.0.0.1:10911", "ASYNC_FLUSH", "/store"):
+        assert words in text
+    assert "WARNING" not in text
+    wide = BrokerConfig(broker_name="b", broker_ip1="192.168.0.8")
+    assert wide.bind_host == "0.0.0.0"
+    assert "WARNING" in banner(wide, store_config, tls, ["0.0.0.0:10911"])
+    assert "SYNC_FLUSH" in durability(StoreConfig(**SMALL, flush_disk_type=FlushDiskType.SYNC_FLUSH))
+
+
+def test_printing_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-p", "--set", "brokerName=x"]) == 0
+    printed = capsys.readouterr().out
+    assert "brokerName=x\n" in printed
+    assert "flushDiskType=ASYNC_FLUSH\n" in printed
+    assert main(["-m"]) == 0
+    assert len(capsys.readouterr().out) < len(printed)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--set", "listenPort=many"],
+        ["--set", "flushDiskType=SOMETIMES"],
+        ["-c", "/no/such/file"],
+        ["--set", "x"],
+    ],
+)
+def test_wrong_settings_are_one_line_and_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert "expected" in lines[0]
+
+
+def test_as_a_process_it_starts_serves_and_stops_cleanly(tmp_path: pathlib.Path) -> None:
+    store = tmp_path / "store"
+    arguments = ["--set", "listenPort=0", "--set", f"storePathRootDir={store}", "--set", "brokerName=p"]
+    command = [sys.executable, "-m", "rmq.broker", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(6)]
+        assert lines[0] == "rmq broker p of DefaultCluster is ready\n"
+        port = int(lines[1].rsplit(":", 1)[1])
+        socket.create_connection(("127.0.0.1", port), 5).close()
+        second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        assert second.returncode == 3
+        assert "is locked by another broker" in second.stderr.splitlines()[-1]
+        assert (store / "abort").exists()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert not (store / "abort").exists()
+    finally:
+        process.kill()
+        process.communicate()
