@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,7 @@ from rmq.protocol._binary import (
     write_binary,
 )
 from rmq.protocol.codes import LANGUAGE, VERSION
+from rmq.protocol.fields import read_int32
 from rmq.protocol.frame import JSON, ROCKETMQ, Command
 from rmq.protocol.headers import (
     PullMessageRequestHeader,
@@ -138,12 +140,9 @@ def _int(fields: Mapping[str, Any], name: str, default: int | None = None) -> in
     if value is None and default is not None:
         return default
     try:
-        number = int(value) if value.__class__ in (int, str) else None
+        return read_int32(int(value) if value.__class__ is float and value.is_integer() else value)
     except ValueError:
-        number = None
-    if number is None or not -0x8000_0000 <= number <= 0x7FFF_FFFF:
-        raise RemoteProtocolError(f"header field {name} is not a 32-bit number: {str(value)[:80]!r}")
-    return number
+        raise RemoteProtocolError(f"header field {name} is no 32-bit number: {str(value)[:80]!r}") from None
 
 
 def _text(value: Any) -> str:
@@ -234,6 +233,7 @@ if msgspec is not None:
 
         def read(header: bytes) -> Command | None:
             try:
+                header.decode()  # msgspec does not look at the bytes of what it skips
                 made = decode(header)
             except _MISFIT:
                 return None
@@ -266,6 +266,7 @@ if msgspec is not None:
 
         def read(header: bytes) -> Command | None:
             try:
+                header.decode()  # msgspec does not look at the bytes of what it skips
                 made = decode(header)
             except _MISFIT:
                 return None
@@ -289,10 +290,14 @@ if msgspec is not None:
     _read_general = _general_reader()
 else:
 
-    def _no_constant(text: str) -> Any:
-        raise ValueError(f"{text} is not JSON")
+    def _number(text: str) -> float:
+        """A number, but for NaN, Infinity and 1e999, which are no JSON."""
+        number = float(text)
+        if not math.isfinite(number):
+            raise ValueError(f"{text[:80]} is out of range")
+        return number
 
-    _decode_json = json.JSONDecoder(parse_constant=_no_constant).decode
+    _decode_json = json.JSONDecoder(parse_constant=_number, parse_float=_number).decode
 
     def _loads(header: bytes) -> Any:
         text = header.decode()

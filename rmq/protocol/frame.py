@@ -81,7 +81,10 @@ class Command:
 
     @property
     def ext(self) -> Mapping[str, str]:
-        """The header's text map; read from the frame only when it is asked for."""
+        """The header's text map; read from the frame only when it is asked for.
+
+        Raises RemoteProtocolError when a part that the typed header does not use cannot be read.
+        """
         if self._ext is None:
             self._ext = _ext_of(self._raw) if self._raw else {}
         return self._ext

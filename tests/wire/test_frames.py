@@ -232,6 +232,10 @@ BAD_JSON = {
     "extFields a list": b'{"code":310,"opaque":1,"extFields":[1]}',
     "extFields a text": b'{"code":310,"opaque":1,"extFields":"x"}',
     "not utf-8": b'{"code":310,"opaque":1,"extFields":{"a":"\xff\xfe"}}',
+    "not utf-8 in what nobody reads": b'{"code":310,"opaque":1,"extFields":{"a":"x"},"\xff":"\xfe"}',
+    "half a surrogate pair": b'{"code":105,"opaque":1,"extFields":{"a":"\\ud800"}}',
+    "not a number": b'{"code":105,"opaque":1,"extFields":{"a":NaN}}',
+    "a number out of range": b'{"code":105,"opaque":1,"extFields":{"a":1e999}}',
     "utf-16": '{"code":1}'.encode("utf-16"),
     "200,000 arrays": b'{"code":310,"extFields":' + b"[" * 200_000,
     "200,000 objects": b'{"code":310,"extFields":' + b'{"a":' * 200_000,
@@ -262,6 +266,7 @@ OTHER_CLIENTS = {
         b'{"code":"105","opaque":"7","flag":"0","version":"3","extFields":{"x":"1"}}',
         {"x": "1"},
     ),
+    "numbers with a point": (b'{"code":105.0,"opaque":7.0,"extFields":{"x":1.5}}', {"x": "1.5"}),
     "nulls": (
         b'{"code":105,"opaque":7,"flag":null,"version":null,"language":null,"remark":null,"extFields":{"x":"1"}}',
         {"x": "1"},
