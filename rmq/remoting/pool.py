@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 import attrs
 
-from rmq.errors import ConnectFailed
+from rmq.errors import ConfigError, ConnectFailed
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.limits import Limits
@@ -105,19 +105,21 @@ class Pool:
     async def connection(self, address: str, timeout: float = 3.0) -> Connection:
         """The connection to `address`, dialled now if there is none; callers share one dial.
 
-        Raises ConnectFailed: the dial failed, it takes longer than `timeout`, or the last one failed so
-        recently that the next must wait. Cancelled: the dial goes on for the others.
+        Raises ConnectFailed: this is no address, the dial failed or takes longer than `timeout`, or the last
+        one failed so recently that the next must wait. Cancelled: the dial goes on for the others.
         """
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = _Link(address)
         connection = link.connection
         if connection is None or connection.closed:
-            with anyio.move_on_after(timeout):
+            with anyio.move_on_after(timeout) as scope:
                 await self._dialled(link)
+            if scope.cancelled_caught:
+                raise ConnectFailed(address, f"no connection within {timeout:g} s")
             connection = link.connection
             if connection is None or connection.closed:
-                raise ConnectFailed(address, link.error or f"no connection within {timeout:g} s")
+                raise ConnectFailed(address, link.error or "the pool is closing")
         return connection
 
     def close(self, address: str) -> None:
@@ -147,15 +149,20 @@ class Pool:
                 self._tell(link)
                 began = self._now()
                 await connection.run()
+            link.error = connection.reason
             if connection.heard or self._now() - began > HEALTHY_SECONDS:
                 link.failures = 0
             else:  # a port that takes connections and drops them is as bad as one that refuses
                 self._failed(link, connection.reason)
         except ConnectFailed as error:
             self._failed(link, error.cause)
+        except ConfigError as error:  # the address or the TLS files: the caller's trouble, not the pool's
+            self._failed(link, error)
         finally:
             if connection is None:
                 self._tell(link)
+            elif link.connection is connection:
+                link.connection = None
 
     def _failed(self, link: _Link, cause: object) -> None:
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**link.failures)

@@ -6,6 +6,7 @@ handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frame
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
@@ -98,7 +99,7 @@ async def _sniff(raw: Stream, tls: TlsContexts | None) -> tuple[Stream, bytes]:
     mode = tls.mode if tls is not None else "disabled"
     stream, first = raw, await _first_bytes(raw)
     if first[0] == TLS and tls is not None and mode != "disabled":
-        stream = await tls_server(PrefixedStream(first, raw), tls)
+        stream = await _secured(PrefixedStream(first, raw), tls)
         first = await _first_bytes(stream)
     elif first[0] == TLS:
         raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
@@ -107,6 +108,15 @@ async def _sniff(raw: Stream, tls: TlsContexts | None) -> tuple[Stream, bytes]:
     if first[0] not in (FRAME, UPGRADE):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
     return stream, first
+
+
+async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
+    try:
+        return await tls_server(stream, tls)
+    except trio.BrokenResourceError as error:
+        if isinstance(error.__cause__, ssl.SSLError):  # else the peer just went away
+            raise RemoteProtocolError(f"TLS handshake: {error}") from error
+        raise
 
 
 async def _first_bytes(stream: Stream) -> bytes:

@@ -77,7 +77,7 @@ async def over_tcp_clogged(nursery: trio.Nursery, tls: TlsContexts) -> Pair:
         stream._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # type: ignore[attr-defined]
         stream._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # type: ignore[attr-defined]
     for stream in (client, server):
-        while stream.send_now([b"x" * 4096]):
+        while stream.send_now([b"x" * 65536]):
             pass
     return client, server
 

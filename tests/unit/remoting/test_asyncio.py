@@ -1,0 +1,151 @@
+"""The client's half on asyncio: the services run on trio in a thread, over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+import pytest
+import trio
+
+from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout
+from rmq.protocol.command import Command
+from rmq.remoting import Connection, Limits, Pool, TcpNetwork, TlsConfig
+
+from .peers import Custom, Echo, request
+from .test_server import served
+
+
+@contextmanager
+def service(tls: TlsConfig | None = None) -> Iterator[str]:
+    """A trio service in a thread. A body of ``later`` is not answered, ``bye`` ends the connection."""
+    ready, addresses, stop = threading.Event(), [], []
+
+    def answer(asked: Command, connection: Connection) -> None:
+        if asked.body == b"bye":
+            connection.close()
+        elif asked.body != b"later":
+            connection.reply(asked.reply(body=asked.body))
+
+    async def run() -> None:
+        with trio.CancelScope() as scope:
+            async with served(TcpNetwork(), Custom(answer), tls=tls) as (address,):
+                addresses.append(address)
+                stop.extend([trio.lowlevel.current_trio_token(), scope.cancel])
+                ready.set()
+                await trio.sleep_forever()
+
+    thread = threading.Thread(target=trio.run, args=(run,))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield addresses[0]
+    finally:
+        stop[0].run_sync_soon(stop[1])
+        thread.join(10)
+
+
+def on_asyncio(test: Callable[[], Awaitable[None]]) -> None:
+    anyio.run(test, backend="asyncio")
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_calls(scheme: str, tls_config: TlsConfig) -> None:
+    with service(tls_config) as address:
+        target = f"{scheme}://{address}"
+
+        async def test() -> None:
+            async with Pool(TcpNetwork(), Echo(), tls=tls_config) as pool:
+                bodies = [bytes([n]) * size for n, size in enumerate((0, 1, 1000, 1_000_000))]
+                answers: list[bytes] = []
+
+                async def call(body: bytes) -> None:
+                    answers.append((await pool.call(target, request(body), 30)).body)
+
+                async with anyio.create_task_group() as calls:
+                    for body in bodies:
+                        calls.start_soon(call, body)
+                assert sorted(answers) == sorted(bodies)
+                await pool.notify(target, request(oneway=True))
+
+        on_asyncio(test)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "tls"])
+def test_timeout_cancellation_and_loss(scheme: str, tls_config: TlsConfig) -> None:
+    with service(tls_config) as address:
+        target = f"{scheme}://{address}"
+
+        async def test() -> None:
+            async with Pool(TcpNetwork(), Echo(), tls=tls_config) as pool:
+                with pytest.raises(RequestTimeout):
+                    await pool.call(target, request(b"later"), 0.05)
+                with anyio.move_on_after(0.05) as scope:
+                    await pool.call(target, request(b"later"), 30)
+                assert scope.cancelled_caught
+                connection = await pool.connection(target)
+                assert not connection._in_flight
+                with pytest.raises(ConnectionLost):
+                    await pool.call(target, request(b"bye"), 30)
+                assert (await pool.call(target, request(b"again"), 30)).body == b"again"
+
+        on_asyncio(test)
+
+
+def test_failed_dials(tls_config: TlsConfig) -> None:
+    with service(tls_config) as address:
+
+        async def test() -> None:
+            async with Pool(TcpNetwork(), Echo(), tls=TlsConfig()) as pool:
+                with pytest.raises(ConnectFailed, match="TLS handshake: the certificate is not accepted"):
+                    await pool.call(f"tls://{address}", request(), 5)
+                with pytest.raises(ConnectFailed, match="refused"):
+                    await pool.call("127.0.0.1:1", request(), 5)
+                with pytest.raises(ConnectFailed, match="WebSocket needs trio") as error:
+                    await pool.call(f"ws://{address}", request(), 5)
+                assert isinstance(error.value.cause, ConfigError)
+                # none of which harms the pool
+                assert (await pool.call(address, request(b"x"), 5)).body == b"x"
+
+        on_asyncio(test)
+
+
+def test_back_pressure_and_idle_on_asyncio() -> None:
+    with service() as address:
+
+        async def test() -> None:
+            limits = Limits(busy_bytes=100_000, idle_seconds=0.05, in_flight=10)
+            async with Pool(TcpNetwork(), Echo(), limits=limits) as pool:
+                async with anyio.create_task_group() as calls:
+                    for _ in range(50):
+                        calls.start_soon(pool.call, address, request(b"x" * 50_000), 30)
+                connection = await pool.connection(address)
+                with anyio.fail_after(10):
+                    while not connection.closed:
+                        await anyio.sleep(0.01)
+                assert "idle" in connection.reason
+
+        on_asyncio(test)
+
+
+def test_a_bug_in_the_endpoint_comes_out_of_run() -> None:
+    def fail(asked: Command, connection: Connection) -> None:
+        raise KeyError("a bug")
+
+    async def test() -> None:
+        listener = await TcpNetwork().listen("127.0.0.1:0")
+        client = await TcpNetwork().dial(listener.address)
+        server = await listener.accept()
+        await client.send_all(b"")
+        connection = Connection(server, Custom(fail))
+        caller = Connection(client, Echo())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(caller.run)
+            caller.notify(request())
+            with pytest.raises(KeyError, match="a bug"):
+                await connection.run()
+        await listener.aclose()
+
+    on_asyncio(test)

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import trio
+
+from rmq.errors import ConnectFailed
+from rmq.remoting import Limits, TcpNetwork, open_stream, tcp
+from rmq.remoting.address import split_address
+
+
+async def pair() -> tuple[tcp.TcpStream, tcp.TcpStream]:
+    listener = await tcp.listen(split_address("127.0.0.1:0"))
+    client = await tcp.dial(split_address(listener.address))
+    server = await listener.accept()
+    await listener.aclose()
+    return client, server
+
+
+async def test_names_of_both_ends_and_no_delay() -> None:
+    client, server = await pair()
+    assert (client.peer, client.local) == (server.local, server.peer)
+    for stream in (client, server):
+        assert stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await stream.aclose()
+
+
+async def test_send_now_takes_several_buffers_and_says_how_much() -> None:
+    client, server = await pair()
+    assert client.send_now([b"abc", memoryview(b"defg"), bytearray(b"h")]) == 8
+    assert await server.receive_some(100) == b"abcdefgh"
+    many = [b"x"] * 3000  # more than one system call takes
+    assert client.send_now(many) == tcp.IOV_MAX
+    assert len(await server.receive_some(5000)) == tcp.IOV_MAX
+    while client.send_now([b"x" * 100_000]):
+        pass
+    assert client.send_now([b"x"]) == 0
+    await server.aclose()
+    with pytest.raises(trio.BrokenResourceError, match=r"reset|Broken pipe"):
+        await send_for_ever(client)
+    await client.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        client.send_now([b"x"])
+
+
+async def send_for_ever(stream: tcp.TcpStream) -> None:
+    while True:
+        await stream.send_all(b"x" * 100)
+
+
+async def test_a_closed_listener_wakes_who_waits() -> None:
+    listener = await tcp.listen(split_address("127.0.0.1:0"))
+
+    async def accept() -> None:
+        with pytest.raises(trio.ClosedResourceError):
+            await listener.accept()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(accept)
+        await trio.testing.wait_all_tasks_blocked()
+        await listener.aclose()
+    with pytest.raises(trio.ClosedResourceError):
+        await listener.accept()
+
+
+async def test_literal_addresses_are_never_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = []
+    real = socket.getaddrinfo
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        flags.append(kwargs["flags"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", watched)
+    await (await tcp.listen(split_address("127.0.0.1:0"))).aclose()
+    assert flags
+    assert all(flag & socket.AI_NUMERICHOST for flag in flags)
+
+
+async def test_names_are_looked_up_and_each_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = await tcp.listen(split_address("127.0.0.1:0"))
+    port = split_address(listener.address).port
+    free = await tcp.listen(split_address("127.0.0.2:0"))  # an address of the name where nobody listens
+    await free.aclose()
+
+    async def resolve(*args: Any, **kwargs: Any) -> Any:
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*kind, ("127.0.0.2", port)), (*kind, ("127.0.0.1", port))]
+
+    monkeypatch.setattr("anyio.getaddrinfo", resolve)
+    client = await tcp.dial(split_address(f"broker-a:{port}"))
+    assert client.peer == listener.address
+    await client.aclose()
+    await listener.aclose()
+
+
+async def test_a_dial_says_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fail(*args: Any, **kwargs: Any) -> Any:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr("anyio.getaddrinfo", fail)
+    for address, words in (
+        ("no-such-host:1", "cannot connect to no-such-host:1: looking up the name: .*not known"),
+        ("127.0.0.1:1", "cannot connect to 127.0.0.1:1: connecting: .*refused"),
+    ):
+        with pytest.raises(ConnectFailed, match=words):
+            async with open_stream(TcpNetwork(), address):
+                pass
+
+
+async def test_a_cancelled_dial_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[socket.socket] = []
+    real = socket.socket
+
+    def watched(*args: Any, **kwargs: Any) -> socket.socket:
+        made.append(real(*args, **kwargs))
+        return made[-1]
+
+    monkeypatch.setattr(tcp.socket, "socket", watched)
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await tcp.dial(split_address("127.0.0.1:1"))
+    assert all(sock.fileno() == -1 for sock in made)
+
+
+async def test_connect_seconds_bound_a_dial(autojump_clock: trio.testing.MockClock) -> None:
+    class Deaf(TcpNetwork):
+        async def dial(self, address: str) -> Any:
+            await trio.sleep_forever()
+
+    with pytest.raises(ConnectFailed, match="connecting: no answer within 2 s"):
+        async with open_stream(Deaf(), "127.0.0.1:1", limits=Limits(connect_seconds=2)):
+            pass
