@@ -50,6 +50,7 @@ class Assignments:
         self._member = membership
         self._tasks: anyio.abc.TaskGroup | None = None
         self._changed = anyio.Event()
+        self._count = 0  # of the queues that we have or are about to have
         self._complete = True
         self._stopped = False
 
@@ -135,6 +136,7 @@ class Assignments:
         for puller in dropped:
             puller.stop()
         await self._commit((puller.window for puller in dropped), last=True)
+        self._count = len(self.pullers) + len(change.added)
         async with anyio.create_task_group() as tasks:
             for queue in change.added:
                 tasks.start_soon(self._begin, queue)
@@ -177,8 +179,9 @@ class Assignments:
         self._tasks.start_soon(puller.run)
 
     def _set_limits(self) -> None:
-        """Each queue may hold what the configuration says, or its share of the total's where that is less."""
-        config, count = self._session.config, len(self.pullers) or 1
+        """Each queue may hold what the configuration says, or its share of the total's where that is
+        less."""
+        config, count = self._session.config, max(self._count, 1)
         for puller in self.pullers.values():
             window = puller.window
             window.max_messages = min(config.queue_max_messages, max(config.total_max_messages // count, 1))

@@ -106,8 +106,13 @@ class Client:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close all connections. An error of the block comes out as it is, never in an exception group."""
-        await self._scope.__aexit__(kind, error, trace)
+        """Close all connections, once producers and consumers in other tasks have left, or after
+        `shutdown_timeout_ms`. An error of the block comes out as it is, never in an exception group."""
+        try:
+            with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
+                await self._entered().departures()
+        finally:
+            await self._scope.__aexit__(kind, error, trace)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[Client] = anyio.TASK_STATUS_IGNORED) -> None:
         """The second door: serve until cancelled; `started` gets the client."""

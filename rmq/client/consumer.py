@@ -121,6 +121,7 @@ class Consumer:
         if self.group in session.members:
             expected = "a group that has no consumer in this client; a second member needs a second client"
             raise ConfigError("group", self.group, expected)
+        session.arrive()
         await self._scope.__aenter__()
         try:
             await self._join()
@@ -159,7 +160,15 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the group; see the class. An error of the block comes out as it is."""
-        seconds = self._session.config.shutdown_timeout_ms / 1000
+        try:
+            await self._leave()
+        finally:
+            self._session.depart()
+            await self._scope.__aexit__(kind, error, trace)
+
+    async def _leave(self) -> None:
+        session = self._session
+        seconds = session.config.shutdown_timeout_ms / 1000
         with anyio.move_on_after(seconds, shield=True):
             self._inbox.close()
             self._assignments.stop()
@@ -168,10 +177,10 @@ class Consumer:
             if draining.cancelled_caught:
                 log.warning("%s: leaving while messages are still being consumed", self.group)
             await self._assignments.commit()
-            if self._session.members.get(self.group) is self:
-                del self._session.members[self.group]
-                await self._session.leave(consumer=self.group)
-        await self._scope.__aexit__(kind, error, trace)
+            if session.members.get(self.group) is self:
+                await session.leave(consumer=self.group)
+        if session.members.get(self.group) is self:
+            del session.members[self.group]
 
     async def _drained(self) -> None:
         while self._active:
@@ -493,9 +502,8 @@ class Delivery:
         try:
             if error is None:
                 self.done()
-            elif self._open and isinstance(error, Exception):
-                self._open = False
-                await consumer._failed(self._pulled, self._window, error)
+            elif isinstance(error, Exception):
+                await self._fail(error)
                 return consumer._options.on_error == "retry"
             elif self._open:
                 self._open = False
@@ -519,6 +527,13 @@ class Delivery:
             self._open = False
             await self._consumer._failed(self._pulled, self._window, None, delay_level)
 
+    async def _fail(self, error: Exception) -> None:
+        if self._open:
+            self._open = False
+            await self._consumer._failed(self._pulled, self._window, error)
+        else:
+            log.error("an error after the end of message %s", self._pulled.message_id, exc_info=error)
+
 
 def _as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[object]]:
     """The handler itself, or one that runs it in a worker thread, at most `threads` at a time."""
@@ -528,8 +543,11 @@ def _as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Aw
         return handler
     limiter = anyio.CapacityLimiter(max(threads, 1))
 
+    def in_thread(argument: Any) -> list[Any]:
+        return [handler(argument)]  # in a list, because trio refuses functions that return coroutines
+
     async def call(argument: Any) -> object:
-        result = await anyio.to_thread.run_sync(handler, argument, limiter=limiter)
+        (result,) = await anyio.to_thread.run_sync(in_thread, argument, limiter=limiter)
         return await result if inspect.isawaitable(result) else result
 
     return call

@@ -48,6 +48,7 @@ class Producer:
         """Join. Raises ConfigError when this client has a producer of that group already."""
         if self.group in self._session.producers:
             raise ConfigError("group", self.group, "a group that has no producer in this client yet")
+        self._session.arrive()
         self._session.producers[self.group] = self
         self._open = True
         self._session.beat_soon()
@@ -61,9 +62,9 @@ class Producer:
             if self._running:
                 self._idle = anyio.Event()
                 await self._idle.wait()
-            del self._session.producers[self.group]
             await self._session.leave(producer=self.group)
         self._session.producers.pop(self.group, None)
+        self._session.depart()
 
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None

@@ -1,5 +1,4 @@
-"""TaskScope: a task group behind an object's `async with`, which leaves the user's own errors as they
-are."""
+"""TaskScope: background tasks behind an object's `async with`; the user's own errors stay as they are."""
 
 from __future__ import annotations
 
@@ -13,35 +12,48 @@ log = logging.getLogger(__name__)
 
 
 class TaskScope:
-    """Tasks that end with the block: normally, by the user's error, or by being cancelled.
+    """Tasks that live exactly as long as the block.
+
+    Cancelling the block from outside does not reach them: whoever leaves in an orderly way still needs
+    them. They end when the block's end is reached, whatever led there.
 
     A task group wraps what its body raises in an ExceptionGroup; callers who do not see the group must not
-    see the wrapping either. So: an error of the body comes out bare, and errors that tasks had besides it
-    are logged. Without an error of the body, the only error of the tasks comes out bare; several come out
-    as a group."""
+    see the wrapping either. So: an error of the block comes out bare, and errors that tasks had besides it
+    are logged. Without one, the only error of the tasks comes out bare; several come out as a group."""
 
     def __init__(self) -> None:
-        self._group: anyio.abc.TaskGroup | None = None
+        self._outer: anyio.abc.TaskGroup | None = None
+        self._inner: anyio.abc.TaskGroup | None = None
 
     @property
     def tasks(self) -> anyio.abc.TaskGroup:
-        assert self._group is not None, "the scope has not been entered"
-        return self._group
+        """The group in which background tasks are started."""
+        assert self._inner is not None, "the scope has not been entered"
+        return self._inner
 
     async def __aenter__(self) -> TaskScope:
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
+        self._outer = anyio.create_task_group()
+        await self._outer.__aenter__()
+        # Cannot block, so a cancellation cannot come between.
+        with anyio.CancelScope(shield=True):
+            await self._outer.start(self._host)
         return self
+
+    async def _host(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as self._inner:
+                task_status.started()
+                await anyio.sleep_forever()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel the tasks and wait for them. Cancelled from outside: the same."""
-        group = self.tasks
-        group.cancel_scope.cancel()
+        assert self._outer is not None
+        self.tasks.cancel_scope.cancel()
         users = error is not None and not isinstance(error, anyio.get_cancelled_exc_class())
         try:
-            await group.__aexit__(kind, error, trace)
+            await self._outer.__aexit__(kind, error, trace)
         except BaseException as raised:
             found = _others(raised, error if users else None)
             if users:
@@ -55,8 +67,8 @@ class TaskScope:
 
 def _others(raised: BaseException, error: BaseException | None) -> list[BaseException]:
     """The errors in `raised`, however nested, but for `error` and cancellations."""
-    if isinstance(raised, BaseExceptionGroup):
-        return [found for inner in raised.exceptions for found in _others(inner, error)]
     if raised is error or isinstance(raised, anyio.get_cancelled_exc_class()):
         return []
+    if isinstance(raised, BaseExceptionGroup):
+        return [found for inner in raised.exceptions for found in _others(inner, error)]
     return [raised]

@@ -96,6 +96,8 @@ class Session:
         self.brokers = Brokers(self.pool, self.routes, self.names, config.request_timeout_ms / 1000)
         self.producers: dict[str, Any] = {}
         self.members: dict[str, Member] = {}
+        self._guests = 0
+        self._departure = anyio.Event()
         self._questions: dict[str, _Question] = {}
         self._stale: dict[str, None] = {}
         self._ask_now = anyio.Event()
@@ -109,6 +111,24 @@ class Session:
             tasks.start_soon(self._keep_beating)
             tasks.start_soon(self._keep_asking)
             task_status.started()
+
+    # --- groups
+    # --------------------------------------------------------------------------------------------
+
+    def arrive(self) -> None:
+        """A producer or a consumer begins to use the session."""
+        self._guests += 1
+
+    def depart(self) -> None:
+        """It does not any more."""
+        self._guests -= 1
+        self._departure.set()
+
+    async def departures(self) -> None:
+        """Return when nobody uses the session any more."""
+        while self._guests:
+            self._departure = anyio.Event()
+            await self._departure.wait()
 
     # --- routes
     # ------------------------------------------------------------------------------------------------
@@ -234,9 +254,10 @@ class Session:
             await anyio.sleep(LEAST_PAUSE_SECONDS)
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
-        """Tell all brokers that we have left a group."""
-        # A heartbeat that overtakes this would join it again.
+        """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
         async with self._beating, anyio.create_task_group() as tasks:
+            self.producers.pop(producer or "", None)
+            self.members.pop(consumer or "", None)
             for address in self.routes.addresses(slaves=consumer is not None):
                 tasks.start_soon(self._leave, address, producer, consumer)
 

@@ -300,7 +300,7 @@ class NameServer(Server):
         return request.reply(body=route.to_json())
 
 
-@define(eq=False)
+@define(eq=False, slots=False)
 class Cluster:
     """Brokers, name servers and topics."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -402,12 +403,12 @@ class TestCutShort:
         late: list[trio.Event] = [trio.Event()]
 
         def answer_late(request: object, connection: object) -> None:
-            setting.cluster["a"].answer(request, connection)  # type: ignore[arg-type]
+            setting.cluster["a"].answer(request, connection)
             nursery.start_soon(reply, request, connection)
 
         async def reply(request: object, connection: object) -> None:
             await late[0].wait()
-            connection.reply(request.reply(header={"msgId": "A", "queueId": "0", "queueOffset": "0"}))  # type: ignore[attr-defined]
+            connection.reply(request.reply(header={"msgId": "A", "queueId": "0", "queueOffset": "0"}))
 
         setting.cluster["a"].script(SEND, answer_late)
         results = []
@@ -437,7 +438,7 @@ class TestCutShort:
 
 async def _later(seconds: float, call: object) -> None:
     await trio.sleep(seconds)
-    call()  # type: ignore[operator]
+    call()
 
 
 class TestGroups:
