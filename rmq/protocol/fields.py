@@ -216,8 +216,6 @@ _V2_NAMES: Final = {
     "max_reconsume_times": "l",
     "bname": "n",
 }
-_V2_KEYS: Final = tuple(_V2_NAMES.values())
-_read_v2: Final = attrgetter(*_V2_NAMES)
 
 
 _v2_decoders: Final[dict[type, Callable[[Mapping[str, Any], Any], Any]]] = {}
@@ -241,5 +239,25 @@ def decode_v2(cls: type[H], ext: Mapping[str, Any]) -> H:
 
 
 def encode_v2(value: Any) -> dict[str, str]:
-    """The one-letter form of a send header."""
-    return _texts(_V2_KEYS, _read_v2(value))
+    """The one-letter form of a send header; written out, since a producer makes one for each message."""
+    ext = {
+        "a": value.producer_group,
+        "b": value.topic,
+        "c": value.default_topic,
+        "d": str(value.default_topic_queue_nums),
+        "e": str(value.queue_id),
+        "f": str(value.sys_flag),
+        "g": str(value.born_timestamp),
+        "h": str(value.flag),
+    }
+    if value.properties is not None:
+        ext["i"] = value.properties
+    if value.reconsume_times is not None:
+        ext["j"] = str(value.reconsume_times)
+    ext["k"] = "true" if value.unit_mode else "false"
+    ext["m"] = "true" if value.batch else "false"
+    if value.max_reconsume_times is not None:
+        ext["l"] = str(value.max_reconsume_times)
+    if value.bname is not None:
+        ext["n"] = value.bname
+    return ext

@@ -385,7 +385,7 @@ def test_a_binary_language_that_nobody_knows() -> None:
 SMALL = [frame for _, _, frame in FRAMES if len(frame) < 1500]
 
 
-@settings(max_examples=1500, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=250, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_damaged_frames_give_commands_or_one_kind_of_error(data: st.DataObject) -> None:
     frame = bytearray(data.draw(st.sampled_from(SMALL)))
@@ -420,7 +420,7 @@ def look_at(command: Command) -> None:
         command.read(kind)
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.binary(max_size=300))
 def test_random_bytes(data: bytes) -> None:
     for kind in (JSON, ROCKETMQ):
@@ -436,7 +436,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(
     st.sampled_from([10, 11, 15, 105, 310, 320]),
     st.dictionaries(
@@ -475,7 +475,7 @@ def read_or_error(command: Command, kind: Any) -> Any:
     return [(field.name, getattr(header, field.name)) for field in attrs.fields(kind)]
 
 
-@settings(max_examples=1500)
+@settings(max_examples=250)
 @given(st.sampled_from(sorted(HOT)), st.data())
 def test_the_fast_path_reads_what_the_general_one_reads(code: int, data: st.DataObject) -> None:
     """The same header once as Java orders its members, once in another order: the values must be equal."""

@@ -184,7 +184,7 @@ TRICKS = st.sampled_from(
 )
 
 
-@settings(max_examples=1500)
+@settings(max_examples=250)
 @given(st.data())
 def test_what_was_seen_does_not_change_what_is_read(data: st.DataObject) -> None:
     code = data.draw(st.sampled_from(sorted(ROOTS)))

@@ -305,7 +305,7 @@ def test_a_wrong_checksum_is_seen() -> None:
     assert decode_record(bytes(damaged), check_crc=False).body == b"rome body"
 
 
-@settings(max_examples=1000)
+@settings(max_examples=250)
 @given(st.data())
 def test_damage_gives_a_message_or_corrupt_record(data: st.DataObject) -> None:
     damaged = bytearray(GOOD + GOOD)
