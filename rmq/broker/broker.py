@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.admin import Admin
 from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
+from rmq.broker.filter_table import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
 from rmq.broker.offsets import Offsets
@@ -130,6 +131,8 @@ class Broker:
             self.topics, store, lambda data: self._save_later("consumerOffset", data), slave=slave
         )
         self.clients = Clients(config, groups=self.groups, topics=self.topics)
+        self.filters = FilterTable(config, now_ms)
+        self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
         self.locks = Locks()
 
     def _make_parts(self, store_config: StoreConfig) -> None:
@@ -165,6 +168,7 @@ class Broker:
             topics=self.topics,
             groups=self.groups,
             clients=self.clients,
+            filters=self.filters,
             offsets=self.offsets,
             stats=self.stats,
             waits=self.waits,
@@ -215,6 +219,7 @@ class Broker:
         self.offsets.load(read("consumerOffset"))
         self.schedule.load(read("delayOffset"))
         self.timers.load(read("timerProgress"))
+        self.filters.load(read("consumerFilter"))
         self.transactions.load(self.now_ms())
 
     def _collect_handlers(self) -> dict[int, Handler]:
@@ -464,6 +469,9 @@ class Broker:
             self._to_save["delayOffset"] = self.schedule.to_json()
         if self.timers.dirty:
             self._to_save["timerProgress"] = self.timers.to_json()
+        self.filters.clean()
+        if self.filters.dirty:
+            self._to_save["consumerFilter"] = self.filters.to_json()
         saves, self._to_save = self._to_save, {}
         return saves
 
@@ -488,7 +496,8 @@ class Broker:
         self.config = config
         self.store.configure(store_config)
         self.send.configure(config, store_config)
-        self.pull.config, self.pull.store_config = config, store_config
+        self.pull.configure(config, store_config)
+        self.filters.config = config
         for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
             part.config = config
         self.progress.config = self.registration.config = config

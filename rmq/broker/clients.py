@@ -77,7 +77,11 @@ class ConsumerGroup:
 
 
 class Clients:
-    """The tables of connected clients. Times are those of the requests, in ms."""
+    """The tables of connected clients. Times are those of the requests, in ms.
+
+    `announced(group, subscriptions)` is told of what a consumer says it wants, at each heartbeat; `emptied`
+    of a group that has lost its last member.
+    """
 
     def __init__(self, config: BrokerConfig, *, groups: Groups, topics: Topics) -> None:
         self.config = config
@@ -87,6 +91,8 @@ class Clients:
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
         self._producer_connections: dict[str, Connection] = {}  # client id -> its latest connection
+        self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
+        self.emptied: Callable[[str], None] = lambda group: None
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -197,6 +203,7 @@ class Clients:
         member.wants = {wanted.topic: wanted.sub_string for wanted in consumer.subscription_data_set}
         is_new = self._joined(group.name, group.members, member)
         is_changed = group.subscribe(consumer.subscription_data_set)
+        self.announced(group.name, consumer.subscription_data_set)
         self._remember(member.connection, "consumer", group.name)
         if is_new or is_changed:
             log.info(
@@ -270,6 +277,8 @@ class Clients:
             del self._producer_connections[client_id]
         if not members:
             del (self._consumers if kind == "consumer" else self._producers)[group]
+            if kind == "consumer":
+                self.emptied(group)
         elif kind == "consumer":
             self._notify(group)
         return True

@@ -110,6 +110,23 @@ class BrokerConfig:
     enable_property_filter: bool = setting(
         False, help="Allow SQL92 filters over message properties", runtime=True
     )
+    filter_support_retry: bool = setting(
+        False, help="Apply a group's SQL92 filter to its retried messages too", runtime=True
+    )
+    expect_consumer_num_use_filter: int = setting(
+        32,
+        help="Groups with SQL92 filters that the Bloom data in consumerFilter.json is made for",
+        validator=at_least(1),
+    )
+    max_error_rate_of_bloom_filter: int = setting(
+        20, help="Error rate of that Bloom data", unit="%", validator=between(1, 99)
+    )
+    filter_data_clean_time_span: int = setting(
+        86_400_000,
+        help="How long the filter of a group without members is kept",
+        unit="ms",
+        validator=at_least(0),
+    )
     notify_consumer_ids_changed_enable: bool = setting(
         True, help="Tell the members of a group when it changes", runtime=True
     )

@@ -8,13 +8,16 @@ expression is evaluated over the properties of each message.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from struct import Struct
+from struct import error as struct_error
 from typing import Final
 
 from rmq.broker.sql import FilterSyntaxError, compile_sql
-from rmq.errors import ResponseError, for_code
+from rmq.errors import CorruptRecord, ResponseError, for_code
 from rmq.message import tags_code
+from rmq.protocol import engine
 from rmq.protocol.bodies import SubscriptionData
-from rmq.protocol.codes import ResponseCode
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6, ResponseCode
 
 ALL: Final = "*"
 TAG: Final = "TAG"
@@ -86,3 +89,22 @@ def message_filter(subscription: SubscriptionData) -> MessageFilter | None:
 def accepts_tags(subscription: SubscriptionData, tags: str | None) -> bool:
     """Whether a message with these tags is wanted, by the tags themselves and not by their codes."""
     return subscription.sub_string == ALL or (tags or "") in subscription.tags_set
+
+
+_INT, _SHORT = Struct(">i"), Struct(">h")
+_SYS_FLAG_AT, _BORN_HOST_AT = 36, 48
+
+
+def record_properties(record: memoryview) -> dict[str, str]:
+    """The properties of a stored record, which are all that filters need. Raises CorruptRecord."""
+    try:
+        (sys_flag,) = _INT.unpack_from(record, _SYS_FLAG_AT)
+        store_timestamp_at = _BORN_HOST_AT + (20 if sys_flag & SYS_BORNHOST_V6 else 8)
+        # 8 bytes of store timestamp, the store host, 4 of reconsume times, 8 of a prepared offset
+        body_size_at = store_timestamp_at + 8 + (20 if sys_flag & SYS_STOREHOST_V6 else 8) + 12
+        topic_at = body_size_at + 4 + _INT.unpack_from(record, body_size_at)[0]
+        start = topic_at + 1 + record[topic_at] + 2
+        (size,) = _SHORT.unpack_from(record, start - 2)
+        return engine.parse_properties(str(record[start : start + size], "utf-8", "replace"))
+    except (struct_error, IndexError) as error:
+        raise CorruptRecord("record", 0, str(error)) from None

@@ -13,10 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import frozen
 
-from rmq.broker.filter import is_tag_type, message_filter, parse_subscription, tag_matcher
+from rmq.broker.filter import (
+    MessageFilter,
+    is_tag_type,
+    message_filter,
+    parse_subscription,
+    record_properties,
+    tag_matcher,
+)
 from rmq.broker.topics import unknown_topic
 from rmq.broker.waits import HeldPull, Waits
 from rmq.errors import ResponseError, for_code
+from rmq.message import RETRY_PREFIX
 from rmq.protocol import engine
 from rmq.protocol.codes import (
     MASTER_ID,
@@ -28,12 +36,12 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.headers import PullMessageRequestHeader
-from rmq.protocol.record import decode_record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.clients import Clients
     from rmq.broker.config import BrokerConfig
+    from rmq.broker.filter_table import Filter, FilterTable
     from rmq.broker.groups import Groups
     from rmq.broker.offsets import Offsets
     from rmq.broker.stats import Stats
@@ -70,6 +78,7 @@ class Plan:
     subscription: SubscriptionData
     matches: Callable[[int], bool] | None
     matches_record: Callable[[memoryview], bool] | None
+    filter: Filter | None = None
 
 
 class Pull:
@@ -88,6 +97,7 @@ class Pull:
         topics: Topics,
         groups: Groups,
         clients: Clients,
+        filters: FilterTable,
         offsets: Offsets,
         stats: Stats,
         waits: Waits,
@@ -98,6 +108,7 @@ class Pull:
         self._topics = topics
         self._groups = groups
         self._clients = clients
+        self._filters = filters
         self._offsets = offsets
         self._stats = stats
         self._waits = waits
@@ -109,6 +120,11 @@ class Pull:
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
         return {RequestCode.PULL_MESSAGE: self.pull}
+
+    def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
+        """Take new values of the settings that may change at run time."""
+        self.config, self.store_config = config, store_config
+        self._plans.clear()
 
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
         """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
@@ -172,8 +188,13 @@ class Pull:
         subscription = self._registered(header, group)
         key = (header.topic, header.consumer_group, None)
         plan = self._plans.get(key)
-        if plan is None or plan.subscription is not subscription:
-            plan = self._remember(key, subscription)
+        if is_tag_type(subscription.expression_type):
+            if plan is None or plan.subscription is not subscription:
+                plan = self._remember(key, self._plan_of_tags(subscription))
+            return plan
+        known = self._filter(header)
+        if plan is None or plan.filter is not known:
+            plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
         return plan
 
     def _plan_of_request(self, header: PullMessageRequestHeader) -> Plan:
@@ -181,7 +202,12 @@ class Pull:
         key = (header.topic, expression, header.expression_type or "TAG")
         plan = self._plans.get(key)
         if plan is None:
-            plan = self._remember(key, parse_subscription(header.topic, expression, header.expression_type))
+            wanted = parse_subscription(header.topic, expression, header.expression_type)
+            if is_tag_type(wanted.expression_type):
+                plan = self._plan_of_tags(wanted)
+            else:
+                plan = self._plan_of_filter(wanted, message_filter(wanted))
+            self._remember(key, plan)
         return plan
 
     def _registered(
@@ -207,24 +233,41 @@ class Pull:
             raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return subscription
 
-    def _remember(self, key: tuple[str, str, str | None], subscription: SubscriptionData) -> Plan:
-        if not is_tag_type(subscription.expression_type) and not self.config.enable_property_filter:
+    def _filter(self, header: PullMessageRequestHeader) -> Filter:
+        """The filter that the group's heartbeats brought, as new as the puller's."""
+        known = self._filters.get(header.topic, header.consumer_group)
+        if known is None:
+            raise for_code(
+                ResponseCode.FILTER_DATA_NOT_EXIST,
+                "The broker's consumer filter data is not exist!Your expression may be wrong!",
+            )
+        if known.client_version < header.sub_version:
+            raise for_code(
+                ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest"
+            )
+        return known
+
+    def _plan_of_tags(self, subscription: SubscriptionData) -> Plan:
+        topic, accepts = subscription.topic, None
+        if self.config.filter_support_retry and topic.startswith(RETRY_PREFIX):
+            accepts = self._filters.of_retries(topic.removeprefix(RETRY_PREFIX))
+        return Plan(subscription, tag_matcher(subscription), _of_record(accepts))
+
+    def _plan_of_filter(
+        self, subscription: SubscriptionData, accepts: MessageFilter | None, known: Filter | None = None
+    ) -> Plan:
+        if not self.config.enable_property_filter:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {subscription.expression_type}; "
                 "set enablePropertyFilter=true on the broker",
             )
-        wanted = message_filter(subscription)
-        record = None
-        if wanted is not None:
-            accepts = wanted  # a name of its own, so that its type is known in the function
+        return Plan(subscription, None, _of_record(accepts), known)
 
-            def record(view: memoryview) -> bool:
-                return accepts(decode_record(view, check_crc=False, decompressed=False).properties)
-
+    def _remember(self, key: tuple[str, str, str | None], plan: Plan) -> Plan:
         if len(self._plans) >= _PLANS_LIMIT:
             self._plans.clear()
-        plan = self._plans[key] = Plan(subscription, tag_matcher(subscription), record)
+        self._plans[key] = plan
         return plan
 
     # ---- reading and answering ----
@@ -316,6 +359,11 @@ class Pull:
         )
         self.moved(header, result.next_queue_offset)
         return _MOVED
+
+
+def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | None:
+    """A test of a record's properties as a test of its bytes."""
+    return None if accepts is None else lambda record: accepts(record_properties(record))
 
 
 def _code(status: str, offset: int) -> int:

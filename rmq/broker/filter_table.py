@@ -1,0 +1,214 @@
+"""The SQL filters of consumer groups: compiled, with their Bloom filter data, kept in consumerFilter.json.
+
+A group's filter for a topic comes with its heartbeats and lives on when its members have gone: it is marked
+dead, comes alive again when they return, and is removed after filterDataCleanTimeSpan. The rules and the
+file are those of RocketMQ 4.9's ConsumerFilterManager. The Bloom data is for Java brokers that use the file
+later: this broker evaluates the expression itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import define, field
+
+from rmq.broker.bloom import BloomFilter
+from rmq.broker.filter import MessageFilter, is_tag_type, message_filter
+from rmq.errors import ResponseError
+from rmq.message import PROPERTY_RETRY_TOPIC
+from rmq.protocol import json
+from rmq.protocol.bodies import SubscriptionData
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+
+DEAD_BEFORE_MS: Final = 30_000
+"""A saved filter that was alive counts as dead since that long ago when it is loaded."""
+
+log = logging.getLogger("rmq.broker")
+
+
+@define(eq=False)
+class Filter:
+    """One group's filter for one topic. Times are in ms; `dead_ms` is 0 while the group has members."""
+
+    group: str
+    topic: str
+    expression: str
+    expression_type: str
+    matches: MessageFilter | None = field(repr=False)
+    born_ms: int
+    client_version: int
+    bits: list[int] = field(repr=False)
+    dead_ms: int = 0
+
+    @property
+    def is_dead(self) -> bool:
+        return self.dead_ms >= self.born_ms
+
+    def row(self, bit_count: int) -> dict[str, Any]:
+        """The filter as it stands in the file."""
+        return {
+            "bloomFilterData": {"bitNum": bit_count, "bitPos": self.bits},
+            "bornTime": self.born_ms,
+            "clientVersion": self.client_version,
+            "consumerGroup": self.group,
+            "dead": self.is_dead,
+            "deadTime": self.dead_ms,
+            "expression": self.expression,
+            "expressionType": self.expression_type,
+            "topic": self.topic,
+        }
+
+
+class FilterTable:
+    """The filters by topic and group. `now_ms` is wall time."""
+
+    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
+        self.config = config
+        self.dirty = False
+        self._now_ms = now_ms
+        self._bloom = BloomFilter(
+            config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
+        )
+        self._table: dict[str, dict[str, Filter]] = {}
+
+    def get(self, topic: str, group: str) -> Filter | None:
+        """The group's filter for the topic, dead or alive; None for a group that filters by tags."""
+        return self._table.get(topic, {}).get(group)
+
+    def of_retries(self, group: str) -> MessageFilter:
+        """A test of a message that came back from the group: by the filter of the topic it was in first."""
+
+        def accepts(properties: Mapping[str, str]) -> bool:
+            known = self.get(properties.get(PROPERTY_RETRY_TOPIC, ""), group)
+            return known is None or known.matches is None or known.matches(properties)
+
+        return accepts
+
+    # --- what clients announce ---
+
+    def register(self, group: str, wanted: Iterable[SubscriptionData]) -> None:
+        """Take what a member of the group announces; the group's filters for other topics are dead then."""
+        topics = set()
+        for subscription in wanted:
+            topics.add(subscription.topic)
+            if subscription.sub_string and not is_tag_type(subscription.expression_type):
+                self._register(group, subscription)
+        for known in self._of(group):
+            if known.topic not in topics:
+                self._die(known)
+
+    def unregister(self, group: str) -> None:
+        """The group has no member left."""
+        for known in self._of(group):
+            self._die(known)
+
+    def _register(self, group: str, wanted: SubscriptionData) -> None:
+        known = self.get(wanted.topic, group)
+        if known is None:
+            self._put(group, wanted)
+            return
+        same = (known.expression, known.expression_type) == (wanted.sub_string, wanted.expression_type)
+        newer = wanted.sub_version - known.client_version
+        if newer > 0 and not same:
+            self._put(group, wanted)
+        elif newer > 0 or (newer == 0 and known.is_dead):
+            known.client_version, known.dead_ms = wanted.sub_version, 0
+            self.dirty = True
+        elif not same:
+            log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
+
+    def _put(self, group: str, wanted: SubscriptionData) -> None:
+        """Put a compiled filter in; one that cannot be compiled takes the old one away."""
+        self.dirty = True
+        table = self._table.setdefault(wanted.topic, {})
+        try:
+            matches = message_filter(wanted)
+        except ResponseError as error:
+            log.warning("group %s: its filter for %s is not usable: %s", group, wanted.topic, error)
+            table.pop(group, None)
+            return
+        made = table[group] = Filter(
+            group,
+            wanted.topic,
+            wanted.sub_string,
+            wanted.expression_type or "",
+            matches,
+            self._now_ms(),
+            wanted.sub_version,
+            self._bits(group, wanted.topic),
+        )
+        log.info("filter registered: %s", made)
+
+    def _die(self, known: Filter) -> None:
+        if not known.is_dead:
+            known.dead_ms = self._now_ms()
+            self.dirty = True
+
+    def _of(self, group: str) -> Iterator[Filter]:
+        for table in self._table.values():
+            if group in table:
+                yield table[group]
+
+    def _bits(self, group: str, topic: str) -> list[int]:
+        return self._bloom.positions(f"{group}#{topic}")
+
+    # --- the file ---
+
+    def clean(self) -> None:
+        """Remove the filters that have been dead for too long."""
+        now, span = self._now_ms(), self.config.filter_data_clean_time_span
+        for topic, table in list(self._table.items()):
+            for group, known in list(table.items()):
+                if known.is_dead and now - known.dead_ms >= span:
+                    log.info("filter removed, dead for too long: %s", known)
+                    del table[group]
+                    self.dirty = True
+            if not table:
+                del self._table[topic]
+
+    def to_json(self) -> bytes:
+        """The content of consumerFilter.json."""
+        self.dirty = False
+        rows = {
+            topic: {
+                "groupFilterData": {group: known.row(self._bloom.bits) for group, known in table.items()},
+                "topic": topic,
+            }
+            for topic, table in self._table.items()
+            if table
+        }
+        return json.dumps({"filterDataByTopic": rows})
+
+    def load(self, data: bytes | None) -> None:
+        """Take a saved table. One made with other Bloom settings is dropped as a whole, as Java does."""
+        saved = json.loads(data).get("filterDataByTopic", {}) if data else {}
+        rows = [row for table in saved.values() for row in table.get("groupFilterData", {}).values()]
+        if not all(self._is_valid(row.get("bloomFilterData")) for row in rows):
+            log.warning("the Bloom settings have changed: saved filters are dropped, clients bring them anew")
+            return
+        for row in rows:
+            try:
+                self._load(row)
+            except (KeyError, TypeError, ValueError) as error:
+                log.warning("a saved filter is not readable (%r) and dropped: %s", error, row)
+
+    def _is_valid(self, bloom: Any) -> bool:
+        return (
+            isinstance(bloom, dict)
+            and bloom.get("bitNum") == self._bloom.bits
+            and len(bloom.get("bitPos") or ()) == self._bloom.hashes
+        )
+
+    def _load(self, row: dict[str, Any]) -> None:
+        group, topic, expression = row["consumerGroup"], row["topic"], row["expression"]
+        kind, version = row["expressionType"], int(row["clientVersion"])
+        self._put(group, SubscriptionData(topic, expression, sub_version=version, expression_type=kind))
+        known = self.get(topic, group)
+        if known is not None:
+            known.born_ms = int(row["bornTime"])
+            known.dead_ms = int(row["deadTime"]) or max(self._now_ms() - DEAD_BEFORE_MS, known.born_ms)
+        self.dirty = False

@@ -1,0 +1,346 @@
+"""SQL92 filters through a whole broker: what clients announce, what is kept of it, what is handed out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rmq.broker.filter import record_properties
+from rmq.broker.filter_table import DEAD_BEFORE_MS
+from rmq.errors import CorruptRecord
+from rmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import UnregisterClientRequestHeader
+from rmq.protocol.record import decode_record, decode_records
+
+from .rig import START, Rig, Wire, pull, send
+from .test_broker import Session, command_of
+
+DAY = 86_400_000
+WAITING = 2
+
+
+@pytest.fixture
+def rig() -> Rig:
+    rig = Rig(enable_property_filter=True)
+    rig.ask(*(send(body=b"%d" % number, properties=f"n\x01{number}\x02TAGS\x01T") for number in range(5)))
+    return rig
+
+
+def sql(expression: str, version: int = 1, topic: str = "Orders") -> SubscriptionData:
+    return SubscriptionData(topic, expression, sub_version=version, expression_type="SQL92")
+
+
+def announce(rig: Rig, *wanted: SubscriptionData, wire: Wire | None = None, client: str = "c@1") -> None:
+    data = ConsumerData("readers", "CONSUME_PASSIVELY", "CLUSTERING")
+    data.subscription_data_set.extend(wanted)
+    body = HeartbeatData(client, consumer_data_set=[data]).to_json()
+    answers = rig.ask(Command.request(RequestCode.HEART_BEAT, None, body), wire=wire)
+    assert answers[-1].code == 0
+
+
+def bodies(answer: Command) -> str:
+    return "".join(message.body.decode() for message in decode_records(answer.body))
+
+
+def plain(version: int = 1, **fields: Any) -> Command:
+    """A pull that relies on what the heartbeats announced."""
+    return pull(
+        **{"sys_flag": 0, "subscription": None, "expression_type": "SQL92", "sub_version": version} | fields
+    )
+
+
+def saved(rig: Rig) -> dict[str, Any] | None:
+    data = rig.broker.saves().get("consumerFilter")
+    return None if data is None else json.loads(data)["filterDataByTopic"]
+
+
+# --- pulls ---
+
+
+def test_the_filter_of_the_heartbeats_selects(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    assert bodies(rig.one(plain())) == "34"
+
+
+def test_a_newer_filter_takes_over_at_once(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    rig.one(plain())
+    announce(rig, sql("n < 2", version=2))
+    assert bodies(rig.one(plain(2))) == "01"
+
+
+def test_a_filter_of_the_same_version_does_not_take_over(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    announce(rig, sql("n < 2"))
+    assert bodies(rig.one(plain())) == "34"
+
+
+def test_a_filter_that_cannot_be_compiled_is_not_there(rig: Rig) -> None:
+    announce(rig, sql("n >"))
+    answer = rig.one(plain())
+    assert (answer.code, answer.remark) == (
+        ResponseCode.FILTER_DATA_NOT_EXIST,
+        "The broker's consumer filter data is not exist!Your expression may be wrong!",
+    )
+    announce(rig, sql("n > 3", version=2))
+    assert bodies(rig.one(plain(2))) == "4"
+    announce(rig, sql("n >", version=3))
+    assert rig.one(plain(3)).code == ResponseCode.FILTER_DATA_NOT_EXIST
+
+
+def test_a_filter_older_than_the_pullers_is_refused(rig: Rig) -> None:
+    announce(rig, sql("n > 2", version=7))
+    group = rig.broker.clients.consumer_group("readers")
+    assert group is not None
+    group.subscriptions["Orders"] = sql("n > 3", version=8)
+    answer = rig.one(plain(8))
+    assert answer.code == ResponseCode.FILTER_DATA_NOT_LATEST
+    assert rig.one(plain(9)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+
+
+def test_a_filter_is_compiled_once_for_many_pulls(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rmq.broker import filter as filters
+
+    compiled: list[str] = []
+    real = filters.compile_sql
+    monkeypatch.setattr(filters, "compile_sql", lambda text: compiled.append(text) or real(text))
+    announce(rig, sql("n > 2"))
+    announce(rig, sql("n > 2"))
+    for _ in range(3):
+        rig.one(plain())
+        rig.one(pull(subscription="n > 1", expression_type="SQL92"))
+    assert compiled == ["n > 2", "n > 1"]
+
+
+def test_a_waiting_pull_skips_what_its_filter_refuses(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    assert rig.ask(plain(queue_offset=5, sys_flag=WAITING)) == []
+    rig.one(send(properties="n\x011"), wire=Wire())
+    assert rig.wire.take() == []
+    rig.one(send(body=b"9", properties="n\x019"), wire=Wire())
+    (answer,) = rig.wire.take()
+    assert (bodies(answer), answer.ext["nextBeginOffset"]) == ("9", "7")
+
+
+def test_a_broker_without_property_filters_refuses_as_java_does() -> None:
+    rig = Rig()
+    rig.one(send())
+    announce(rig, sql("n > 2"))
+    for request in (plain(), pull(subscription="n > 2", expression_type="SQL92")):
+        answer = rig.one(request)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert (answer.remark or "").startswith(
+            "The broker does not support consumer to filter message by SQL92"
+        )
+
+
+def test_the_setting_holds_from_one_pull_to_the_next(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    assert rig.one(plain()).code == 0
+    change = Command.request(RequestCode.UPDATE_BROKER_CONFIG, None, b"enablePropertyFilter=false")
+    assert rig.one(change).code == 0
+    assert rig.one(plain()).code == ResponseCode.SYSTEM_ERROR
+
+
+def test_retried_messages_are_filtered_where_that_is_wanted() -> None:
+    rig = Rig(enable_property_filter=True, filter_support_retry=True)
+    announce(rig, sql("n > 2"), SubscriptionData("%RETRY%readers", "*"))
+    for number in range(5):
+        text = f"n\x01{number}\x02RETRY_TOPIC\x01Orders"
+        rig.one(send("%RETRY%readers", b"%d" % number, properties=text))
+    rig.one(send("%RETRY%readers", b"x", properties="n\x010\x02RETRY_TOPIC\x01Other"))
+    request = plain(topic="%RETRY%readers", expression_type="TAG", sub_version=0)
+    assert bodies(rig.one(request)) == "34x"
+
+
+# --- checks before subscribing ---
+
+
+@pytest.mark.parametrize(
+    ("wanted", "code"),
+    [
+        (sql("n > 2"), 0),
+        (sql("n >"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        (sql("NOT n > 2"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        (SubscriptionData("T", "x", expression_type="XPATH"), ResponseCode.SUBSCRIPTION_PARSE_FAILED),
+        (SubscriptionData("T", "a || b"), 0),
+    ],
+)
+def test_a_client_asks_before_it_subscribes(rig: Rig, wanted: SubscriptionData, code: int) -> None:
+    body = CheckClientRequestBody("c@1", "readers", wanted).to_json()
+    assert rig.one(Command.request(RequestCode.CHECK_CLIENT_CONFIG, None, body)).code == code
+
+
+def test_a_broker_without_property_filters_says_so() -> None:
+    body = CheckClientRequestBody("c@1", "readers", sql("n >")).to_json()
+    answer = Rig().one(Command.request(RequestCode.CHECK_CLIENT_CONFIG, None, body))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+# --- the file ---
+
+
+def test_the_file_has_javas_shape_and_bloom_data(golden: Path) -> None:
+    """All but the times, from the same subscription that a Java client made at a Java broker."""
+    file = json.loads((golden / "store" / "config" / "consumerFilter.json").read_text())
+    java = file["filterDataByTopic"]["TopicTest"]["groupFilterData"]["golden_sql_group"]
+    rig = Rig()
+    rig.now_ms = java["bornTime"]
+    wanted = sql(java["expression"], java["clientVersion"], "TopicTest")
+    rig.broker.filters.register("golden_sql_group", [wanted])
+    rig.now_ms = java["deadTime"]
+    rig.broker.filters.unregister("golden_sql_group")
+    text = rig.broker.saves()["consumerFilter"]
+    assert json.loads(text) == file
+    row = json.loads(text)["filterDataByTopic"]["TopicTest"]["groupFilterData"]["golden_sql_group"]
+    assert list(row) == list(java)
+
+
+def test_a_java_brokers_file_is_read(golden: Path, tmp_path: Path) -> None:
+    rig = Rig()
+    path = tmp_path / "consumerFilter.json"
+    shutil.copy(golden / "store" / "config" / "consumerFilter.json", path)
+    rig.broker.filters.load(path.read_bytes())
+    known = rig.broker.filters.get("TopicTest", "golden_sql_group")
+    assert known is not None
+    assert (known.expression, known.is_dead) == ("TAGS = 'TagA' AND a IS NULL", True)
+    assert known.matches is not None
+    assert known.matches({"TAGS": "TagA"})
+    assert not known.matches({"TAGS": "TagA", "a": "1"})
+    assert (
+        rig.broker.filters.to_json()
+        == json.dumps(json.loads(path.read_text()), separators=(",", ":")).encode()
+    )
+
+
+def test_groups_die_and_come_alive_again(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    table = saved(rig)
+    assert table is not None
+    assert table["Orders"]["groupFilterData"]["readers"]["deadTime"] == 0
+    assert table["Orders"]["groupFilterData"]["readers"]["dead"] is False
+    assert saved(rig) is None, "nothing has changed"
+    rig.now_ms += 1000
+    leave = UnregisterClientRequestHeader("c@1", None, "readers")
+    rig.one(Command.request(RequestCode.UNREGISTER_CLIENT, leave))
+    table = saved(rig)
+    assert table is not None
+    row = table["Orders"]["groupFilterData"]["readers"]
+    assert (row["bornTime"], row["deadTime"], row["dead"]) == (START, START + 1000, True)
+    announce(rig, sql("n > 2"))
+    assert bodies(rig.one(plain())) == "34"
+    known = rig.broker.filters.get("Orders", "readers")
+    assert known is not None
+    assert (known.is_dead, known.born_ms) == (False, START)
+
+
+def test_a_topic_that_is_dropped_has_a_dead_filter(rig: Rig) -> None:
+    announce(rig, sql("n > 2"), sql("n > 3", topic="Other"))
+    announce(rig, sql("n > 2"))
+    orders, other = (rig.broker.filters.get(topic, "readers") for topic in ("Orders", "Other"))
+    assert orders is not None
+    assert other is not None
+    assert (orders.is_dead, other.is_dead) == (False, True)
+
+
+def test_a_closed_connection_lets_the_filter_die(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    rig.broker.closed(rig.wire)  # type: ignore[arg-type]
+    known = rig.broker.filters.get("Orders", "readers")
+    assert known is not None
+    assert known.is_dead
+
+
+def test_long_dead_filters_are_removed(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    rig.broker.closed(rig.wire)  # type: ignore[arg-type]
+    assert saved(rig) is not None
+    rig.now_ms += DAY - 1
+    assert saved(rig) is None
+    rig.now_ms += 1
+    assert saved(rig) == {}
+
+
+def test_a_restart_knows_the_filters_and_thinks_them_dead(rig: Rig) -> None:
+    announce(rig, sql("n > 2"))
+    for name, data in rig.broker.saves().items():
+        rig.store.save_config(name, data)
+    rig.store.close()
+    again = Rig(disk=rig.disk, enable_property_filter=True)
+    known = again.broker.filters.get("Orders", "readers")
+    assert known is not None
+    assert (known.is_dead, known.dead_ms) == (True, START)  # not before it was born
+    again.broker.filters.load(rig.store.config_text("consumerFilter"))
+    again.now_ms += 2 * DEAD_BEFORE_MS
+    again.broker.filters.load(rig.store.config_text("consumerFilter"))
+    known = again.broker.filters.get("Orders", "readers")
+    assert known is not None
+    assert known.dead_ms == START + DEAD_BEFORE_MS
+    announce(again, sql("n > 2"))
+    assert bodies(again.one(plain())) == "34"
+
+
+def test_other_bloom_settings_drop_the_saved_filters(golden: Path) -> None:
+    data = (golden / "store" / "config" / "consumerFilter.json").read_bytes()
+    rig = Rig(expect_consumer_num_use_filter=64)
+    rig.broker.filters.load(data)
+    assert rig.broker.filters.get("TopicTest", "golden_sql_group") is None
+
+
+# --- records ---
+
+
+def test_properties_are_read_from_a_record_alone(golden: Path) -> None:
+    vectors = json.loads((golden / "message_codec.json").read_text())
+    records = [bytes.fromhex(vector["hex"]) for vector in _with_hex(vectors)]
+    assert len(records) > 3
+    for record in records:
+        whole = decode_record(record, check_crc=False, decompressed=False)
+        assert record_properties(memoryview(record)) == whole.properties
+
+
+def _with_hex(vectors: Any) -> list[dict[str, Any]]:
+    return [vector for vector in vectors["messages"] if "hex" in vector]
+
+
+@pytest.mark.parametrize("record", [b"", bytes(40), bytes(84) + b"\x00\x00\xff\xff"])
+def test_a_damaged_record_is_not_read(record: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        record_properties(memoryview(record))
+
+
+# --- a Java client ---
+
+
+def test_a_java_lite_pull_consumers_session(golden: Path) -> None:
+    """Check, heartbeat, pulls by SQL and the end; answers equal the Java broker's but for the clock."""
+    rig = Rig(enable_property_filter=True, default_topic_queue_nums=8)
+    producer = Session(golden / "wire_sessions" / "1_producer_send.jsonl")
+    for line in producer.lines:
+        if line["dir"] == "c2s" and line["code"] in (310, 320):
+            rig.ask(command_of(line), wire=Wire())
+    for queue_id in (1, 2):  # what came during session 3
+        rig.ask(send("WireTopic", queue_id=queue_id, properties="TAGS\x01TagB"))
+    rig.now_ms += 1000
+    rig.broker.step_schedule()
+    session = Session(golden / "wire_sessions" / "5_lite_pull_sql.jsonl")
+    java = session.answers()
+    compared = 0
+    for line in session.lines:
+        if line["dir"] != "c2s":
+            continue
+        for answer in rig.ask(command_of(line)):
+            if not answer.is_response:
+                assert answer.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED
+                continue
+            expected = java[answer.opaque]
+            compared += 1
+            assert (answer.code, answer.remark) == (expected["code"], expected.get("remark")), line
+            assert dict(answer.ext) == (expected.get("ext") or {}), line
+    assert compared == 13
