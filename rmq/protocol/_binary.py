@@ -36,6 +36,7 @@ _SHORT_ENTRY = Struct(">HcI")
 _FIELDS_AT: Final = _HEAD_AND_FIELDS.size
 _SHORT_NAMES: Final = {bytes([letter]): chr(letter) for letter in range(ord("a"), ord("z") + 1)}
 _NAMES: dict[bytes, str] = {}
+_KEYS: dict[str, bytes] = {}
 _NAMES_MAX: Final = 1024
 
 
@@ -110,10 +111,19 @@ def write_binary(command: Command) -> bytes:
 def binary_fields(ext: Mapping[str, str]) -> bytes:
     """Names and values with their lengths."""
     parts: list[bytes] = []
+    pack, known = _LENGTH.pack, _KEYS
     for name, text in ext.items():
-        key, value = name.encode(), text.encode()
-        parts += (_SHORT_LENGTH.pack(len(key)), key, _LENGTH.pack(len(value)), value)
+        value = text.encode()
+        parts += (known.get(name) or _new_key(name), pack(len(value)), value)
     return b"".join(parts)
+
+
+def _new_key(name: str) -> bytes:
+    key = name.encode()
+    entry = _SHORT_LENGTH.pack(len(key)) + key
+    if len(_KEYS) < _NAMES_MAX and len(key) < 64:
+        _KEYS[name] = entry
+    return entry
 
 
 # --- headers seen before ---
