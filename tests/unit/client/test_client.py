@@ -1,0 +1,221 @@
+"""The client as a whole: its names, its block and what leaves it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+import rmq
+from rmq.client.identity import local_address
+from rmq.client.names import parse_name_servers
+from rmq.client.scope import TaskScope
+from rmq.errors import ConfigError, LocalProtocolError
+from rmq.message import Message
+from rmq.protocol.codes import RequestCode
+
+from .cluster import Cluster
+from .world import world
+
+BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
+
+
+class Broken(Exception):
+    pass
+
+
+async def fail_now() -> None:
+    raise Broken
+
+
+async def fail_soon() -> None:
+    await anyio.sleep(0)
+    raise Broken
+
+
+def scope_of(backend: str, body: object, *tasks: object) -> None:
+    async def main() -> None:
+        async with TaskScope() as scope:
+            for task in tasks:
+                scope.tasks.start_soon(task)
+            await body()
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+class TestScope:
+    def test_an_error_of_the_block_comes_out_bare(self, backend: str) -> None:
+        with pytest.raises(ZeroDivisionError):
+            scope_of(backend, lambda: divide(), anyio.sleep_forever)
+
+    def test_an_error_of_a_task_ends_the_block_and_comes_out_bare(self, backend: str) -> None:
+        with pytest.raises(Broken):
+            scope_of(backend, anyio.sleep_forever, anyio.sleep_forever, fail_soon)
+
+    def test_with_both_the_users_error_wins(self, backend: str, caplog: pytest.LogCaptureFixture) -> None:
+        async def body() -> None:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(0.05)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            scope_of(backend, body, fail_soon)
+        assert "a background task failed too" in caplog.text
+
+    def test_a_group_of_the_users_stays_what_it_was(self, backend: str) -> None:
+        group = ExceptionGroup("mine", [ValueError(), KeyError()])
+
+        async def body() -> None:
+            raise group
+
+        with pytest.raises(ExceptionGroup) as caught:
+            scope_of(backend, body, anyio.sleep_forever)
+        assert caught.value is group
+
+    def test_several_errors_of_tasks_are_a_group(self, backend: str) -> None:
+        with pytest.raises(BaseExceptionGroup):
+            scope_of(backend, anyio.sleep_forever, fail_now, fail_now)
+
+    def test_cancelling_the_block_does_not_reach_the_tasks_before_its_end(self, backend: str) -> None:
+        order = []
+
+        async def task() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                order.append("task")
+
+        async def body() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await anyio.sleep(0.01)
+                    order.append("block")
+
+        async def main() -> None:
+            with anyio.move_on_after(0.01):
+                async with TaskScope() as scope:
+                    scope.tasks.start_soon(task)
+                    await body()
+            order.append("after")
+
+        anyio.run(main, backend=backend)
+        assert order == ["block", "task", "after"]
+
+
+async def divide() -> None:
+    raise ZeroDivisionError
+
+
+async def consume_some(client: rmq.Client, cluster: Cluster) -> None:
+    async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+        for _ in range(2):
+            async with await anext(consumer):
+                pass
+        await trio.sleep_forever()
+
+
+async def test_a_cancelled_client_lets_its_consumer_commit(clock: MockClock) -> None:
+    cluster = Cluster.of("a")
+    cluster.topic("T", queues=1)
+    for number in range(9):
+        cluster["a"].put("T", 0, b"%d" % number)
+    async with world(cluster) as setting:
+        with trio.move_on_after(1):
+            async with setting.connect() as client:
+                await consume_some(client, cluster)
+        assert cluster["a"].offsets["g", "T", 0] == 2
+        assert not cluster["a"].members["g"]
+
+
+async def test_through_the_second_door_too(clock: MockClock) -> None:
+    cluster = Cluster.of("a")
+    cluster.topic("T", queues=1)
+    for number in range(9):
+        cluster["a"].put("T", 0, b"%d" % number)
+    async with world(cluster) as setting:
+        with trio.move_on_after(1):
+            async with trio.open_nursery() as nursery:
+                client = await nursery.start(setting.connect().run)
+                nursery.start_soon(consume_some, client, cluster)
+        assert cluster["a"].offsets["g", "T", 0] == 2
+        assert not cluster["a"].members["g"]
+
+
+async def test_a_client_does_not_wait_for_ever_for_those_who_stay(clock: MockClock) -> None:
+    cluster = Cluster.of("a")
+    async with world(cluster) as setting:
+        async with setting.connect() as client:
+            producer = client.producer("p")
+            await producer.__aenter__()
+        assert trio.current_time() == pytest.approx(5, abs=0.1)
+
+
+async def test_a_client_is_entered_once(clock: MockClock) -> None:
+    async with world(Cluster.of("a")) as setting:
+        client = setting.connect()
+        async with client:
+            pass
+        with pytest.raises(LocalProtocolError, match="entered once"):
+            async with client:
+                pass
+
+
+async def test_two_clients_have_two_names(clock: MockClock) -> None:
+    async with world(Cluster.of("a")) as setting:
+        one, two = setting.connect(), setting.connect()
+        assert one.client_id != two.client_id
+        assert "#" in one.client_id
+        assert one.client_id in repr(one)
+
+
+async def test_a_heartbeat_that_is_refused_is_no_disaster(clock: MockClock) -> None:
+    cluster = Cluster.of("a")
+    cluster.topic("T")
+    cluster["a"].script(RequestCode.HEART_BEAT, 16, 16)
+    async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
+        await producer.send(Message("T", b"x"))
+
+
+@pytest.mark.parametrize(
+    ("given", "addresses"),
+    [
+        ("a:1", ["a:1"]),
+        ("a:1;b:2", ["a:1", "b:2"]),
+        (" a:1 ; ;b:2;", ["a:1", "b:2"]),
+        ("a:1,b:2", ["a:1", "b:2"]),
+        (["a:1", "b:2"], ["a:1", "b:2"]),
+    ],
+)
+def test_name_servers_are_written_in_several_ways(given: str | list[str], addresses: list[str]) -> None:
+    assert parse_name_servers(given) == addresses
+
+
+@pytest.mark.parametrize("given", ["", " ; ", []])
+def test_no_name_server_is_a_mistake(given: str | list[str]) -> None:
+    with pytest.raises(ConfigError, match="at least one name server"):
+        rmq.connect(given)
+
+
+@pytest.mark.parametrize("toward", ["127.0.0.1:1", "[::1]:1", "tls://127.0.0.1:1", "some.name:1"])
+def test_the_own_address(toward: str) -> None:
+    assert local_address(toward)
+
+
+def test_importing_rmq_loads_next_to_nothing() -> None:
+    code = "import sys, rmq; print([m for m in ('trio', 'anyio', 'attrs', 'asyncio') if m in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_all_public_names_are_there() -> None:
+    for name in rmq.__all__:
+        assert getattr(rmq, name) is not None
+        assert name in dir(rmq)
+    with pytest.raises(AttributeError, match="'rmq' has no attribute 'nothing'"):
+        rmq.nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -1,0 +1,143 @@
+"""What a producer puts on the wire, against captured requests of Java's, and what it refuses to send."""
+
+from __future__ import annotations
+
+import base64
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from rmq.client.config import ClientConfig
+from rmq.client.outgoing import SendForm, SendResult, pack, pack_batch, read_result
+from rmq.errors import InvalidName, MessageIllegal, RemoteProtocolError
+from rmq.message import Message, MessageQueue
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_batch, decode_properties
+
+CONFIG = ClientConfig()
+
+
+def captured(golden: pathlib.Path, code: int) -> list[dict[str, Any]]:
+    lines = (golden / "wire_sessions" / "1_producer_send.jsonl").read_text().splitlines()
+    frames = map(json.loads, lines)
+    return [frame for frame in frames if frame.get("code") == code and frame.get("dir") == "c2s"]
+
+
+def unique_id(properties: str) -> str:
+    return decode_properties(properties)["UNIQ_KEY"]
+
+
+def queue_of(ext: dict[str, str]) -> MessageQueue:
+    return MessageQueue(ext["b"], ext["n"], int(ext["e"]))
+
+
+def test_a_send_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
+    for frame in captured(golden, 310):
+        ext = frame["ext"]
+        properties = decode_properties(ext["i"])
+        body = base64.b64decode(frame.get("body_b64", ""))
+        if ext["f"] != "0":
+            continue
+        message = Message(
+            ext["b"],
+            body,
+            tags=properties.get("TAGS"),
+            keys=properties.get("KEYS", ""),
+            delay_level=int(properties.get("DELAY", "0")),
+        )
+        form = SendForm(ext["a"], "4")
+        outgoing = pack(message, unique_id(ext["i"]), CONFIG)
+        request = form.request(outgoing, queue_of(ext), int(ext["g"]), oneway=frame["kind"] == "oneway")
+        got = dict(request.ext)
+        assert decode_properties(got.pop("i")) == properties
+        assert got == {name: value for name, value in ext.items() if name != "i"}
+        assert (request.code, request.flag, request.body) == (310, frame["flag"], body)
+
+
+def test_a_batch_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
+    (frame,) = captured(golden, 320)
+    ext, body = frame["ext"], base64.b64decode(frame["body_b64"])
+    parts = decode_batch(body)
+    properties = [decode_properties(text) for _, _, text in parts]
+    messages = [
+        Message(ext["b"], content, tags=known["TAGS"], keys=known["KEYS"])
+        for (_, content, _), known in zip(parts, properties, strict=True)
+    ]
+    ids = [known["UNIQ_KEY"] for known in properties]
+    outgoing = pack_batch(messages, ids, CONFIG)
+    request = SendForm(ext["a"], "4").request(outgoing, queue_of(ext), int(ext["g"]))
+    assert request.ext == ext
+    got = [(flag, content, decode_properties(text)) for flag, content, text in decode_batch(request.body)]
+    assert got == [
+        (flag, content, known) for (flag, content, _), known in zip(parts, properties, strict=True)
+    ]
+    assert len(request.body) == len(body)
+
+
+@pytest.mark.parametrize(
+    ("message", "error", "text"),
+    [
+        (Message("", b"x"), InvalidName, "it is empty"),
+        (Message("../etc", b"x"), InvalidName, "only letters"),
+        (Message("T" * 128, b"x"), InvalidName, "128 characters"),
+        (Message("SCHEDULE_TOPIC_XXXX", b"x"), MessageIllegal, "topic of the system"),
+        (Message("T", b""), MessageIllegal, "the body is empty"),
+        (Message("T", "text"), MessageIllegal, "the body is a str, not bytes"),  # type: ignore[arg-type]
+        (Message("T", b"x" * (4 * 1024 * 1024 + 1)), MessageIllegal, "4194305 bytes, at most 4194304"),
+        (Message("T", b"x", properties={"TAGS": "a"}), MessageIllegal, "TAGS are RocketMQ's own"),
+        (Message("T", b"x", properties={"a\x01": "b"}), MessageIllegal, "0x01 and 0x02"),
+        (Message("T", b"x", properties={"a": "b\x02c\x01d"}), MessageIllegal, "0x01 and 0x02"),
+        (Message("T", b"x", tags="a\x02"), MessageIllegal, "0x01 and 0x02"),
+        (Message("T", b"x", properties={"a": "\ud800"}), MessageIllegal, "not Unicode"),
+        (Message("T", b"x", properties={"a": "b" * 33_000}), MessageIllegal, "at most 32767"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_with_the_reason(
+    message: Message, error: type[Exception], text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        pack(message, "ID", CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([], "the batch is empty"),
+        ([Message("T", b"x"), Message("U", b"x")], "one topic, not T and U"),
+        ([Message("T", b"x"), Message("T", b"x", delay_level=1)], "cannot be delayed"),
+        ([Message("T", b"x"), Message("T", b"x", wait_store=False)], "same wait_store"),
+        ([Message("T", b"x"), Message("T", b"")], "the body is empty"),
+        ([Message("%RETRY%g", b"x")], "retry topics"),
+        ([Message("T", b"x" * 1024 * 1024)] * 4, "bytes with its properties, at most 4194304"),
+    ],
+)
+def test_batches_have_rules(messages: list[Message], text: str) -> None:
+    with pytest.raises(MessageIllegal, match=text):
+        pack_batch(messages, ["0" * 32] * len(messages), CONFIG)
+
+
+def test_buffers_are_copied() -> None:
+    body = bytearray(b"before")
+    outgoing = pack(Message("T", body), "ID", CONFIG)  # type: ignore[arg-type]
+    body[:] = b"after!"
+    assert outgoing.body == b"before"
+
+
+def test_compression_can_be_switched_off() -> None:
+    outgoing = pack(Message("T", b"x" * 9000), "ID", ClientConfig(compress_over=0))
+    assert (len(outgoing.body), outgoing.sys_flag) == (9000, 0)
+
+
+def test_a_result_names_the_queue_that_the_broker_chose() -> None:
+    ext = {"msgId": "A,B", "queueId": "3", "queueOffset": "7", "MSG_REGION": ""}
+    result = read_result(Command(0, 1, 1, ext), MessageQueue("T", "a", 0), "ID1,ID2")
+    assert result == SendResult("SEND_OK", MessageQueue("T", "a", 3), 7, "ID1,ID2", "A,B")
+    assert result.message_ids == ("ID1", "ID2")
+
+
+@pytest.mark.parametrize("ext", [{}, {"msgId": "A", "queueId": "x", "queueOffset": "1"}])
+def test_an_answer_without_its_parts(ext: dict[str, str]) -> None:
+    with pytest.raises(RemoteProtocolError, match="the answer to a send to a"):
+        read_result(Command(0, 1, 1, ext), MessageQueue("T", "a", 0), "ID")

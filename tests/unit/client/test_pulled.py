@@ -1,0 +1,142 @@
+"""Messages that read themselves are the same as those that are read at once."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pathlib
+import pickle
+import struct
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq.client.pulled import PulledMessage, read_messages, to_original_topic
+from rmq.errors import CorruptRecord
+from rmq.message import StoredMessage
+from rmq.protocol.record import Record, decode_record, encode_record
+
+FIELDS = [field.name for field in attrs.fields(StoredMessage) if field.name != "broker_name"]
+V4, V6 = bytes([10, 0, 0, 1, 0, 0, 0x2A, 0x9F]), bytes(15) + bytes([1, 0, 0, 0x2A, 0x9F])
+
+
+def record(
+    offset: int = 5, *, born: bytes = V4, stored: bytes = V4, body: bytes = b"body", **more: int
+) -> bytes:
+    made = Record("Topic", 3, body, "KEYS\x01k\x02TAGS\x01t", born_host=born, **more)
+    made.queue_offset, made.physical_offset, made.store_timestamp = offset, 1 << 40, 1_700_000_000_000
+    return encode_record(made, stored)
+
+
+def one(data: bytes) -> PulledMessage:
+    (message,), complete = read_messages(data, "a")
+    assert complete
+    return message
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("born", [V4, V6])
+@pytest.mark.parametrize("stored", [V4, V6])
+def test_each_part_can_be_asked_for_first(name: str, born: bytes, stored: bytes) -> None:
+    data = record(born=born, stored=stored, flag=9, reconsume_times=2, prepared_transaction_offset=7)
+    whole = decode_record(data)
+    message = one(data)
+    assert getattr(message, name) == getattr(whole, name)
+    assert all(getattr(message, field) == getattr(whole, field) for field in FIELDS)
+
+
+def test_it_reads_what_java_wrote(golden: pathlib.Path) -> None:
+    vectors = json.loads((golden / "message_codec.json").read_text())["messages"]
+    for vector in vectors:
+        data = bytearray.fromhex(vector["hex"])
+        whole = decode_record(bytes(data), check_crc=False)
+        plain = decode_record(bytes(data), check_crc=False, decompressed=False)
+        # These vectors have no CRC.
+        struct.pack_into(">i", data, 8, __import__("zlib").crc32(plain.body) & 0x7FFFFFFF)
+        message = one(bytes(data))
+        for field in set(FIELDS) - {"body_crc"}:
+            assert getattr(message, field) == getattr(whole, field), field
+        assert message.message_id == whole.message_id
+
+
+def test_it_is_a_stored_message_in_every_respect() -> None:
+    message = one(record())
+    assert isinstance(message, StoredMessage)
+    assert message.keys == ("k",)
+    assert message.tags == "t"
+    assert message.broker_name == "a"
+    assert "body=b'body'" in repr(message)
+    assert attrs.evolve(one(record()), reconsume_times=4).body == b"body"
+    for double in (copy.copy(one(record())), pickle.loads(pickle.dumps(one(record())))):
+        assert (double.body, double.topic, double.reconsume_times) == (b"body", "Topic", 0)
+    with pytest.raises(AttributeError, match="no attribute 'bodi'"):
+        message.bodi  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_attributes_can_be_set() -> None:
+    message = one(record())
+    message.body = b"other"
+    message.reconsume_times = 7
+    assert (message.body, message.reconsume_times) == (b"other", 7)
+
+
+def test_a_retried_message_gets_its_topic_back() -> None:
+    made = Record("%RETRY%g", 0, b"x", "RETRY_TOPIC\x01Orders")
+    message = one(encode_record(made, V4))
+    to_original_topic(message)
+    assert message.topic == "Orders"
+    plain = one(record())
+    to_original_topic(plain)
+    assert plain.topic == "Topic"
+
+
+def test_several_in_a_row() -> None:
+    data = b"".join(record(offset, body=b"%d" % offset) for offset in (3, 4, 9))
+    messages, complete = read_messages(data, "a")
+    assert complete
+    assert [(m.queue_offset, m.body) for m in messages] == [(3, b"3"), (4, b"4"), (9, b"9")]
+    assert sum(message.size for message in messages) == len(data)
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        record(6)[:-1],
+        b"\0" * 200,
+        record(5),
+        struct.pack(">i", 1 << 30) + record(6)[4:],
+        struct.pack(">i", 10) + record(6)[4:],
+    ],
+)
+def test_what_is_whole_is_given_and_the_rest_is_told_of(rest: bytes) -> None:
+    messages, complete = read_messages(record(5) + rest, "a")
+    assert [message.queue_offset for message in messages] == [5]
+    assert not complete
+
+
+def test_nonsense_is_an_error() -> None:
+    with pytest.raises(CorruptRecord, match="the answer of a: damaged record at offset 0"):
+        read_messages(b"nonsense", "a")
+    assert read_messages(b"", "a") == ([], True)
+
+
+def test_a_damaged_body_is_found_when_it_is_read() -> None:
+    data = bytearray(record())
+    data[88] ^= 1
+    with pytest.raises(CorruptRecord, match="CRC"):
+        one(bytes(data)).body  # noqa: B018
+    assert one(bytes(data)).topic == "Topic"
+
+
+@given(at=st.integers(8, len(record()) - 1), value=st.integers(0, 255), name=st.sampled_from(FIELDS))
+def test_damage_gives_a_value_or_the_right_error(at: int, value: int, name: str) -> None:
+    data = bytearray(record())
+    data[at] = value
+    try:
+        messages, _ = read_messages(bytes(data), "a")
+        for message in messages:
+            getattr(message, name)
+    except CorruptRecord:
+        pass
