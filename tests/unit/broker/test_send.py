@@ -7,6 +7,7 @@ import zlib
 import pytest
 
 from rmq.errors import DiskFull
+from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
     SYS_MULTI_TAGS,
@@ -123,9 +124,16 @@ def test_a_negative_queue_id_means_any_queue(rig: Rig) -> None:
     assert {answer.ext["queueId"] for answer in answers} == {"0", "1", "2", "3"}
 
 
+def test_a_changed_topic_counts_at_once(rig: Rig) -> None:
+    assert rig.one(send(queue_id=3)).code == 0
+    rig.broker.topics.update(TopicConfig("Orders", 2, 2))
+    assert rig.one(send(queue_id=3)).code == ResponseCode.SYSTEM_ERROR
+    rig.broker.topics.delete("Orders")
+    assert rig.one(send(default_topic="Missing")).code == ResponseCode.TOPIC_NOT_EXIST
+
+
 def test_flags_of_topic_and_host_are_set(rig: Rig) -> None:
-    topic = rig.broker.topics.create_retry("Multi", 6, 1)
-    rig.broker.topics.update(topic.__class__("Multi", 1, 1, 6, "MULTI_TAG"))
+    rig.broker.topics.update(TopicConfig("Multi", 1, 1, 6, "MULTI_TAG"))
     rig.one(send("Multi"), wire=Wire("[::1]:5000"))
     (message,) = rig.messages("Multi")
     assert message.sys_flag == SYS_MULTI_TAGS | SYS_BORNHOST_V6
@@ -195,8 +203,8 @@ def test_without_automatic_topics_the_remark_says_what_to_do() -> None:
 
 def test_a_broker_without_write_permission_refuses_ordered_topics_only() -> None:
     rig = Rig(broker_permission=4)
-    made = rig.broker.topics.create_retry("Plain", 6, 1)
-    rig.broker.topics.update(made.__class__("Ordered", 1, 1, order=True))
+    rig.broker.topics.update(TopicConfig("Plain", 1, 1))
+    rig.broker.topics.update(TopicConfig("Ordered", 1, 1, order=True))
     assert rig.one(send("Ordered")).code == ResponseCode.NO_PERMISSION
     assert rig.one(send("Plain")).code == ResponseCode.SUCCESS
 

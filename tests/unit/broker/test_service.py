@@ -349,6 +349,7 @@ async def test_stopping_answers_who_waits_and_loses_nothing(
 
         running, scope = await outer.start(live)
         await running.ask(send())
+        await running.ask(pull(sys_flag=PULL_SUBSCRIPTION | 1, commit_offset=1))
         async with Pool(network, Inbox()) as pool:
 
             async def poll() -> None:
@@ -366,6 +367,7 @@ async def test_stopping_answers_who_waits_and_loses_nothing(
     assert not disk.exists("/store/abort")
     assert stored(disk.image(0.3)) == [b"hello"]
     assert b"Orders" in (disk.load("/store/config/topics.json") or b"")
+    assert b'"Orders@readers":{0:1}' in (disk.load("/store/config/consumerOffset.json") or b"")
 
 
 async def test_a_broker_can_be_started_again_on_its_port_and_its_store(
