@@ -63,14 +63,15 @@ def demo(
     folder = (data_dir or pathlib.Path(tempfile.mkdtemp(prefix="rmq-demo-"))).resolve()
     column = key or ("the first column" if file else ORDERS_KEY)
     plan = Plan(rows, topic, queues, folder, uuid.uuid4().hex[:12])
+    passing = data_dir is None and not keep
     try:
-        sys.exit(_run(plan, path, column))
+        sys.exit(_run(plan, path, column, note=" (removed now, because of --no-keep)" if passing else ""))
     finally:
-        if data_dir is None and not keep:
+        if passing:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run(plan: Plan, path: pathlib.Path, column: str) -> int:
+def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     """Runs the plan and prints what came of it; returns the exit status."""
     console = Console()
     show(console, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues")
@@ -83,7 +84,7 @@ def _run(plan: Plan, path: pathlib.Path, column: str) -> int:
     check = check_order(plan.rows, tally.deliveries)
     names = ("consumer-1", "consumer-2")
     show(console, flow_table(tally), share_table(tally, names, column), files_table(plan.folder / "store"))
-    show(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}")
+    show(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
     if not check.passed:
         return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
     return 0
