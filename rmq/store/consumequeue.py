@@ -1,6 +1,6 @@
 """ConsumeQueue: the 20-byte units of one topic and queue, in queue order.
 
-New units gather in memory (`_tail`), where they are readable at once, and go to the queue's file many at
+New units gather in memory (`tail`), where they are readable at once, and go to the queue's file many at
 a time: with 10,000 queues a file operation for every few messages would cost more than the messages.
 Losing what gathered is harmless, because recovery makes units from the log. Files are made at full size,
 opened when needed, and bounded in number.
@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from struct import Struct
 
 from rmq.errors import StoreError
-from rmq.protocol.engine import encode_queue_units
 from rmq.store.disk import Disk
 from rmq.store.segments import OpenFiles, Segments
 
@@ -22,6 +22,7 @@ log = logging.getLogger("rmq.store")
 
 UNIT = 20
 _UNIT = Struct(">qiq")
+_CHUNK = 204  # units in a page
 FILLER_SIZE = 0x7FFFFFFF
 _FILLER = _UNIT.pack(0, FILLER_SIZE, 0)
 
@@ -39,15 +40,14 @@ class ConsumeQueue:
         "_disk",
         "_files",
         "_synced",
-        "_tail",
         "_tail_start",
         "end",
         "gathered_since_ms",
+        "known_to",
         "next",
-        "pending",
-        "physical_end",
         "queue_id",
         "start",
+        "tail",
         "topic",
         "topic_bytes",
         "topic_size",
@@ -64,17 +64,16 @@ class ConsumeQueue:
             raise StoreError(f"topic {topic!r} is longer than 127 bytes")
         self.topic_size = len(name)
         self.topic_bytes = bytes([len(name)]) + name  # as records have it
-        self.trimmed_to = 0  # the log's start at the last trim
+        self.trimmed_to = -1  # the log's start at the last trim
         self._files = Segments(disk, folder, file_size, limit=limit, mapped=False, ordered=False)
         self._disk = disk
-        self._tail = bytearray()
+        self.tail = bytearray()  # the units that are not in a file yet
         self._tail_start = 0
         self._synced = 0  # bytes; the files before it were synced
         self.start = 0
         self.end = 0
         self.next = 0
-        self.pending: list[Unit] = []
-        self.physical_end = 0  # the end of the record of the last unit
+        self.known_to = 0  # where the last record ended when the files were loaded: for recovery
         self.gathered_since_ms = 0  # store time of the oldest unit that is in memory only
 
     def __repr__(self) -> str:
@@ -99,13 +98,33 @@ class ConsumeQueue:
             self._drop_broken_files(error)
         low, high = self._files.start // UNIT, self._files.stop // UNIT
         self.start = low
-        while low < high:
+        self._set_end(self._find_end(low, high, is_end))
+
+    def _find_end(self, low: int, high: int, is_end: Callable[[int, Unit], bool]) -> int:
+        """Halve low..high; the likely places come first, and the last steps are one read."""
+        newest = max(high - self.units_per_file, low)
+        for probe in (newest, newest + _CHUNK):
+            if low < probe < high:
+                low, high = (low, probe) if is_end(probe, self._unit_in_file(probe)) else (probe + 1, high)
+        while high - low > _CHUNK:
             middle = (low + high) // 2
             if is_end(middle, self._unit_in_file(middle)):
                 high = middle
             else:
                 low = middle + 1
-        self._set_end(low)
+        units = list(_UNIT.iter_unpack(self._chunk(low, high)))
+        return low + bisect_left(range(len(units)), True, key=lambda at: is_end(low + at, units[at]))
+
+    def _chunk(self, low: int, high: int) -> bytes:
+        """The bytes of units in files, which may lie in several."""
+        pieces = []
+        while low < high:
+            stop = min(high, self.next_file(low))
+            view = self._files.read(low * UNIT, (stop - low) * UNIT)
+            assert view is not None, "the indexes are inside the files"
+            pieces.append(bytes(view))
+            low = stop
+        return b"".join(pieces)
 
     def _drop_broken_files(self, error: StoreError) -> None:
         log.warning("queue %s/%s is made again from the log: %s", self.topic, self.queue_id, error)
@@ -122,64 +141,54 @@ class ConsumeQueue:
     def _set_end(self, end: int) -> None:
         self.end = self.next = self._tail_start = end
         self._synced = end * UNIT
-        self._tail.clear()
-        self.pending.clear()
-        last = self._unit_in_file(end - 1) if end * UNIT > self._files.start else (0, 0, 0)
-        self.physical_end = 0 if last[1] == FILLER_SIZE else last[0] + last[1]
+        self.tail = bytearray()
+        self.known_to = self.physical_end()
 
     def _unit_in_file(self, index: int) -> Unit:
         view = self._files.read(index * UNIT, UNIT)
         assert view is not None, "the index is inside the files"
         return _UNIT.unpack(view)
 
-    def is_used(self, unit: Unit) -> bool:
-        """Whether a unit in a file was written (fillers were)."""
-        return unit[1] > 0 and unit[0] >= 0
+    def physical_end(self) -> int:
+        """Where the record of the last unit ends; 0 without one."""
+        if self.end * UNIT <= self._files.start and not self.tail:
+            return 0
+        physical, size, _ = self._any_unit(self.end - 1)
+        return 0 if size == FILLER_SIZE else physical + size
 
-    # ---- appending ----
+    # ---- appending: Store.commit() does this in line for many queues at once ----
 
-    def commit(self, timestamp: int) -> int:
-        """Make the pending units readable; returns how many bytes wait for the file now."""
-        if not self._tail:
+    def append(self, unit: Unit, timestamp: int) -> None:
+        """Take one unit, readable at once."""
+        if not self.tail:
             self.gathered_since_ms = timestamp
-        physical, size, _ = self.pending[-1]
-        self._tail += encode_queue_units(self.pending)
-        self.pending.clear()
-        self.end = self.next
-        self.physical_end = physical + size
-        return len(self._tail)
-
-    def rollback(self) -> None:
-        """Forget the pending units."""
-        self.pending.clear()
-        self.next = self.end
+        self.tail += _UNIT.pack(*unit)
+        self.end = self.next = self.end + 1
 
     def restart(self, index: int) -> None:
         """Forget all units; the next one has this index."""
         self.remove()
         self.start = self.end = self.next = self._tail_start = index
-        self.physical_end = 0
+        self.known_to = self._synced = 0
 
-    def write(self) -> bool:
-        """Write what gathered to the file; whether there was anything. Raises StoreError; it then stays in
-        memory.
-        """
-        if not self._tail:
-            return False
+    def write(self) -> None:
+        """Write what gathered to the file. Raises StoreError; it then stays in memory."""
+        if not self.tail:
+            return
         at = self._tail_start * UNIT
         if not self._files.bases and at % self._files.file_size:
             self._files.write(at - at % self._files.file_size, _FILLER * (at % self._files.file_size // UNIT))
         self._synced = min(self._synced, at)
-        self._files.write(at, bytes(self._tail))  # a view in a traceback would keep the tail from growing
+        self._files.write(at, bytes(self.tail))  # a view in a traceback would keep the tail from growing
         self._tail_start = self.end
-        self._tail = bytearray()
-        return True
+        self.tail = bytearray()
 
     def sync(self) -> None:
         """Sync the files that were written since the last sync. Thread-safe."""
-        stop = self._tail_start * UNIT
-        self._files.sync(self._synced, stop)
-        self._synced = stop
+        start, stop = self._synced, self._tail_start * UNIT
+        self._files.sync(start, stop)
+        if self._synced == start:  # else units before were written again
+            self._synced = stop
 
     # ---- reading ----
 
@@ -193,12 +202,12 @@ class ConsumeQueue:
             return b""
         if index >= self._tail_start:
             at = (index - self._tail_start) * UNIT
-            return self._tail[at : at + (stop - index) * UNIT]
+            return self.tail[at : at + (stop - index) * UNIT]
         in_file = self._files.read(index * UNIT, (min(stop, self._tail_start) - index) * UNIT)
         if in_file is None:
             return b""
         if stop > self._tail_start:
-            return bytes(in_file) + self._tail[: (stop - self._tail_start) * UNIT]
+            return bytes(in_file) + self.tail[: (stop - self._tail_start) * UNIT]
         return in_file
 
     def unit(self, index: int) -> Unit | None:
@@ -236,35 +245,39 @@ class ConsumeQueue:
     def first_at(self, physical_offset: int) -> int:
         """The first index whose record is at or after `physical_offset`; fillers do not count."""
         low, high = self.start, self.end
+        if low < high and self._is_at(low, physical_offset):
+            return low
         while low < high:
             middle = (low + high) // 2
-            unit = self._any_unit(middle)
-            if unit[1] == FILLER_SIZE or unit[0] < physical_offset:
-                low = middle + 1
-            else:
+            if self._is_at(middle, physical_offset):
                 high = middle
+            else:
+                low = middle + 1
         return low
+
+    def _is_at(self, index: int, physical_offset: int) -> bool:
+        unit = self._any_unit(index)
+        return unit[1] != FILLER_SIZE and unit[0] >= physical_offset
 
     def _any_unit(self, index: int) -> Unit:
         if index < self._tail_start:
             return self._unit_in_file(index)
-        return _UNIT.unpack_from(self._tail, (index - self._tail_start) * UNIT)
+        return _UNIT.unpack_from(self.tail, (index - self._tail_start) * UNIT)
 
     def truncate(self, log_end: int) -> None:
         """Drop the units whose records end after `log_end`."""
-        if self.physical_end <= log_end:
+        if self.physical_end() <= log_end:
             return
         end = self.first_at(log_end)
         while end > self.start and sum(self._any_unit(end - 1)[:2]) > log_end:
             end -= 1
-        kept = self._tail[: max(end - self._tail_start, 0) * UNIT]
+        kept = self.tail[: max(end - self._tail_start, 0) * UNIT]
         if end < self._tail_start:
             self._files.truncate(end * UNIT)
             self._tail_start = end
-        self._tail = bytearray(kept)
+        self.tail = bytearray(kept)
         self.end = self.next = end
-        last = self._any_unit(end - 1) if end > self.start else (0, 0, 0)
-        self.physical_end = last[0] + last[1]
+        self.known_to = min(self.known_to, log_end)
 
     def cut_files(self) -> None:
         """Make what lies after the end zero in the files (after `load` found the end)."""
@@ -273,8 +286,7 @@ class ConsumeQueue:
     def remove(self) -> None:
         """Remove the queue's files and folder."""
         self._files.remove_all()
-        self._tail = bytearray()
-        self.pending.clear()
+        self.tail = bytearray()
 
     def close(self) -> None:
         """Close the files; what gathered should have been written."""
@@ -283,7 +295,7 @@ class ConsumeQueue:
     @property
     def gathered(self) -> int:
         """Bytes that are in memory only."""
-        return len(self._tail)
+        return len(self.tail)
 
     @property
     def file_start(self) -> int:

@@ -35,16 +35,17 @@ Row = tuple[int, int, int]  # key hash, physical offset, store timestamp
 class KeyHash:
     """Java's hash of `topic#key`, made non-negative as IndexFile does it.
 
-    Unique keys of one client differ in their last characters. So the hash of all before the last four is
-    kept, and those four are looked up in pairs: a third of the cost of hashing the whole key.
+    A polynomial can be put together from parts. The hash of a topic is kept; so is that of all but the
+    last four characters of a key, which a client's unique keys have in common; and those four are looked
+    up in pairs. That is a third of the cost of hashing the whole.
     """
 
     _LIMIT = 10_000
 
     def __init__(self) -> None:
-        self._heads: dict[str, dict[str, int]] = {}
+        self._topics: dict[str, int] = {}
+        self._heads: dict[str, int] = {}
         self._pairs: dict[str, int] = {}
-        self._size = 0
 
     def __call__(self, topic: str, key: str) -> int:
         return self.rows([(topic, (key,), 0, 0)])[0][0]
@@ -52,41 +53,40 @@ class KeyHash:
     def rows(self, entries: Iterable[Entry]) -> list[Row]:
         """One row for each key."""
         rows: list[Row] = []
-        pair = self._pairs.get
-        last, heads = "", self._of_topic("")
+        head_of, pair_of, powers = self._heads.get, self._pairs.get, _POWERS
+        last, topic_hash = "", self._of_topic("")
         for topic, keys, offset, timestamp in entries:
             if topic != last:
-                last, heads = topic, self._of_topic(topic)
+                last, topic_hash = topic, self._topics.get(topic) or self._of_topic(topic)
             for key in keys:
-                head, high, low = heads.get(key[:-4]), pair(key[-4:-2]), pair(key[-2:])
+                head, high, low = head_of(key[:-4]), pair_of(key[-4:-2]), pair_of(key[-2:])
                 if head is None or high is None or low is None:
                     value = self._learn(topic, key)
                 else:
-                    value = head + high * 961 + low & 0xFFFFFFFF
+                    value = topic_hash * powers[len(key)] + head + high * 961 + low & 0xFFFFFFFF
                 # Java's abs(), with 0 for the one number that has none
                 rows.append((value if value < 0x80000000 else -value & 0x7FFFFFFF, offset, timestamp))
         return rows
 
-    def _of_topic(self, topic: str) -> dict[str, int]:
-        if self._size >= self._LIMIT:
-            self._size = 0
-            self._heads.clear()
-            self._pairs.clear()
-        heads = self._heads.get(topic)
-        if heads is None:
-            heads = self._heads[topic] = {}
-            self._size += 1
-        return heads
+    def _of_topic(self, topic: str) -> int:
+        if len(self._topics) >= self._LIMIT:
+            self._topics.clear()
+        value = self._topics[topic] = java_hash(topic + "#")
+        return value
 
     def _learn(self, topic: str, key: str) -> int:
         """The hash, unsigned; remembers the parts of a key that ends in four ASCII characters."""
-        ending = key[-4:]
-        if len(ending) == 4 and ending.isascii() and self._size < self._LIMIT:
-            self._heads[topic][key[:-4]] = java_hash(f"{topic}#{key[:-4]}") * 31**4
+        head, ending = key[:-4], key[-4:]
+        if len(ending) == 4 and key.isascii() and len(key) < len(_POWERS):
+            if len(self._heads) >= self._LIMIT:
+                self._heads.clear()
+            self._heads[head] = java_hash(head) * 31**4
             for two in (ending[:2], ending[2:]):
                 self._pairs[two] = ord(two[0]) * 31 + ord(two[1])
-            self._size += 1
         return java_hash(f"{topic}#{key}") & 0xFFFFFFFF
+
+
+_POWERS = [pow(31, exponent, 1 << 32) for exponent in range(256)]
 
 
 class IndexFile:

@@ -82,8 +82,6 @@ class Recoverer:
         rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
         if self._short:
             self._rebuild_short(end)
-        for queue in self.queues.values():
-            queue.trim(self.commit_log.start)
         path = self.commit_log.segments.path(end) if cut else None
         return Recovery(clean, start, records, end, path, rebuilt)
 
@@ -109,11 +107,11 @@ class Recoverer:
     def _start_clean(self) -> int:
         segments = self.commit_log.segments
         self._load_queues(lambda queue: lambda index, unit: unit[1] <= 0)
-        last = max(self.queues.values(), key=lambda queue: queue.physical_end, default=None)
-        if last is None or last.physical_end == 0:
+        last = max(self.queues.values(), key=lambda queue: queue.known_to, default=None)
+        if last is None or last.known_to == 0:
             return segments.start
         # Begin at a record that a queue vouches for: the first one inside the part to be checked.
-        unit = last.unit(last.first_at(last.physical_end - VERIFY_BYTES)) or last.unit(last.end - 1)
+        unit = last.unit(last.first_at(last.known_to - VERIFY_BYTES)) or last.unit(last.end - 1)
         if unit is not None and self._record_at(unit[0]) is not None:
             return unit[0]
         newest = segments.bases[-1]  # the queues are ahead of the log
@@ -199,7 +197,7 @@ class Recoverer:
     def _cut(self, end: int, *, torn: bool) -> None:
         if torn:
             log.warning("%s: torn tail cut at %d", self.commit_log.segments.path(end), end)
-        ahead = [queue for queue in self.queues.values() if queue.physical_end > end]
+        ahead = [queue for queue in self.queues.values() if queue.known_to > end]
         for queue in ahead:
             log.warning("queue %s/%d is ahead of the log and is cut", queue.topic, queue.queue_id)
             queue.truncate(end)
@@ -208,7 +206,7 @@ class Recoverer:
         self.commit_log.open_at(end, self._timestamp or self._last_timestamp())
 
     def _last_timestamp(self) -> int:
-        last = max(self.queues.values(), key=lambda queue: queue.physical_end, default=None)
+        last = max(self.queues.values(), key=lambda queue: queue.known_to, default=None)
         unit = None if last is None else last.unit(last.end - 1)
         record = None if unit is None else self._record_at(unit[0])
         return 0 if record is None else record.store_timestamp
@@ -222,10 +220,11 @@ class Recoverer:
             return
         queue = self._queue_of(record)
         end = record.position + record.size
-        if end <= queue.physical_end or queue in self._short:
+        if end <= queue.known_to or queue in self._short:
             return
         if record.queue_offset > queue.next and self._is_short(queue):
-            self._short[queue] = max(queue.physical_end, self.commit_log.start)
+            queue.known_to = queue.physical_end()
+            self._short[queue] = max(queue.known_to, self.commit_log.start)
             return
         self._append(queue, record)
 
@@ -234,9 +233,8 @@ class Recoverer:
             # The topic was deleted and made again, or older records are gone from the log.
             queue.restart(record.queue_offset)
         code = unit_code(record.topic, record.properties, record.store_timestamp, self.delays)
-        queue.pending.append((record.position, record.size, code))
-        queue.next += 1
-        if queue.commit(record.store_timestamp) >= queue.WRITE_BYTES:
+        queue.append((record.position, record.size, code), record.store_timestamp)
+        if queue.gathered >= queue.WRITE_BYTES:
             queue.write()
 
     def _queue_of(self, record: Scanned) -> ConsumeQueue:
@@ -261,7 +259,7 @@ class Recoverer:
         for number, record in enumerate(scan):
             if has_unit(record.sys_flag):
                 queue = self._queue_of(record)
-                if queue in short and record.position + record.size > queue.physical_end:
+                if queue in short and record.position + record.size > queue.known_to:
                     self._append(queue, record)
             if number % _REPORT_EVERY == 0:
                 self.progress("queues from log", record.position - start, end - start)

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from rmq.errors import OffsetOutOfRange, StoreError
 from rmq.message import SCHEDULE_TOPIC, StoredMessage
 from rmq.protocol import json
-from rmq.protocol.engine import build_record
+from rmq.protocol.engine import build_record, encode_queue_units
 from rmq.protocol.record import Record, decode_record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table
-from rmq.store.consumequeue import ConsumeQueue, queue_folder
+from rmq.store.consumequeue import UNIT, ConsumeQueue, Unit, queue_folder
 from rmq.store.disk import Bytes, Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
@@ -110,7 +110,9 @@ class Store:
         self._checkpoint: Checkpoint | None = None
         self._lock: Lock | None = None
         # the pending batch
-        self._touched: dict[ConsumeQueue, None] = {}
+        self._units: list[Unit] = []
+        self._owners: list[ConsumeQueue] = []  # the queue of each unit
+        self._full: list[ConsumeQueue] = []  # queues with enough units for a write
         self._entries: list[Entry] = []
         self._batch_ms = 0
         # queues with units in memory only (longest waiting first), and with files that were not synced
@@ -291,9 +293,9 @@ class Store:
         if plain:
             if record.topic == SCHEDULE_TOPIC:
                 record.tags_code = self._due(record, properties)
-            queue.pending.append((position, size, record.tags_code))
+            self._units.append((position, size, record.tags_code))
+            self._owners.append(queue)
             queue.next = queue_offset + 1
-            self._touched[queue] = None
         if record.keys and is_indexed(sys_flag):
             self._entries.append((record.topic, record.keys, position, now))
 
@@ -331,29 +333,46 @@ class Store:
         except BaseException:
             self._rollback()
             raise
-        now = self._batch_ms
-        self._log.timestamp = now
-        gathered = self._gathered
-        arrivals = []
-        full = []
-        for queue in self._touched:
-            self._gathered_bytes += len(queue.pending) * 20
-            if queue.commit(now) >= queue.WRITE_BYTES:
-                full.append(queue)
-            gathered[queue] = None
-            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
-        self._touched.clear()
+        self._log.timestamp = self._batch_ms
         self._raw_position = self._log.end
+        arrivals = self._commit_units() if self._units else []
         if self._entries:
             if self.config.message_index_enable:
                 self._reput.add(self._entries)
             self._entries = []
-        self._keep_up(full)
+        self._keep_up()
         return arrivals
 
-    def _keep_up(self, full: list[ConsumeQueue]) -> None:
+    def _commit_units(self) -> list[Arrival]:
+        """Hand the batch's units to their queues, encoded in one go."""
+        data = encode_queue_units(self._units)
+        owners = self._owners
+        self._units, self._owners = [], []
+        self._gathered_bytes += len(data)
+        touched = dict.fromkeys(owners)
+        if len(touched) == 1:
+            owners[0].tail += data
+        else:
+            at = 0
+            for queue in owners:
+                queue.tail += data[at : at + UNIT]
+                at += UNIT
+        gathered, now = self._gathered, self._batch_ms
+        arrivals = []
+        for queue in touched:
+            queue.end = queue.next
+            if queue not in gathered:
+                gathered[queue] = None
+                queue.gathered_since_ms = now
+            elif len(queue.tail) >= ConsumeQueue.WRITE_BYTES:
+                self._full.append(queue)
+            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
+        return arrivals
+
+    def _keep_up(self) -> None:
         """Bound what waits in memory."""
-        if full:
+        if self._full:
+            full, self._full = self._full, []
             self._write_queues(full)
         if self._gathered_bytes > _GATHERED_BYTES and not self._write_error:
             self._write_queues(list(self._gathered)[:_WRITES_AT_ONCE])
@@ -361,10 +380,9 @@ class Store:
             self._reput.step(_COUNT_BACKLOG // 4, self._now_ms())
 
     def _rollback(self) -> None:
-        for queue in self._touched:
-            queue.rollback()
-        self._touched.clear()
-        self._entries = []
+        for queue in self._owners:
+            queue.next = queue.end
+        self._units, self._owners, self._entries = [], [], []
         self._log.rollback()
 
     def _write_queues(self, queues: Iterable[ConsumeQueue]) -> None:
@@ -654,7 +672,7 @@ class Store:
         self._gathered_bytes = sum(queue.gathered for queue in self._gathered)
         if self.config.message_index_enable:
             self._reput.add(entries_of(records))
-        self._keep_up([])
+        self._keep_up()
         return [Arrival(queue.topic, queue.queue_id, queue.end) for queue in grown]
 
     def truncate(self, physical_offset: int) -> None:
