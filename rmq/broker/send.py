@@ -52,6 +52,7 @@ from rmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from rmq.protocol.deadletter import REASON, life_of
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeader
 from rmq.protocol.recall import RECALL_HANDLE, RecallHandle
 from rmq.protocol.record import (
@@ -382,8 +383,7 @@ class Send:
         properties.pop(PROPERTY_WAIT_STORE, None)
         properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         if target.group and self._is_spent(request, header, target.group):
-            properties.pop(PROPERTY_DELAY_LEVEL, None)
-            record.topic, record.queue_id = self._dead_letters(target.group), 0
+            self._give_up(record, target.group, properties)
         if self._is_half(properties):
             for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
                 self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
@@ -426,10 +426,13 @@ class Send:
             )
         return group
 
-    def _dead_letters(self, group: str) -> str:
+    def _give_up(self, record: Record, group: str, properties: dict[str, str], reason: str = "") -> None:
+        """Turn a record into a dead letter of the group, which lies in its topic at once."""
         topic = dlq_topic(group)
         self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
-        return topic
+        record.topic, record.queue_id = topic, 0
+        properties.pop(PROPERTY_DELAY_LEVEL, None)
+        properties |= life_of(properties, record.reconsume_times, reason)
 
     def _delay_level(self, properties: dict[str, str]) -> int:
         """The delay level asked for, at most the highest; 0 for none."""
@@ -479,8 +482,7 @@ class Send:
         record = record_of(message, topic, self._chance.randrange(group.retry_queue_nums), properties)
         record.reconsume_times += 1
         if message.reconsume_times >= limit or header.delay_level < 0:
-            properties.pop(PROPERTY_DELAY_LEVEL, None)
-            record.topic, record.queue_id = self._dead_letters(header.group), 0
+            self._give_up(record, header.group, properties, request.ext.get(REASON, ""))
         else:
             level = header.delay_level or 3 + message.reconsume_times
             self._delay(record, min(level, self._levels), properties)
