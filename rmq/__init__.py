@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rmq.client.producer import Producer as Producer
     from rmq.client.puller import PullConsumer as PullConsumer
     from rmq.client.puller import PullResult as PullResult
+    from rmq.client.subscription import Sql as Sql
     from rmq.client.subscription import sql as sql
     from rmq.errors import AccessDenied as AccessDenied
     from rmq.errors import ConfigError as ConfigError
@@ -56,7 +57,7 @@ _MODULES = {
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
     "rmq.client.puller": "PullConsumer PullResult",
-    "rmq.client.subscription": "sql",
+    "rmq.client.subscription": "Sql sql",
     "rmq.errors": (
         "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"
         " MessageIllegal NoPermission NoRoute RemoteProtocolError RequestTimeout ResponseError RmqError"

@@ -1,0 +1,232 @@
+"""The client against our own name server and broker, in memory and in virtual time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+import rmq
+from rmq.broker import service as broker_service
+from rmq.broker.config import BrokerConfig
+from rmq.client.client import Client
+from rmq.client.config import ClientConfig
+from rmq.client.consumer import Consumer
+from rmq.message import Message, MessageQueue, StoredMessage
+from rmq.namesrv import service as namesrv_service
+from rmq.namesrv.config import NamesrvConfig
+from rmq.store.config import StoreConfig
+from rmq.testing.disk import MemoryDisk
+from rmq.testing.network import MemoryNetwork
+
+START_MS = 1_700_000_000_000
+STORE = StoreConfig(
+    store_path_root_dir="/store", mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=6000
+)
+
+
+def now_ms() -> int:
+    return START_MS + int(trio.current_time() * 1000)
+
+
+class System:
+    """One name server, brokers that can be stopped and started, and the nursery they live in."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.network = MemoryNetwork(seed=3)
+        self.nursery = nursery
+        self.disks: dict[str, MemoryDisk] = {}
+        self.stops: dict[str, trio.Event] = {}
+        self.names = ""
+
+    async def start_names(self) -> None:
+        run = partial(
+            namesrv_service.run, NamesrvConfig(listen_port=9876), network=self.network.host("10.0.0.1")
+        )
+        await self.nursery.start(run)
+        self.names = "10.0.0.1:9876"
+
+    async def start(self, name: str, **settings: object) -> None:
+        host = f"10.0.1.{1 + list(self.disks).index(name) if name in self.disks else 1 + len(self.disks)}"
+        disk = self.disks.setdefault(name, MemoryDisk(seed=1))
+        config = BrokerConfig(
+            namesrv_addr=self.names,
+            broker_name=name,
+            broker_ip1=host,
+            listen_port=10911,
+            enable_property_filter=True,
+            **settings,
+        )
+        stop = self.stops[name] = trio.Event()
+        run = partial(
+            broker_service.run,
+            config,
+            STORE,
+            network=self.network.host(host),
+            disk=disk,
+            now_ms=now_ms,
+            stop=stop,
+        )
+        await self.nursery.start(run)
+
+    def client(self, **settings: object) -> Client:
+        config = ClientConfig(**settings)
+        return rmq.connect(self.names, network=self.network.host("10.0.9.1"), config=config)
+
+
+@asynccontextmanager
+async def system(*names: str) -> AsyncIterator[System]:
+    async with trio.open_nursery() as nursery:
+        made = System(nursery)
+        await made.start_names()
+        for name in names:
+            await made.start(name)
+        yield made
+        for stop in made.stops.values():
+            stop.set()
+        await trio.sleep(5)
+        nursery.cancel_scope.cancel()
+
+
+async def fill(made: System, topic: str, count: int) -> None:
+    async with made.client() as client, client.producer("p") as producer, trio.open_nursery() as nursery:
+        for number in range(count):
+            nursery.start_soon(producer.send, Message(topic, b"%d" % number, tags="ab"[number % 2]))
+
+
+async def take(consumer: Consumer, count: int) -> list[int]:
+    got: list[int] = []
+    async for delivery in consumer:
+        async with delivery as message:
+            got.append(int(message.body))
+        if len(got) == count:
+            break
+    return got
+
+
+async def test_two_members_share_a_backlog_and_nothing_comes_twice(clock: MockClock) -> None:
+    async with system("a", "b") as made:
+        await fill(made, "Orders", 500)
+        seen: Counter[bytes] = Counter()
+        members: Counter[int] = Counter()
+
+        async def handle(member: int, message: StoredMessage) -> None:
+            await trio.sleep(0.01)
+            seen[message.body] += 1
+            members[member] += 1
+            if len(seen) == 500:
+                nursery.cancel_scope.cancel()
+
+        async with made.client() as one, made.client() as two:
+            async with (
+                one.consumer("g", {"Orders": "*"}, consume_from="first") as first,
+                two.consumer("g", {"Orders": "*"}, consume_from="first") as second,
+            ):
+                await trio.sleep(1)  # the second one's coming is known to the first
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(first.run, partial(handle, 1))
+                    nursery.start_soon(second.run, partial(handle, 2))
+            assert set(seen.values()) == {1}
+            assert all(count > 100 for count in members.values())
+            async with one.pull_consumer("g") as puller:
+                for queue in await puller.message_queues("Orders"):
+                    assert await puller.committed(queue) == await puller.max_offset(queue)
+
+
+async def test_a_failing_message_comes_later_and_later_and_then_dies(clock: MockClock) -> None:
+    async with system("a") as made:
+        times: list[float] = []
+
+        async def fail(message: StoredMessage) -> None:
+            times.append(trio.current_time())
+            raise ValueError("cannot")
+
+        async with made.client(max_reconsume_times=2) as client:
+            async with client.producer("p") as producer:
+                await producer.send(Message("Orders", b"7", keys=["k"]))
+            async with client.consumer("g", {"Orders": "*"}, consume_from="first") as consumer:
+                with trio.move_on_after(300):
+                    await consumer.run(fail)
+            waits = [later - sooner for sooner, later in pairwise(times)]
+            assert [round(wait) for wait in waits] == [10, 30]
+            async with client.pull_consumer("x") as puller:
+                (dead,) = (await puller.pull(MessageQueue("%DLQ%g", "a", 0), 0)).messages
+            assert (dead.body, dead.keys, dead.properties["RETRY_TOPIC"]) == (b"7", ("k",), "Orders")
+
+
+async def test_a_delayed_message_comes_when_it_is_due(clock: MockClock) -> None:
+    async with (
+        system("a") as made,
+        made.client() as client,
+        client.producer("p") as producer,
+        client.consumer("g", {"Late": "*"}, consume_from="first") as consumer,
+    ):
+        began = trio.current_time()
+        await producer.send(Message("Late", b"1", delay_level=3))
+        assert await take(consumer, 1) == [1]
+        assert 10 <= trio.current_time() - began < 12
+
+
+@pytest.mark.parametrize("expression", ["a", rmq.sql("n > 4 AND TAGS = 'a'")])
+async def test_filters(clock: MockClock, expression: str | rmq.Sql) -> None:
+    async with system("a") as made, made.client() as client, client.producer("p") as producer:
+        for number in range(10):
+            message = Message("Orders", b"%d" % number, tags="ab"[number % 2], properties={"n": str(number)})
+            await producer.send(message)
+        async with client.consumer("g", {"Orders": expression}, consume_from="first") as consumer:
+            wanted = [0, 2, 4, 6, 8] if expression == "a" else [6, 8]
+            assert sorted(await take(consumer, len(wanted))) == wanted
+
+
+async def test_a_restarted_broker_is_found_again_and_nothing_is_lost(clock: MockClock) -> None:
+    async with system("a") as made:
+        acknowledged: set[int] = set()
+        seen: set[int] = set()
+
+        async def produce(client: Client) -> None:
+            async with client.producer("p") as producer:
+                for number in range(200):
+                    while number not in acknowledged:
+                        try:
+                            await producer.send(Message("Orders", b"%d" % number))
+                            acknowledged.add(number)
+                        except rmq.RmqError:
+                            await trio.sleep(0.5)
+                    await trio.sleep(0.1)
+
+        async def handle(message: StoredMessage) -> None:
+            seen.add(int(message.body))
+
+        async with (
+            made.client() as client,
+            client.consumer("g", {"Orders": "*"}, consume_from="first") as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, handle)
+            nursery.start_soon(produce, client)
+            await trio.sleep(5)
+            made.stops["a"].set()
+            await trio.sleep(8)
+            await made.start("a")
+            with trio.fail_after(120):
+                while len(seen) < 200:
+                    await trio.sleep(0.5)
+            nursery.cancel_scope.cancel()
+        assert seen == acknowledged == set(range(200))
+
+
+async def test_one_key_stays_in_order(clock: MockClock) -> None:
+    async with system("a", "b") as made, made.client() as client, client.producer("p") as producer:
+        for step in range(5):
+            for order in range(20):
+                await producer.send(Message("Orders", b"%d" % step), sharding_key=f"order-{order}")
+        async with client.pull_consumer("x") as puller:
+            for queue in await puller.message_queues("Orders"):
+                steps = [int(message.body) for message in (await puller.pull(queue, 0)).messages]
+                assert steps == sorted(steps)
