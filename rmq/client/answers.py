@@ -1,5 +1,6 @@
 """Answers: what a client replies when a broker asks it something. Sync; whatever takes longer is left to
-the consumer."""
+the consumer.
+"""
 
 from __future__ import annotations
 

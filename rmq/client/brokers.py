@@ -2,7 +2,8 @@
 
 All methods raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost,
 RequestTimeout, and the ResponseError of what the broker refuses. Cancelled: the broker may have acted on
-the request."""
+the request.
+"""
 
 from __future__ import annotations
 
@@ -158,7 +159,8 @@ class Brokers:
         """Give a message back that could not be consumed: the broker puts it into the group's retry topic.
 
         `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1 goes to the dead
-        letters."""
+        letters.
+        """
         header = ConsumerSendMsgBackRequestHeader(
             message.physical_offset,
             group,

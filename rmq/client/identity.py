@@ -26,5 +26,6 @@ def local_address(toward: str) -> str:
 
 def new_client_id(address: str, chance: random.Random) -> str:
     """``IP@PID#random``: two clients in containers may have the same address and process id, never the same
-    id."""
+    id.
+    """
     return f"{address}@{os.getpid()}#{chance.getrandbits(64):016x}"

@@ -1,5 +1,6 @@
 """NameServers: asks for routes, at one name server as long as it answers, at the others when it does
-not."""
+not.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +48,8 @@ class NameServers:
         """The route of `topic`. Each server may take `timeout` seconds.
 
         Raises NoRoute, with all that were asked and why each had no answer. Cancelled: nothing is left
-        behind."""
+        behind.
+        """
         failures: list[str] = []
         count = len(self.addresses)
         for address in [self.addresses[(self._at + step) % count] for step in range(count)]:

@@ -3,7 +3,8 @@
 Messages of a queue are pulled in the order of their offsets and may be finished in any order. What may be
 committed is the lowest offset that is not finished, so that nothing before it can be lost; a crash repeats
 at most the messages after it. The queue is not pulled while it holds too many messages, too many bytes, or
-while one unfinished message lies too far behind the newest."""
+while one unfinished message lies too far behind the newest.
+"""
 
 from __future__ import annotations
 

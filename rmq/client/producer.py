@@ -34,7 +34,8 @@ class Producer:
 
     Any number of tasks may send at once over the same producer; that is how to have many messages in
     flight. Leaving the block waits for the sends that other tasks have begun, at most
-    `shutdown_timeout_ms`."""
+    `shutdown_timeout_ms`.
+    """
 
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
@@ -78,7 +79,8 @@ class Producer:
 
         Raises InvalidName and MessageIllegal before anything is sent; NoRoute; the ResponseError that no
         other broker would change; SendFailed when all attempts failed, but with `queue` or `sharding_key`
-        the error of the one attempt. Cancelled: the message may or may not be stored."""
+        the error of the one attempt. Cancelled: the message may or may not be stored.
+        """
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         return await self._send(outgoing, queue, sharding_key)
 
@@ -92,7 +94,8 @@ class Producer:
         """Send several messages of one topic in one request: all are stored in one queue, or none.
 
         They have the same `wait_store` and no delay, and together at most `max_message_size` bytes.
-        Otherwise as `send`; the result has the ids of all messages."""
+        Otherwise as `send`; the result has the ids of all messages.
+        """
         ids = [self._session.unique_ids.next() for _ in messages]
         return await self._send(pack_batch(messages, ids, self._session.config), queue, sharding_key)
 
@@ -103,7 +106,8 @@ class Producer:
 
         Returns when the message is handed to the connection, which may take time while the broker does not
         read. Raises InvalidName, MessageIllegal, NoRoute, ConnectFailed. Cancelled: it may or may not be on
-        its way."""
+        its way.
+        """
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         self._check_open()
         session = self._session
@@ -118,8 +122,7 @@ class Producer:
             session.refresh_soon(outgoing.topic)
             raise
 
-    # --- how a send goes
-    # ---------------------------------------------------------------------------------------
+    # --- how a send goes --------------------------------------------------------------------------
 
     async def _send(self, outgoing: Outgoing, queue: MessageQueue | None, key: str | None) -> SendResult:
         self._check_open()
@@ -210,7 +213,8 @@ class Producer:
 
     def _next(self, rotation: Rotation, tried: Collection[str]) -> MessageQueue:
         """The next queue: not of a broker that was tried, and if possible not of one that is to be
-        avoided."""
+        avoided.
+        """
         session = self._session
         avoided = session.health.avoided(session.now()) if session.config.avoid_slow_brokers else ()
         if avoided:

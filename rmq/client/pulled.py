@@ -4,7 +4,8 @@ A consumer of a backlog gets hundreds of thousands of messages a second, and of 
 little else. Reading a whole record costs 4 µs; finding where it ends and which offset it has costs 0.6, the
 body 0.6 more. So a message keeps the bytes of the answer and reads a part of itself (body; names and
 properties; numbers) when the first attribute of that part is asked for. It is a `StoredMessage` in every
-other respect."""
+other respect.
+"""
 
 from __future__ import annotations
 

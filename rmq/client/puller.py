@@ -19,7 +19,8 @@ from rmq.protocol.codes import MASTER_ID, ResponseCode
 @define
 class PullResult:
     """What a pull found. `next_offset` is where the next one goes on; `min_offset` and `max_offset` are the
-    ends of the queue; `messages` is empty when the queue has nothing more for now."""
+    ends of the queue; `messages` is empty when the queue has nothing more for now.
+    """
 
     messages: Sequence[StoredMessage]
     next_offset: int
@@ -32,7 +33,8 @@ class PullConsumer:
     puller`.
 
     Nothing runs between calls, nothing is committed unasked. All methods raise NoRoute, ConnectFailed,
-    ConnectionLost, RequestTimeout and the ResponseError of what a broker refuses; nothing is retried."""
+    ConnectionLost, RequestTimeout and the ResponseError of what a broker refuses; nothing is retried.
+    """
 
     def __init__(self, session: Session, group: str) -> None:
         self.group = validate_group(group)
@@ -70,19 +72,22 @@ class PullConsumer:
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at that time (ms since 1970) or later. Cancelled:
-        nothing."""
+        nothing.
+        """
         await self._know(queue)
         return await self._session.brokers.search_offset(queue, timestamp_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed; None when there is none. Cancelled: nothing has
-        happened."""
+        happened.
+        """
         await self._know(queue)
         return await self._session.brokers.query_offset(self.group, queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit: the group goes on with the message at `offset`. Cancelled: it may or may not be
-        committed."""
+        committed.
+        """
         await self._know(queue)
         await self._session.brokers.update_offset(self.group, queue, offset)
 
@@ -92,7 +97,8 @@ class PullConsumer:
 
     async def position(self, queue: MessageQueue) -> int:
         """Where the next `pull` without an offset begins: after the last one, where `seek` said, where the
-        group has committed, or else at the oldest message."""
+        group has committed, or else at the oldest message.
+        """
         if queue not in self._positions:
             stored = await self.committed(queue)
             self._positions[queue] = await self.min_offset(queue) if stored is None or stored < 0 else stored
@@ -112,7 +118,8 @@ class PullConsumer:
 
         `expression` filters as in a subscription. `wait` is how many seconds the broker may hold the answer
         while there is nothing. An offset outside the queue is corrected as the broker says. Cancelled:
-        nothing has happened, and the position stays."""
+        nothing has happened, and the position stays.
+        """
         await self._know(queue)
         at = await self.position(queue) if offset is None else offset
         form = self._form(queue, expression)

@@ -47,7 +47,8 @@ FIRST_PAUSE_SECONDS = 0.1
 """After a failed pull; doubled with each further one, up to `pull_retry_delay_ms`."""
 HURRIED_SECONDS = 0.02
 """An answer without news that comes sooner was not held by the broker: asking again at once would be a busy
-loop."""
+loop.
+"""
 
 
 @define

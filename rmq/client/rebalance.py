@@ -3,7 +3,8 @@
 A strategy is a function of (queues, clients, client): all queues of a topic, all client ids of the group,
 and the client that asks; it returns this client's queues. Every member computes it for itself from the same
 sorted lists, so all must use the same one; each gives what RocketMQ's strategy of that name gives, queue by
-queue. A client that is not in the list gets none."""
+queue. A client that is not in the list gets none.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def consistent_hash(
     """Clients and queues lie on a ring of MD5 hashes; a queue goes to the next client on it.
 
     Few queues move when a client comes or goes; shares are less even. `points` is a client's number of
-    places."""
+    places.
+    """
     if client not in clients:
         return []
     ring = {_hash(f"{member}-{index}"): member for member in clients for index in range(points)}

@@ -86,7 +86,8 @@ def _order_queues(topic: str, text: str) -> tuple[MessageQueue, ...]:
 
 def select_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQueue:
     """The queue of a sharding key: the same one that a Java producer chooses, as long as the queues
-    stay."""
+    stay.
+    """
     # Java: the absolute value of the remainder, which has the hash's sign; so also for the smallest int.
     return queues[abs(java_hash(sharding_key)) % len(queues)]
 
@@ -94,7 +95,8 @@ def select_by_key(queues: Sequence[MessageQueue], sharding_key: str) -> MessageQ
 @define(eq=False)
 class Rotation:
     """Takes the writable queues of a topic in turn, over brokers first, so that neighbours in time go to
-    different brokers."""
+    different brokers.
+    """
 
     route: Route
     _at: int = 0
@@ -144,7 +146,8 @@ class Health:
     RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; these here are
     shorter, so that a hiccup does not take a broker out for long: a slow answer costs 5 to 30 s, failures
     in a row 5, 10, 20 ... 60 s, and one quick success forgives all. Where every broker is to be avoided,
-    none is."""
+    none is.
+    """
 
     _until: dict[str, float] = field(factory=dict)
     _failures: dict[str, int] = field(factory=dict)
@@ -177,7 +180,8 @@ class Health:
 @define(eq=False)
 class RouteTable:
     """All routes that a client knows, and the brokers in them. `start` says at which queue a rotation
-    begins."""
+    begins.
+    """
 
     _start: Callable[[], int] = lambda: 0
     _rotations: dict[str, Rotation] = field(factory=dict)
@@ -215,7 +219,8 @@ class RouteTable:
 
     def reader(self, broker_name: str, broker_id: int = MASTER_ID) -> tuple[int, str] | None:
         """(id, address) of the broker to read from: `broker_id` if it is there, else the master, else
-        any."""
+        any.
+        """
         addresses = self._brokers.get(broker_name, {})
         for wanted in (broker_id, MASTER_ID, *sorted(addresses)):
             if wanted in addresses:

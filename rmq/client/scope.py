@@ -19,7 +19,8 @@ class TaskScope:
 
     A task group wraps what its body raises in an ExceptionGroup; callers who do not see the group must not
     see the wrapping either. So: an error of the block comes out bare, and errors that tasks had besides it
-    are logged. Without one, the only error of the tasks comes out bare; several come out as a group."""
+    are logged. Without one, the only error of the tasks comes out bare; several come out as a group.
+    """
 
     def __init__(self) -> None:
         self._outer: anyio.abc.TaskGroup | None = None

@@ -112,8 +112,7 @@ class Session:
             tasks.start_soon(self._keep_asking)
             task_status.started()
 
-    # --- groups
-    # --------------------------------------------------------------------------------------------
+    # --- groups -----------------------------------------------------------------------------------
 
     def arrive(self) -> None:
         """A producer or a consumer begins to use the session."""
@@ -130,15 +129,15 @@ class Session:
             self._departure = anyio.Event()
             await self._departure.wait()
 
-    # --- routes
-    # ------------------------------------------------------------------------------------------------
+    # --- routes -----------------------------------------------------------------------------------
 
     async def rotation(self, topic: str, timeout: float, *, create: bool = False) -> Rotation:
         """The route of `topic`, from memory or else from a name server.
 
         With `create`, a topic that nobody knows gets the route by which a broker makes it on the first
         send, where brokers do that. Raises NoRoute. Cancelled: others who wait for the same answer ask
-        again."""
+        again.
+        """
         found = self.routes.get(topic)
         if found is None:
             await self.refresh(topic, timeout, create=create)
@@ -148,7 +147,8 @@ class Session:
 
     async def refresh(self, topic: str, timeout: float = 0.0, *, create: bool = False) -> None:
         """Ask the name servers for a route now; many callers ask once. Raises NoRoute; the old route stays
-        then."""
+        then.
+        """
         while (question := self._questions.get(topic)) is not None:
             await question.answered.wait()
             if question.error is not None:
@@ -181,7 +181,8 @@ class Session:
 
     async def _default_route(self, topic: str, timeout: float) -> Route:
         """The route by which a broker makes a topic on its first message; the error is that of the
-        topic."""
+        topic.
+        """
         try:
             data = await self.names.route(AUTO_CREATE_TOPIC, timeout)
         except NoRoute as error:
@@ -216,8 +217,7 @@ class Session:
             # A name server that has just started knows nothing yet: what was known stays.
             log.info("the route of %s stays as it was: %s", topic, error)
 
-    # --- heartbeat
-    # ---------------------------------------------------------------------------------------------
+    # --- heartbeat --------------------------------------------------------------------------------
 
     def beat_soon(self) -> None:
         """Let the heartbeat's loop tell all brokers now."""
@@ -225,7 +225,8 @@ class Session:
 
     async def beat(self) -> None:
         """Tell all known brokers who we are. Brokers that do not answer are logged; the next beat is for
-        them."""
+        them.
+        """
         async with self._beating:
             data = HeartbeatData(
                 client_id=self.client_id,
