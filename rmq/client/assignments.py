@@ -1,5 +1,6 @@
 """Assignments: the queues that a consumer has now: shared out among the group, pulled, committed, given
-back."""
+back.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ FAILURES = (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError)
 
 FIRST_RETRY_SECONDS = 0.5
 """While something of the assignment is missing, look again so soon; doubled each time, up to the
-interval."""
+interval.
+"""
 
 
 @frozen
@@ -72,8 +74,7 @@ class Assignments:
         """Something has changed: look now."""
         self._changed.set()
 
-    # --- sharing out
-    # -------------------------------------------------------------------------------------------
+    # --- sharing out ------------------------------------------------------------------------------
 
     async def _keep_balanced(self) -> None:
         interval = self._session.config.rebalance_interval_ms / 1000
@@ -172,15 +173,23 @@ class Assignments:
             return
         member = self._member
         form = PullForm(member.group, queue, member.subscriptions[queue.topic])
-        window = ProcessQueue(queue, queue_offset)
+        window = self.new_window(queue, queue_offset)
         puller = Puller(self._session, self._owner, window, form, commits=not member.broadcasting)
         self.pullers[queue] = puller
         self._set_limits()
         self._tasks.start_soon(puller.run)
 
+    def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
+        """The window of a queue that is begun at `queue_offset`."""
+        return ProcessQueue(queue, queue_offset)
+
+    async def release(self) -> None:
+        """Hand back, on leaving, what keeps others from the queues. Here nothing does."""
+
     def _set_limits(self) -> None:
         """Each queue may hold what the configuration says, or its share of the total's where that is
-        less."""
+        less.
+        """
         config, count = self._session.config, max(self._count, 1)
         for puller in self.pullers.values():
             window = puller.window
@@ -197,8 +206,7 @@ class Assignments:
         if self._tasks is not None:
             self._tasks.start_soon(self.commit)
 
-    # --- offsets
-    # -----------------------------------------------------------------------------------------------
+    # --- offsets ----------------------------------------------------------------------------------
 
     async def _keep_committing(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer, ConsumerOptions, OnError
 from rmq.client.identity import local_address, new_client_id
 from rmq.client.names import parse_name_servers
+from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
 from rmq.client.puller import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
@@ -58,7 +59,8 @@ def connect(
 
 class Client:
     """One application's connections to a cluster, shared by all its producers and consumers. Made by
-    `connect`."""
+    `connect`.
+    """
 
     def __init__(
         self,
@@ -107,7 +109,8 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Close all connections, once producers and consumers in other tasks have left, or after
-        `shutdown_timeout_ms`. An error of the block comes out as it is, never in an exception group."""
+        `shutdown_timeout_ms`. An error of the block comes out as it is, never in an exception group.
+        """
         try:
             with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
                 await self._entered().departures()
@@ -133,6 +136,8 @@ class Client:
         broadcasting: bool = False,
         on_error: OnError = "retry",
         strategy: Strategy = averagely,
+        ordered: bool = False,
+        max_reconsume_times: int | None = None,
     ) -> Consumer:
         """A member of a consumer group, to be entered with `async with`.
 
@@ -142,11 +147,22 @@ class Client:
         beginning, as with RocketMQ). `broadcasting` gives every member every message; then offsets live as
         long as the consumer, and what fails is not delivered again. `on_error` is ``"retry"``: log the
         error and send the message back, or ``"raise"``: send it back and let the error out. `strategy`
-        shares the queues out. Raises InvalidName, ConfigError."""
+        shares the queues out.
+
+        `ordered` gives one message of a queue at a time, in order, under the broker's lock of the queue;
+        what fails holds up its queue and is tried again there. `max_reconsume_times` is how often a message
+        is tried again before it goes to the dead letters; without it the configuration says so, and with
+        `ordered` there is no limit. Raises InvalidName, ConfigError.
+        """
         options = ConsumerOptions(
-            consume_from=consume_from, broadcasting=broadcasting, on_error=on_error, strategy=strategy
+            consume_from=consume_from,
+            broadcasting=broadcasting,
+            on_error=on_error,
+            strategy=strategy,
+            max_reconsume_times=max_reconsume_times,
         )
-        return Consumer(self._entered(), group, topics, options)
+        kind = OrderedConsumer if ordered else Consumer
+        return kind(self._entered(), group, topics, options)
 
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""

@@ -13,7 +13,8 @@ MIB = 1024 * KIB
 @frozen(kw_only=True)
 class ClientConfig:
     """Settings of a client; `rmq.connect(..., config=ClientConfig(...))`. Times are in ms, sizes in
-    bytes."""
+    bytes.
+    """
 
     # --- the client ---
     request_timeout_ms: int = setting(
@@ -119,6 +120,16 @@ class ClientConfig:
     total_max_bytes: int = setting(512 * MIB, help="The same in bytes", unit="bytes", validator=at_least(1))
     max_reconsume_times: int = setting(
         16, help="Deliveries of a failing message before it goes to the dead letters", validator=at_least(0)
+    )
+    suspend_queue_ms: int = setting(
+        1_000,
+        help="Ordered: wait before a message that failed is tried again",
+        unit="ms",
+        java="suspendCurrentQueueTimeMillis",
+        validator=between(10, 30_000),
+    )
+    lock_interval_ms: int = setting(
+        20_000, help="Ordered: queue locks are renewed", unit="ms", validator=at_least(10)
     )
     redelivery_delay_ms: int = setting(
         5_000,

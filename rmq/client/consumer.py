@@ -56,6 +56,7 @@ class ConsumerOptions:
     broadcasting: bool
     on_error: OnError
     strategy: Strategy
+    max_reconsume_times: int | None = None
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
@@ -75,7 +76,10 @@ class Consumer:
     Each message is delivered at least once; messages of a queue begin in order but are not waited for.
     Leaving the block stops pulling, waits for deliveries that other tasks work on, commits offsets and
     leaves the group, within `shutdown_timeout_ms` and whatever cancels the block meanwhile; messages that
-    were not finished go to others."""
+    were not finished go to others.
+    """
+
+    ordered = False
 
     def __init__(
         self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
@@ -86,13 +90,11 @@ class Consumer:
         retry = not options.broadcasting
         self._subscriptions = subscriptions(topics, group, session.now_ms(), retry=retry)
         self._scope = TaskScope()
-        self._inbox = Inbox()
-        self._assignments = Assignments(
-            session,
-            self,
+        self._inbox: Inbox[PulledMessage] = Inbox()
+        self._assignments = self._assign(
             Membership(
                 group, self._subscriptions, options.consume_from, options.broadcasting, options.strategy
-            ),
+            )
         )
         self._started_ms = session.now_ms()
         self._active = 0  # tasks and deliveries that hold messages
@@ -103,20 +105,23 @@ class Consumer:
         self._failed_count: dict[str, int] = {}
         self._taken = 0
 
+    def _assign(self, membership: Membership) -> Assignments:
+        return Assignments(self._session, self, membership)
+
     @property
     def queues(self) -> list[MessageQueue]:
         """The queues that this member has now."""
         return sorted(self._assignments.pullers)
 
-    # --- joining and leaving
-    # -----------------------------------------------------------------------------------
+    # --- joining and leaving ----------------------------------------------------------------------
 
     async def __aenter__(self) -> Consumer:
         """Join the group and take queues.
 
         Topics that do not exist are waited for. Raises ConfigError when this client has a member of that
         group already, SubscriptionParseFailed when a broker cannot read an SQL92 expression. Cancelled:
-        leaves again."""
+        leaves again.
+        """
         session = self._session
         if self.group in session.members:
             expected = "a group that has no consumer in this client; a second member needs a second client"
@@ -177,6 +182,7 @@ class Consumer:
             if draining.cancelled_caught:
                 log.warning("%s: leaving while messages are still being consumed", self.group)
             await self._assignments.commit()
+            await self._assignments.release()
             if session.members.get(self.group) is self:
                 await session.leave(consumer=self.group)
         if session.members.get(self.group) is self:
@@ -193,8 +199,7 @@ class Consumer:
         if self._quiet is not None and not self._active:
             self._quiet.set()
 
-    # --- iterating
-    # ---------------------------------------------------------------------------------------------
+    # --- iterating --------------------------------------------------------------------------------
 
     def __aiter__(self) -> Consumer:
         return self
@@ -218,8 +223,7 @@ class Consumer:
                 raise StopAsyncIteration
             await inbox.arrival()
 
-    # --- running a handler
-    # -------------------------------------------------------------------------------------
+    # --- running a handler ------------------------------------------------------------------------
 
     async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
         """Call `handler` with each message, up to `concurrency` at a time, until the consumer's block is
@@ -228,7 +232,8 @@ class Consumer:
         Returning means consumed. An exception is logged and the message goes back for a retry after the
         group's next delay; with `on_error="raise"` it then comes out of here. An ordinary function runs in
         a worker thread. Cancelled: handlers are cancelled; their messages are not consumed and are
-        delivered again."""
+        delivered again.
+        """
         call = _as_async(handler, concurrency)
         self._handler = call
         try:
@@ -238,7 +243,8 @@ class Consumer:
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
         """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
-        retried as one. For handlers that write many messages at once, and for the highest rates."""
+        retried as one. For handlers that write many messages at once, and for the highest rates.
+        """
         await self._run_workers(concurrency, self._work_batches, _as_async(handler, concurrency), batch)
 
     async def _run_workers(
@@ -262,7 +268,9 @@ class Consumer:
                 self._release()
             await anyio.lowlevel.checkpoint()
 
-    async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox) -> None:
+    async def _burst(
+        self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox[PulledMessage]
+    ) -> None:
         ready = inbox.ready
         for _ in range(BURST):
             if not ready:
@@ -334,25 +342,20 @@ class Consumer:
             for message, window in taken:
                 window.finish(message.queue_offset)
 
-    # --- what becomes of a message
-    # -----------------------------------------------------------------------------
+    # --- what becomes of a message ----------------------------------------------------------------
 
     async def _failed(
         self, message: PulledMessage, window: ProcessQueue, error: Exception | None, delay_level: int = 0
     ) -> None:
         """Send a message back; one that cannot be sent back is delivered again here, after a while."""
-        self._failed_count[message.topic] = self._failed_count.get(message.topic, 0) + 1
-        if error is not None:
-            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
+        self._count_failure(message, error)
         if self._options.broadcasting:
             window.finish(message.queue_offset)
             return
         if window.dropped:
             return  # its queue is somebody else's, who gets it again
         try:
-            await self._session.brokers.send_back(
-                message, self.group, delay_level, self._session.config.max_reconsume_times
-            )
+            await self._session.brokers.send_back(message, self.group, delay_level, self._max_reconsume_times)
         except (*UNREACHABLE, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
@@ -362,6 +365,16 @@ class Consumer:
             raise
         else:
             window.finish(message.queue_offset)
+
+    @property
+    def _max_reconsume_times(self) -> int:
+        limit = self._options.max_reconsume_times
+        return self._session.config.max_reconsume_times if limit is None else limit
+
+    def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
+        self._failed_count[message.topic] = self._failed_count.get(message.topic, 0) + 1
+        if error is not None:
+            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
 
     def _put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
         """Deliver it again here after `redelivery_delay_ms`."""
@@ -378,10 +391,12 @@ class Consumer:
             due, message = self._later[0]
             await anyio.sleep(due - self._session.now())
             self._later.popleft()
-            self._inbox.put([message])
+            self._deliver_again(message)
 
-    # --- what pulling needs: see pulling.Owner
-    # ------------------------------------------------------------------
+    def _deliver_again(self, message: PulledMessage) -> None:
+        self._inbox.put([message])
+
+    # --- what pulling needs: see pulling.Owner ----------------------------------------------------
 
     def arrived(self, messages: Sequence[PulledMessage]) -> None:
         self._inbox.put(messages)
@@ -389,8 +404,7 @@ class Consumer:
     def moved(self, queue: MessageQueue, next_offset: int) -> None:
         self._assignments.start(queue, next_offset)
 
-    # --- what brokers ask: see session.Member
-    # -------------------------------------------------------------------
+    # --- what brokers ask: see session.Member -----------------------------------------------------
 
     def describe(self) -> ConsumerData:
         """What the heartbeat says of this member."""
@@ -419,7 +433,7 @@ class Consumer:
             properties={
                 "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in session.names.addresses),
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-                "PROP_CONSUMEORDERLY": "false",
+                "PROP_CONSUMEORDERLY": "true" if self.ordered else "false",
                 "PROP_THREADPOOL_CORE_SIZE": "1",
                 "PROP_CLIENT_VERSION": "V4_9_7",
                 "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
@@ -475,7 +489,8 @@ class Delivery:
 
     A normal exit means consumed. An `Exception` is logged and the message goes back for a retry; it is
     swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays open, it
-    is delivered again here."""
+    is delivered again here.
+    """
 
     __slots__ = ("_consumer", "_open", "_pulled", "_window")
 

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
-from rmq.client.pulled import PulledMessage
 from rmq.remoting.loop import Waiter, current_loop
 
+T = TypeVar("T")
 
-class Inbox:
+
+class Inbox(Generic[T]):
     """A queue for many takers without a lock or a channel: a deque, and tasks parked beside it.
 
     Its size is bounded by the windows of the queues. `ready` is open to its owner, who takes many entries
     between two waits; of a batch only one taker is woken, and each taker that leaves something behind wakes
-    the next."""
+    the next.
+    """
 
     def __init__(self) -> None:
-        self.ready: deque[PulledMessage] = deque()
+        self.ready: deque[T] = deque()
         self.closed = False
         self.idle: deque[Waiter] = deque()
         self._waking = False
         self._new_waiter: Callable[[], Waiter] = current_loop().waiter
 
-    def put(self, messages: Sequence[PulledMessage]) -> None:
+    def put(self, messages: Sequence[T]) -> None:
         """Add what a pull brought."""
         if not self.closed:
             self.ready.extend(messages)

@@ -1,9 +1,10 @@
 """What a producer puts on the wire: messages are checked, given an id, compressed and made into requests.
-Pure."""
+Pure.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import define, frozen
 
@@ -28,6 +29,7 @@ STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 1
 """Response codes of a send that say "stored", and what else they say."""
 
 COMPRESSED = compressed_flag()
+BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
 @define
@@ -37,7 +39,8 @@ class SendResult:
     `status` is SEND_OK, or says that a promise beyond storing was not kept in time: FLUSH_DISK_TIMEOUT,
     FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE. `message_id` is the producer's unique id, `offset_message_id`
     names the place; of a batch both are the ids of all its messages, joined by commas, and `queue_offset`
-    is the first one's."""
+    is the first one's.
+    """
 
     status: str
     message_queue: MessageQueue
@@ -53,7 +56,7 @@ class SendResult:
         return tuple(self.message_id.split(","))
 
 
-@frozen
+@define
 class Outgoing:
     """A message, or a batch, ready to go to any queue of its topic."""
 
@@ -64,6 +67,9 @@ class Outgoing:
     properties: str
     unique_id: str
     batch: bool = False
+    code: int = int(RequestCode.SEND_MESSAGE_V2)
+    more: Mapping[str, str] | None = None
+    """Further fields of the header, by their short names."""
 
 
 def pack(message: Message, unique_id: str, config: ClientConfig) -> Outgoing:
@@ -80,7 +86,8 @@ def pack(message: Message, unique_id: str, config: ClientConfig) -> Outgoing:
 
 def pack_batch(messages: Sequence[Message], unique_ids: Sequence[str], config: ClientConfig) -> Outgoing:
     """Check a batch and make it ready: one topic, no delays, one `wait_store`. Raises InvalidName,
-    MessageIllegal."""
+    MessageIllegal.
+    """
     if not messages:
         raise MessageIllegal(remark="the batch is empty")
     first = messages[0]
@@ -97,7 +104,8 @@ def pack_batch(messages: Sequence[Message], unique_ids: Sequence[str], config: C
             " are allowed (max_message_size): send it in parts"
         )
     wait = encode_properties({"WAIT": "true" if first.wait_store else "false"})
-    return Outgoing(first.topic, body, 0, first.flag, wait, ",".join(unique_ids), batch=True)
+    ids = ",".join(unique_ids)
+    return Outgoing(first.topic, body, 0, first.flag, wait, ids, batch=True, code=BATCH)
 
 
 def check_topic(topic: str) -> None:
@@ -170,7 +178,8 @@ class SendForm:
         self, outgoing: Outgoing, queue: MessageQueue, now_ms: int, *, oneway: bool = False
     ) -> Command:
         """The request that sends `outgoing` to `queue`: the header in its short form, as Java's clients
-        send it."""
+        send it.
+        """
         ext = {
             "a": self.group,
             "b": outgoing.topic,
@@ -186,8 +195,9 @@ class SendForm:
             "m": "true" if outgoing.batch else "false",
             "n": queue.broker_name,
         }
-        code = RequestCode.SEND_BATCH_MESSAGE if outgoing.batch else RequestCode.SEND_MESSAGE_V2
-        return Command(int(code), next_opaque(), FLAG_ONEWAY if oneway else 0, ext, outgoing.body)
+        if outgoing.more is not None:
+            ext.update(outgoing.more)
+        return Command(outgoing.code, next_opaque(), FLAG_ONEWAY if oneway else 0, ext, outgoing.body)
 
 
 def read_result(response: Command, queue: MessageQueue, unique_id: str) -> SendResult:

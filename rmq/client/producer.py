@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import anyio
@@ -41,6 +41,7 @@ class Producer:
         self._session = session
         self.group = validate_group(group)
         self._form = SendForm(group, str(session.config.default_topic_queue_nums))
+        self._timeout = session.config.send_timeout_ms / 1000
         self._running = 0
         self._idle: anyio.Event | None = None
         self._open = False
@@ -59,13 +60,16 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
-        with anyio.move_on_after(self._session.config.shutdown_timeout_ms / 1000, shield=True):
-            if self._running:
-                self._idle = anyio.Event()
-                await self._idle.wait()
-            await self._session.leave(producer=self.group)
-        self._session.producers.pop(self.group, None)
-        self._session.depart()
+        session = self._session
+        try:
+            with anyio.move_on_after(session.config.shutdown_timeout_ms / 1000, shield=True):
+                if self._running:
+                    self._idle = anyio.Event()
+                    await self._idle.wait()
+                await session.leave(producer=self.group)
+        finally:
+            session.producers.pop(self.group, None)
+            session.depart()
 
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -111,7 +115,7 @@ class Producer:
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         self._check_open()
         session = self._session
-        timeout = session.config.send_timeout_ms / 1000
+        timeout = self._timeout
         rotation = await self._rotation(outgoing.topic, timeout)
         target = queue or self._choose(rotation, sharding_key)
         command = self._form.request(outgoing, target, session.now_ms(), oneway=True)
@@ -127,35 +131,36 @@ class Producer:
     async def _send(self, outgoing: Outgoing, queue: MessageQueue | None, key: str | None) -> SendResult:
         self._check_open()
         session = self._session
-        deadline = session.now() + session.config.send_timeout_ms / 1000
+        began = session.now()
         self._running += 1
         try:
-            if queue is not None:
-                return await self._attempt(outgoing, queue, deadline - session.now())
-            rotation = session.routes.get(outgoing.topic)
-            if rotation is None or not rotation.writable:
-                rotation = await self._rotation(outgoing.topic, deadline - session.now())
-            if key is not None:
-                return await self._attempt(outgoing, self._choose(rotation, key), deadline - session.now())
-            return await self._try_brokers(outgoing, rotation, deadline)
+            if queue is None:
+                rotation = session.routes.get(outgoing.topic)
+                if rotation is None or not rotation.writable:
+                    rotation = await self._rotation(outgoing.topic, self._timeout)
+                if key is None:
+                    return await self._try_brokers(outgoing, rotation, began)
+                queue = select_by_key(rotation.route.publish_queues, key)
+            return await self._attempt(outgoing, queue, began, began + self._timeout)
         finally:
             self._running -= 1
             if self._idle is not None and not self._running:
                 self._idle.set()
 
-    async def _try_brokers(self, outgoing: Outgoing, rotation: Rotation, deadline: float) -> SendResult:
+    async def _try_brokers(self, outgoing: Outgoing, rotation: Rotation, began: float) -> SendResult:
         session = self._session
-        attempts: list[tuple[str, BaseException, float]] = []
-        tried: set[str] = set()
+        deadline = began + self._timeout
         left = session.config.retry_times
+        attempts: list[tuple[str, BaseException, float]] = []
+        tried: list[str] = []
         while True:
-            began = session.now()
-            queue = self._next(rotation, tried)
-            tried.add(queue.broker_name)
+            queue = self._next(rotation, tried, began)
+            tried.append(queue.broker_name)
             # While there is another broker to try, one that hangs may take half of the time, not all of it.
-            share = 0.5 if left and rotation.has_other(tried) else 1.0
+            spare = left and rotation.has_other(tried)
+            until = (began + deadline) / 2 if spare else deadline
             try:
-                return await self._attempt(outgoing, queue, (deadline - began) * share)
+                return await self._attempt(outgoing, queue, began, until)
             except RmqError as error:
                 now = session.now()
                 attempts.append((queue.broker_name, error, now - began))
@@ -165,9 +170,10 @@ class Producer:
                 raise SendFailed(attempts) from attempts[-1][1]
             left -= 1
             rotation = await self._after_failure(outgoing.topic, rotation, tried, deadline - now)
+            began = session.now()
 
     async def _after_failure(
-        self, topic: str, rotation: Rotation, tried: set[str], timeout: float
+        self, topic: str, rotation: Rotation, tried: Sequence[str], timeout: float
     ) -> Rotation:
         """The route for the next attempt: where no other broker is left, the name servers may know one."""
         session = self._session
@@ -181,22 +187,25 @@ class Producer:
         await anyio.sleep(min(RETRY_PAUSE_SECONDS, timeout / 2))
         return session.routes.get(topic) or rotation
 
-    async def _attempt(self, outgoing: Outgoing, queue: MessageQueue, timeout: float) -> SendResult:
+    async def _attempt(
+        self, outgoing: Outgoing, queue: MessageQueue, began: float, deadline: float
+    ) -> SendResult:
         """One request to one queue's broker; keeps account of the broker's health."""
         session = self._session
-        address = session.routes.master(queue.broker_name)
+        broker_name = queue.broker_name
+        address = session.routes.master(broker_name)
         if address is None:
-            await session.refresh(outgoing.topic, timeout)
+            await session.refresh(outgoing.topic, deadline - began)
             address = session.brokers.master(queue)
         command = self._form.request(outgoing, queue, session.now_ms())
-        began = session.now()
         try:
-            response = await session.pool.call(address, command, timeout)
+            response = await session.pool.call(address, command, deadline - began)
         except UNREACHABLE:
-            session.health.failed(queue.broker_name, session.now())
+            session.health.failed(broker_name, session.now())
             session.refresh_soon(outgoing.topic)
             raise
-        session.health.succeeded(queue.broker_name, session.now() - began, began)
+        now = session.now()
+        session.health.succeeded(broker_name, now - began, now)
         if response.code in STATUSES:
             return read_result(response, queue, outgoing.unique_id)
         raise self._refused(for_code(response.code, response.remark, address), queue)
@@ -211,12 +220,10 @@ class Producer:
             error.add_note(error.hint)
         return error
 
-    def _next(self, rotation: Rotation, tried: Collection[str]) -> MessageQueue:
-        """The next queue: not of a broker that was tried, and if possible not of one that is to be
-        avoided.
-        """
+    def _next(self, rotation: Rotation, tried: Sequence[str], now: float) -> MessageQueue:
+        """The next queue: not of a broker that was tried, and if possible not of one that is to be avoided."""
         session = self._session
-        avoided = session.health.avoided(session.now()) if session.config.avoid_slow_brokers else ()
+        avoided = session.health.avoided(now) if session.config.avoid_slow_brokers else ()
         if avoided:
             shunned = {*tried, *avoided}
             if rotation.has_other(shunned):
@@ -237,7 +244,7 @@ class Producer:
     def _choose(self, rotation: Rotation, key: str | None) -> MessageQueue:
         if key is not None:
             return select_by_key(rotation.route.publish_queues, key)
-        return self._next(rotation, ())
+        return self._next(rotation, (), self._session.now())
 
     def _check_open(self) -> None:
         if not self._open:

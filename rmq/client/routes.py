@@ -155,7 +155,7 @@ class Health:
     def succeeded(self, broker_name: str, seconds: float, now: float) -> None:
         """A send to the broker took `seconds`."""
         if seconds < SLOW[-1][0]:
-            if self._until:
+            if self._failures or self._until:
                 self._until.pop(broker_name, None)
                 self._failures.pop(broker_name, None)
             return

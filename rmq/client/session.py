@@ -26,6 +26,7 @@ from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
 from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.loop import current_loop
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -87,7 +88,7 @@ class Session:
         self.config = config
         self.client_id = client_id
         self.now_ms = now_ms
-        self.now: Callable[[], float] = anyio.current_time
+        self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
         self.pool = pool(endpoint)
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))

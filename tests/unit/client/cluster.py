@@ -26,8 +26,11 @@ from rmq.protocol.bodies import (
     BrokerData,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
     QueueData,
     TopicRouteData,
+    UnlockBatchRequestBody,
 )
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -114,6 +117,7 @@ class Broker(Server):
         self.producers: set[str] = set()
         self.sent_back: list[ConsumerSendMsgBackRequestHeader] = []
         self.waiting: list[tuple[Command, Connection]] = []
+        self.locks: dict[tuple[str, MessageQueue], tuple[str, float]] = {}
         self._positions = itertools.count(0, 1000)
         self._answers: dict[int, Callable[[Command, Connection], Command | None]] = {
             RequestCode.HEART_BEAT: self._heartbeat,
@@ -129,6 +133,8 @@ class Broker(Server):
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
             RequestCode.CHECK_CLIENT_CONFIG: lambda request, _: request.reply(),
+            RequestCode.LOCK_BATCH_MQ: self._lock,
+            RequestCode.UNLOCK_BATCH_MQ: self._unlock,
         }
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
@@ -271,6 +277,23 @@ class Broker(Server):
         wanted = int(request.ext["timestamp"])
         offset = next((r.queue_offset for r in log if r.store_timestamp >= wanted), len(log))
         return request.reply(header={"offset": str(offset)})
+
+    def _lock(self, request: Command, _: Connection) -> Command:
+        body, now = LockBatchRequestBody.from_json(request.body), anyio.current_time()
+        got = set()
+        for queue in body.mq_set:
+            holder, at = self.locks.get((body.consumer_group, queue), (body.client_id, now))
+            if holder == body.client_id or now - at > 60:
+                self.locks[body.consumer_group, queue] = (body.client_id, now)
+                got.add(queue)
+        return request.reply(body=LockBatchResponseBody(frozenset(got)).to_json())
+
+    def _unlock(self, request: Command, _: Connection) -> Command:
+        body = UnlockBatchRequestBody.from_json(request.body)
+        for queue in body.mq_set:
+            if self.locks.get((body.consumer_group, queue), ("",))[0] == body.client_id:
+                del self.locks[body.consumer_group, queue]
+        return request.reply()
 
     def _send_back(self, request: Command, _: Connection) -> Command:
         header = request.read(ConsumerSendMsgBackRequestHeader)

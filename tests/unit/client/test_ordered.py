@@ -1,0 +1,366 @@
+"""Ordered consumption: one message of a queue at a time, under its lock, whatever comes between."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from rmq.client.consumer import Consumer
+from rmq.message import StoredMessage
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_properties
+from rmq.remoting.connection import Connection
+
+from .cluster import HANG, Cluster
+from .conftest import Play
+from .test_consumer import fill, offsets, take
+from .world import World, world
+
+LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster.of("a")
+    made.topic("T", queues=2)
+    return made
+
+
+@pytest.fixture
+async def setting(cluster: Cluster) -> AsyncIterator[World]:
+    async with world(cluster) as made:
+        yield made
+
+
+class Order:
+    """A handler that checks that no two messages of a queue are there at once, and notes all."""
+
+    def __init__(self, seconds: float = 0.01) -> None:
+        self.seconds = seconds
+        self.seen: dict[int, list[int]] = defaultdict(list)
+        self.running: set[int] = set()
+        self.most = 0
+        self.failing: dict[int, int] = {}
+
+    async def __call__(self, message: StoredMessage) -> None:
+        queue, number = message.queue_id, int(message.body)
+        assert queue not in self.running
+        self.running.add(queue)
+        self.most = max(self.most, len(self.running))
+        try:
+            await anyio.sleep(self.seconds)
+            if self.failing.get(number, 0):
+                self.failing[number] -= 1
+                raise ValueError("not yet")
+            self.seen[queue].append(number)
+        finally:
+            self.running.discard(queue)
+
+
+def locked(cluster: Cluster, group: str = "g") -> dict[int, str]:
+    return {queue.queue_id: holder for (g, queue), (holder, _) in cluster["a"].locks.items() if g == group}
+
+
+async def settle(consumer: Consumer, order: Order, count: int) -> None:
+    """Run until so many messages have been handled."""
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consumer.run, order)
+            while sum(map(len, order.seen.values())) < count:
+                await anyio.sleep(0.001)
+            scope.cancel()
+
+
+def buried(request: Command, _: Connection) -> Command:
+    """The answer to a send that the broker makes a dead letter of."""
+    return request.reply(header={"msgId": "0" * 32, "queueId": "0", "queueOffset": "0"})
+
+
+class TestOrder:
+    def test_one_message_of_a_queue_at_a_time(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 40)
+            order = Order(0.001)
+            async with (
+                world.connect(client_id="me") as client,
+                client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            ):
+                await settle(consumer, order, 40)
+                assert {number: locked(cluster)[number] for number in (0, 1)} == {0: "me", 1: "me"}
+            assert order.seen == {0: list(range(0, 40, 2)), 1: list(range(1, 40, 2))}
+            assert order.most == 2
+            assert offsets(cluster) == {0: 20, 1: 20}
+            assert locked(cluster) == {}
+
+        both(scenario, cluster)
+
+    def test_a_handler_and_a_loop_see_the_same_order(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 10, queues=1)
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            ):
+                assert await take(consumer, 10) == [b"%d" % number for number in range(10)]
+
+        both(scenario, cluster)
+
+    def test_batches_are_of_one_queue(self, both: Play, cluster: Cluster) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 40)
+            batches: list[list[tuple[int, int]]] = []
+
+            async def handle(messages: list[StoredMessage]) -> None:
+                if len(batches) == 1:
+                    batches.append([])
+                    raise ValueError("the second batch fails once")
+                batches.append([(message.queue_id, int(message.body)) for message in messages])
+                if sum(map(len, batches)) == 40:
+                    scope.cancel()
+
+            async with (
+                world.connect(suspend_queue_ms=10) as client,
+                client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            ):
+                with anyio.CancelScope() as scope:
+                    await consumer.run_batches(handle, batch=8, concurrency=2)
+            assert all(len({queue for queue, _ in batch}) == 1 for batch in batches if batch)
+            assert max(map(len, batches)) == 8
+            numbers = [entry for batch in batches for entry in batch]
+            assert [n for q, n in numbers if q == 0] == list(range(0, 40, 2))
+            assert [n for q, n in numbers if q == 1] == list(range(1, 40, 2))
+
+        both(scenario, cluster)
+
+
+class TestFailures:
+    async def test_what_fails_holds_up_its_queue_only(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 8)
+        order = Order(0.0)
+        order.failing = {2: 3}
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            began = trio.current_time()
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(2.9)
+            assert order.seen == {0: [0], 1: [1, 3, 5, 7]}
+            await trio.sleep(0.2)
+            assert order.seen[0] == [0, 2, 4, 6]
+            assert trio.current_time() - began < 3.2
+            nursery.cancel_scope.cancel()
+        assert cluster["a"].sent_back == []
+
+    async def test_the_times_are_counted(self, setting: World, clock: MockClock, cluster: Cluster) -> None:
+        fill(cluster, 1)
+        times = []
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+        ):
+            async for delivery in consumer:
+                async with delivery as message:
+                    times.append(message.reconsume_times)
+                    if len(times) < 4:
+                        raise ValueError("again")
+                if len(times) == 4:
+                    break
+        assert times == [0, 1, 2, 3]
+
+    async def test_after_the_last_time_it_is_a_dead_letter(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 3, queues=1)
+        order = Order(0.0)
+        order.failing = {1: 1000}
+        cluster["a"].script(RequestCode.SEND_MESSAGE_V2, buried)
+        async with (
+            setting.connect() as client,
+            client.consumer(
+                "g", {"T": "*"}, consume_from="first", ordered=True, max_reconsume_times=2
+            ) as consumer,
+        ):
+            await settle(consumer, order, 2)
+        assert order.failing == {1: 997}
+        assert order.seen == {0: [0, 2]}
+        sent = [r for r in cluster["a"].seen if r.code == RequestCode.SEND_MESSAGE_V2]
+        assert [(r.ext["b"], r.ext["j"], r.ext["l"], r.body) for r in sent] == [("%RETRY%g", "2", "2", b"1")]
+        properties = decode_properties(sent[0].ext["i"])
+        assert properties["RETRY_TOPIC"] == "T"
+        assert properties["ORIGIN_MESSAGE_ID"] == "ID1"
+
+    async def test_a_dead_letter_that_is_refused_is_tried_again(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 2, queues=1)
+        cluster["a"].script(RequestCode.SEND_MESSAGE_V2, 1, buried)
+        order = Order(0.0)
+        order.failing = {0: 1000}
+        async with (
+            setting.connect() as client,
+            client.consumer(
+                "g", {"T": "*"}, consume_from="first", ordered=True, max_reconsume_times=0
+            ) as consumer,
+        ):
+            await settle(consumer, order, 1)
+        assert order.failing == {0: 998}
+        assert order.seen == {0: [1]}
+
+    async def test_a_cancelled_message_comes_again_first(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 3, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+        ):
+            with trio.move_on_after(1):
+                async for delivery in consumer:
+                    async with delivery:
+                        await trio.sleep_forever()
+            assert await take(consumer, 3) == [b"0", b"1", b"2"]
+
+
+class TestLocks:
+    async def test_a_queue_that_others_have_locked_waits_for_its_turn(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 2)
+        cluster["a"].locks["g", cluster.queue("T", "a", 0)] = ("other", trio.current_time())
+        order = Order(0.0)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(59)
+            assert order.seen == {1: [1]}
+            await trio.sleep(22)
+            assert order.seen == {0: [0], 1: [1]}
+            nursery.cancel_scope.cancel()
+
+    async def test_the_next_member_begins_when_the_last_message_has_ended(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 12)
+        order = Order(7.0)
+        async with setting.connect(client_id="1") as one, setting.connect(client_id="2") as two:
+            options = {"consume_from": "first", "ordered": True}
+            async with trio.open_nursery() as nursery:
+                first = one.consumer("g", {"T": "*"}, **options)  # type: ignore[arg-type]
+                second = two.consumer("g", {"T": "*"}, **options)  # type: ignore[arg-type]
+                async with first:
+                    nursery.start_soon(first.run, order)
+                    await trio.sleep(10)
+                    async with second:
+                        nursery.start_soon(second.run, order)
+                        await trio.sleep(0.1)
+                        assert locked(cluster) == {0: "1", 1: "1"}  # its message goes on
+                        await trio.sleep(10)
+                        assert (first.queues, second.queues) == (
+                            [cluster.queue("%RETRY%g", "a", 0), cluster.queue("T", "a", 0)],
+                            [cluster.queue("T", "a", 1)],
+                        )
+                        assert locked(cluster)[1] == "2"
+                        await trio.sleep(60)
+                        nursery.cancel_scope.cancel()
+        assert order.seen == {0: [0, 2, 4, 6, 8, 10], 1: [1, 3, 5, 7, 9, 11]}
+
+    async def test_a_lock_that_is_not_renewed_is_not_relied_on(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        order = Order(0.0)
+        async with (
+            setting.connect(lock_interval_ms=20_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(1)
+            cluster["a"].script(LOCK, *[HANG] * 5)
+            await trio.sleep(35)
+            cluster["a"].put("T", 0, b"7")
+            await trio.sleep(0.5)
+            assert order.seen == {}
+            await trio.sleep(5)
+            assert order.seen == {0: [7]}
+            nursery.cancel_scope.cancel()
+
+    async def test_a_lock_that_is_lost_begins_anew_where_the_others_have_come_to(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 10, queues=1)
+        order = Order(10.0)
+        queue = cluster.queue("T", "a", 0)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(15)
+            cluster["a"].locks["g", queue] = ("other", trio.current_time())
+            await trio.sleep(10)
+            cluster["a"].offsets["g", "T", 0] = 8
+            await trio.sleep(10)
+            assert order.seen == {0: [0, 1, 2]}  # the third had begun when the lock was found lost
+            del cluster["a"].locks["g", queue]
+            await trio.sleep(60)
+            assert order.seen == {0: [0, 1, 2, 8, 9]}
+            nursery.cancel_scope.cancel()
+        assert offsets(cluster) == {0: 10, 1: 0}
+
+    async def test_leaving_with_a_message_in_hand_keeps_its_lock(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 2)
+        async with setting.connect(client_id="me") as client, trio.open_nursery() as nursery:
+            async with client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer:
+
+                async def hold() -> None:
+                    async for delivery in consumer:
+                        async with delivery:
+                            with trio.CancelScope(shield=True):
+                                await trio.sleep(30)
+
+                nursery.start_soon(hold)
+                await trio.sleep(1)
+            assert list(locked(cluster).values()) == ["me"]
+            nursery.cancel_scope.cancel()
+
+    async def test_an_offset_reset_waits_for_the_message_in_hand(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 6, queues=1)
+        order = Order(1.0)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(2.5)
+            consumer.reset_offsets("T", {cluster.queue("T", "a", 0): 1})
+            await trio.sleep(6)
+            assert order.seen == {0: [0, 1, 2, 1, 2, 3, 4, 5]}
+            nursery.cancel_scope.cancel()
+
+    async def test_administrators_see_it(self, setting: World, clock: MockClock, cluster: Cluster) -> None:
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, ordered=True) as consumer,
+        ):
+            info = consumer.running_info()
+            assert info.properties["PROP_CONSUMEORDERLY"] == "true"
+            assert all(entry.locked for entry in info.mq_table.values())
