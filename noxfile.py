@@ -77,4 +77,4 @@ def wheel(session: nox.Session) -> None:
     python = str(out / "empty" / "bin" / "python")
     session.run(python, "-m", "pip", "install", "-q", f"{built}[fast]", external=True)
     session.chdir(out)
-    session.run(python, "-m", "rmq", "demo", external=True)
+    session.run(python, "-m", "rmq", "demo", "--no-keep", external=True)
