@@ -498,6 +498,7 @@ class Broker:
         self.send.configure(config, store_config)
         self.pull.configure(config, store_config)
         self.filters.config = config
+        self.clients.conflicts.reject = config.reject_subscription_conflicts
         for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
             part.config = config
         self.progress.config = self.registration.config = config
@@ -510,6 +511,9 @@ class Broker:
             "openTransactions": str(self.transactions.open_count),
             "timerMessages": str(len(self.timers)),
             "requestsToClients": str(len(self.relay)),
+            "subscriptionConflicts": str(self.clients.conflicts.subscriptions),
+            "clientIdConflicts": str(self.clients.conflicts.client_ids),
+            "conflictsTotal": str(self.clients.conflicts.found),
         }
 
     def _topics_changed(self) -> None:

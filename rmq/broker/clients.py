@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
+from rmq.broker.conflicts import WARNING, Conflicts
 from rmq.broker.filter import is_tag_type, message_filter
 from rmq.errors import InvalidName, for_code
 from rmq.message import retry_topic, validate_group
@@ -38,19 +39,26 @@ SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
 GROUPS_OF_A_CONNECTION: Final = 4_096
 
+Terms = tuple[str | None, tuple[tuple[str, str], ...]]
+
 log = logging.getLogger("rmq.broker")
 
 
 @define(eq=False)
 class Member:
-    """A client in a group, over one connection. `wants` is its own view of the group's subscriptions."""
+    """A client in a group, over one connection, there since `since_ms`.
+
+    `terms` is what all members of a consumer group must agree on: the message model, and topic and expression
+    of each subscription, but for the group's retries: whether one reads them depends on its kind.
+    """
 
     client_id: str
     language: str
     version: int
     connection: Connection
     heard_ms: int
-    wants: dict[str, str] = field(factory=dict)
+    since_ms: int
+    terms: Terms = (None, ())
 
 
 @define(eq=False)
@@ -91,6 +99,7 @@ class Clients:
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
         self._producer_connections: dict[str, Connection] = {}  # client id -> its latest connection
+        self.conflicts = Conflicts(reject=config.reject_subscription_conflicts)
         self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
         self.emptied: Callable[[str], None] = lambda group: None
 
@@ -156,15 +165,27 @@ class Clients:
         self._check(data, connection)
         if connection.closed:
             return set()
+        members = [
+            Member(
+                data.client_id,
+                language,
+                version,
+                connection,
+                now,
+                self._since(consumer.group_name, data.client_id, connection, now),
+                _terms(consumer),
+            )
+            for consumer in data.consumer_data_set
+        ]
+        self._admit(data, members)
         changed = set()
-        for consumer in data.consumer_data_set:
-            member = Member(data.client_id, language, version, connection, now)
+        for consumer, member in zip(data.consumer_data_set, members, strict=True):
             self._make_retry_topic(consumer)
             if self._join(consumer, member):
                 changed.add(consumer.group_name)
                 self._notify(consumer.group_name)
         for producer in data.producer_data_set:
-            member = Member(data.client_id, language, version, connection, now)
+            member = Member(data.client_id, language, version, connection, now, now)
             self._joined(producer.group_name, self._producers.setdefault(producer.group_name, {}), member)
             self._remember(connection, "producer", producer.group_name)
             self._producer_connections[data.client_id] = connection
@@ -186,6 +207,31 @@ class Clients:
                 f"at most {GROUPS_OF_A_CONNECTION} are allowed",
             )
 
+    def _since(self, group: str, client_id: str, connection: Connection, now: int) -> int:
+        known = self._consumers[group].members.get(connection) if group in self._consumers else None
+        return known.since_ms if known is not None and known.client_id == client_id else now
+
+    def _admit(self, data: HeartbeatData, members: list[Member]) -> None:
+        """Refuse the client as a whole if one of its groups has members that it does not fit to."""
+        for consumer, member in zip(data.consumer_data_set, members, strict=True):
+            group = self._consumers.get(consumer.group_name)
+            refusal = None if group is None else self.conflicts.refusal(group, member)
+            if refusal is not None:
+                self._leave(member.connection, "consumer", consumer.group_name)
+                raise for_code(
+                    ResponseCode.SYSTEM_ERROR, f"{refusal}; rejectSubscriptionConflicts is set on the broker"
+                )
+
+    def warning(self, data: HeartbeatData, connection: Connection) -> str:
+        """What a client is to be told after its heartbeat; empty when all is well."""
+        texts = []
+        for consumer in data.consumer_data_set:
+            group = self._consumers[consumer.group_name]
+            texts.append(self.conflicts.look(group, group.members[connection]))
+            if consumer.unit_mode:
+                texts.append(f"group {group.name}: unit mode is ignored by this broker")
+        return "; ".join(filter(None, texts))
+
     def _make_retry_topic(self, consumer: ConsumerData) -> None:
         config = self._groups.get(consumer.group_name)
         if config is not None:
@@ -200,7 +246,6 @@ class Clients:
         group.consume_type = consumer.consume_type
         group.message_model = consumer.message_model
         group.consume_from_where = consumer.consume_from_where
-        member.wants = {wanted.topic: wanted.sub_string for wanted in consumer.subscription_data_set}
         is_new = self._joined(group.name, group.members, member)
         is_changed = group.subscribe(consumer.subscription_data_set)
         self.announced(group.name, consumer.subscription_data_set)
@@ -211,9 +256,10 @@ class Clients:
                 member.client_id,
                 group.name,
                 member.connection.peer_address,
-                member.wants,
+                dict(member.terms[1]),
             )
-            _warn_of_conflict(group, member)
+            if consumer.unit_mode:
+                log.warning("group %s: unit mode is ignored", group.name)
         return is_new or is_changed
 
     def _joined(self, group: str, members: dict[Connection, Member], member: Member) -> bool:
@@ -272,9 +318,11 @@ class Clients:
         if not memberships:
             del self._of_connection[connection]
         members = self._members(kind, group)
-        client_id = members.pop(connection).client_id
-        if kind == "producer" and self._producer_connections.get(client_id) is connection:
-            del self._producer_connections[client_id]
+        member = members.pop(connection)
+        if kind == "consumer":
+            self.conflicts.left(group, member)
+        elif self._producer_connections.get(member.client_id) is connection:
+            del self._producer_connections[member.client_id]
         if not members:
             del (self._consumers if kind == "consumer" else self._producers)[group]
             if kind == "consumer":
@@ -298,7 +346,8 @@ class Clients:
     def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
         data = HeartbeatData.from_json(request.body)
         self.heartbeat(data, connection, request.language, request.version, now)
-        return request.reply()
+        warning = "" if connection.closed else self.warning(data, connection)
+        return request.reply(header={WARNING: warning} if warning else None)
 
     def _on_unregister(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(UnregisterClientRequestHeader)
@@ -367,26 +416,16 @@ def _producer_info(member: Member) -> bodies.ProducerInfo:
     )
 
 
-def _warn_of_conflict(group: ConsumerGroup, member: Member) -> None:
-    """Members of one group that want different things lose messages: each queue is given to one of them."""
-    for other in group.members.values():
-        if other.connection is member.connection:
-            continue
-        if other.client_id == member.client_id:
-            log.warning(
-                "group %s: %s is there twice: %s", group.name, member.client_id, _places(other, member)
-            )
-        elif other.wants != member.wants:
-            log.warning(
-                "group %s: %s and %s subscribe differently, messages will be missed: %s and %s",
-                group.name,
-                other.client_id,
-                member.client_id,
-                other.wants,
-                member.wants,
-            )
-            return
-
-
-def _places(*members: Member) -> str:
-    return " and ".join(member.connection.peer_address for member in members)
+def _terms(consumer: ConsumerData) -> Terms:
+    retries = retry_topic(consumer.group_name)
+    wanted = (
+        (
+            one.topic,
+            one.sub_string
+            if is_tag_type(one.expression_type)
+            else f"{one.expression_type}: {one.sub_string}",
+        )
+        for one in consumer.subscription_data_set
+        if one.topic != retries
+    )
+    return consumer.message_model, tuple(sorted(wanted))

@@ -130,6 +130,11 @@ class BrokerConfig:
     notify_consumer_ids_changed_enable: bool = setting(
         True, help="Tell the members of a group when it changes", runtime=True
     )
+    reject_subscription_conflicts: bool = setting(
+        False,
+        help="Do not let in a consumer whose subscriptions differ from its group's, or whose id is in use",
+        runtime=True,
+    )
     flush_consumer_offset_interval: int = setting(
         5_000, help="Time between saves of consumer offsets", unit="ms", validator=at_least(100)
     )
