@@ -67,9 +67,9 @@ class Segment(Protocol):
         """Make everything from `at` to the end zero, without needing disk space. Raises StoreError."""
         ...
 
-    def data_from(self, at: int) -> int:
-        """A place at or after `at` with only zeros before it: lets a search skip the holes of a sparse
-        file.
+    def data_after(self, at: int) -> tuple[int, int]:
+        """Start and end of the next piece at or after `at` that may hold anything but zeros; both are the
+        size when there is none. A search need not read the holes of a sparse file, which is slow.
         """
         ...
 
@@ -224,13 +224,12 @@ class RealSegment:
             os.ftruncate(self._fd, at)
             os.ftruncate(self._fd, self.size)
 
-    def data_from(self, at: int) -> int:
+    def data_after(self, at: int) -> tuple[int, int]:
         try:
-            return os.lseek(self._fd, at, os.SEEK_DATA)
+            start = os.lseek(self._fd, at, os.SEEK_DATA)
+            return start, os.lseek(self._fd, start, os.SEEK_HOLE)
         except OSError as error:
-            if error.errno == errno.ENXIO:
-                return self.size
-            return at
+            return (self.size if error.errno == errno.ENXIO else at), self.size
 
     def sync(self) -> None:
         with self._guard:

@@ -15,9 +15,8 @@ PREPARED = 4
 TRANSACTION_BITS = 12  # 0 none, 4 prepared, 8 commit, 12 rollback
 
 
-def value_of(properties: bytes, name: bytes) -> bytes | None:
-    """The value of one property in `name 0x01 value 0x02 …`, or None."""
-    marker = name + b"\x01"
+def value_of(properties: bytes, marker: bytes) -> bytes | None:
+    """The value of one property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01."""
     at = properties.find(marker)
     while at > 0 and properties[at - 1] != 2:
         at = properties.find(marker, at + 1)
@@ -31,13 +30,13 @@ def value_of(properties: bytes, name: bytes) -> bytes | None:
 def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Mapping[int, int]) -> int:
     """The tags code of a record's queue unit; for a delayed record, the time at which it is due."""
     if topic == _SCHEDULE:
-        due = due_time(value_of(properties, b"DELAY"), store_timestamp, delays)
+        due = due_time(value_of(properties, b"DELAY\x01"), store_timestamp, delays)
         if due is not None:
             return due
     elif topic == _TIMER:
-        due_ms = value_of(properties, b"TIMER_OUT_MS")
+        due_ms = value_of(properties, b"TIMER_OUT_MS\x01")
         return int(due_ms) if due_ms is not None and due_ms.isdigit() else 0
-    tags = value_of(properties, b"TAGS")
+    tags = value_of(properties, b"TAGS\x01")
     if not tags:
         return 0
     code = _codes.get(tags)
@@ -61,12 +60,14 @@ def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int
 
 def index_keys(properties: bytes) -> tuple[str, ...]:
     """The keys that the index holds of a record: the unique key, then KEYS split at blanks."""
-    unique = value_of(properties, b"UNIQ_KEY")
-    keys = value_of(properties, b"KEYS")
-    names = [] if unique is None else [unique]
-    if keys:
-        names += [key for key in keys.split(b" ") if key]
-    return tuple(name.decode("utf-8", "replace") for name in names)
+    unique = value_of(properties, b"UNIQ_KEY\x01")
+    keys = value_of(properties, b"KEYS\x01")
+    if keys is None:
+        return () if unique is None else (unique.decode("utf-8", "replace"),)
+    names = [key for key in keys.split(b" ") if key]
+    if unique is not None:
+        names.insert(0, unique)
+    return tuple([name.decode("utf-8", "replace") for name in names])
 
 
 def has_unit(sys_flag: int) -> bool:

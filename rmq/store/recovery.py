@@ -65,7 +65,7 @@ class Recoverer:
     cut_damage: bool = False
     progress: Progress = no_progress
     _short: dict[ConsumeQueue, int] = field(factory=dict)
-    _topics: dict[bytes, str] = field(factory=dict)
+    _by_name: dict[tuple[bytes, int], ConsumeQueue] = field(factory=dict)
     _timestamp: int = 0
 
     def run(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> Recovery:
@@ -215,34 +215,33 @@ class Recoverer:
 
     def restore(self, record: Scanned) -> None:
         """Give a record its queue unit, unless the queue has it."""
-        self._timestamp = record.store_timestamp
-        if not has_unit(record.sys_flag):
+        position, size, queue_id, queue_offset, sys_flag, stored, topic, _ = record
+        self._timestamp = stored
+        if not has_unit(sys_flag):
             return
-        queue = self._queue_of(record)
-        end = record.position + record.size
-        if end <= queue.known_to or queue in self._short:
+        queue = self._by_name.get((topic, queue_id)) or self._queue_of(topic, queue_id)
+        if position + size <= queue.known_to or queue in self._short:
             return
-        if record.queue_offset > queue.next and self._is_short(queue):
+        if queue_offset > queue.next and self._is_short(queue):
             queue.known_to = queue.physical_end()
             self._short[queue] = max(queue.known_to, self.commit_log.start)
             return
         self._append(queue, record)
 
     def _append(self, queue: ConsumeQueue, record: Scanned) -> None:
-        if record.queue_offset != queue.next:
+        position, size, _, queue_offset, _, stored, topic, properties = record
+        if queue_offset != queue.next:
             # The topic was deleted and made again, or older records are gone from the log.
-            queue.restart(record.queue_offset)
-        code = unit_code(record.topic, record.properties, record.store_timestamp, self.delays)
-        queue.append((record.position, record.size, code), record.store_timestamp)
+            queue.restart(queue_offset)
+        queue.append((position, size, unit_code(topic, properties, stored, self.delays)), stored)
         if queue.gathered >= queue.WRITE_BYTES:
             queue.write()
 
-    def _queue_of(self, record: Scanned) -> ConsumeQueue:
-        topic = self._topics.get(record.topic)
-        if topic is None:
-            topic = self._topics[record.topic] = record.topic.decode("utf-8", "replace")
-        queue = self.queues.get((topic, record.queue_id))
-        return queue if queue is not None else self.make_queue(topic, record.queue_id)
+    def _queue_of(self, name: bytes, queue_id: int) -> ConsumeQueue:
+        topic = name.decode("utf-8", "replace")
+        queue = self.queues.get((topic, queue_id)) or self.make_queue(topic, queue_id)
+        self._by_name[name, queue_id] = queue
+        return queue
 
     def _is_short(self, queue: ConsumeQueue) -> bool:
         """Whether the missing units should be in the log: not for the leftovers of a deleted topic."""
@@ -258,7 +257,7 @@ class Recoverer:
         scan = Scan(self.commit_log.segments, self._boundary(start), check_crc=False, stop=end)
         for number, record in enumerate(scan):
             if has_unit(record.sys_flag):
-                queue = self._queue_of(record)
+                queue = self._queue_of(record.topic, record.queue_id)
                 if queue in short and record.position + record.size > queue.known_to:
                     self._append(queue, record)
             if number % _REPORT_EVERY == 0:

@@ -29,17 +29,18 @@ from struct import Struct
 from typing import NamedTuple
 
 from rmq.errors import CorruptRecord
+from rmq.store.disk import Bytes
 from rmq.store.segments import Segments
 
 MAGIC = -626843481  # 0xDAA320A7
 BLANK_MAGIC = -875286124  # 0xCBD43194
 BLANK_SIZE = 8
 PAGE = 4096
+_PIECE = 1 << 18
 MIN_RECORD = 91
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big", signed=True)
 
 _PAIR = Struct(">ii")
-_SHORT = Struct(">h")
 _LONG = Struct(">q")
 # size, magic, crc, queue id, flag, queue offset, physical offset, sys flag, born time
 _HEAD = Struct(">iiiiiqqiq")
@@ -63,49 +64,42 @@ class Scanned(NamedTuple):
     properties: bytes
 
 
-def parse(view: memoryview, at: int, position: int, *, check_crc: bool) -> Scanned | None:
-    """The record at `at` in the view of its file, whose place in the log is `position`; None when it is not
-    a good one.
+def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | None:
+    """The record at `at` in `data`, whose place in the log is `position`; None when no good one lies there
+    whole.
     """
-    left = len(view) - at
+    left = len(data) - at
     if left < MIN_RECORD:
         return None
     size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _, stored, _, _, body_size = (
-        _HEAD4.unpack_from(view, at)
+        _HEAD4.unpack_from(data, at)
     )
     if magic != MAGIC or physical_offset != position or not MIN_RECORD <= size <= left:
         return None
     body = at + 88
+    end = at + size
     if sys_flag & _V6:
-        wide = _wide(view, at, sys_flag, at + size)
+        wide = _wide(data, at, sys_flag, end)
         if wide is None:
             return None
         stored, body_size, body = wide
     topic = body + body_size
-    end = at + size
     if body_size < 0 or topic + 3 > end:
         return None
-    properties = topic + 1 + view[topic]
+    properties = topic + 1 + data[topic]
     if properties + 2 > end:
         return None
-    if properties + 2 + max(_SHORT.unpack_from(view, properties)[0], 0) != end:
+    texts = bytes(data[properties + 2 : end])
+    if data[properties] << 8 | data[properties + 1] != len(texts):
         return None
-    texts = bytes(view[properties + 2 : end])
     if check_crc:
-        if zlib.crc32(view[body:topic]) & 0x7FFFFFFF != crc:
+        if zlib.crc32(data[body:topic]) & 0x7FFFFFFF != crc:
             return None
         if 0 in texts and _lost_inside(texts, position + size):
             return None
-    return Scanned(
-        position,
-        size,
-        queue_id,
-        queue_offset,
-        sys_flag,
-        stored,
-        bytes(view[topic + 1 : properties]),
-        texts,
-    )
+    name = bytes(data[topic + 1 : properties])
+    # Scanned(...) goes through a Python function, which costs as much as the checks above.
+    return tuple.__new__(Scanned, (position, size, queue_id, queue_offset, sys_flag, stored, name, texts))
 
 
 def _lost_inside(texts: bytes, end: int) -> bool:
@@ -118,7 +112,7 @@ def _lost_inside(texts: bytes, end: int) -> bool:
     return any(not any(texts[max(border - PAGE - start, 0) : border - start]) for border in borders)
 
 
-def _wide(view: memoryview, at: int, sys_flag: int, end: int) -> tuple[int, int, int] | None:
+def _wide(data: Bytes, at: int, sys_flag: int, end: int) -> tuple[int, int, int] | None:
     """Store time, body length and start of the body of a record with an IPv6 host; None when it is too
     short for that.
     """
@@ -126,7 +120,7 @@ def _wide(view: memoryview, at: int, sys_flag: int, end: int) -> tuple[int, int,
     rest_at = stored_at + 8 + (20 if sys_flag & 32 else 8)
     if rest_at + 16 > end:
         return None
-    return _LONG.unpack_from(view, stored_at)[0], _REST.unpack_from(view, rest_at)[2], rest_at + 16
+    return _LONG.unpack_from(data, stored_at)[0], _REST.unpack_from(data, rest_at)[2], rest_at + 16
 
 
 def store_timestamp(view: memoryview, at: int) -> int:
@@ -136,10 +130,9 @@ def store_timestamp(view: memoryview, at: int) -> int:
     return stored
 
 
-def is_blank(view: memoryview, at: int) -> bool:
-    """Whether the rest of the file from `at` on is closed by a blank record."""
-    left = len(view) - at
-    return left >= BLANK_SIZE and _PAIR.unpack_from(view, at) == (left, BLANK_MAGIC)
+def is_blank(data: Bytes, left: int) -> bool:
+    """Whether `data` begins with a blank record that closes the `left` bytes of the file."""
+    return len(data) >= BLANK_SIZE and _PAIR.unpack_from(data) == (left, BLANK_MAGIC)
 
 
 class Scan:
@@ -157,50 +150,57 @@ class Scan:
         self._stop = stop
 
     def __iter__(self) -> Iterator[Scanned]:
-        size = self._segments.file_size
         while self._stop is None or self.position < self._stop:
-            base = self.position - self.position % size
-            view = self._segments.read(base, size)
-            if view is None:
+            base = self.position - self.position % self._segments.file_size
+            if not self._segments.has(base):
                 return
-            yield from self._one_file(view, base)
-            if self.position != base + size:
+            yield from self._one_file(base)
+            if self.position != base + self._segments.file_size:
                 return
 
-    def _one_file(self, view: memoryview, base: int) -> Iterator[Scanned]:
-        stop = base + len(view) if self._stop is None else min(self._stop, base + len(view))
+    def _one_file(self, base: int) -> Iterator[Scanned]:
+        """The file is read in pieces past its mapping: a scan must not make pages for what it passes."""
+        end = base + self._segments.file_size
+        stop = end if self._stop is None else min(self._stop, end)
+        with self._segments.reading(base) as segment:
+            most = _PIECE
+            while (start := self.position) < stop:
+                data = bytes(segment.read(start - base, min(most, stop - start)))
+                yield from self._records(data, start)
+                if self.position != start:
+                    most = _PIECE
+                    continue
+                if is_blank(data, end - start):
+                    self.position = end
+                    return
+                most = int.from_bytes(data[:4], "big")
+                if not len(data) < most <= stop - start:
+                    return  # else the record is longer than a piece
+
+    def _records(self, data: bytes, start: int) -> Iterator[Scanned]:
         check_crc = self._check_crc
-        position = self.position
-        while position < stop:
-            record = parse(view, position - base, position, check_crc=check_crc)
-            if record is None:
-                if is_blank(view, position - base):
-                    self.position = base + len(view)
-                return
-            if position + record.size > stop:
-                return
-            self.position = position = position + record.size
+        at = 0
+        while (record := parse(data, at, start + at, check_crc=check_crc)) is not None:
+            at += record[1]
+            self.position = start + at
             yield record
 
 
 def next_good(segments: Segments, position: int) -> Scanned | None:
     """The first good record after `position`, in that file or a later one."""
     size = segments.file_size
-    start = position + 1
-    while (segment := segments.at(start)) is not None:
-        base = start - start % size
-        view = segment.read(0, size)
-        at = start - base
-        while (at := segment.data_from(at)) < size:
-            piece = bytes(view[at : at + (1 << 20)])
+    address = position + 1
+    while (view := segments.read(address - address % size, size)) is not None:
+        base = address - address % size
+        for at, piece in segments.pieces(address):
             found = piece.find(_MAGIC_BYTES, 4)
             while found >= 0:
-                record = parse(view, at + found - 4, base + at + found - 4, check_crc=True)
+                start = at + found - 4
+                record = parse(view, start, base + start, check_crc=True)
                 if record is not None:
                     return record
                 found = piece.find(_MAGIC_BYTES, found + 1)
-            at += max(len(piece) - 7, 1)
-        start = base + size
+        address = base + size
     return None
 
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rmq.errors import CorruptRecord
 from rmq.store.disk import Disk, Segment, wrong_size
 
+_PIECE = 1 << 20
 _NAME = re.compile(r"[0-9]{20}")
 
 
@@ -127,6 +130,35 @@ class Segments:
             return None
         segment = self.at(address)
         return None if segment is None else segment.read(at, size)
+
+    def pieces(self, address: int) -> Iterator[tuple[int, bytes]]:
+        """What the file that holds `address` has from there on, without its holes, as (position in the file,
+        bytes). Pieces that follow each other overlap by 7 bytes: a magic and what is before it lie in one.
+
+        It is read past the mapping, which would make pages for holes.
+        """
+        at = address % self.file_size
+        with self.reading(address - at) as segment:
+            while True:
+                start, stop = segment.data_after(at)
+                stop = min(start + _PIECE, stop)
+                if start >= self.file_size:
+                    return
+                yield start, bytes(segment.read(start, stop - start))
+                at = stop if stop - start < _PIECE else stop - 7
+
+    @contextmanager
+    def reading(self, base: int) -> Iterator[Segment]:
+        """A file, opened for reads past its mapping."""
+        segment = self._disk.open(self.path(base), self.file_size, mapped=False)
+        try:
+            yield segment
+        finally:
+            segment.close()
+
+    def has(self, base: int) -> bool:
+        """Whether there is a file that starts at `base`."""
+        return bool(self.bases) and self.bases[0] <= base <= self.bases[-1]
 
     def write(self, address: int, data: bytes | bytearray | memoryview) -> None:
         """Write over as many files as it takes, making new ones. Raises StoreError; then any prefix may be

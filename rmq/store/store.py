@@ -316,7 +316,7 @@ class Store:
         self._log.roll(size)
 
     def _due(self, record: Record, properties: bytes) -> int:
-        due = due_time(value_of(properties, b"DELAY"), record.store_timestamp, self._delays)
+        due = due_time(value_of(properties, b"DELAY\x01"), record.store_timestamp, self._delays)
         return record.tags_code if due is None else due
 
     def commit(self) -> Sequence[Arrival]:

@@ -114,12 +114,17 @@ class MemorySegment:
                 file.used.discard(number)
         self._disk.changed()
 
-    def data_from(self, at: int) -> int:
+    def data_after(self, at: int) -> tuple[int, int]:
         if self._views:
-            return at
-        return min(
-            (max(page * PAGE, at) for page in self._file.used if (page + 1) * PAGE > at), default=self.size
-        )
+            return at, self.size
+        used = self._file.used
+        start = min((page for page in used if (page + 1) * PAGE > at), default=None)
+        if start is None:
+            return self.size, self.size
+        stop = start + 1
+        while stop in used:
+            stop += 1
+        return max(start * PAGE, at), min(stop * PAGE, self.size)
 
     def sync(self) -> None:
         if not self._open:

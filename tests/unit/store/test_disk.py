@@ -87,13 +87,16 @@ def test_a_writable_view_is_the_file(disk: Disk, tmp_path: Path) -> None:
     assert (disk.load(path) or b"")[8999] == 7
 
 
-def test_data_from_skips_only_zeros(disk: Disk, tmp_path: Path) -> None:
+def test_data_after_skips_only_zeros(disk: Disk, tmp_path: Path) -> None:
     segment = disk.open(str(tmp_path / "file"), 1 << 20)
     segment.write(700_000, b"abc")
-    found = segment.data_from(5)
-    assert 5 <= found <= 700_000
-    assert 700_001 <= segment.data_from(700_001) < 700_010
-    assert segment.data_from(800_000) >= 800_000
+    start, stop = segment.data_after(5)
+    assert 5 <= start <= 700_000
+    assert 700_003 <= stop <= 1 << 20
+    assert segment.data_after(700_001) == (700_001, stop)
+    assert segment.data_after(900_000)[0] >= 900_000
+    segment.write(20_000, b"abc")
+    assert segment.data_after(5)[0] <= 20_000
 
 
 def test_list_exists_and_remove(disk: Disk, tmp_path: Path) -> None:
