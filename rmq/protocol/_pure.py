@@ -274,7 +274,7 @@ if msgspec is not None:
                 made.code,
                 made.opaque,
                 made.flag,
-                made.extFields or {},
+                made.extFields,
                 b"",
                 made.remark,
                 made.language,

@@ -7,6 +7,7 @@ import base64
 import json
 import struct
 import tracemalloc
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,7 @@ BAD_JSON = {
     "opaque too big": b'{"code":310,"opaque":99999999999}',
     "opaque far too big": b'{"code":1,"opaque":' + b"9" * 10_000 + b"}",
     "opaque text far too big": b'{"code":1,"opaque":"' + b"9" * 10_000 + b'"}',
+    "opaque a fraction": b'{"code":105,"opaque":1.5}',
     "flag infinite": b'{"code":1,"opaque":1,"flag":1e999}',
     "extFields a list": b'{"code":310,"opaque":1,"extFields":[1]}',
     "extFields a text": b'{"code":310,"opaque":1,"extFields":"x"}',
@@ -247,7 +249,7 @@ BAD_JSON = {
 @pytest.mark.parametrize("header", BAD_JSON.values(), ids=BAD_JSON)
 def test_unreadable_json_headers(header: bytes) -> None:
     with pytest.raises(RemoteProtocolError, match=r"header|extFields") as caught:
-        decode(json_frame(header)).ext.items()
+        decode(json_frame(header))
     assert len(str(caught.value)) < 1000
 
 
@@ -457,7 +459,7 @@ NUMBER_TEXTS = (
 )
 WORDS = "true|TRUE|True|false|yes|null|None|T"
 NOT_TEXT = (1, -1, 0, 5.0, 5.5, 2**31, 2**63, True, False, None)
-FIELD_VALUES = st.sampled_from([*NUMBER_TEXTS.split("|"), "9" * 30, *WORDS.split("|"), *NOT_TEXT])
+FIELD_VALUES = [*NUMBER_TEXTS.split("|"), "9" * 30, *WORDS.split("|"), *NOT_TEXT]
 SEND_EXT = vector("02_send_message_v2")["ext_fields"]
 HOT = {310: SEND_EXT, 320: SEND_EXT}
 HOT |= {
@@ -475,23 +477,25 @@ def read_or_error(command: Command, kind: Any) -> Any:
     return [(field.name, getattr(header, field.name)) for field in attrs.fields(kind)]
 
 
-@settings(max_examples=250)
-@given(st.sampled_from(sorted(HOT)), st.data())
-def test_the_fast_path_reads_what_the_general_one_reads(code: int, data: st.DataObject) -> None:
+def variants(ext: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """`ext` with one field missing or of another value."""
+    for name in ext:
+        yield {other: text for other, text in ext.items() if other != name}
+        for value in FIELD_VALUES:
+            yield ext | {name: value}
+
+
+@pytest.mark.parametrize("code", sorted(HOT))
+def test_the_fast_path_reads_what_the_general_one_reads(code: int) -> None:
     """The same header once as Java orders its members, once in another order: the values must be equal."""
-    ext: dict[str, Any] = dict(HOT[code])
-    for name in data.draw(st.lists(st.sampled_from(sorted(ext)), min_size=1, max_size=2)):
-        ext[name] = data.draw(FIELD_VALUES)
-        if data.draw(st.integers(0, 9)) == 0:
-            del ext[name]
-    members = {"extFields": ext, "flag": 0, "language": "JAVA", "opaque": 7, "version": 407}
-    fast, general = ({"code": code, **members}, {**members, "code": code})
     kind = headers.REQUEST_HEADERS[code]
-    results = [
-        read_or_error(decode(json_frame(json.dumps(text, separators=(",", ":")).encode())), kind)
-        for text in (fast, general)
-    ]
-    assert results[0] == results[1]
+    for ext in variants(HOT[code] | ({"l": "16", "n": "broker"} if "a" in HOT[code] else {})):
+        members = {"extFields": ext, "flag": 0, "language": "JAVA", "opaque": 7, "version": 407}
+        fast, general = (
+            read_or_error(decode(json_frame(json.dumps(text, separators=(",", ":")).encode())), kind)
+            for text in ({"code": code, **members}, {**members, "code": code})
+        )
+        assert fast == general, ext
 
 
 # --- memory and time ---

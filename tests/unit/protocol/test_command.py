@@ -82,10 +82,23 @@ def test_a_reply_answers_in_kind(serialization: int) -> None:
     assert (refused.code, refused.remark, refused.ext, refused.body) == (17, "no such topic", {"a": "b"}, b"")
 
 
+def test_an_empty_remark_is_a_remark() -> None:
+    assert over_the_wire(Command.request(105, remark="")).remark == ""
+    assert over_the_wire(Command.request(105)).remark is None
+    assert over_the_wire(Command.request(105, remark=""), ROCKETMQ).remark is None  # has no form for it
+
+
 def test_a_header_is_read_once() -> None:
     command = Command.request(15, {"consumerGroup": "g", "topic": "t", "queueId": "1", "commitOffset": "2"})
     first = command.read(headers.UpdateConsumerOffsetRequestHeader)
     assert command.read(headers.UpdateConsumerOffsetRequestHeader) is first
+
+
+def test_what_the_decoder_made_is_not_made_again(codec_path: str) -> None:
+    command = over_the_wire(Command.request(310, SEND))
+    made = command.header
+    assert (made is not None) == (codec_path == "installed")
+    assert made is None or command.read(headers.SendMessageRequestHeader) is made
 
 
 @pytest.mark.parametrize("serialization", [JSON, ROCKETMQ])
