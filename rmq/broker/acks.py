@@ -1,7 +1,7 @@
 """Acknowledgements of sends: what a producer is told, as bytes.
 
-The answer to a send is made once for each message, so its JSON form is a template with the broker's constants
-filled in already; the other forms go through the engine.
+The answer to a send is made once for each message, so both its forms are templates with the broker's
+constants filled in already; answers to batches, which are few, go through the engine.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 from rmq.protocol import engine
-from rmq.protocol.codes import LANGUAGE, VERSION, ResponseCode
-from rmq.protocol.command import JSON, Command, encode
+from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
+from rmq.protocol.command import JSON, ROCKETMQ, Command, encode
 
 if TYPE_CHECKING:
     from rmq.protocol.record import Record
@@ -36,6 +36,23 @@ _TEMPLATE: Final = (
     f'"queueOffset":"%%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%%d,'
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 )
+_BINARY: Final = Struct(">iIhBhiiii")
+_LENGTH: Final = Struct(">i")
+_BINARY_BIT: Final = ROCKETMQ << 24
+_LANGUAGE: Final = int(LanguageCode[LANGUAGE])
+
+
+def _name(name: str) -> bytes:
+    return len(name).to_bytes(2, "big") + name.encode()
+
+
+def _field(name: str, value: str) -> bytes:
+    """A header field in the binary form."""
+    return _name(name) + _LENGTH.pack(len(value)) + value.encode()
+
+
+_QUEUE_ID: Final = _name("queueId")
+_QUEUE_OFFSET: Final = _name("queueOffset")
 
 
 class Acks:
@@ -46,21 +63,42 @@ class Acks:
         self._region = region
         self._trace_on = "true" if trace_on else "false"
         self._template = (_TEMPLATE % (self._trace_on, region, self._id_prefix)).encode()
+        fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
+        self._binary_fields = fields + _field("msgId", self._id_prefix + 16 * "0")[:-16]
+        self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
 
     def stored(self, acks: Iterable[Ack]) -> bytes:
         """The frames that say that these are stored."""
         template, pack = self._template, _PREFIX.pack
         frames = []
         for request, queue_id, records in acks:
-            if request.serialization == JSON and records.__class__ is tuple:
-                record = records[0]
+            record = records[0]
+            if records.__class__ is not tuple:
+                frames.append(self._encoded(request, queue_id, records))
+            elif request.serialization == JSON:
                 header = template % (queue_id, record.physical_offset, record.queue_offset, request.opaque)
                 size = len(header)
                 frames.append(pack(size + 4, size))
                 frames.append(header)
             else:
-                frames.append(self._encoded(request, queue_id, records))
+                frames += self._binary(request.opaque, queue_id, record)
         return b"".join(frames)
+
+    def _binary(self, opaque: int, queue_id: int, record: Record) -> tuple[bytes, ...]:
+        """The pieces of the frame in the binary form."""
+        queue, place = b"%d" % queue_id, b"%d" % record.queue_offset
+        size = self._binary_size + len(queue) + len(place)
+        return (
+            _BINARY.pack(size + 25, _BINARY_BIT | size + 21, 0, _LANGUAGE, VERSION, opaque, 1, 0, size),
+            self._binary_fields,
+            b"%016X" % record.physical_offset,
+            _QUEUE_ID,
+            _LENGTH.pack(len(queue)),
+            queue,
+            _QUEUE_OFFSET,
+            _LENGTH.pack(len(place)),
+            place,
+        )
 
     def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
         if isinstance(records, Marked):
@@ -70,10 +108,10 @@ class Acks:
             request, self._ids(records), queue_id, offset, self._region, self._trace_on
         )
 
-    def not_flushed(self, ack: Ack) -> Command:
-        """The answer for messages that are stored but not known to be on disk in time."""
+    def not_safe(self, ack: Ack, code: ResponseCode) -> Command:
+        """The answer for messages that are stored, but not as safely as they should be: `code` says how."""
         request, queue_id, records = ack
-        return request.reply(ResponseCode.FLUSH_DISK_TIMEOUT, None, self._header(queue_id, records))
+        return request.reply(code, None, self._header(queue_id, records))
 
     def _header(self, queue_id: int, records: Records) -> dict[str, str]:
         return {
