@@ -27,6 +27,7 @@ from rmq.broker.query import Query
 from rmq.broker.recall import Recall
 from rmq.broker.registration import Registration
 from rmq.broker.relay import Relay
+from rmq.broker.replicas import Replicas
 from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
@@ -123,6 +124,8 @@ class Broker:
         slave = store_config.broker_role is BrokerRole.SLAVE
         self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
         self.waits = Waits(self.clock)
+        self.replicas = Replicas(store_config.ha_slave_fallbehind_max)
+        self.replicas.moved = self.waits.replicas.reached
         self.topics = Topics(config, save=lambda data: store.save_config("topics", data), now_ms=now_ms)
         self.groups = Groups(
             config, lambda data: store.save_config("subscriptionGroup", data), now_ms, slave=slave
@@ -159,6 +162,7 @@ class Broker:
             waits=self.waits,
             transactions=self.transactions,
             timers=self.timers,
+            replicas=self.replicas,
             chance=self._chance,
         )
         self.pull = Pull(
@@ -340,7 +344,7 @@ class Broker:
             return
         if connection is not None:
             self.send.acknowledge(connection)
-            if self.waits.awaited >= 0:
+            if self.waits.flush.awaited >= 0:
                 self.flush_wanted()
         self.send.tallies = {}
         count = 0
@@ -390,7 +394,10 @@ class Broker:
         return self._why_busy() if config.broker_fast_failure_enable else None
 
     def _why_busy(self) -> tuple[int, str] | None:
-        parked, capacity = self.waits.parked_acks, self.config.send_thread_pool_queue_capacity
+        parked, capacity = (
+            self.waits.flush.acks + self.waits.replicas.acks,
+            self.config.send_thread_pool_queue_capacity,
+        )
         if parked >= capacity:
             return _BUSY, (
                 f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
@@ -418,7 +425,7 @@ class Broker:
 
     def flushed(self, position: int) -> None:
         """The log is on the medium up to `position`."""
-        self.waits.flushed(position)
+        self.waits.flush.reached(position)
 
     def step_schedule(self) -> int:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
@@ -507,7 +514,9 @@ class Broker:
         """Rows of the runtime figures that RocketMQ does not have."""
         return {
             "heldPulls": str(self.waits.held),
-            "sendsWaitingForDisk": str(self.waits.parked_acks),
+            "sendsWaitingForDisk": str(self.waits.flush.acks),
+            "sendsWaitingForSlave": str(self.waits.replicas.acks),
+            "slaves": str(len(self.replicas)),
             "openTransactions": str(self.transactions.open_count),
             "timerMessages": str(len(self.timers)),
             "requestsToClients": str(len(self.relay)),

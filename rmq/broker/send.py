@@ -63,13 +63,14 @@ from rmq.protocol.record import (
     host_bytes,
     record_of,
 )
-from rmq.store.config import FlushDiskType, delay_table
+from rmq.store.config import BrokerRole, FlushDiskType, delay_table
 
 if TYPE_CHECKING:
     from random import Random
 
     from rmq.broker.config import BrokerConfig
     from rmq.broker.groups import Groups
+    from rmq.broker.replicas import Replicas
     from rmq.broker.stats import Stats
     from rmq.broker.timer import Timers
     from rmq.broker.topics import Topics
@@ -135,6 +136,7 @@ class Send:
         waits: Waits,
         transactions: Transactions,
         timers: Timers,
+        replicas: Replicas,
         chance: Random,
     ) -> None:
         self._store = store
@@ -145,6 +147,7 @@ class Send:
         self._waits = waits
         self._transactions = transactions
         self._timers = timers
+        self._replicas = replicas
         self._chance = chance
         self._targets: dict[str, Target] = {}
         self.refusal: tuple[int, str] | None = None
@@ -153,7 +156,8 @@ class Send:
         self.returned: list[Command] = []
         self.tallies: dict[str, Tally] = {}
         self.configure(config, store_config)
-        waits.release = self._release
+        waits.flush.release = self._flushed
+        waits.replicas.release = self._replicated
 
     def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
         """Take new values of the settings that may change at run time."""
@@ -166,6 +170,7 @@ class Send:
         self._suffix = f"\x02{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}"
         self._acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
         self._sync = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._replicate = store_config.broker_role is BrokerRole.SYNC_MASTER
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
@@ -518,9 +523,8 @@ class Send:
     def acknowledge(self, connection: Connection) -> None:
         """The pending batch is committed: answer its senders, or park the answers until it is flushed."""
         waiting, at_once = self.acks, self.acks_at_once
-        if self._sync and waiting:
-            deadline = self._waits.clock() + self.store_config.sync_flush_timeout / 1000
-            self._waits.park(ParkedSend(connection, self._store.max_physical_offset, deadline, waiting))
+        if waiting and (self._sync or self._replicate):
+            self._park(connection, waiting)
         else:
             at_once = waiting + at_once if at_once else waiting
         if at_once:
@@ -539,13 +543,44 @@ class Send:
     def _clear(self) -> None:
         self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
 
-    def _release(self, parked: ParkedSend, in_time: bool) -> None:
-        """Answer parked senders: stored and on disk, or (10) stored but not known to be on disk in time."""
+    def _park(self, connection: Connection, waiting: list[Ack]) -> None:
+        position = self._store.max_physical_offset
+        if self._sync:
+            deadline = self._waits.clock() + self.store_config.sync_flush_timeout / 1000
+            self._waits.flush.park(ParkedSend(connection, position, deadline, waiting))
+        else:
+            self._await_slave(ParkedSend(connection, position, 0.0, waiting))
+
+    def _await_slave(self, parked: ParkedSend) -> None:
+        """Answer at once when a slave has it or none can be waited for, else park once more."""
+        replicas = self._replicas
+        if replicas.reached >= parked.position:
+            parked.connection.write(self._acks.stored(parked.acks))
+        elif not replicas.are_near(parked.position):
+            self._answer(parked, ResponseCode.SLAVE_NOT_AVAILABLE)
+        else:
+            deadline = self._waits.clock() + self.store_config.slave_timeout / 1000
+            self._waits.replicas.park(ParkedSend(parked.connection, parked.position, deadline, parked.acks))
+
+    def _flushed(self, parked: ParkedSend, in_time: bool) -> None:
+        """On disk; or (10) stored, but not known to be on disk in time."""
+        if not in_time:
+            self._answer(parked, ResponseCode.FLUSH_DISK_TIMEOUT)
+        elif self._replicate:
+            self._await_slave(parked)
+        else:
+            parked.connection.write(self._acks.stored(parked.acks))
+
+    def _replicated(self, parked: ParkedSend, in_time: bool) -> None:
+        """On a slave; or (12) stored, but not known to be on a slave in time."""
         if in_time:
             parked.connection.write(self._acks.stored(parked.acks))
-            return
+        else:
+            self._answer(parked, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+
+    def _answer(self, parked: ParkedSend, code: ResponseCode) -> None:
         for ack in parked.acks:
-            parked.connection.reply(self._acks.not_flushed(ack))
+            parked.connection.reply(self._acks.not_safe(ack, code))
 
 
 def _host_of(connection: Connection) -> bytes:

@@ -273,7 +273,7 @@ class _Service:
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: _Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = _Alarm(), _Alarm(), _Alarm()
-        self._flusher = _Flusher(self.store.flush, broker.flushed, lambda: broker.waits.awaited)
+        self._flusher = _Flusher(self.store.flush, broker.flushed, lambda: broker.waits.flush.awaited)
         broker.waits.rescheduled = self._waits_alarm.ring
         broker.schedule.rescheduled = self._schedule_alarm.ring
         broker.reput_wanted = self._reput_alarm.ring

@@ -39,7 +39,7 @@ class HeldPull:
 
 @define(eq=False)
 class ParkedSend:
-    """Acknowledgements of one chunk, to be written once the log is on disk up to `position`."""
+    """Acknowledgements of one chunk, to be written once the log is safe up to `position`."""
 
     connection: Connection
     position: int
@@ -51,25 +51,69 @@ def _not_wired(*_: Any) -> Any:
     raise AssertionError("Waits is not wired to the parts that answer")
 
 
+class ParkingLine:
+    """Sends that wait until the log is safe up to their positions, in the order in which it grew.
+
+    `release(parked, in_time)` writes acknowledgements; `announce(deadline)` is told of each new deadline.
+    """
+
+    def __init__(self, announce: Callable[[float], None]) -> None:
+        self.release: Callable[[ParkedSend, bool], None] = _not_wired
+        self.acks = 0
+        self._announce = announce
+        self._line: deque[ParkedSend] = deque()
+
+    def park(self, parked: ParkedSend) -> None:
+        """Keep acknowledgements until their position is reached. Positions and deadlines never fall."""
+        assert not self._line or self._line[-1].position <= parked.position
+        self._line.append(parked)
+        self.acks += len(parked.acks)
+        self._announce(parked.deadline)
+
+    def reached(self, position: int) -> None:
+        """The log is safe up to `position`: write the acknowledgements that waited for it."""
+        while self._line and self._line[0].position <= position:
+            self._release(True)
+
+    def expire(self, now: float) -> None:
+        """Answer the sends whose deadline has passed."""
+        while self._line and self._line[0].deadline <= now:
+            self._release(False)
+
+    @property
+    def awaited(self) -> int:
+        """The position that answers every send that waits; -1 when none does."""
+        return self._line[-1].position if self._line else -1
+
+    @property
+    def oldest_deadline(self) -> float:
+        """Deadline of the send that has waited longest; infinite when none waits."""
+        return self._line[0].deadline if self._line else NEVER
+
+    def _release(self, in_time: bool) -> None:
+        parked = self._line.popleft()
+        self.acks -= len(parked.acks)
+        self.release(parked, in_time)
+
+
 class Waits:
     """The tables of waiting requests.
 
     `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
-    `release(parked, in_time)` writes acknowledgements.
+    `flush` holds the sends that wait for the disk, `replicas` those that wait for a slave.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.resume: Callable[[HeldPull, bool], bool] = _not_wired
-        self.release: Callable[[ParkedSend, bool], None] = _not_wired
         self.rescheduled: Callable[[], None] = lambda: None
         self.held = 0
-        self.parked_acks = 0
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._of_connection: dict[Connection, dict[HeldPull, None]] = {}
         self._timers: list[tuple[float, int, HeldPull]] = []
         self._order = count()
-        self._parked: deque[ParkedSend] = deque()
+        self.flush = ParkingLine(self._announce)
+        self.replicas = ParkingLine(self._announce)
         self._announced = NEVER
 
     def hold_pull(self, pull: HeldPull) -> None:
@@ -93,39 +137,17 @@ class Waits:
             if next_offset > pull.offset and not pull.answered and self.resume(pull, False):
                 self._drop(pull)
 
-    def park(self, parked: ParkedSend) -> None:
-        """Keep acknowledgements until `flushed` reaches their position. Positions and times never fall."""
-        assert not self._parked or self._parked[-1].position <= parked.position
-        self._parked.append(parked)
-        self.parked_acks += len(parked.acks)
-        self._announce(parked.deadline)
-
-    def flushed(self, position: int) -> None:
-        """The log is on disk up to `position`: write the acknowledgements that waited for it."""
-        parked = self._parked
-        while parked and parked[0].position <= position:
-            self._release(parked.popleft(), True)
-
-    @property
-    def awaited(self) -> int:
-        """The position that a flush must reach to answer every parked send; -1 when none waits."""
-        return self._parked[-1].position if self._parked else -1
-
-    @property
-    def oldest_deadline(self) -> float:
-        """Deadline of the send that has waited longest for the disk; infinite when none waits."""
-        return self._parked[0].deadline if self._parked else NEVER
-
     def step(self, now: float) -> float:
         """Answer what is due at `now`; returns the next deadline, infinite when nothing waits."""
-        while self._parked and self._parked[0].deadline <= now:
-            self._release(self._parked.popleft(), False)
+        self.flush.expire(now)
+        self.replicas.expire(now)
         timers = self._timers
         while timers and (timers[0][2].answered or timers[0][0] <= now):
             pull = heappop(timers)[2]
             if not pull.answered:
                 self._finish(pull)
-        self._announced = min(self.oldest_deadline, timers[0][0] if timers else NEVER)
+        lines = min(self.flush.oldest_deadline, self.replicas.oldest_deadline)
+        self._announced = min(lines, timers[0][0] if timers else NEVER)
         return self._announced
 
     def closed(self, connection: Connection) -> None:
@@ -159,10 +181,6 @@ class Waits:
             del mine[pull]
             if not mine:
                 del self._of_connection[pull.connection]
-
-    def _release(self, parked: ParkedSend, in_time: bool) -> None:
-        self.parked_acks -= len(parked.acks)
-        self.release(parked, in_time)
 
     def _drop_stale_timers(self) -> None:
         self._timers = [timer for timer in self._timers if not timer[2].answered]

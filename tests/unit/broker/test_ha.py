@@ -12,10 +12,14 @@ import pytest
 
 from rmq.broker.ha import FRAME, FRAME_BYTES, REPORT, MasterSession, SlaveSession
 from rmq.errors import RemoteProtocolError
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
 from rmq.protocol.record import Record
-from rmq.store.config import StoreConfig
+from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store
+
+from .rig import Rig, send
 
 FILE = 65536
 
@@ -203,3 +207,64 @@ def test_our_master_reads_what_a_java_slave_reported(golden: Path, tmp_path: Pat
             master.received(base64.b64decode(chunk["b64"]), 0.0)
     assert master.acknowledged == max(reports)
     store.close()
+
+
+class FakeSession:
+    def __init__(self, acknowledged: int) -> None:
+        self.acknowledged = acknowledged
+
+
+def sync_master(**store: Any) -> tuple[Rig, list[Command]]:
+    rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER, **store})
+    return rig, rig.ask(send())
+
+
+def test_a_sync_master_without_a_slave_says_so() -> None:
+    _, (answer,) = sync_master()
+    assert (answer.code, answer.ext["queueOffset"]) == (ResponseCode.SLAVE_NOT_AVAILABLE, "0")
+
+
+def test_a_sync_master_answers_when_a_slave_has_the_message() -> None:
+    rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
+    slave = FakeSession(0)
+    rig.broker.replicas.join(slave, "10.0.0.7:1")  # type: ignore[arg-type]
+    assert rig.ask(send()) == []
+    slave.acknowledged = rig.store.max_physical_offset - 1
+    rig.broker.replicas.acknowledged()
+    assert rig.wire.take() == []
+    slave.acknowledged += 1
+    rig.broker.replicas.acknowledged()
+    (answer,) = rig.wire.take()
+    assert answer.code == 0
+
+
+def test_a_slave_that_does_not_answer_in_time_is_told_of() -> None:
+    rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
+    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1")  # type: ignore[arg-type]
+    rig.ask(send())
+    assert rig.broker.step_waits(rig.seconds + 2.9) == pytest.approx(rig.seconds + 3)
+    assert rig.wire.take() == []
+    rig.broker.step_waits(rig.seconds + 3)
+    (answer,) = rig.wire.take()
+    assert answer.code == ResponseCode.FLUSH_SLAVE_TIMEOUT
+
+
+def test_a_slave_far_behind_is_not_waited_for() -> None:
+    rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER, "ha_slave_fallbehind_max": 100})
+    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1")  # type: ignore[arg-type]
+    (answer,) = rig.ask(send())
+    assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+def test_disk_and_slave_are_both_waited_for() -> None:
+    roles = {"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    rig = Rig(store=roles)
+    slave = FakeSession(0)
+    rig.broker.replicas.join(slave, "10.0.0.7:1")  # type: ignore[arg-type]
+    rig.ask(send())
+    slave.acknowledged = rig.store.max_physical_offset
+    rig.broker.replicas.acknowledged()
+    assert rig.wire.take() == []
+    rig.broker.flushed(rig.store.max_physical_offset)
+    (answer,) = rig.wire.take()
+    assert answer.code == 0

@@ -22,7 +22,7 @@ class Fixture:
         self.announced: list[float] = []
         self.waits = Waits(lambda: self.now)
         self.waits.resume = self._resume
-        self.waits.release = lambda parked, in_time: self.released.append((parked.position, in_time))
+        self.waits.flush.release = lambda parked, in_time: self.released.append((parked.position, in_time))
         self.waits.rescheduled = lambda: self.announced.append(self.now)
 
     def _resume(self, pull: HeldPull, last: bool) -> bool:
@@ -46,7 +46,7 @@ class Fixture:
         return pull
 
     def park(self, position: int, *, wait: float = 5, acks: int = 1) -> None:
-        self.waits.park(ParkedSend(peer(), position, self.now + wait, [None] * acks))
+        self.waits.flush.park(ParkedSend(peer(), position, self.now + wait, [None] * acks))
 
 
 def peer() -> Any:
@@ -153,12 +153,12 @@ def test_a_flush_answers_all_sends_that_it_covers(table: Fixture) -> None:
     table.park(100)
     table.park(200, acks=3)
     table.park(300)
-    assert (table.waits.awaited, table.waits.parked_acks) == (300, 5)
-    table.waits.flushed(200)
+    assert (table.waits.flush.awaited, table.waits.flush.acks) == (300, 5)
+    table.waits.flush.reached(200)
     assert table.released == [(100, True), (200, True)]
-    assert (table.waits.awaited, table.waits.parked_acks) == (300, 1)
-    table.waits.flushed(300)
-    assert (table.waits.awaited, table.waits.parked_acks) == (-1, 0)
+    assert (table.waits.flush.awaited, table.waits.flush.acks) == (300, 1)
+    table.waits.flush.reached(300)
+    assert (table.waits.flush.awaited, table.waits.flush.acks) == (-1, 0)
 
 
 def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -> None:
@@ -167,7 +167,7 @@ def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -
     table.park(200, wait=5)
     assert table.waits.step(5) == 6
     assert table.released == [(100, False)]
-    table.waits.flushed(200)
+    table.waits.flush.reached(200)
     assert table.released == [(100, False), (200, True)]
 
 
