@@ -9,6 +9,7 @@ from attrs import define, field
 
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import UNIT, ConsumeQueue
+from rmq.store.disk import Bytes
 
 FOUND = "FOUND"
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -72,37 +73,6 @@ def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult
     return None
 
 
-class Gather:
-    """Collects records, joining those that follow each other in one file of the log."""
-
-    __slots__ = ("_end", "_file_size", "_log", "_start", "buffers", "count", "size")
-
-    def __init__(self, log: CommitLog) -> None:
-        self._log = log
-        self._file_size = log.file_size
-        self._start = self._end = -1
-        self.buffers: list[memoryview] = []
-        self.count = 0
-        self.size = 0
-
-    def add(self, physical_offset: int, size: int) -> None:
-        """Take one record, whose bytes were checked to be there."""
-        if physical_offset != self._end or physical_offset % self._file_size == 0:
-            self.close()
-            self._start = physical_offset
-        self._end = physical_offset + size
-        self.count += 1
-        self.size += size
-
-    def close(self) -> None:
-        """End the current range."""
-        if self._start >= 0:
-            view = self._log.read(self._start, self._end - self._start)
-            assert view is not None
-            self.buffers.append(view)
-            self._start = -1
-
-
 @define
 class Wanted:
     """One read: at most `count` messages and `size` bytes; filters may be None."""
@@ -121,62 +91,67 @@ def read_queue(queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Want
         # Nothing is skipped but what is gone, so more units than the limits allow need not be looked at.
         scan = min(scan, max(limits.count_in_memory, limits.count_in_disk) + 1)
     units = queue.units(wanted.offset, scan)
+    result = GetResult(NO_MATCHED_MESSAGE, wanted.offset, queue.start, queue.end)
     if not units:
-        return GetResult(OFFSET_FOUND_NULL, queue.next_file(wanted.offset), queue.start, queue.end)
-    gather, status, looked, last = _scan(units, log, limits, wanted)
-    gather.close()
-    result = GetResult(status, wanted.offset + looked, queue.start, queue.end, gather.buffers)
-    result.count, result.size = gather.count, gather.size
-    result.suggest_slave = log.end - last > limits.memory
+        result.status, result.next_queue_offset = OFFSET_FOUND_NULL, queue.next_file(wanted.offset)
+        return result
+    for start, stop in _choose(units, log, limits, wanted, result):
+        view = log.read(start, stop - start)
+        assert view is not None, "the bounds were checked"
+        result.buffers.append(view)
     return result
 
 
-def _scan(
-    units: bytes | bytearray | memoryview, log: CommitLog, limits: Limits, wanted: Wanted
-) -> tuple[Gather, str, int, int]:
-    """The records found, the status, how many units were looked at, and the physical offset of the last of
-    them.
+def _choose(
+    units: Bytes, log: CommitLog, limits: Limits, wanted: Wanted, result: GetResult
+) -> list[tuple[int, int]]:
+    """Go through the units and fill in `result`; returns the ranges of the log that hold its records.
+
+    Records that follow each other in one file make one range. It is one long loop because it runs for each
+    message that anyone reads.
     """
     matches, matches_record = wanted.matches, wanted.matches_record
-    log_start, log_end = log.start, log.end
+    log_start, log_end, file_size = log.start, log.end, log.file_size
     old = log_end - limits.memory  # records before it count as being on disk
-    gather = Gather(log)
+    most = min(wanted.count, limits.count_in_memory), min(wanted.size, limits.bytes_in_memory)
+    most_old = min(wanted.count, limits.count_in_disk), min(wanted.size, limits.bytes_in_disk)
     status = NO_MATCHED_MESSAGE
-    resume_at = -1  # after a gap in the log: the file to go on with
-    physical = looked = 0
+    ranges: list[tuple[int, int]] = []
+    start = stop = resume_at = -1  # `resume_at`: after a gap in the log, the file to go on with
+    count = total = looked = physical = 0
     for physical, size, code in _UNIT.iter_unpack(units):
         if physical < resume_at:
             looked += 1
             continue
-        if gather.count and _is_full(gather, size, limits, wanted, physical < old):
-            break
+        if count:
+            most_count, most_bytes = most if physical >= old else most_old
+            if count >= most_count or total + size > most_bytes:
+                break
         looked += 1
         if matches is not None and not matches(code):
-            if not gather.count:
-                status = NO_MATCHED_MESSAGE
+            status = status if count else NO_MATCHED_MESSAGE
             continue
         if physical < log_start or physical + size > log_end or size <= 0:
-            if not gather.count:
-                status = MESSAGE_WAS_REMOVING
+            status = status if count else MESSAGE_WAS_REMOVING
             resume_at = log.next_file(physical)
             continue
         if matches_record is not None and not _record_matches(log, physical, size, matches_record):
-            if not gather.count:
-                status = NO_MATCHED_MESSAGE
+            status = status if count else NO_MATCHED_MESSAGE
             continue
-        gather.add(physical, size)
-        status = "FOUND"
-        resume_at = -1
-    return gather, status, looked, physical
-
-
-def _is_full(gather: Gather, size: int, limits: Limits, wanted: Wanted, in_disk: bool) -> bool:
-    count, total = gather.count, gather.size + size
-    if count >= wanted.count or total > wanted.size:
-        return True
-    if in_disk:
-        return total > limits.bytes_in_disk or count >= limits.count_in_disk
-    return total > limits.bytes_in_memory or count >= limits.count_in_memory
+        if physical != stop or physical % file_size == 0:
+            if count:
+                ranges.append((start, stop))
+            start = physical
+        stop = physical + size
+        count += 1
+        total += size
+        status, resume_at = FOUND, -1
+    if count:
+        ranges.append((start, stop))
+    result.status, result.count, result.size = status, count, total
+    result.next_queue_offset += looked
+    result.suggest_slave = log_end - physical > limits.memory
+    return ranges
 
 
 def _record_matches(log: CommitLog, physical: int, size: int, matches: MatchesRecord) -> bool:
