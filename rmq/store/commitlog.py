@@ -158,6 +158,10 @@ class CommitLog:
             return None
         return view
 
+    def relax(self) -> None:
+        """Let the pages go that readers made this process map."""
+        self.segments.relax()
+
     def store_timestamp(self, physical_offset: int) -> int:
         """The store time of the record there; -1 when there is none."""
         head = self.read(physical_offset, 76)

@@ -67,6 +67,10 @@ class Segment(Protocol):
         """Make everything from `at` to the end zero, without needing disk space. Raises StoreError."""
         ...
 
+    def relax(self, at: int) -> None:
+        """Let this process's mapped pages from `at` on go; they stay readable."""
+        ...
+
     def data_after(self, at: int) -> tuple[int, int]:
         """Start and end of the next piece at or after `at` that may hold anything but zeros; both are the
         size when there is none. A search need not read the holes of a sparse file, which is slow.
@@ -166,7 +170,18 @@ def _mapped(error: OSError, path: str) -> StoreError:
 class RealSegment:
     """A file: one descriptor, and one shared mapping that is made at the first read."""
 
-    __slots__ = ("_busy", "_fd", "_folder_synced", "_guard", "_mapped", "_reserved", "_view", "path", "size")
+    __slots__ = (
+        "_busy",
+        "_fd",
+        "_folder_synced",
+        "_guard",
+        "_map",
+        "_mapped",
+        "_reserved",
+        "_view",
+        "path",
+        "size",
+    )
 
     def __init__(self, path: str, size: int, fd: int, *, mapped: bool, created: bool) -> None:
         self.path = path
@@ -174,6 +189,7 @@ class RealSegment:
         self._fd = fd
         self._mapped = mapped
         self._folder_synced = not created
+        self._map: mmap.mmap | None = None
         self._view: memoryview | None = None
         self._reserved = 0
         self._guard = threading.Lock()
@@ -193,18 +209,19 @@ class RealSegment:
         if self._mapped:
             view = self._view
             if view is None:
-                view = self._map(writable=False)
+                view = self._make_map(writable=False)
             return view[at : at + size]
         try:
             return memoryview(os.pread(self._fd, size, at))
         except OSError as error:
             raise _mapped(error, self.path) from error
 
-    def _map(self, *, writable: bool) -> memoryview:
+    def _make_map(self, *, writable: bool) -> memoryview:
         with _explained(self.path):
             access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
             # Nobody closes the mapping by hand: it goes when the last view of it goes, so no view can dangle.
-            self._view = memoryview(mmap.mmap(self._fd, self.size, access=access))
+            self._map = mmap.mmap(self._fd, self.size, access=access)
+        self._view = memoryview(self._map)
         return self._view
 
     def writable(self, size: int) -> memoryview:
@@ -215,7 +232,7 @@ class RealSegment:
             self._reserved = size
         view = self._view
         if view is None or view.readonly:
-            view = self._map(writable=True)
+            view = self._make_map(writable=True)
         return view
 
     def clear(self, at: int) -> None:
@@ -223,6 +240,11 @@ class RealSegment:
             # Cutting and growing again needs no space, which overwriting with zeros might.
             os.ftruncate(self._fd, at)
             os.ftruncate(self._fd, self.size)
+
+    def relax(self, at: int) -> None:
+        if self._map is not None and at < self.size:
+            with contextlib.suppress(OSError):
+                self._map.madvise(mmap.MADV_DONTNEED, at - at % mmap.PAGESIZE)
 
     def data_after(self, at: int) -> tuple[int, int]:
         try:
@@ -254,7 +276,7 @@ class RealSegment:
 
     def close(self) -> None:
         with self._guard:
-            self._view = None
+            self._view = self._map = None
             if self._fd < 0:
                 return
             if self._busy:

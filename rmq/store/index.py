@@ -98,6 +98,7 @@ class IndexFile:
         self._slots = slots
         self._capacity = capacity
         self._entries_at = HEADER + 4 * slots
+        self._reserved = 0
         fields = _HEADER.unpack(segment.read(0, HEADER))
         self.begin_timestamp: int = fields[0]
         self.end_timestamp: int = fields[1]
@@ -123,7 +124,11 @@ class IndexFile:
         if not rows:
             return 0
         stop = self._entries_at + (self.count + len(rows)) * _ENTRY_SIZE
-        view = self.segment.writable(stop - stop % _RESERVE + _RESERVE)
+        reserve = stop - stop % _RESERVE + _RESERVE
+        view = self.segment.writable(reserve)
+        if reserve > self._reserved:
+            self._reserved = reserve
+            self.segment.relax(self._entries_at)  # entries are written once; the slots stay
         if self.count == 1:
             # Java reckons the first entry's seconds from the file before, then begins its own.
             self._pack(view, rows[:1])

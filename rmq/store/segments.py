@@ -185,6 +185,11 @@ class Segments:
             else:  # closed or removed in between
                 self._disk.sync(self.path(base))
 
+    def relax(self) -> None:
+        """Let the mapped pages of the open files go."""
+        for segment in self._opened.values():
+            segment.relax(0)
+
     def truncate(self, address: int) -> None:
         """Remove the files past `address`, and make the rest of the one that holds it zero.
 

@@ -58,6 +58,7 @@ _WRITES_AT_ONCE = 64
 _GATHER_MS = 5000  # how long units may wait in memory
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
+_RELAX_BYTES = 16 << 20
 _ROOM = 8  # a BLANK's
 
 
@@ -123,6 +124,7 @@ class Store:
         self._sync_lock = threading.Lock()
         self._to_trim: list[ConsumeQueue] = []
         self._raw_position = 0  # a slave's: up to where queues have the log's records
+        self._served = 0  # bytes read since the mapped pages were let go
         self._write_error = ""
         self._disk_looked_ms = -_DISK_LOOK_MS
         self._disk_state = DiskState(0.0, 0)
@@ -543,7 +545,12 @@ class Store:
             return answer
         assert queue is not None
         wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record)
-        return read_queue(queue, self._log, self._limits, wanted)
+        result = read_queue(queue, self._log, self._limits, wanted)
+        self._served += result.size
+        if self._served > _RELAX_BYTES:
+            self._served = 0
+            self._log.relax()
+        return result
 
     def _corrects_offsets(self) -> bool:
         return self.config.broker_role is not BrokerRole.SLAVE or self.config.offset_check_in_slave

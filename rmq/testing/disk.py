@@ -114,6 +114,9 @@ class MemorySegment:
                 file.used.discard(number)
         self._disk.changed()
 
+    def relax(self, at: int) -> None:
+        pass
+
     def data_after(self, at: int) -> tuple[int, int]:
         if self._views:
             return at, self.size

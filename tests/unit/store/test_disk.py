@@ -87,6 +87,17 @@ def test_a_writable_view_is_the_file(disk: Disk, tmp_path: Path) -> None:
     assert (disk.load(path) or b"")[8999] == 7
 
 
+def test_relaxed_pages_are_still_there(disk: Disk, tmp_path: Path) -> None:
+    segment = disk.open(str(tmp_path / "file"), 3 * 4096)
+    segment.relax(0)
+    view = segment.writable(3 * 4096)
+    view[5000:5003] = b"abc"
+    segment.relax(4500)
+    segment.relax(3 * 4096)
+    assert bytes(view[5000:5003]) == b"abc"
+    assert bytes(segment.read(5000, 3)) == b"abc"
+
+
 def test_data_after_skips_only_zeros(disk: Disk, tmp_path: Path) -> None:
     segment = disk.open(str(tmp_path / "file"), 1 << 20)
     segment.write(700_000, b"abc")
