@@ -160,8 +160,6 @@ class _Seen:
     def learn(self, header: bytes, value: Any) -> None:
         """Remember a whole header whose fields were read as `value`."""
         found = _varying_fields(header, self.varying)
-        if found is None:
-            return
         at, rest = _FIELDS_AT, []
         for start, stop, _ in found:
             rest.append(header[at:start])
@@ -178,17 +176,14 @@ class _Seen:
         known[tuple(rest)] = [*attrs.astuple(value, recurse=False), None]
 
 
-def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[int, int, _Place]] | None:
-    """Start, stop and kind of the varying fields of a good header; None when a name stands there twice."""
+def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[int, int, _Place]]:
+    """Start, stop and kind of the varying fields of a good header, in their order, repeated ones included."""
     at, end = _FIELDS_AT, len(header)
-    found, names = [], set()
+    found = []
     while at < end:
         key = header[at + 2 : at + 2 + int.from_bytes(header[at : at + 2], "big")]
         value_at = at + len(key) + 6
         stop = value_at + int.from_bytes(header[value_at - 4 : value_at], "big")
-        if key in names:
-            return None
-        names.add(key)
         if key in varying:
             found.append((at, stop, varying[key]))
         at = stop

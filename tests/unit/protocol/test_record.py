@@ -340,6 +340,12 @@ def test_a_batch_cut_between_messages_is_shorter_elsewhere_an_error() -> None:
                 decode_batch(BATCH[:length])
 
 
+def test_a_batch_whose_sizes_do_not_agree() -> None:
+    for size in (0, 24, 26, -1):
+        with pytest.raises(RemoteProtocolError, match="inconsistent"):
+            decode_batch(struct.pack(">i", size) + BATCH[4:])
+
+
 @given(st.data())
 def test_a_damaged_batch_gives_messages_or_an_error(data: st.DataObject) -> None:
     damaged = bytearray(BATCH)
