@@ -39,6 +39,7 @@ REQUEST_SECONDS = 5.0
 # Files that suit a laptop: RocketMQ's own sizes show as 1 GiB and 400 MB each, though sparse.
 SETTINGS: Mapping[str, str] = {
     "brokerName": "embedded",
+    "haEnable": "false",
     "mappedFileSizeCommitLog": str(64 << 20),
     "mappedFileSizeConsumeQueue": str(20 * 20_000),
     "maxHashSlotNum": "100000",

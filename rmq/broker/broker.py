@@ -67,6 +67,8 @@ BUSY_SECONDS_MAX: Final = 1.0
 """How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
 """
 RETRY_MS: Final = 1_000
+SLAVE_IDLE_MS: Final = 60_000
+"""A slave delivers no delayed message and checks no transaction: its master does, and it copies that."""
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 _UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
@@ -330,6 +332,7 @@ class Broker:
             raise
         self._written(self.clock() - began)
         self._arrived(arrivals)
+        self.replicas.grown()
         self.reput_wanted()
 
     def _written(self, seconds: float) -> None:
@@ -430,6 +433,8 @@ class Broker:
     def step_schedule(self) -> int:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
         now = self.now_ms()
+        if self.is_slave:
+            return now + SLAVE_IDLE_MS
         try:
             return min(self.schedule.step(now), self.timers.step(now))
         except StoreError as error:
@@ -441,6 +446,8 @@ class Broker:
     def step_transactions(self) -> int:
         """Go on with the check-back of half messages; returns when to come again, in ms of wall time."""
         now = self.now_ms()
+        if self.is_slave:
+            return now + SLAVE_IDLE_MS
         try:
             return self.transactions.step(now)
         except StoreError as error:
@@ -488,6 +495,40 @@ class Broker:
 
     def _save_later(self, name: str, data: bytes) -> None:
         self._to_save[name] = data
+
+    # ---- a slave ----
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether this broker copies another's log."""
+        return self.store.config.broker_role is BrokerRole.SLAVE
+
+    def append_raw(self, physical_offset: int, data: memoryview) -> None:
+        """Append bytes of the master's log, and wake who waits for what is in them. Raises StoreError."""
+        arrivals = self.store.append_raw(physical_offset, data)
+        self._arrived(arrivals)
+        self.reput_wanted()
+
+    def truncate(self, physical_offset: int) -> None:
+        """Cut the log where the master's differs from it. Raises StoreError."""
+        self.store.truncate(physical_offset)
+
+    def copy_table(self, name: str, body: bytes) -> None:
+        """Take a table of the master's, by the name of its file. Raises RemoteProtocolError, StoreError."""
+        parts: dict[str, Topics | Groups | Offsets | Schedule] = {
+            "topics": self.topics,
+            "subscriptionGroup": self.groups,
+            "consumerOffset": self.offsets,
+            "delayOffset": self.schedule,
+        }
+        part = parts[name]
+        before = part.to_json()
+        part.load(body)
+        after = part.to_json()
+        if after != before:
+            self._save_later(name, after)
+            if name == "topics":
+                self._topics_changed()
 
     # ---- for the parts and the plugins ----
 

@@ -106,6 +106,7 @@ class BrokerConfig:
     short_polling_time_mills: int = setting(
         1_000, help="How long a pull waits without long polling", unit="ms", runtime=True
     )
+    ha_enable: bool = setting(True, help="Hand out the log to slaves on the port after listenPort")
     slave_read_enable: bool = setting(False, help="Point readers of old messages to slaves", runtime=True)
     enable_property_filter: bool = setting(
         False, help="Allow SQL92 filters over message properties", runtime=True

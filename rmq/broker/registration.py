@@ -21,6 +21,7 @@ from rmq.protocol.headers import (
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
+    RegisterBrokerResponseHeader,
     UnRegisterBrokerRequestHeader,
 )
 
@@ -37,6 +38,9 @@ class Registration:
         self.address = address
         self._topics = topics
         self._ha_address = ha_address
+        self.master_address = ""
+        self.master_ha_address = ""
+        """Where a slave's master answers requests and where it hands out its log, as name servers say."""
         self._body = b""
         self._body_of: tuple[DataVersion, int] | None = None
 
@@ -91,6 +95,9 @@ class Registration:
         """
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark)
+        told = response.read(RegisterBrokerResponseHeader)
+        self.master_address = told.master_addr or self.master_address
+        self.master_ha_address = told.ha_server_addr or self.master_ha_address
         if take_order and response.body:
             self._topics.set_ordered(KVTable.from_json(response.body).table)
 

@@ -15,11 +15,11 @@ class Replicas:
     def __init__(self, fallbehind_max: int) -> None:
         self.fallbehind_max = fallbehind_max
         self.moved: Callable[[int], None] = lambda position: None
-        self._links: dict[MasterSession, str] = {}
+        self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
 
-    def join(self, session: MasterSession, peer: str) -> None:
-        """A slave's link is up."""
-        self._links[session] = peer
+    def join(self, session: MasterSession, peer: str, wake: Callable[[], None]) -> None:
+        """A slave's link is up; `wake` is called when the log has grown."""
+        self._links[session] = peer, wake
 
     def leave(self, session: MasterSession) -> None:
         """A slave's link has ended. What it has acknowledged it still has, but nobody waits for it."""
@@ -38,10 +38,15 @@ class Replicas:
         reached = self.reached
         return reached >= 0 and position - reached < self.fallbehind_max
 
+    def grown(self) -> None:
+        """The log has grown: wake the links."""
+        for _, wake in self._links.values():
+            wake()
+
     def acknowledged(self) -> None:
         """A slave has reported: tell how far the log is safe now."""
         self.moved(self.reached)
 
     def rows(self) -> dict[str, int]:
         """Each slave's address and how far it has the log."""
-        return {peer: session.acknowledged for session, peer in self._links.items()}
+        return {peer: session.acknowledged for session, (peer, _) in self._links.items()}

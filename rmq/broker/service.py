@@ -11,9 +11,11 @@
     │   ├── waits            long polls and flush waits whose time is over
     │   ├── expire           silent clients, stale locks, samples
     │   ├── persist          offsets, topics, groups, delay progress
+    │   ├── ha               a master: a link to each slave (replication.py)
     │   └── plugins          one supervised task for each plugin that has run()
     └── outer
         ├── register         one task for each name server
+        ├── ha               a slave: the link to its master, copies of its tables (replication.py)
         └── serve            listeners, and one nursery for each connection
 
 Stopping goes from the outside in: name servers are told, sends are refused, polls answered, the log is
@@ -39,6 +41,7 @@ import trio
 from rmq.broker.broker import Broker
 from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.host import PluginHost
+from rmq.broker.replication import Follower, serve_slaves
 from rmq.config import parse_addresses
 from rmq.errors import (
     ConfigError,
@@ -105,8 +108,17 @@ async def run(
     _check(config, store_config)
     network = network or TcpNetwork()
     listeners = await open_listeners(network, _addresses(config))
+    ha_listener = await _open_ha(network, config, store_config, listeners)
     service = await _open(
-        config, store_config, listeners, disk, now_ms or _wall_ms, network, tls, plugin_settings or {}
+        config,
+        store_config,
+        listeners,
+        ha_listener,
+        disk,
+        now_ms or _wall_ms,
+        network,
+        tls,
+        plugin_settings or {},
     )
     stop = trio.Event() if stop is None else stop
     with bare_errors():
@@ -157,6 +169,23 @@ def _addresses(config: BrokerConfig) -> list[str]:
     return [join_address(config.bind_host, port) for port in ports]
 
 
+async def _open_ha(
+    network: Network, config: BrokerConfig, store_config: StoreConfig, listeners: Sequence[Listener]
+) -> Listener | None:
+    """The port that hands out the log to slaves, the one after the broker's; None for who has no slaves."""
+    if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
+        return None
+    port = config.listen_port and config.listen_port + 1
+    try:
+        (listener,) = await open_listeners(network, [join_address(config.bind_host, port)])
+    except BaseException:
+        with trio.CancelScope(shield=True):
+            for opened in listeners:
+                await opened.aclose()
+        raise
+    return listener
+
+
 async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
     """broker_ip1 and the port as records hold them; a name is looked up, once."""
     host = config.broker_ip1
@@ -173,6 +202,7 @@ async def _open(
     config: BrokerConfig,
     store_config: StoreConfig,
     listeners: Sequence[Listener],
+    ha_listener: Listener | None,
     disk: Disk | None,
     now_ms: Callable[[], int],
     network: Network,
@@ -191,7 +221,9 @@ async def _open(
             config,
             store,
             address=join_address(config.broker_ip1, port),
-            ha_address=join_address(config.ha_host, port + 1),
+            ha_address=join_address(
+                config.ha_host, split_address(ha_listener.address).port if ha_listener else port + 1
+            ),
             store_host=host,
             now_ms=now_ms,
             clock=trio.current_time,
@@ -201,10 +233,10 @@ async def _open(
         if store is not None:
             store.close()
         with trio.CancelScope(shield=True):
-            for listener in listeners:
+            for listener in (*listeners, *([ha_listener] if ha_listener else [])):
                 await listener.aclose()
         raise
-    return _Service(broker, listeners, network=network, tls=tls, threads=disk is None)
+    return _Service(broker, listeners, ha_listener, network=network, tls=tls, threads=disk is None)
 
 
 def _plugin_names(config: BrokerConfig) -> tuple[str, ...]:
@@ -258,6 +290,7 @@ class _Service:
         self,
         broker: Broker,
         listeners: Sequence[Listener],
+        ha_listener: Listener | None,
         *,
         network: Network,
         tls: TlsConfig | None,
@@ -267,6 +300,7 @@ class _Service:
         self.store = broker.store
         self.config = broker.config
         self._listeners = listeners
+        self._ha_listener = ha_listener
         self._network = network
         self._tls = tls
         self._threads = threads
@@ -311,6 +345,12 @@ class _Service:
                 )
                 serving = partial(serve_listeners, self._listeners, self.broker, limits=limits, tls=self._tls)
                 addresses = await outer.start(serving)
+                if self._ha_listener is not None:
+                    inner.start_soon(serve_slaves, self.broker, self._ha_listener)
+                if self.broker.is_slave:
+                    follower = Follower(self.broker, self._network, pool)
+                    outer.start_soon(follower.follow)
+                    outer.start_soon(follower.copy)
                 await self._start_registrars(outer, pool)
                 task_status.started(addresses)
                 await stop.wait()

@@ -227,7 +227,7 @@ def test_a_sync_master_without_a_slave_says_so() -> None:
 def test_a_sync_master_answers_when_a_slave_has_the_message() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
     slave = FakeSession(0)
-    rig.broker.replicas.join(slave, "10.0.0.7:1")  # type: ignore[arg-type]
+    rig.broker.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     assert rig.ask(send()) == []
     slave.acknowledged = rig.store.max_physical_offset - 1
     rig.broker.replicas.acknowledged()
@@ -240,7 +240,7 @@ def test_a_sync_master_answers_when_a_slave_has_the_message() -> None:
 
 def test_a_slave_that_does_not_answer_in_time_is_told_of() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
-    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1")  # type: ignore[arg-type]
+    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     rig.ask(send())
     assert rig.broker.step_waits(rig.seconds + 2.9) == pytest.approx(rig.seconds + 3)
     assert rig.wire.take() == []
@@ -251,7 +251,7 @@ def test_a_slave_that_does_not_answer_in_time_is_told_of() -> None:
 
 def test_a_slave_far_behind_is_not_waited_for() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER, "ha_slave_fallbehind_max": 100})
-    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1")  # type: ignore[arg-type]
+    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     (answer,) = rig.ask(send())
     assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
 
@@ -260,7 +260,7 @@ def test_disk_and_slave_are_both_waited_for() -> None:
     roles = {"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
     rig = Rig(store=roles)
     slave = FakeSession(0)
-    rig.broker.replicas.join(slave, "10.0.0.7:1")  # type: ignore[arg-type]
+    rig.broker.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     rig.ask(send())
     slave.acknowledged = rig.store.max_physical_offset
     rig.broker.replicas.acknowledged()

@@ -1,0 +1,297 @@
+"""The loops of replication: a master's links to its slaves, a slave's link to its master.
+
+    ha (master)                       ha (slave)
+    ├── accept                        ├── follow     one link: reader | reports; again after a pause
+    └── slave, one nursery each       └── copy       topics, groups, offsets, delay progress
+        └── reader | writer
+
+The protocol is in `rmq.broker.ha`; here bytes are moved and errors are logged. The error of a link ends that
+link. A slave that cannot write tries again; a slave whose log differs from its master's cuts it back to the
+last record that both have, which it finds by asking for single records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import trio
+
+from rmq.broker.broker import Broker
+from rmq.broker.ha import MasterSession, SlaveSession
+from rmq.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+    RmqError,
+    StoreError,
+    for_code,
+)
+from rmq.protocol.bodies import KVTable
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import ViewMessageRequestHeader
+from rmq.remoting.network import Network
+from rmq.remoting.pool import Pool
+from rmq.remoting.stream import Listener, Stream
+from rmq.store.store import Store
+
+RECEIVE_BYTES = 256 * 1024
+RETRY_SECONDS = 5.0
+"""Pause of a slave before it tries its master again, as RocketMQ's."""
+COPY_SECONDS = 10.0
+"""How often a slave copies its master's tables, as RocketMQ's."""
+REQUEST_SECONDS = 5.0
+TRANSPORT = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+REMOTE = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
+
+COPIED = {
+    "topics": RequestCode.GET_ALL_TOPIC_CONFIG,
+    "subscriptionGroup": RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    "consumerOffset": RequestCode.GET_ALL_CONSUMER_OFFSET,
+    "delayOffset": RequestCode.GET_ALL_DELAY_OFFSET,
+}
+"""The tables that a slave copies, by the names of their files, and the requests that give them."""
+
+log = logging.getLogger("rmq.ha")
+
+
+# ---- master ----
+
+
+async def serve_slaves(broker: Broker, listener: Listener) -> NoReturn:
+    """Accept slaves until cancelled; the listener is closed then."""
+    try:
+        async with trio.open_nursery() as nursery:
+            while True:
+                stream = await listener.accept()
+                nursery.start_soon(_serve_slave, broker, stream)
+    finally:
+        with trio.CancelScope(shield=True):
+            await listener.aclose()
+    raise AssertionError("the loop above does not end")
+
+
+async def _serve_slave(broker: Broker, stream: Stream) -> None:
+    """One slave's link, until it breaks, falls silent or lies."""
+    config = broker.store.config
+    session = MasterSession(
+        broker.store,
+        trio.current_time(),
+        heartbeat_s=config.ha_send_heartbeat_interval / 1000,
+        silence_s=config.ha_housekeeping_interval / 1000,
+    )
+    grown = trio.Event()
+
+    def wake() -> None:
+        grown.set()
+
+    async def write() -> None:
+        nonlocal grown
+        while True:
+            while frame := session.frame(trio.current_time()):
+                await stream.send_all(frame)
+            with trio.move_on_after(config.ha_send_heartbeat_interval / 1000):
+                await grown.wait()
+            grown = trio.Event()
+
+    async def read(scope: trio.CancelScope) -> None:
+        opened = False
+        while True:
+            with trio.move_on_after(config.ha_housekeeping_interval / 1000) as waiting:
+                data = await stream.receive_some(RECEIVE_BYTES)
+            if waiting.cancelled_caught:
+                raise RemoteProtocolError("the slave is silent")
+            if not data:
+                scope.cancel()
+                return
+            session.received(bytes(data), trio.current_time())
+            broker.replicas.acknowledged()
+            if not opened and session.position >= 0:
+                opened = True
+                log.info("slave %s copies from %d", stream.peer, session.position)
+                wake()
+
+    log.info("slave %s is connected", stream.peer)
+    broker.replicas.join(session, stream.peer, wake)
+    try:
+        async with stream:
+            await _both(read, write)
+    except (*TRANSPORT, RemoteProtocolError, StoreError) as error:
+        log.warning("slave %s is cut off: %s", stream.peer, error)
+    finally:
+        broker.replicas.leave(session)
+        log.info("slave %s has gone, it had %d", stream.peer, session.acknowledged)
+
+
+async def _both(
+    read: Callable[[trio.CancelScope], Awaitable[None]], write: Callable[[], Awaitable[None]]
+) -> None:
+    """Run a link's two directions; the end of the reading ends both, an error comes out bare."""
+    failure: Exception | None = None
+
+    async def guarded(work: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+        nonlocal failure
+        try:
+            await work()
+        except (*TRANSPORT, RmqError) as error:
+            failure = failure or error
+            scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        scope = nursery.cancel_scope
+        nursery.start_soon(guarded, lambda: read(scope), scope)
+        nursery.start_soon(guarded, write, scope)
+    if failure is not None:
+        raise failure
+
+
+# ---- slave ----
+
+
+class Follower:
+    """A slave's two loops. `dialed` is the network that links and requests go over."""
+
+    def __init__(self, broker: Broker, network: Network, pool: Pool) -> None:
+        self._broker = broker
+        self._network = network
+        self._pool = pool
+
+    async def follow(self) -> NoReturn:
+        """Keep a link to the master, whenever there is one."""
+        while True:
+            address = self._ha_address()
+            if address:
+                try:
+                    await self._link(address)
+                except (*TRANSPORT, *REMOTE, StoreError) as error:
+                    log.warning("the link to master %s has ended: %s", address, error)
+            await trio.sleep(RETRY_SECONDS if address else 1.0)
+
+    def _ha_address(self) -> str:
+        configured = self._broker.store.config.ha_master_address
+        return configured or self._broker.registration.master_ha_address
+
+    async def _link(self, address: str) -> None:
+        broker = self._broker
+        if broker.registration.master_address:
+            await self._align(broker.registration.master_address)
+        stream = await self._network.dial(address)
+        config = broker.store.config
+        session = SlaveSession(
+            broker.append_raw,
+            lambda: broker.store.max_physical_offset,
+            trio.current_time(),
+            heartbeat_s=config.ha_send_heartbeat_interval / 1000,
+            silence_s=config.ha_housekeeping_interval / 1000,
+        )
+        silence = config.ha_housekeeping_interval / 1000
+        grown = trio.Event()
+
+        async def read(scope: trio.CancelScope) -> None:
+            while True:
+                with trio.move_on_after(silence) as waiting:
+                    data = await stream.receive_some(RECEIVE_BYTES)
+                if waiting.cancelled_caught:
+                    raise RemoteProtocolError("the master is silent")
+                if not data:
+                    scope.cancel()
+                    return
+                if session.received(bytes(data), trio.current_time()):
+                    grown.set()
+
+        async def write() -> None:
+            nonlocal grown
+            while True:
+                if report := session.report(trio.current_time()):
+                    await stream.send_all(report)
+                with trio.move_on_after(config.ha_send_heartbeat_interval / 1000):
+                    await grown.wait()
+                grown = trio.Event()
+
+        log.info("following master %s from %d", address, broker.store.max_physical_offset)
+        async with stream:
+            await _both(read, write)
+        log.info("master %s has closed the link", address)
+
+    async def _align(self, master: str) -> None:
+        """Cut off what our log has and the master's has not."""
+        store = self._broker.store
+        reach = store.max_physical_offset
+        if not reach:
+            return
+        figures = KVTable.from_json((await self._ask(master, RequestCode.GET_BROKER_RUNTIME_INFO)).body)
+        theirs = int(figures.table.get("commitLogMaxOffset", reach))
+
+        async def same(physical_offset: int) -> bool:
+            ours = store.read(physical_offset)
+            header = ViewMessageRequestHeader(physical_offset)
+            request = Command.request(RequestCode.VIEW_MESSAGE_BY_ID, header)
+            answer = await self._pool.call(master, request, REQUEST_SECONDS)
+            return answer.code == ResponseCode.SUCCESS and ours is not None and answer.body == bytes(ours)
+
+        cut = await find_cut(store, theirs, same)
+        if cut is not None:
+            log.warning("our log reaches %d, the master's %d: ours is cut at %d", reach, theirs, cut)
+            self._broker.truncate(cut)
+
+    async def copy(self) -> NoReturn:
+        """Copy the master's tables, again and again."""
+        while True:
+            master = self._broker.registration.master_address
+            if master:
+                for name, code in COPIED.items():
+                    try:
+                        self._broker.copy_table(name, (await self._ask(master, code)).body)
+                    except (*REMOTE, StoreError) as error:
+                        log.warning("%s of master %s is not copied: %s", name, master, error)
+            await trio.sleep(COPY_SECONDS if master else 1.0)
+
+    async def _ask(self, master: str, code: int) -> Command:
+        answer = await self._pool.call(master, Command.request(code), REQUEST_SECONDS)
+        if answer.code != ResponseCode.SUCCESS:
+            raise for_code(answer.code, answer.remark, master)
+        return answer
+
+
+async def find_cut(store: Store, theirs: int, same: Callable[[int], Awaitable[bool]]) -> int | None:
+    """Where our log must end so that the master's, which reaches `theirs`, can follow; None when it can now.
+
+    `same(physical_offset)` asks whether the master has the record that we have there. Logs that differ
+    somewhere differ in all that follows, so the last common record is found by halving.
+    """
+    reach = store.max_physical_offset
+    last = last_record(store, min(reach, theirs))
+    if last is not None and await same(last[0]):
+        return None if reach <= theirs else last[1]
+    low, high = store.min_physical_offset, 0 if last is None else last[0]
+    cut = low
+    while low < high:
+        middle = last_record(store, (low + high + 1) // 2)
+        if middle is None or middle[0] < low:
+            low = (low + high + 1) // 2
+        elif await same(middle[0]):
+            low, cut = max(middle[1], low + 1), middle[1]
+        else:
+            high = middle[0]
+    return cut
+
+
+def last_record(store: Store, limit: int) -> tuple[int, int] | None:
+    """Start and end of the last record that a queue knows and that ends at or before `limit`."""
+    found = None
+    for topic, queue_id in store.queues():
+        low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        while low < high:
+            middle = (low + high) // 2
+            unit = store.unit(topic, queue_id, middle)
+            if unit is not None and unit[0] + unit[1] <= limit:
+                low = middle + 1
+                if found is None or unit[0] > found[0]:
+                    found = unit[0], unit[0] + unit[1]
+            else:
+                high = middle
+    return found
