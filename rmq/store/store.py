@@ -56,6 +56,7 @@ _SYNC_ALL_FROM = 64  # more queue files than that are synced by one sync of the 
 _TRIM_AT_ONCE = 500
 _WRITES_AT_ONCE = 64
 _GATHER_MS = 5000  # how long units may wait in memory
+_WRITE_MS = 5  # how long one call may write queue files: making thousands of them takes a while
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
 _RELAX_BYTES = 16 << 20
@@ -215,7 +216,7 @@ class Store:
             self._rollback()
             while self._reput.behind is None and self._reput.step(_COUNT_BACKLOG, self._now_ms()):
                 pass
-            self._write_queues(self._gathered)
+            self._write_queues(self._gathered, most_ms=1 << 60)
             self.flush()
             self.flush_queues()
             self._index.sync(all_files=True)
@@ -304,7 +305,7 @@ class Store:
     def _begin_batch(self) -> None:
         if self._gathered_bytes > 2 * _GATHERED_BYTES:
             # Writing queue files has failed for long; memory must not grow for ever.
-            self._write_queues(list(self._gathered)[:_WRITES_AT_ONCE])
+            self._write_queues(islice(self._gathered, _WRITES_AT_ONCE))
             if self._write_error:
                 raise StoreError(f"queue files cannot be written: {self._write_error}")
         now, last = self._now_ms(), self._log.timestamp
@@ -377,7 +378,7 @@ class Store:
             full, self._full = self._full, []
             self._write_queues(full)
         if self._gathered_bytes > _GATHERED_BYTES and not self._write_error:
-            self._write_queues(list(self._gathered)[:_WRITES_AT_ONCE])
+            self._write_queues(islice(self._gathered, _WRITES_AT_ONCE))
         if len(self._reput) > _COUNT_BACKLOG:
             self._reput.step(_COUNT_BACKLOG // 4, self._now_ms())
 
@@ -387,11 +388,16 @@ class Store:
         self._units, self._owners, self._entries = [], [], []
         self._log.rollback()
 
-    def _write_queues(self, queues: Iterable[ConsumeQueue]) -> None:
-        """Write gathered units to their files. A failure is logged: the units stay readable and are tried
-        again later.
+    def _write_queues(self, queues: Iterable[ConsumeQueue], most_ms: int = _WRITE_MS) -> bool:
+        """Write gathered units to their files; whether time ran out before the last of them.
+
+        A failure is logged: the units stay readable and are tried again by a later call.
         """
+        deadline = self._now_ms() + most_ms
+        late = False
         for queue in list(queues):
+            if late := self._now_ms() >= deadline:
+                break
             size = queue.gathered
             try:
                 queue.write()
@@ -399,12 +405,13 @@ class Store:
                 if not self._write_error:
                     log.error("queue %s/%d cannot be written: %s", queue.topic, queue.queue_id, error)
                 self._write_error = str(error)
-                return
+                return False
             self._gathered.pop(queue, None)
             self._gathered_bytes -= size
             self._unsynced[queue] = None
         self._write_error = ""
         self._note_written()
+        return late
 
     def _note_written(self) -> None:
         """All units of records stored before `_written_ms` are in their files."""
@@ -420,20 +427,16 @@ class Store:
         """
         now = self._now_ms()
         more = self._reput.step(limit, now)
-        waited = self._longest_waiting(now)
-        if waited:
-            self._write_queues(waited)
-        else:
-            self._note_written()
+        late = self._write_queues(self._longest_waiting(now))
         if self._to_trim:
             self._trim_some()
-        return more or len(waited) == _WRITES_AT_ONCE or bool(self._to_trim)
+        return more or late or bool(self._to_trim)
 
     def _longest_waiting(self, now: int) -> list[ConsumeQueue]:
         queues: list[ConsumeQueue] = []
         for queue in self._gathered:
             # A clock that was set back must not hold units for ever.
-            if 0 <= now - queue.gathered_since_ms < _GATHER_MS or len(queues) == _WRITES_AT_ONCE:
+            if 0 <= now - queue.gathered_since_ms < _GATHER_MS:
                 break
             queues.append(queue)
         return queues
@@ -736,7 +739,13 @@ class Store:
     def _trim_some(self) -> int:
         start = self._log.start
         some, self._to_trim = self._to_trim[:_TRIM_AT_ONCE], self._to_trim[_TRIM_AT_ONCE:]
-        return sum(queue.trim(start) for queue in some)
+        removed = 0
+        for queue in some:
+            try:
+                removed += queue.trim(start)
+            except StoreError as error:
+                log.error("expired files of queue %s/%d stay: %s", queue.topic, queue.queue_id, error)
+        return removed
 
     def disk_state(self) -> DiskState:
         """How full the disk is and whether records may be taken; looked at once a second."""
