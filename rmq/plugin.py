@@ -23,6 +23,7 @@ from rmq.errors import AccessDenied, RmqError
 if TYPE_CHECKING:
     from rmq.message import Message
     from rmq.protocol.command import Command
+    from rmq.protocol.record import Record
 
 __all__ = [
     "AccessDenied",
@@ -61,12 +62,18 @@ class Peer(Protocol):
 
 @frozen
 class StoredEvent:
-    """Messages of one topic that one peer has just had stored."""
+    """Messages of one topic that one peer has just had stored.
+
+    `records` are those whose sender gets an answer, with the places that they were given; `store_host` is the
+    broker's address in their ids.
+    """
 
     topic: str
     count: int
     size: int
     peer: Peer | None
+    records: Sequence[Record] = ()
+    store_host: bytes = b""
 
 
 @frozen

@@ -520,6 +520,10 @@ class Send:
     def _tally(self, topic: str) -> Tally:
         return self.tallies.setdefault(topic, Tally())
 
+    def records(self) -> list[Record]:
+        """The records of the pending batch whose senders get an answer."""
+        return [record for _, _, records in self.acks + self.acks_at_once for record in records]
+
     def acknowledge(self, connection: Connection) -> None:
         """The pending batch is committed: answer its senders, or park the answers until it is flushed."""
         waiting, at_once = self.acks, self.acks_at_once

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SCHEDULE_QUEUES: Final = 18
 BENCHMARK_QUEUES: Final = 1024
+TRACE_PLUGIN: Final = "trace"
 
 log = logging.getLogger("rmq.broker")
 
@@ -57,7 +58,7 @@ def system_topics(config: BrokerConfig) -> list[TopicConfig]:
         TopicConfig(OFFSET_MOVED_EVENT, 1, 1),
         TopicConfig(SCHEDULE_TOPIC, SCHEDULE_QUEUES, SCHEDULE_QUEUES),
     ]
-    if config.trace_topic_enable:
+    if config.trace_topic_enable or TRACE_PLUGIN in config.plugins:
         made.append(TopicConfig(config.msg_trace_topic_name, 1, 1))
     made.append(TopicConfig(reply_topic(config.broker_cluster_name), 1, 1))
     return made

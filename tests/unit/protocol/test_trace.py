@@ -115,6 +115,13 @@ def test_a_row_that_java_could_not_read_is_not_written() -> None:
     assert encode(context).endswith("\x01null\x02")
 
 
+def test_a_stored_message_has_the_fields_of_a_sent_one() -> None:
+    bean = TraceBean("T", "ID", "OFF", "a", "k", "h:1", "", 7)
+    context = TraceContext(TraceType.STORE, (bean,), 5, "r", "", 2)
+    assert encode(context).startswith("Store\x015\x01r\x01\x01T\x01ID\x01")
+    assert decode(encode(context)) == [context]
+
+
 @pytest.mark.parametrize(
     "text", ["Pub\x01", "SubAfter\x01a\x01b\x01c\x01d\x01e\x02", "EndTransaction\x011\x02"]
 )
