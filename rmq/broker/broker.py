@@ -345,6 +345,7 @@ class Broker:
         tallies, connection = self.send.tallies, self._connection
         if not tallies:
             return
+        records = self.send.records() if self.hooks.stored else []
         if connection is not None:
             self.send.acknowledge(connection)
             if self.waits.flush.awaited >= 0:
@@ -355,7 +356,8 @@ class Broker:
             self.stats.put(topic, tally.count, tally.size)
             count += tally.count
             if self.hooks.stored:
-                event = StoredEvent(topic, tally.count, tally.size, connection)
+                mine = [record for record in records if record.topic == topic]
+                event = StoredEvent(topic, tally.count, tally.size, connection, mine, self.store_host)
                 self.hooks.observe(self.hooks.stored, event)
         self.stats.stored(seconds * 1000, count)
 
