@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from rmq.client.puller import PullResult as PullResult
     from rmq.client.subscription import Sql as Sql
     from rmq.client.subscription import sql as sql
+    from rmq.client.transactional import COMMIT as COMMIT
+    from rmq.client.transactional import ROLLBACK as ROLLBACK
+    from rmq.client.transactional import UNKNOWN as UNKNOWN
+    from rmq.client.transactional import Transaction as Transaction
+    from rmq.client.transactional import TransactionalProducer as TransactionalProducer
     from rmq.errors import AccessDenied as AccessDenied
     from rmq.errors import ConfigError as ConfigError
     from rmq.errors import ConnectFailed as ConnectFailed
@@ -36,6 +41,7 @@ if TYPE_CHECKING:
     from rmq.errors import NoPermission as NoPermission
     from rmq.errors import NoRoute as NoRoute
     from rmq.errors import RemoteProtocolError as RemoteProtocolError
+    from rmq.errors import ReplyTimeout as ReplyTimeout
     from rmq.errors import RequestTimeout as RequestTimeout
     from rmq.errors import ResponseError as ResponseError
     from rmq.errors import RmqError as RmqError
@@ -58,10 +64,11 @@ _MODULES = {
     "rmq.client.producer": "Producer",
     "rmq.client.puller": "PullConsumer PullResult",
     "rmq.client.subscription": "Sql sql",
+    "rmq.client.transactional": "COMMIT ROLLBACK UNKNOWN Transaction TransactionalProducer",
     "rmq.errors": (
         "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"
-        " MessageIllegal NoPermission NoRoute RemoteProtocolError RequestTimeout ResponseError RmqError"
-        " SendFailed ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist"
+        " MessageIllegal NoPermission NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError"
+        " RmqError SendFailed ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist"
     ),
     "rmq.message": "Message MessageQueue StoredMessage",
     "rmq.protocol.signature": "Credentials",

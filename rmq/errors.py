@@ -79,6 +79,18 @@ class RequestTimeout(RmqError, TimeoutError):
         self.broker = address
 
 
+class ReplyTimeout(RequestTimeout):
+    """The question was stored, but nobody replied to it within `seconds`."""
+
+    retriable = False
+
+    def __init__(self, message_id: str, topic: str, code: int, seconds: float) -> None:
+        RmqError.__init__(self, f"nobody replied to message {message_id} in {topic} within {seconds:g} s")
+        self.address, self.code, self.seconds = topic, code, seconds
+        self.message_id = message_id
+        self.hint = f"check that consumers of {topic} run, and that they reply"
+
+
 class PortInUse(RmqError, OSError):
     """Another process listens on `address`."""
 

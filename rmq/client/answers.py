@@ -6,23 +6,35 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 from rmq.client.session import Member, Session
+from rmq.message import PROPERTY_PRODUCER_GROUP, StoredMessage
 from rmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
+    CheckTransactionStateRequestHeader,
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
     ResetOffsetRequestHeader,
 )
+from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
 
 _Answer = Callable[[Command, Connection], Command | None]
+
+
+@runtime_checkable
+class Checker(Protocol):
+    """A producer that knows what became of its half messages."""
+
+    def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
+        """Find out, and tell the broker at `address`."""
 
 
 class Answers:
@@ -37,6 +49,7 @@ class Answers:
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self._reset_offsets,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self._consume_directly,
             RequestCode.CHECK_TRANSACTION_STATE: self._check_transaction,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self._take_reply,
         }
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
@@ -89,7 +102,21 @@ class Answers:
         return member.consume_directly(request, connection)
 
     def _check_transaction(self, request: Command, connection: Connection) -> None:
-        log.warning("%s asks about a transaction; this client has no transactional producer", connection)
+        header = request.read(CheckTransactionStateRequestHeader)
+        message = decode_record(request.body)
+        group = message.properties.get(PROPERTY_PRODUCER_GROUP, "")
+        producer = self.session.producers.get(group) if self.session is not None else None
+        if not isinstance(producer, Checker):
+            log.warning(
+                "%s asks about a transaction of %s, not a transactional producer here", connection, group
+            )
+            return
+        producer.check(message, header, connection.peer_address)
+
+    def _take_reply(self, request: Command, connection: Connection) -> Command:
+        if self.session is not None:
+            self.session.replies.pushed(request, connection.peer_address, self.session.now_ms())
+        return request.reply()
 
 
 def _not_supported(request: Command, connection: Connection) -> Command:

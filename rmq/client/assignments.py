@@ -172,7 +172,8 @@ class Assignments:
         if self._stopped or self._tasks is None:
             return
         member = self._member
-        form = PullForm(member.group, queue, member.subscriptions[queue.topic])
+        namespace = self._session.config.namespace
+        form = PullForm(member.group, queue, member.subscriptions[queue.topic], namespace=namespace)
         window = self.new_window(queue, queue_offset)
         puller = Puller(self._session, self._owner, window, form, commits=not member.broadcasting)
         self.pullers[queue] = puller

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from rmq.client.names import NameServers
+from rmq.client.namespace import wrapped
 from rmq.client.routes import RouteTable
 from rmq.errors import NoRoute, QueryNotFound, for_code
 from rmq.message import MessageQueue, StoredMessage
@@ -54,6 +55,7 @@ class Brokers:
     routes: RouteTable
     names: NameServers
     timeout: float
+    namespace: str = ""
 
     async def call(
         self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
@@ -166,7 +168,7 @@ class Brokers:
             group,
             delay_level,
             message.message_id,
-            message.topic,
+            wrapped(self.namespace, message.topic),
             False,
             max_reconsume_times,
             message.broker_name,

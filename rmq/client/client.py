@@ -16,6 +16,7 @@ from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer, ConsumerOptions, OnError
 from rmq.client.identity import local_address, new_client_id
 from rmq.client.names import parse_name_servers
+from rmq.client.namespace import wrapped
 from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
 from rmq.client.puller import PullConsumer
@@ -24,6 +25,7 @@ from rmq.client.scope import TaskScope
 from rmq.client.session import Session, wall_clock_ms
 from rmq.client.signing import SigningPool
 from rmq.client.subscription import Sql
+from rmq.client.transactional import CheckBack, TransactionalProducer
 from rmq.errors import LocalProtocolError
 from rmq.message import UniqueIds
 from rmq.protocol.signature import Credentials
@@ -125,7 +127,14 @@ class Client:
 
     def producer(self, group: str) -> Producer:
         """A producer of `group`, to be entered with `async with`. Raises InvalidName."""
-        return Producer(self._entered(), group)
+        return Producer(self._entered(), self._full(group))
+
+    def transactional_producer(self, group: str, check_back: CheckBack) -> TransactionalProducer:
+        """A producer of `group` that can also send inside transactions, to be entered with `async with`.
+
+        `check_back(message)` says what became of a half message whose end the broker does not know:
+        `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. Raises InvalidName."""
+        return TransactionalProducer(self._entered(), self._full(group), check_back)
 
     def consumer(
         self,
@@ -162,11 +171,15 @@ class Client:
             max_reconsume_times=max_reconsume_times,
         )
         kind = OrderedConsumer if ordered else Consumer
-        return kind(self._entered(), group, topics, options)
+        wanted = {self._full(topic): expression for topic, expression in topics.items()}
+        return kind(self._entered(), self._full(group), wanted, options)
 
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""
-        return PullConsumer(self._entered(), group)
+        return PullConsumer(self._entered(), self._full(group))
+
+    def _full(self, name: str) -> str:
+        return wrapped(self.config.namespace, name)
 
     def _entered(self) -> Session:
         if self._session is None:

@@ -38,6 +38,10 @@ class ClientConfig:
         5_000, help="Leaving may take so long: running sends and deliveries, offsets, goodbyes", unit="ms"
     )
 
+    namespace: str = setting(
+        "", help="Topics and groups are in this namespace of the cluster; empty for none"
+    )
+
     # --- producers ---
     send_timeout_ms: int = setting(
         3_000, help="One send, with all its retries", unit="ms", java="sendMsgTimeout", validator=at_least(1)

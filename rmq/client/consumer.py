@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -11,10 +10,10 @@ from typing import Any, Literal
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 from attrs import frozen
 
 from rmq.client.assignments import Assignments, Membership
+from rmq.client.calls import as_async
 from rmq.client.inbox import Inbox
 from rmq.client.names import UNREACHABLE
 from rmq.client.process_queue import ProcessQueue
@@ -234,7 +233,7 @@ class Consumer:
         a worker thread. Cancelled: handlers are cancelled; their messages are not consumed and are
         delivered again.
         """
-        call = _as_async(handler, concurrency)
+        call = as_async(handler, concurrency)
         self._handler = call
         try:
             await self._run_workers(concurrency, self._work, call)
@@ -245,7 +244,7 @@ class Consumer:
         """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
         retried as one. For handlers that write many messages at once, and for the highest rates.
         """
-        await self._run_workers(concurrency, self._work_batches, _as_async(handler, concurrency), batch)
+        await self._run_workers(concurrency, self._work_batches, as_async(handler, concurrency), batch)
 
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
@@ -548,21 +547,3 @@ class Delivery:
             await self._consumer._failed(self._pulled, self._window, error)
         else:
             log.error("an error after the end of message %s", self._pulled.message_id, exc_info=error)
-
-
-def _as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[object]]:
-    """The handler itself, or one that runs it in a worker thread, at most `threads` at a time."""
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
-        getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async
-    ):
-        return handler
-    limiter = anyio.CapacityLimiter(max(threads, 1))
-
-    def in_thread(argument: Any) -> list[Any]:
-        return [handler(argument)]  # in a list, because trio refuses functions that return coroutines
-
-    async def call(argument: Any) -> object:
-        (result,) = await anyio.to_thread.run_sync(in_thread, argument, limiter=limiter)
-        return await result if inspect.isawaitable(result) else result
-
-    return call

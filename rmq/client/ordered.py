@@ -20,6 +20,7 @@ import anyio.abc
 from rmq.client.assignments import FAILURES, Assignments, Membership
 from rmq.client.consumer import BURST, Consumer, Delivery
 from rmq.client.inbox import Inbox
+from rmq.client.namespace import wrapped
 from rmq.client.outgoing import STATUSES, Outgoing, SendForm, checked_properties
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
@@ -402,7 +403,7 @@ class OrderedConsumer(Consumer):
         properties = dict(message.properties)
         properties.pop(PROPERTY_TRANSACTION_PREPARED, None)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.message_id)
-        properties[PROPERTY_RETRY_TOPIC] = message.topic
+        properties[PROPERTY_RETRY_TOPIC] = wrapped(self._session.config.namespace, message.topic)
         properties[PROPERTY_RECONSUME_TIME] = properties[PROPERTY_MAX_RECONSUME_TIMES] = times
         text = checked_properties(properties)
         outgoing = Outgoing(

@@ -6,13 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attrs import define, frozen
+from attrs import define, evolve, frozen
 
 from rmq.client.config import ClientConfig
+from rmq.client.namespace import wrapped
 from rmq.errors import MessageIllegal, RemoteProtocolError
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     NOT_SENDABLE_TOPICS,
+    PROPERTY_INSTANCE_ID,
     PROPERTY_UNIQUE_KEY,
     RESERVED_PROPERTIES,
     RETRY_PREFIX,
@@ -23,12 +25,14 @@ from rmq.message import (
 )
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
 from rmq.protocol.command import Command, next_opaque
+from rmq.protocol.recall import PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS, RECALL_HANDLE
 from rmq.protocol.record import PROPERTIES_MAX, compress, compressed_flag, encode_batch, encode_properties
 
 STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE"}
 """Response codes of a send that say "stored", and what else they say."""
 
 COMPRESSED = compressed_flag()
+SEND = int(RequestCode.SEND_MESSAGE_V2)
 BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
 
 
@@ -49,6 +53,11 @@ class SendResult:
     offset_message_id: str
     transaction_id: str | None = None
     region: str = "DefaultRegion"
+    recall_handle: str | None = None
+    """Takes a message back that waits for its delivery time; see `Producer.recall`."""
+    parts: tuple[SendResult, ...] = ()
+    """Of a batch that took several requests: their results. The other fields are then the first one's, but
+    for the ids."""
 
     @property
     def message_ids(self) -> tuple[str, ...]:
@@ -67,45 +76,71 @@ class Outgoing:
     properties: str
     unique_id: str
     batch: bool = False
-    code: int = int(RequestCode.SEND_MESSAGE_V2)
+    code: int = SEND
     more: Mapping[str, str] | None = None
     """Further fields of the header, by their short names."""
 
 
-def pack(message: Message, unique_id: str, config: ClientConfig) -> Outgoing:
-    """Check one message and make it ready. Raises InvalidName, MessageIllegal."""
-    check_topic(message.topic)
+def pack(
+    message: Message,
+    unique_id: str,
+    config: ClientConfig,
+    *,
+    extra: Mapping[str, str] | None = None,
+    sys_flag: int = 0,
+    code: int = SEND,
+) -> Outgoing:
+    """Check one message and make it ready; `extra` are properties of RocketMQ's own. Raises InvalidName,
+    MessageIllegal."""
+    topic = message.topic
+    check_topic(topic)
+    if config.namespace:
+        topic = wrapped(config.namespace, topic)
+        extra = {**(extra or {}), PROPERTY_INSTANCE_ID: config.namespace}
     body = message.body
     _check_body(body, config.max_message_size)
-    sys_flag = 0
     if config.compress_over and len(body) >= config.compress_over:
-        body, sys_flag = compress(body, level=config.compress_level), COMPRESSED
-    properties = properties_text(message, unique_id)
-    return Outgoing(message.topic, bytes(body), sys_flag, message.flag, properties, unique_id)
+        body, sys_flag = compress(body, level=config.compress_level), sys_flag | COMPRESSED
+    properties = properties_text(message, unique_id, extra)
+    return Outgoing(topic, bytes(body), sys_flag, message.flag, properties, unique_id, code=int(code))
 
 
-def pack_batch(messages: Sequence[Message], unique_ids: Sequence[str], config: ClientConfig) -> Outgoing:
-    """Check a batch and make it ready: one topic, no delays, one `wait_store`. Raises InvalidName,
-    MessageIllegal.
+def pack_batch(
+    messages: Sequence[Message], unique_ids: Sequence[str], config: ClientConfig
+) -> list[Outgoing]:
+    """Check a batch and make it ready: one topic, no delays, one `wait_store`; one request for each
+    `max_message_size` bytes. Raises InvalidName, MessageIllegal.
     """
     if not messages:
         raise MessageIllegal(remark="the batch is empty")
     first = messages[0]
     check_topic(first.topic)
-    parts = []
+    most = config.max_message_size
+    extra = {PROPERTY_INSTANCE_ID: config.namespace} if config.namespace else None
+    parts: list[tuple[list[bytes], list[str]]] = []
+    room = -1
     for message, unique_id in zip(messages, unique_ids, strict=True):
         _check_fits(message, first)
-        _check_body(message.body, config.max_message_size)
-        parts.append((message.flag, message.body, properties_text(message, unique_id)))
-    body = encode_batch(parts)
-    if len(body) > config.max_message_size:
-        raise MessageIllegal(
-            remark=f"the batch has {len(body)} bytes with its properties, at most {config.max_message_size}"
-            " are allowed (max_message_size): send it in parts"
-        )
+        _check_body(message.body, most)
+        text = properties_text(message, unique_id, extra)
+        piece = encode_batch([(message.flag, message.body, text)])
+        if len(piece) > most:
+            raise MessageIllegal(
+                remark=f"message {unique_id} of the batch has {len(piece)} bytes with its properties, at most"
+                f" {most} are allowed (max_message_size)"
+            )
+        if len(piece) > room:
+            parts.append(([], []))
+            room = most
+        room -= len(piece)
+        parts[-1][0].append(piece)
+        parts[-1][1].append(unique_id)
     wait = encode_properties({"WAIT": "true" if first.wait_store else "false"})
-    ids = ",".join(unique_ids)
-    return Outgoing(first.topic, body, 0, first.flag, wait, ids, batch=True, code=BATCH)
+    topic = wrapped(config.namespace, first.topic)
+    return [
+        Outgoing(topic, b"".join(pieces), 0, first.flag, wait, ",".join(ids), batch=True, code=BATCH)
+        for pieces, ids in parts
+    ]
 
 
 def check_topic(topic: str) -> None:
@@ -131,7 +166,7 @@ def _check_fits(message: Message, first: Message) -> None:
         raise MessageIllegal(
             remark=f"the messages of a batch have one topic, not {first.topic} and {message.topic}"
         )
-    if message.delay_level:
+    if message.is_delayed:
         raise MessageIllegal(remark="a message of a batch cannot be delayed")
     if message.wait_store != first.wait_store:
         raise MessageIllegal(remark="the messages of a batch have the same wait_store")
@@ -139,17 +174,32 @@ def _check_fits(message: Message, first: Message) -> None:
         raise MessageIllegal(remark="messages to retry topics are not sent in batches")
 
 
-def properties_text(message: Message, unique_id: str) -> str:
+def properties_text(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
     """The property text of a message. Raises MessageIllegal for names and values that it cannot carry."""
     own = message.properties
-    if not own and not message.keys and not message.tags and not message.delay_level:
+    if not (own or extra or message.keys or message.tags or message.is_delayed):
         wait = "true" if message.wait_store else "false"
         return f"{PROPERTY_UNIQUE_KEY}\x01{unique_id}\x02WAIT\x01{wait}"
     if not RESERVED_PROPERTIES.isdisjoint(own):
         names = ", ".join(sorted(RESERVED_PROPERTIES.intersection(own)))
         raise MessageIllegal(remark=f"the property names {names} are RocketMQ's own")
     merged = with_properties(message, {PROPERTY_UNIQUE_KEY: unique_id})
+    if message.is_delayed:
+        merged |= _delivery_time(message)
+    if extra is not None:
+        merged |= extra
     return checked_properties(merged)
+
+
+def _delivery_time(message: Message) -> dict[str, str]:
+    times = (message.delay_level or None, message.deliver_at_ms, message.delay_ms)
+    if sum(time is not None for time in times) > 1:
+        raise MessageIllegal(remark="only one of delay_level, deliver_at_ms and delay_ms is possible")
+    if any(time is not None and time < 0 for time in times):
+        raise MessageIllegal(remark="a delay or a delivery time is not negative")
+    if message.deliver_at_ms is not None:
+        return {PROPERTY_DELIVER_MS: str(message.deliver_at_ms)}
+    return {PROPERTY_DELAY_MS: str(message.delay_ms)} if message.delay_ms is not None else {}
 
 
 def checked_properties(properties: dict[str, str]) -> str:
@@ -215,6 +265,18 @@ def read_result(response: Command, queue: MessageQueue, unique_id: str) -> SendR
             ext["msgId"],
             ext.get("transactionId"),
             ext.get("MSG_REGION") or "DefaultRegion",
+            ext.get(RECALL_HANDLE),
         )
     except (KeyError, ValueError) as error:
         raise RemoteProtocolError(f"the answer to a send to {queue.broker_name} lacks {error}") from None
+
+
+def joined(results: Sequence[SendResult]) -> SendResult:
+    """The result of a batch that took several requests."""
+    return evolve(
+        results[0],
+        status=next((result.status for result in results if result.status != "SEND_OK"), "SEND_OK"),
+        message_id=",".join(result.message_id for result in results),
+        offset_message_id=",".join(result.offset_message_id for result in results),
+        parts=tuple(results),
+    )

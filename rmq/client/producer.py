@@ -7,9 +7,21 @@ from collections.abc import Sequence
 from types import TracebackType
 
 import anyio
+import attrs
 
 from rmq.client.names import UNREACHABLE, no_route
-from rmq.client.outgoing import STATUSES, Outgoing, SendForm, SendResult, pack, pack_batch, read_result
+from rmq.client.namespace import unwrapped, wrapped
+from rmq.client.outgoing import (
+    STATUSES,
+    Outgoing,
+    SendForm,
+    SendResult,
+    joined,
+    pack,
+    pack_batch,
+    read_result,
+)
+from rmq.client.requests import answer, question
 from rmq.client.routes import Rotation, select_by_key
 from rmq.client.session import Session
 from rmq.errors import (
@@ -17,6 +29,8 @@ from rmq.errors import (
     ConnectFailed,
     LocalProtocolError,
     NoRoute,
+    RemoteProtocolError,
+    ReplyTimeout,
     ResponseError,
     RmqError,
     SendFailed,
@@ -24,7 +38,15 @@ from rmq.errors import (
     SystemBusy,
     for_code,
 )
-from rmq.message import Message, MessageQueue, validate_group
+from rmq.message import PROPERTY_CORRELATION_ID, Message, MessageQueue, StoredMessage, validate_group
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.recall import (
+    RECALL_MESSAGE,
+    RecallHandle,
+    RecallMessageRequestHeader,
+    RecallMessageResponseHeader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +67,7 @@ class Producer:
         self._running = 0
         self._idle: anyio.Event | None = None
         self._open = False
+        self._known_to: set[str] = set()
 
     async def __aenter__(self) -> Producer:
         """Join. Raises ConfigError when this client has a producer of that group already."""
@@ -95,13 +118,24 @@ class Producer:
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
     ) -> SendResult:
-        """Send several messages of one topic in one request: all are stored in one queue, or none.
+        """Send several messages of one topic, in as few requests as `max_message_size` allows: those of one
+        request are all stored in one queue, or none.
 
-        They have the same `wait_store` and no delay, and together at most `max_message_size` bytes.
-        Otherwise as `send`; the result has the ids of all messages.
+        They have the same `wait_store` and no delay. Otherwise as `send`; the result has the ids of all
+        messages, and `parts` where there were several requests. When one of these fails, the error's notes
+        say how many messages are stored; the rest is not sent.
         """
         ids = [self._session.unique_ids.next() for _ in messages]
-        return await self._send(pack_batch(messages, ids, self._session.config), queue, sharding_key)
+        results: list[SendResult] = []
+        for outgoing in pack_batch(messages, ids, self._session.config):
+            try:
+                results.append(await self._send(outgoing, queue, sharding_key))
+            except RmqError as error:
+                if results:
+                    stored = sum(len(result.message_ids) for result in results)
+                    error.add_note(f"the first {stored} of {len(messages)} messages are stored")
+                raise
+        return results[0] if len(results) == 1 else joined(results)
 
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -126,13 +160,87 @@ class Producer:
             session.refresh_soon(outgoing.topic)
             raise
 
+    async def recall(self, handle: str) -> str:
+        """Take a message back that waits for its delivery time, by the `recall_handle` of its result;
+        returns its id. Raises LocalProtocolError for what is no handle, NoRoute, ResponseError when it is
+        too late. Cancelled: it may or may not be recalled."""
+        self._check_open()
+        try:
+            place = RecallHandle.parse(handle)
+        except RemoteProtocolError:
+            raise LocalProtocolError(f"{handle[:80]!r} is not the recall handle of a send") from None
+        brokers = self._session.brokers
+        await self._session.rotation(place.topic, brokers.timeout)
+        address = brokers.master(MessageQueue(place.topic, place.broker_name, 0))
+        header = RecallMessageRequestHeader(place.topic, handle, self.group)
+        request = Command.request(RECALL_MESSAGE, header)
+        response = await self._session.pool.call(address, request, brokers.timeout)
+        if response.code != ResponseCode.SUCCESS:
+            raise for_code(response.code, response.remark, address)
+        return response.read(RecallMessageResponseHeader).msg_id
+
+    # --- questions and answers ---
+
+    async def request(
+        self,
+        message: Message,
+        timeout: float = 3.0,
+        *,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+    ) -> StoredMessage:
+        """Send a message and return the reply of whoever consumes it, within `timeout` seconds.
+
+        Raises as `send`, and ReplyTimeout when no reply came. Cancelled: a reply is dropped."""
+        self._check_open()
+        session = self._session
+        extra = question(session.client_id, timeout)
+        outgoing = pack(message, session.unique_ids.next(), session.config, extra=extra)
+        replied, reply = anyio.Event(), list[StoredMessage]()
+
+        def take(stored: StoredMessage) -> None:
+            reply.append(stored)
+            replied.set()
+
+        waiting, key = session.replies.waiting, extra[PROPERTY_CORRELATION_ID]
+        waiting[key] = take
+        try:
+            with anyio.move_on_after(timeout):
+                await self._be_known(outgoing.topic, timeout)
+                await self._send(outgoing, queue, sharding_key)
+                await replied.wait()
+        finally:
+            del waiting[key]
+        if not reply:
+            raise ReplyTimeout(outgoing.unique_id, message.topic, outgoing.code, timeout)
+        return reply[0]
+
+    async def reply(self, message: StoredMessage, body: bytes) -> SendResult:
+        """Answer a message that `request` sent, also one of a Java producer.
+
+        Raises MessageIllegal when it is no question, and the ResponseError of the broker when the asker is
+        gone. Cancelled: the answer may or may not have gone out."""
+        session = self._session
+        outgoing, queue = answer(message, body, session.unique_ids.next(), session.config)
+        if session.routes.master(queue.broker_name) is None:
+            await self._rotation(wrapped(session.config.namespace, message.topic), session.brokers.timeout)
+        return await self._send(outgoing, queue, None)
+
+    async def _be_known(self, topic: str, timeout: float) -> None:
+        """Have all brokers of a topic know us, as they push replies over the connection that they know."""
+        rotation = await self._rotation(topic, timeout)
+        brokers = rotation.route.brokers.keys()
+        if not self._known_to >= brokers:
+            await self._session.beat()
+            self._known_to |= brokers
+
     # --- how a send goes --------------------------------------------------------------------------
 
     async def _send(self, outgoing: Outgoing, queue: MessageQueue | None, key: str | None) -> SendResult:
         self._check_open()
         session = self._session
         began = session.now()
-        self._running += 1
+        self._begin()
         try:
             if queue is None:
                 rotation = session.routes.get(outgoing.topic)
@@ -143,9 +251,16 @@ class Producer:
                 queue = select_by_key(rotation.route.publish_queues, key)
             return await self._attempt(outgoing, queue, began, began + self._timeout)
         finally:
-            self._running -= 1
-            if self._idle is not None and not self._running:
-                self._idle.set()
+            self._ended()
+
+    def _begin(self) -> None:
+        """Something begins that leaving the block waits for."""
+        self._running += 1
+
+    def _ended(self) -> None:
+        self._running -= 1
+        if self._idle is not None and not self._running:
+            self._idle.set()
 
     async def _try_brokers(self, outgoing: Outgoing, rotation: Rotation, began: float) -> SendResult:
         session = self._session
@@ -207,7 +322,14 @@ class Producer:
         now = session.now()
         session.health.succeeded(broker_name, now - began, now)
         if response.code in STATUSES:
-            return read_result(response, queue, outgoing.unique_id)
+            result = read_result(response, queue, outgoing.unique_id)
+            if session.config.namespace:
+                result.message_queue = attrs.evolve(
+                    queue,
+                    topic=unwrapped(session.config.namespace, queue.topic),
+                    queue_id=result.message_queue.queue_id,
+                )
+            return result
         raise self._refused(for_code(response.code, response.remark, address), queue)
 
     def _refused(self, error: ResponseError, queue: MessageQueue) -> ResponseError:
@@ -221,7 +343,7 @@ class Producer:
         return error
 
     def _next(self, rotation: Rotation, tried: Sequence[str], now: float) -> MessageQueue:
-        """The next queue: not of a broker that was tried, and if possible not of one that is to be avoided."""
+        """The next queue: on no broker that was tried, and if possible on none that is to be avoided."""
         session = self._session
         avoided = session.health.avoided(now) if session.config.avoid_slow_brokers else ()
         if avoided:

@@ -8,6 +8,7 @@ from types import TracebackType
 import anyio
 from attrs import define
 
+from rmq.client.namespace import wrapped
 from rmq.client.pulling import FIRST_PAUSE_SECONDS, PullAnswer, PullForm
 from rmq.client.session import Session
 from rmq.client.subscription import ALL, Sql, subscription
@@ -57,7 +58,8 @@ class PullConsumer:
         """The queues of a topic that can be read. Cancelled: nothing has happened."""
         self._check_open()
         session = self._session
-        rotation = await session.rotation(validate_topic(topic), session.brokers.timeout)
+        full = wrapped(session.config.namespace, validate_topic(topic))
+        rotation = await session.rotation(full, session.brokers.timeout)
         return list(rotation.route.subscribe_queues)
 
     async def min_offset(self, queue: MessageQueue) -> int:
@@ -148,7 +150,13 @@ class PullConsumer:
         form = self._forms.get((queue, expression))
         if form is None:
             data = subscription(queue.topic, expression, self._session.now_ms())
-            form = self._forms[queue, expression] = PullForm(self.group, queue, data, tell_subscription=True)
+            form = self._forms[queue, expression] = PullForm(
+                self.group,
+                queue,
+                data,
+                tell_subscription=True,
+                namespace=self._session.config.namespace,
+            )
         return form
 
     async def _know(self, queue: MessageQueue) -> None:

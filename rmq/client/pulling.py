@@ -10,6 +10,7 @@ import anyio
 from attrs import define
 
 from rmq.client.names import UNREACHABLE
+from rmq.client.namespace import unwrapped
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage, read_messages, to_original_topic
 from rmq.client.session import Session
@@ -68,9 +69,18 @@ class PullForm:
     """What the pulls of one queue by one group have in common."""
 
     def __init__(
-        self, group: str, queue: MessageQueue, data: SubscriptionData, *, tell_subscription: bool = False
+        self,
+        group: str,
+        queue: MessageQueue,
+        data: SubscriptionData,
+        *,
+        tell_subscription: bool = False,
+        namespace: str = "",
     ) -> None:
-        """`tell_subscription` sends the expression with each pull; otherwise the heartbeat has told it."""
+        """`tell_subscription` sends the expression with each pull; otherwise the heartbeat has told it.
+        `namespace` is taken from the topics of messages.
+        """
+        self._namespace = namespace
         self.queue = queue
         self._flags = PULL_SUBSCRIPTION if tell_subscription else 0
         self._tags = data.tags_set
@@ -134,6 +144,9 @@ class PullForm:
         if self._retry:
             for message in messages:
                 to_original_topic(message)
+        if self._namespace:
+            for message in messages:
+                message.topic = unwrapped(self._namespace, message.topic)
         return messages
 
 

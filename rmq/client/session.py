@@ -20,6 +20,7 @@ from attrs import define, field
 from rmq.client.brokers import Brokers
 from rmq.client.config import ClientConfig
 from rmq.client.names import UNREACHABLE, NameServers, no_route
+from rmq.client.requests import Replies
 from rmq.client.routes import Health, Rotation, Route, RouteTable
 from rmq.errors import NoRoute, RemoteProtocolError, ResponseError, RmqError
 from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
@@ -94,9 +95,11 @@ class Session:
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
         self.health = Health()
         self.names = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
-        self.brokers = Brokers(self.pool, self.routes, self.names, config.request_timeout_ms / 1000)
+        timeout = config.request_timeout_ms / 1000
+        self.brokers = Brokers(self.pool, self.routes, self.names, timeout, config.namespace)
         self.producers: dict[str, Any] = {}
         self.members: dict[str, Member] = {}
+        self.replies = Replies()
         self._guests = 0
         self._departure = anyio.Event()
         self._questions: dict[str, _Question] = {}

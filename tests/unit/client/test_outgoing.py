@@ -66,7 +66,7 @@ def test_a_batch_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
         for (_, content, _), known in zip(parts, properties, strict=True)
     ]
     ids = [known["UNIQ_KEY"] for known in properties]
-    outgoing = pack_batch(messages, ids, CONFIG)
+    (outgoing,) = pack_batch(messages, ids, CONFIG)
     request = SendForm(ext["a"], "4").request(outgoing, queue_of(ext), int(ext["g"]))
     assert request.ext == ext
     got = [(flag, content, decode_properties(text)) for flag, content, text in decode_batch(request.body)]
@@ -110,7 +110,7 @@ def test_what_cannot_be_sent_is_refused_with_the_reason(
         ([Message("T", b"x"), Message("T", b"x", wait_store=False)], "same wait_store"),
         ([Message("T", b"x"), Message("T", b"")], "the body is empty"),
         ([Message("%RETRY%g", b"x")], "retry topics"),
-        ([Message("T", b"x" * 1024 * 1024)] * 4, "bytes with its properties, at most 4194304"),
+        ([Message("T", b"x" * 4 * 1024 * 1024)], "bytes with its properties, at most 4194304"),
     ],
 )
 def test_batches_have_rules(messages: list[Message], text: str) -> None:
