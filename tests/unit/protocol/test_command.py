@@ -74,7 +74,7 @@ def test_flags_of_a_send(unit_mode: bool, batch: bool, serialization: int) -> No
 def test_a_reply_answers_in_kind(serialization: int) -> None:
     request = over_the_wire(Command.request(310, SEND), serialization)
     header = headers.SendMessageResponseHeader("ID", 1, 2)
-    reply = over_the_wire(request.reply(ResponseCode.SUCCESS, None, header, b"b"), request.serialization)
+    (reply,) = Decoder().feed(encode(request.reply(ResponseCode.SUCCESS, None, header, b"b")))
     assert (reply.serialization, reply.opaque, reply.flag) == (serialization, request.opaque, 1)
     assert reply.is_response
     assert reply.read(headers.SendMessageResponseHeader) == header

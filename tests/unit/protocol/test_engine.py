@@ -260,6 +260,10 @@ def test_memory_of_what_was_seen_is_bounded() -> None:
     before = sum(map(len, seen.orders.values()))
     _binary.read_binary(binary(15, ROOTS[15] | {"topic": "x" * 100_000}))
     assert sum(map(len, seen.orders.values())) == before
+    for number in range(2000):
+        decoded(encode(Command(105, 1, ext={f"name{number}": ""}, serialization=ROCKETMQ)))
+    assert len(_binary._NAMES) <= 1024
+    assert len(_binary._KEYS) <= 1024
     for order in permutations(("queueOffset", "commitOffset", "Signature")):
         _binary.read_binary(binary(11, dict.fromkeys(order, "1") | ROOTS[11]))
         assert 1 <= len(_binary._SEEN[11].orders) <= 4

@@ -292,10 +292,17 @@ def test_a_record_cut_anywhere_is_corrupt() -> None:
             decode_record(memoryview(GOOD)[:length])
 
 
-@pytest.mark.parametrize("at", [-1, len(GOOD), len(GOOD) + 1, 1 << 40])
+@pytest.mark.parametrize("at", [-1, -len(GOOD), len(GOOD), len(GOOD) + 1, 1 << 40])
 def test_a_place_outside_the_buffer_is_corrupt(at: int) -> None:
     with pytest.raises(CorruptRecord):
         decode_record(GOOD, at)
+
+
+def test_a_negative_body_length_is_corrupt() -> None:
+    """Lengths that agree with each other: the last byte of the body's length is the topic's length."""
+    data = struct.pack(">iIiiiqqiq8sq8siqi", 345, MESSAGE_MAGIC, 0, 0, 0, 0, 0, 0, 0, V4, 0, V4, 0, 0, -1)
+    with pytest.raises(CorruptRecord, match="lengths"):
+        decode_record(data + b"t" * 255 + bytes(2))
 
 
 def test_a_wrong_checksum_is_seen() -> None:
