@@ -32,9 +32,9 @@ def cells(output: str, name: str) -> list[str]:
 
 @pytest.fixture
 def orders(tmp_path: pathlib.Path) -> pathlib.Path:
-    """240 rows: four steps of 60 orders, interleaved."""
+    """240 rows: four steps of 60 orders; those of one order follow each other closely."""
     path = tmp_path / "orders.csv"
-    rows = [f"{step},o-{number},{number * 3}" for step in STEPS for number in range(60)]
+    rows = [f"{step},o-{number},{number * 3}" for number in range(60) for step in STEPS]
     path.write_text("step,order,amount\n" + "\n".join(rows) + "\n")
     return path
 

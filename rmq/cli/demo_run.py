@@ -64,8 +64,7 @@ async def run_demo(plan: Plan) -> Tally:
                 async with trio.open_nursery() as nursery:
                     for number, consumer in enumerate(consumers):
                         handler = partial(_deliver, plan, tally, number)
-                        # One message at a time: so each consumer handles its queues in their order.
-                        nursery.start_soon(partial(consumer.run, handler, concurrency=1))
+                        nursery.start_soon(partial(consumer.run, handler, concurrency=plan.queues))
                     await _shared(consumers, plan)
                     await _publish_and_wait(producer, plan, tally)
                     nursery.cancel_scope.cancel()
@@ -80,9 +79,10 @@ async def _connect(
     clients = [
         await stack.enter_async_context(rmq.connect(system.namesrv_address)) for _ in range(CONSUMERS + 1)
     ]
+    # Ordered: of a queue one message at a time, under the broker's lock of the queue.
+    ordered = partial(rmq.Client.consumer, consume_from="first", ordered=True)
     consumers = [
-        await stack.enter_async_context(client.consumer(group, {plan.topic: "*"}, consume_from="first"))
-        for client in clients[1:]
+        await stack.enter_async_context(ordered(client, group, {plan.topic: "*"})) for client in clients[1:]
     ]
     return await stack.enter_async_context(clients[0].producer(group)), consumers
 
@@ -103,6 +103,7 @@ async def _deliver(plan: Plan, tally: Tally, consumer: int, message: rmq.StoredM
     if message.properties.get("demo") != plan.run_id:
         return
     number = int(message.properties["row"])
+    await trio.lowlevel.checkpoint()  # as a handler that waits: another one may overtake it here
     intact = message.body == plan.rows[number].body
     tally.delivered(Delivery(consumer, number, message.queue_id, time.perf_counter(), intact))
 
