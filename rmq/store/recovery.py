@@ -9,8 +9,7 @@ lack older units is made from where it ends.
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from attrs import define, field, frozen
 
@@ -19,6 +18,7 @@ from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.properties import has_unit, unit_code
+from rmq.store.queues import Key, Queues
 from rmq.store.scan import Scan, Scanned, check_end, parse, store_timestamp
 
 log = logging.getLogger("rmq.store")
@@ -28,7 +28,6 @@ VERIFY_BYTES = 32 << 20
 _REPORT_EVERY = 4096
 
 Progress = Callable[[str, int, int], None]
-Key = tuple[str, int]
 
 
 @frozen
@@ -54,11 +53,10 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 @define
 class Recoverer:
-    """Carries out one recovery. `make_queue` makes (or finds) the queue of a record."""
+    """Carries out one recovery. `known_topics`: those that were not deleted, None when all count as known."""
 
     commit_log: CommitLog
-    queues: dict[Key, ConsumeQueue]
-    make_queue: Callable[[str, int], ConsumeQueue]
+    queues: Queues
     delays: dict[int, int]
     known_topics: frozenset[str] | None
     check_crc: bool = True
@@ -91,7 +89,7 @@ class Recoverer:
         segments = self.commit_log.segments
         segments.load()
         if not segments.bases or rebuild:
-            for queue in self.queues.values():
+            for queue in self.queues.table.values():
                 queue.restart(0)
             return segments.start
         if clean:
@@ -100,14 +98,14 @@ class Recoverer:
         self._load_queues(
             lambda queue: lambda index, unit: not self._is_unit_before(start, queue, index, unit)
         )
-        for queue in self.queues.values():
+        for queue in self.queues.table.values():
             queue.cut_files()
-        return start if self.queues else segments.start
+        return start if self.queues.table else segments.start
 
     def _start_clean(self) -> int:
         segments = self.commit_log.segments
         self._load_queues(lambda queue: lambda index, unit: unit[1] <= 0)
-        last = max(self.queues.values(), key=lambda queue: queue.known_to, default=None)
+        last = max(self.queues.table.values(), key=lambda queue: queue.known_to, default=None)
         if last is None or last.known_to == 0:
             return segments.start
         # Begin at a record that a queue vouches for: the first one inside the part to be checked.
@@ -118,8 +116,8 @@ class Recoverer:
         return newest if self._record_at(newest) is not None else segments.start
 
     def _load_queues(self, rule: Callable[[ConsumeQueue], Callable[[int, Unit], bool]]) -> None:
-        total = len(self.queues)
-        for number, queue in enumerate(self.queues.values()):
+        total = len(self.queues.table)
+        for number, queue in enumerate(self.queues.table.values()):
             queue.load(rule(queue))
             if queue.file_start > 0 == self.commit_log.start and self._is_short(queue):
                 # Nothing ever expired, so the queue's first files were lost.
@@ -197,7 +195,7 @@ class Recoverer:
     def _cut(self, end: int, *, torn: bool) -> None:
         if torn:
             log.warning("%s: torn tail cut at %d", self.commit_log.segments.path(end), end)
-        ahead = [queue for queue in self.queues.values() if queue.known_to > end]
+        ahead = [queue for queue in self.queues.table.values() if queue.known_to > end]
         for queue in ahead:
             log.warning("queue %s/%d is ahead of the log and is cut", queue.topic, queue.queue_id)
             queue.truncate(end)
@@ -206,7 +204,7 @@ class Recoverer:
         self.commit_log.open_at(end, self._timestamp or self._last_timestamp())
 
     def _last_timestamp(self) -> int:
-        last = max(self.queues.values(), key=lambda queue: queue.known_to, default=None)
+        last = max(self.queues.table.values(), key=lambda queue: queue.known_to, default=None)
         unit = None if last is None else last.unit(last.end - 1)
         record = None if unit is None else self._record_at(unit[0])
         return 0 if record is None else record.store_timestamp
@@ -239,7 +237,7 @@ class Recoverer:
 
     def _queue_of(self, name: bytes, queue_id: int) -> ConsumeQueue:
         topic = name.decode("utf-8", "replace")
-        queue = self.queues.get((topic, queue_id)) or self.make_queue(topic, queue_id)
+        queue = self.queues.table.get((topic, queue_id)) or self.queues.make(topic, queue_id)
         self._by_name[name, queue_id] = queue
         return queue
 
@@ -276,13 +274,3 @@ def is_torn(last: Scanned, synced_before_ms: int | None) -> bool:
     """
     unsynced = synced_before_ms is not None and last.store_timestamp >= synced_before_ms
     return unsynced and last.properties[-1:] == b"\0"
-
-
-def known_queues(names: Callable[[str], Iterable[str]], folder: str) -> list[Key]:
-    """The queues that have folders."""
-    return [
-        (topic, int(queue_id))
-        for topic in names(folder)
-        for queue_id in names(os.path.join(folder, topic))
-        if queue_id.isascii() and queue_id.isdecimal()
-    ]

@@ -15,22 +15,22 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from rmq.errors import OffsetOutOfRange, StoreError
 from rmq.message import SCHEDULE_TOPIC, StoredMessage
 from rmq.protocol import json
-from rmq.protocol.engine import build_record, encode_queue_units
+from rmq.protocol.engine import build_record
 from rmq.protocol.record import Record, decode_record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table
-from rmq.store.consumequeue import UNIT, ConsumeQueue, Unit, queue_folder
+from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
-from rmq.store.properties import PREPARED, due_time, has_unit, is_indexed, value_of
+from rmq.store.properties import PREPARED, due_time, has_unit, is_indexed, unit_code, value_of
+from rmq.store.queues import Arrival, Queues
 from rmq.store.reader import (
     GetResult,
     Limits,
@@ -41,34 +41,20 @@ from rmq.store.reader import (
     outside,
     read_queue,
 )
-from rmq.store.recovery import Progress, Recoverer, Recovery, known_queues, no_progress
+from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
 from rmq.store.reput import Reput, entries_of
 from rmq.store.retention import CleanReport, DiskState, disk_state, expired_files, why_clean
-from rmq.store.scan import Scan
-from rmq.store.segments import OpenFiles
+from rmq.store.scan import Scan, Scanned
 
 log = logging.getLogger("rmq.store")
 
+__all__ = ["Arrival", "Lookup", "Store"]
+
 _COUNT_BACKLOG = 20_000  # records that wait for the index before commit() helps
-_GATHERED_BYTES = 16 << 20  # queue units in memory before commit() writes some
-_QUEUE_FILES_OPEN = 256
-_SYNC_ALL_FROM = 64  # more queue files than that are synced by one sync of the file system
-_TRIM_AT_ONCE = 500
-_WRITES_AT_ONCE = 64
-_GATHER_MS = 5000  # how long units may wait in memory
-_WRITE_MS = 5  # how long one call may write queue files: making thousands of them takes a while
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
 _RELAX_BYTES = 16 << 20
 _ROOM = 8  # a BLANK's
-
-
-class Arrival(NamedTuple):
-    """A queue got messages: `next_queue_offset` is the offset after the last of them."""
-
-    topic: str
-    queue_id: int
-    next_queue_offset: int
 
 
 class Lookup(NamedTuple):
@@ -104,8 +90,7 @@ class Store:
         self._memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._limits = self._make_limits()
         self._log = CommitLog(disk, config.commit_log_path, config.mapped_file_size_commit_log)
-        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
-        self._open_files = OpenFiles(_QUEUE_FILES_OPEN)
+        self._queues = Queues(disk, root, config.queue_file_size, now_ms)
         self._index = Index(disk, os.path.join(root, "index"), config.max_hash_slot_num, config.max_index_num)
         self._reput = Reput(self._log, self._index)
         self._files = ConfigFiles(disk, os.path.join(root, "config"))
@@ -114,19 +99,11 @@ class Store:
         # the pending batch
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
-        self._full: list[ConsumeQueue] = []  # queues with enough units for a write
         self._entries: list[Entry] = []
         self._batch_ms = 0
-        # queues with units in memory only (longest waiting first), and with files that were not synced
-        self._gathered: dict[ConsumeQueue, None] = {}
-        self._gathered_bytes = 0
-        self._written_ms = 0
-        self._unsynced: dict[ConsumeQueue, None] = {}
         self._sync_lock = threading.Lock()
-        self._to_trim: list[ConsumeQueue] = []
         self._raw_position = 0  # a slave's: up to where queues have the log's records
         self._served = 0  # bytes read since the mapped pages were let go
-        self._write_error = ""
         self._disk_looked_ms = -_DISK_LOOK_MS
         self._disk_state = DiskState(0.0, 0)
 
@@ -166,12 +143,10 @@ class Store:
         clean = not self.disk.exists(abort)
         self.disk.replace(abort, b"")
         checkpoint = self._checkpoint = Checkpoint(self.disk, self._path("checkpoint"))
-        for topic, queue_id in known_queues(self.disk.list, self._path("consumequeue")):
-            self._make_queue(topic, queue_id)
+        self._queues.find_folders()
         recoverer = Recoverer(
             self._log,
             self._queues,
-            self._make_queue,
             self._delays,
             self._known_topics(),
             check_crc=self.config.check_crc_on_recover,
@@ -179,11 +154,7 @@ class Store:
             progress=progress,
         )
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
-        self._gathered.update((queue, None) for queue in self._queues.values() if queue.gathered)
-        self._gathered_bytes = sum(queue.gathered for queue in self._gathered)
-        if recovery.records:
-            self._unsynced.update(dict.fromkeys(self._queues.values()))
-        self._note_written()
+        self._queues.recovered(self._log.timestamp, changed=recovery.records > 0)
         self._raw_position = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         log.info("store %s opened: %s", self._root, recovery)
@@ -216,15 +187,11 @@ class Store:
             self._rollback()
             while self._reput.behind is None and self._reput.step(_COUNT_BACKLOG, self._now_ms()):
                 pass
-            self._write_queues(self._gathered, most_ms=1 << 60)
+            self._queues.write_all(self._log.timestamp)
             self.flush()
             self.flush_queues()
             self._index.sync(all_files=True)
             self.flush_checkpoint()
-            if self._gathered:
-                raise StoreError(
-                    f"queues could not be written, the next start makes them: {self._write_error}"
-                )
             self.disk.remove(self._path("abort"))
         finally:
             self._close_files()
@@ -235,8 +202,7 @@ class Store:
 
     def _close_files(self) -> None:
         self._log.close()
-        for queue in self._queues.values():
-            queue.close()
+        self._queues.close()
         self._index.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
@@ -256,9 +222,9 @@ class Store:
         It is readable, and may be acknowledged, after `commit`. Raises StoreError for a record that no
         log file can hold or when nothing can be written; the pending batch stays as it was.
         """
-        queue = self._queues.get((record.topic, record.queue_id))
+        queue = self._queues.table.get((record.topic, record.queue_id))
         if queue is None:
-            queue = self._make_queue(record.topic, record.queue_id)
+            queue = self._queues.make(record.topic, record.queue_id)
         commit_log = self._log
         if not commit_log.pending:
             self._begin_batch()
@@ -303,11 +269,7 @@ class Store:
             self._entries.append((record.topic, record.keys, position, now))
 
     def _begin_batch(self) -> None:
-        if self._gathered_bytes > 2 * _GATHERED_BYTES:
-            # Writing queue files has failed for long; memory must not grow for ever.
-            self._write_queues(islice(self._gathered, _WRITES_AT_ONCE))
-            if self._write_error:
-                raise StoreError(f"queue files cannot be written: {self._write_error}")
+        self._queues.check_room(self._log.timestamp)
         now, last = self._now_ms(), self._log.timestamp
         # Store times tell what was synced and are searched by halves: small steps back of the clock are
         # not stored.
@@ -338,49 +300,25 @@ class Store:
             raise
         self._log.timestamp = self._batch_ms
         self._raw_position = self._log.end
-        arrivals = self._commit_units() if self._units else []
+        arrivals = self._take_units()
         if self._entries:
-            if self.config.message_index_enable:
-                self._reput.add(self._entries)
+            self._index_later(self._entries)
             self._entries = []
-        self._keep_up()
+        self._queues.keep_up(self._batch_ms)
         return arrivals
 
-    def _commit_units(self) -> list[Arrival]:
-        """Hand the batch's units to their queues, encoded in one go."""
-        data = encode_queue_units(self._units)
-        owners = self._owners
+    def _take_units(self) -> list[Arrival]:
+        if not self._units:
+            return []
+        units, owners = self._units, self._owners
         self._units, self._owners = [], []
-        self._gathered_bytes += len(data)
-        touched = dict.fromkeys(owners)
-        if len(touched) == 1:
-            owners[0].tail += data
-        else:
-            at = 0
-            for queue in owners:
-                queue.tail += data[at : at + UNIT]
-                at += UNIT
-        gathered, now = self._gathered, self._batch_ms
-        arrivals = []
-        for queue in touched:
-            queue.end = queue.next
-            if queue not in gathered:
-                gathered[queue] = None
-                queue.gathered_since_ms = now
-            elif len(queue.tail) >= ConsumeQueue.WRITE_BYTES:
-                self._full.append(queue)
-            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
-        return arrivals
+        return self._queues.take(units, owners, self._batch_ms)
 
-    def _keep_up(self) -> None:
-        """Bound what waits in memory."""
-        if self._full:
-            full, self._full = self._full, []
-            self._write_queues(full)
-        if self._gathered_bytes > _GATHERED_BYTES and not self._write_error:
-            self._write_queues(islice(self._gathered, _WRITES_AT_ONCE))
-        if len(self._reput) > _COUNT_BACKLOG:
-            self._reput.step(_COUNT_BACKLOG // 4, self._now_ms())
+    def _index_later(self, entries: Iterable[Entry]) -> None:
+        if self.config.message_index_enable:
+            self._reput.add(entries)
+            if len(self._reput) > _COUNT_BACKLOG:
+                self._reput.step(_COUNT_BACKLOG // 4, self._now_ms())
 
     def _rollback(self) -> None:
         for queue in self._owners:
@@ -388,58 +326,16 @@ class Store:
         self._units, self._owners, self._entries = [], [], []
         self._log.rollback()
 
-    def _write_queues(self, queues: Iterable[ConsumeQueue], most_ms: int = _WRITE_MS) -> bool:
-        """Write gathered units to their files; whether time ran out before the last of them.
-
-        A failure is logged: the units stay readable and are tried again by a later call.
-        """
-        deadline = self._now_ms() + most_ms
-        late = False
-        for queue in list(queues):
-            if late := self._now_ms() >= deadline:
-                break
-            size = queue.gathered
-            try:
-                queue.write()
-            except StoreError as error:
-                if not self._write_error:
-                    log.error("queue %s/%d cannot be written: %s", queue.topic, queue.queue_id, error)
-                self._write_error = str(error)
-                return False
-            self._gathered.pop(queue, None)
-            self._gathered_bytes -= size
-            self._unsynced[queue] = None
-        self._write_error = ""
-        self._note_written()
-        return late
-
-    def _note_written(self) -> None:
-        """All units of records stored before `_written_ms` are in their files."""
-        since = min(
-            (queue.gathered_since_ms for queue in islice(self._gathered, 1)), default=self._log.timestamp
-        )
-        self._written_ms = since
-
     def dispatch(self, limit: int = 1000) -> bool:
         """Do deferred work: index up to `limit` records, write queue units that waited long, trim queues.
 
         True when more is left to do at once.
         """
-        now = self._now_ms()
-        more = self._reput.step(limit, now)
-        late = self._write_queues(self._longest_waiting(now))
-        if self._to_trim:
-            self._trim_some()
-        return more or late or bool(self._to_trim)
-
-    def _longest_waiting(self, now: int) -> list[ConsumeQueue]:
-        queues: list[ConsumeQueue] = []
-        for queue in self._gathered:
-            # A clock that was set back must not hold units for ever.
-            if 0 <= now - queue.gathered_since_ms < _GATHER_MS:
-                break
-            queues.append(queue)
-        return queues
+        more = self._reput.step(limit, self._now_ms())
+        late = self._queues.write_waiting(self._log.timestamp)
+        if not self._queues.is_trimmed:
+            self._queues.trim_some(self._log.start)
+        return more or late or not self._queues.is_trimmed
 
     @property
     def pending(self) -> bool:
@@ -465,20 +361,8 @@ class Store:
         flushConsumeQueueThoroughInterval. Raises StoreError.
         """
         with self._sync_lock:
-            written_ms = self._written_ms
-            queues = []
-            while self._unsynced:
-                queues.append(self._unsynced.popitem()[0])
-            try:
-                if len(queues) > _SYNC_ALL_FROM:
-                    self.disk.sync_all(self._root)
-                else:
-                    for queue in queues:
-                        queue.sync()
-                index_ms = self._index.sync()
-            except StoreError:
-                self._unsynced.update(dict.fromkeys(queues))
-                raise
+            written_ms = self._queues.sync()
+            index_ms = self._index.sync()
             checkpoint = self._checkpoint
             if checkpoint is not None:
                 checkpoint.queues_ms = written_ms
@@ -585,7 +469,7 @@ class Store:
 
     def max_offset(self, topic: str, queue_id: int) -> int:
         """The offset that the next message of a queue gets; 0 for a queue without messages."""
-        queue = self._queues.get((topic, queue_id))
+        queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.end
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -610,7 +494,7 @@ class Store:
 
     def queues(self) -> Iterator[tuple[str, int]]:
         """The queues that have, or had, messages."""
-        return iter(list(self._queues))
+        return iter(list(self._queues.table))
 
     def lookup(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Lookup:
         """Where the index has records of that topic and key. Records of other keys with the same hash may
@@ -635,18 +519,7 @@ class Store:
         return found
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        queue = self._queues.get((topic, queue_id))
-        if queue is not None and queue.trimmed_to < self._log.start:
-            queue.trim(self._log.start)
-        return queue
-
-    def _make_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        folder = queue_folder(self._root, topic, queue_id)
-        queue = ConsumeQueue(
-            self.disk, folder, topic, queue_id, self.config.queue_file_size, self._open_files
-        )
-        self._queues[topic, queue_id] = queue
-        return queue
+        return self._queues.find(topic, queue_id, self._log.start)
 
     # ---- a slave's log ----
 
@@ -666,24 +539,31 @@ class Store:
         return self._queue_raw()
 
     def _queue_raw(self) -> Sequence[Arrival]:
+        """Make units and index entries of the whole records that came."""
         scan = Scan(self._log.segments, self._raw_position, check_crc=False, stop=self._log.end)
-        recoverer = Recoverer(self._log, self._queues, self._make_queue, self._delays, frozenset())
-        records = []
-        grown: dict[ConsumeQueue, None] = {}
-        for record in scan:
-            records.append(record)
-            if has_unit(record.sys_flag):
-                recoverer.restore(record)
-                queue = self._queues[record.topic.decode("utf-8", "replace"), record.queue_id]
-                grown[queue] = self._gathered[queue] = None
+        records = list(scan)
         self._raw_position = scan.position
+        for record in records:
+            if has_unit(record.sys_flag):
+                self._own_unit(record)
         if records:
-            self._log.timestamp = records[-1].store_timestamp
-        self._gathered_bytes = sum(queue.gathered for queue in self._gathered)
-        if self.config.message_index_enable:
-            self._reput.add(entries_of(records))
-        self._keep_up()
-        return [Arrival(queue.topic, queue.queue_id, queue.end) for queue in grown]
+            self._log.timestamp = self._batch_ms = records[-1].store_timestamp
+        arrivals = self._take_units()
+        self._index_later(entries_of(records))
+        self._queues.keep_up(self._log.timestamp)
+        return arrivals
+
+    def _own_unit(self, record: Scanned) -> None:
+        topic, queue_id = record.topic.decode("utf-8", "replace"), record.queue_id
+        queue = self._queues.table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
+        if record.queue_offset != queue.next:
+            # The master's topic was deleted and made again, or this log begins in the middle of a queue.
+            self._take_units()
+            self._queues.restart(queue, record.queue_offset)
+        code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
+        self._units.append((record.position, record.size, code))
+        self._owners.append(queue)
+        queue.next += 1
 
     def truncate(self, physical_offset: int) -> None:
         """Cut log, queues and index at the start of a record. Raises OffsetOutOfRange when the log does not
@@ -692,9 +572,7 @@ class Store:
         if not self._log.start <= physical_offset <= self._log.end:
             raise self._out_of_range(physical_offset)
         self._rollback()
-        for queue in self._queues.values():
-            queue.truncate(physical_offset)
-        self._gathered_bytes = sum(queue.gathered for queue in self._gathered)
+        self._queues.truncate(physical_offset)
         self._log.truncate(physical_offset)
         self._raw_position = physical_offset
         self._index.truncate(physical_offset)
@@ -710,13 +588,10 @@ class Store:
 
     def remove_topic(self, topic: str) -> None:
         """Remove a topic's queues; its records stay in the log until their files expire."""
-        for key in [key for key in self._queues if key[0] == topic]:
-            queue = self._queues.pop(key)
-            self._gathered_bytes -= queue.gathered
-            self._gathered.pop(queue, None)
-            self._unsynced.pop(queue, None)
-            queue.remove()
-        self.disk.remove(os.path.dirname(queue_folder(self._root, topic, 0)))
+        # Units of the pending batch go too; their records are in the log all the same.
+        kept = [at for at, queue in enumerate(self._owners) if queue.topic != topic]
+        self._units, self._owners = [self._units[at] for at in kept], [self._owners[at] for at in kept]
+        self._queues.remove_topic(topic)
 
     def clean(self, now_ms: int) -> CleanReport:
         """Remove whole log files, oldest first, that are expired or must make room; trim queues and index
@@ -732,20 +607,9 @@ class Store:
         if not files:
             return CleanReport(reason=reason)
         self._reput.skip_to(self._log.start)
-        self._to_trim = list(self._queues.values())
-        removed = self._trim_some()
+        self._queues.begin_trim()
+        removed = self._queues.trim_some(self._log.start)
         return CleanReport(files, removed, self._index.trim(self._log.start), reason)
-
-    def _trim_some(self) -> int:
-        start = self._log.start
-        some, self._to_trim = self._to_trim[:_TRIM_AT_ONCE], self._to_trim[_TRIM_AT_ONCE:]
-        removed = 0
-        for queue in some:
-            try:
-                removed += queue.trim(start)
-            except StoreError as error:
-                log.error("expired files of queue %s/%d stay: %s", queue.topic, queue.queue_id, error)
-        return removed
 
     def disk_state(self) -> DiskState:
         """How full the disk is and whether records may be taken; looked at once a second."""

@@ -168,7 +168,7 @@ def test_at_most_ten_files_go_at_once() -> None:
 
 
 def test_trimming_very_many_queues_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.store.store._TRIM_AT_ONCE", 3)
+    monkeypatch.setattr("rmq.store.queues._TRIM_AT_ONCE", 3)
     clock = Clock()
     disk = MemoryDisk()
     store = open_store(disk, clock, file_reserved_time=1, delete_when=ALL_DAY)

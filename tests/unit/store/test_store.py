@@ -486,6 +486,18 @@ def test_remove_topic_removes_its_queues_only() -> None:
     assert bodies(again) == [b"message 0", b"message 1"]
 
 
+def test_a_topic_removed_while_its_messages_are_pending_stays_removed() -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    fill(store, 3)
+    store.put(record("late"))
+    store.put(record("other", topic="Other"))
+    store.remove_topic("Orders")
+    assert store.commit() == [("Other", 0, 1)]
+    store.close()
+    assert disk.list(f"{ROOT}/consumequeue") == ["Other"]
+
+
 def test_a_slave_s_log_is_its_master_s() -> None:
     master_disk, slave_disk = MemoryDisk(), MemoryDisk()
     master = open_store(master_disk)

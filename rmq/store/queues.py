@@ -1,0 +1,252 @@
+"""Queues: all consume queues of a store; who has units in memory only, what was not synced, what is to be
+trimmed.
+
+Units wait in memory until a queue has half a page of them per write, or for a few seconds, or until all
+together take too much memory. One thread uses it; `sync` may run in another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from rmq.errors import StoreError
+from rmq.protocol.engine import encode_queue_units
+from rmq.store.consumequeue import UNIT, ConsumeQueue, Unit, queue_folder
+from rmq.store.disk import Disk
+from rmq.store.segments import OpenFiles
+
+log = logging.getLogger("rmq.store")
+
+Key = tuple[str, int]
+
+_FILES_OPEN = 256
+_GATHERED_BYTES = 16 << 20  # units in memory before a commit writes some
+_GATHER_MS = 5000  # how long units may wait in memory
+_WRITE_MS = 5  # how long one call may write files: making thousands of them takes a while
+_WRITES_AT_ONCE = 64
+_SYNC_ALL_FROM = 64  # the files of more queues than that are synced by one sync of the file system
+_TRIM_AT_ONCE = 500
+
+
+class Arrival(NamedTuple):
+    """A queue got messages: `next_queue_offset` is the offset after the last of them."""
+
+    topic: str
+    queue_id: int
+    next_queue_offset: int
+
+
+class Queues:
+    """`table` holds them all by topic and queue id. `now_ms` bounds how long a call may take."""
+
+    def __init__(self, disk: Disk, root: str, file_size: int, now_ms: Callable[[], int]) -> None:
+        self.table: dict[Key, ConsumeQueue] = {}
+        self.written_ms = 0  # all units of records stored before it are in their files
+        self.error = ""  # why the last write of a file failed
+        self._disk = disk
+        self._root = root
+        self._file_size = file_size
+        self._now_ms = now_ms
+        self._open_files = OpenFiles(_FILES_OPEN)
+        self._gathered: dict[ConsumeQueue, None] = {}  # the longest waiting first
+        self._gathered_bytes = 0
+        self._full: list[ConsumeQueue] = []  # enough units for a write
+        self._unsynced: dict[ConsumeQueue, None] = {}
+        self._to_trim: list[ConsumeQueue] = []
+
+    def find_folders(self) -> None:
+        """Make the queues that have folders; their files are not looked at yet."""
+        folder = os.path.join(self._root, "consumequeue")
+        for topic in self._disk.list(folder):
+            for queue_id in self._disk.list(os.path.join(folder, topic)):
+                if queue_id.isascii() and queue_id.isdecimal():
+                    self.make(topic, int(queue_id))
+
+    def make(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """A new queue. Raises StoreError for a topic that cannot be the name of a folder."""
+        folder = queue_folder(self._root, topic, queue_id)
+        queue = ConsumeQueue(self._disk, folder, topic, queue_id, self._file_size, self._open_files)
+        self.table[topic, queue_id] = queue
+        return queue
+
+    def find(self, topic: str, queue_id: int, log_start: int) -> ConsumeQueue | None:
+        """The queue, beginning with the first message that the log still has; None when there is none."""
+        queue = self.table.get((topic, queue_id))
+        if queue is not None and queue.trimmed_to < log_start:
+            queue.trim(log_start)
+        return queue
+
+    def recovered(self, timestamp: int, *, changed: bool) -> None:
+        """After recovery; `changed`: it may have written files. `timestamp`: the last record's store time."""
+        self._gathered = {queue: None for queue in self.table.values() if queue.gathered}
+        self._count_gathered()
+        if changed:
+            self._unsynced.update(dict.fromkeys(self.table.values()))
+        self._note_written(timestamp)
+
+    # ---- taking units ----
+
+    def take(self, units: list[Unit], owners: list[ConsumeQueue], timestamp: int) -> list[Arrival]:
+        """Hand units, encoded in one go, to the queues that own them, whose `next` counts them already."""
+        data = encode_queue_units(units)
+        self._gathered_bytes += len(data)
+        touched = dict.fromkeys(owners)
+        if len(touched) == 1:
+            owners[0].tail += data
+        else:
+            at = 0
+            for queue in owners:
+                queue.tail += data[at : at + UNIT]
+                at += UNIT
+        gathered = self._gathered
+        arrivals = []
+        for queue in touched:
+            queue.end = queue.next
+            if queue not in gathered:
+                gathered[queue] = None
+                queue.gathered_since_ms = timestamp
+            elif len(queue.tail) >= ConsumeQueue.WRITE_BYTES:
+                self._full.append(queue)
+            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
+        return arrivals
+
+    def restart(self, queue: ConsumeQueue, index: int) -> None:
+        """Forget a queue's units; the next one has this index."""
+        queue.restart(index)
+        self._gathered.pop(queue, None)
+        self._count_gathered()
+
+    def _count_gathered(self) -> None:
+        self._gathered_bytes = sum(queue.gathered for queue in self._gathered)
+
+    # ---- writing ----
+
+    def keep_up(self, timestamp: int) -> None:
+        """Bound what waits in memory. `timestamp`: the last record's store time, here and below."""
+        if self._full:
+            full, self._full = self._full, []
+            self.write(full, timestamp)
+        if self._gathered_bytes > _GATHERED_BYTES and not self.error:
+            self.write(islice(self._gathered, _WRITES_AT_ONCE), timestamp)
+
+    def check_room(self, timestamp: int) -> None:
+        """Raise StoreError when so much waits because files cannot be written that no more may come."""
+        if self._gathered_bytes > 2 * _GATHERED_BYTES:
+            self.write(islice(self._gathered, _WRITES_AT_ONCE), timestamp)
+            if self.error:
+                raise StoreError(f"queue files cannot be written: {self.error}")
+
+    def write_waiting(self, timestamp: int) -> bool:
+        """Write the units that waited long; whether more of them are left to write at once."""
+        now = self._now_ms()
+        waiting = []
+        for queue in self._gathered:
+            # A clock that was set back must not hold units for ever.
+            if 0 <= now - queue.gathered_since_ms < _GATHER_MS:
+                break
+            waiting.append(queue)
+        return self.write(waiting, timestamp)
+
+    def write_all(self, timestamp: int) -> None:
+        """Write all units that are in memory only. Raises StoreError when they cannot be written."""
+        self.write(self._gathered, timestamp, most_ms=1 << 60)
+        if self._gathered:
+            raise StoreError(f"queues could not be written, the next start makes them: {self.error}")
+
+    def write(self, queues: Iterable[ConsumeQueue], timestamp: int, most_ms: int = _WRITE_MS) -> bool:
+        """Write gathered units to their files; whether time ran out before the last of them.
+
+        A failure is logged: the units stay readable and are tried again by a later call.
+        """
+        deadline = self._now_ms() + most_ms
+        late = False
+        for queue in list(queues):
+            if late := self._now_ms() >= deadline:
+                break
+            size = queue.gathered
+            try:
+                queue.write()
+            except StoreError as error:
+                if not self.error:
+                    log.error("queue %s/%d cannot be written: %s", queue.topic, queue.queue_id, error)
+                self.error = str(error)
+                return False
+            self._gathered.pop(queue, None)
+            self._gathered_bytes -= size
+            self._unsynced[queue] = None
+        self.error = ""
+        self._note_written(timestamp)
+        return late
+
+    def _note_written(self, timestamp: int) -> None:
+        first = next(iter(self._gathered), None)
+        self.written_ms = timestamp if first is None else first.gathered_since_ms
+
+    def sync(self) -> int:
+        """Sync the files written so far; all units of records stored before the result are synced then.
+
+        Thread-safe. Raises StoreError.
+        """
+        written_ms = self.written_ms
+        queues = []
+        while self._unsynced:
+            queues.append(self._unsynced.popitem()[0])
+        try:
+            if len(queues) > _SYNC_ALL_FROM:
+                self._disk.sync_all(self._root)
+            else:
+                for queue in queues:
+                    queue.sync()
+        except StoreError:
+            self._unsynced.update(dict.fromkeys(queues))
+            raise
+        return written_ms
+
+    # ---- removing ----
+
+    def truncate(self, log_end: int) -> None:
+        """Drop the units of records that end after `log_end`."""
+        for queue in self.table.values():
+            queue.truncate(log_end)
+        self._count_gathered()
+
+    def remove_topic(self, topic: str) -> None:
+        """Remove a topic's queues."""
+        for key in [key for key in self.table if key[0] == topic]:
+            queue = self.table.pop(key)
+            self._gathered.pop(queue, None)
+            self._unsynced.pop(queue, None)
+            queue.remove()
+        self._full = [queue for queue in self._full if queue.topic != topic]
+        self._to_trim = [queue for queue in self._to_trim if queue.topic != topic]
+        self._count_gathered()
+        self._disk.remove(os.path.dirname(queue_folder(self._root, topic, 0)))
+
+    def begin_trim(self) -> None:
+        """The log's start moved: all queues are to be trimmed, by calls of `trim_some`."""
+        self._to_trim = list(self.table.values())
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Nothing is left for `trim_some`."""
+        return not self._to_trim
+
+    def trim_some(self, log_start: int) -> int:
+        """Drop what lies before the log's start from some of the queues; returns how many files went."""
+        some, self._to_trim = self._to_trim[:_TRIM_AT_ONCE], self._to_trim[_TRIM_AT_ONCE:]
+        removed = 0
+        for queue in some:
+            try:
+                removed += queue.trim(log_start)
+            except StoreError as error:
+                log.error("expired files of queue %s/%d stay: %s", queue.topic, queue.queue_id, error)
+        return removed
+
+    def close(self) -> None:
+        """Close all files."""
+        for queue in self.table.values():
+            queue.close()
