@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import trio
 
 from rmq.errors import PortInUse

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 import anyio
+import anyio.lowlevel
 import trio
 
 from rmq.remoting.stream import Buffer, ByteStream, Stream
