@@ -192,11 +192,13 @@ class Java:
 
     def prepare(self, *more_sources: pathlib.Path) -> None:
         """Fetches the jars by Maven when they are not there yet and compiles the programs."""
-        if not list(self.jars.glob("rocketmq-broker-4.9.7.jar")):
-            shutil.rmtree(self.jars, ignore_errors=True)
+        if not self.jars.is_dir():
+            unfinished = self.jars.with_suffix(".unfinished")
+            shutil.rmtree(unfinished, ignore_errors=True)
             goal = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies"
-            command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), goal, f"-DoutputDirectory={self.jars}"]
-            subprocess.run(command, check=True)
+            command = ["mvn", "-q", "-B", "-f", str(HERE / "pom.xml"), goal]
+            subprocess.run([*command, f"-DoutputDirectory={unfinished}"], check=True)
+            unfinished.rename(self.jars)
         sources = [*sorted((HERE / "java").glob("*.java")), *more_sources]
         self.classes.mkdir(parents=True, exist_ok=True)
         subprocess.run(
