@@ -57,6 +57,13 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session
+def crash(session: nox.Session) -> None:
+    """Kills broker processes under load (RMQ_KILL_CYCLES times, 200) and looks for what was lost."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-s", "-m", "crash", "tests/crash", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
     session.install("-e", ".[fast,codecs]")

@@ -1,0 +1,137 @@
+"""Real processes, killed by SIGKILL under load: no acknowledged message may be lost.
+
+RMQ_KILL_CYCLES says how often (200 for the broker alone, a quarter of that for master and slave in turn).
+Each cycle sends from several tasks, kills in the middle, starts again, and goes on with the same store; at the
+end every message that a producer was told SEND_OK for must be read back, with its own body, in a full read.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import random
+from collections.abc import Iterator
+from typing import Any, cast
+
+import pytest
+import trio
+
+import rmq
+from tests.interop.rocketmq import Process, Processes, free_port
+
+pytestmark = pytest.mark.crash
+
+CYCLES = int(os.environ.get("RMQ_KILL_CYCLES", "200"))
+SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
+SENDERS = 8
+TOPIC = "KillTopic"
+
+
+@pytest.fixture
+def processes(tmp_path: pathlib.Path) -> Iterator[Processes]:
+    with Processes(cast(Any, None), tmp_path) as started:
+        yield started
+
+
+class Ledger:
+    """What producers were told: body -> (queue, offset)."""
+
+    def __init__(self) -> None:
+        self.acknowledged: dict[bytes, tuple[int, int]] = {}
+        self.sent = 0
+
+    async def send(self, producer: rmq.Producer, sender: int) -> None:
+        """Send until cancelled; what fails or is not known to be safe is not acknowledged."""
+        while True:
+            self.sent += 1
+            body = b"%d-%d-" % (sender, self.sent) + b"x" * (self.sent % 900)
+            try:
+                result = await producer.send(rmq.Message(TOPIC, body))
+            except (rmq.RmqError, TimeoutError):
+                await trio.sleep(0.02)
+                continue
+            if str(result.status) == "SEND_OK":
+                self.acknowledged[body] = (result.message_queue.queue_id, result.queue_offset)
+
+
+async def load(namesrv: str, ledger: Ledger, kill: trio.Event, killed: trio.Event) -> None:
+    """Send from several tasks until the broker has been killed."""
+    async with (
+        rmq.connect(namesrv) as client,
+        client.producer("killers") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        for sender in range(SENDERS):
+            nursery.start_soon(ledger.send, producer, sender)
+        await kill.wait()
+        await killed.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def cycle(namesrv: str, ledger: Ledger, victim: Process, seconds: float) -> None:
+    """Load the broker, kill `victim` after some time."""
+    kill, killed = trio.Event(), trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(load, namesrv, ledger, kill, killed)
+        before = len(ledger.acknowledged)
+        with trio.move_on_after(20):
+            while len(ledger.acknowledged) < before + 20:
+                await trio.sleep(0.01)
+        await trio.sleep(seconds)
+        kill.set()
+        victim.kill()
+        killed.set()
+
+
+async def read_all(namesrv: str) -> dict[tuple[int, int], bytes]:
+    found = {}
+    async with rmq.connect(namesrv) as client, client.pull_consumer("auditors") as puller:
+        for queue in await puller.message_queues(TOPIC):
+            offset, end = await puller.min_offset(queue), await puller.max_offset(queue)
+            while offset < end:
+                batch = await puller.pull(queue, offset, max_messages=32)
+                for message in batch.messages:
+                    found[queue.queue_id, message.queue_offset] = message.body
+                offset = batch.next_offset
+    return found
+
+
+def lost(ledger: Ledger, found: dict[tuple[int, int], bytes]) -> list[bytes]:
+    return [body for body, place in ledger.acknowledged.items() if found.get(place) != body]
+
+
+def test_a_broker_killed_again_and_again_loses_nothing(processes: Processes, tmp_path: pathlib.Path) -> None:
+    chance, ledger = random.Random(SEED), Ledger()
+    namesrv = processes.rmq_namesrv()
+    settings = {"flushDiskType": "SYNC_FLUSH", "listenPort": str(free_port())}
+    for number in range(CYCLES):
+        broker = processes.rmq_broker(namesrv, tmp_path / "store", **settings)
+        trio.run(cycle, namesrv, ledger, broker, chance.random() * 0.3)
+        if number % 25 == 24:
+            print(f"{number + 1} kills, {len(ledger.acknowledged)} acknowledged", flush=True)
+    processes.rmq_broker(namesrv, tmp_path / "store", **settings)
+    found = trio.run(read_all, namesrv)
+    print(f"seed {SEED}: {CYCLES} kills, {len(ledger.acknowledged)} acknowledged of {ledger.sent} sent")
+    assert len(ledger.acknowledged) >= 20 * CYCLES
+    assert lost(ledger, found) == []
+
+
+def test_master_and_slave_killed_in_turn_lose_nothing(processes: Processes, tmp_path: pathlib.Path) -> None:
+    chance, ledger = random.Random(SEED), Ledger()
+    namesrv = processes.rmq_namesrv()
+    master = {"brokerRole": "SYNC_MASTER", "brokerName": "pair", "listenPort": str(free_port())}
+    slave = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": "pair", "listenPort": str(free_port())}
+    running = {
+        "master": processes.rmq_broker(namesrv, tmp_path / "master", **master),
+        "slave": processes.rmq_broker(namesrv, tmp_path / "slave", **slave),
+    }
+    cycles = max(2, CYCLES // 4)
+    for number in range(cycles):
+        victim = ("master", "slave")[number % 2]
+        trio.run(cycle, namesrv, ledger, running[victim], chance.random() * 0.3)
+        settings = master if victim == "master" else slave
+        running[victim] = processes.rmq_broker(namesrv, tmp_path / victim, **settings)
+    found = trio.run(read_all, namesrv)
+    print(f"seed {SEED}: {cycles} kills in turn, {len(ledger.acknowledged)} acknowledged")
+    assert len(ledger.acknowledged) >= 10 * cycles
+    assert lost(ledger, found) == []
