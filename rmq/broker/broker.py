@@ -552,6 +552,7 @@ class Broker:
         for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
             part.config = config
         self.progress.config = self.registration.config = config
+        self.register_wanted()  # name servers are told the broker's permission with its topics
 
     def _gauges(self) -> dict[str, str]:
         """Rows of the runtime figures that RocketMQ does not have."""

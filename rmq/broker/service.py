@@ -307,7 +307,7 @@ class _Service:
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: _Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = _Alarm(), _Alarm(), _Alarm()
-        self._flusher = _Flusher(self.store.flush, broker.flushed, lambda: broker.waits.flush.awaited)
+        self._flusher = _Flusher(self.store, broker.flushed, lambda: broker.waits.flush.awaited)
         broker.waits.rescheduled = self._waits_alarm.ring
         broker.schedule.rescheduled = self._schedule_alarm.ring
         broker.reput_wanted = self._reput_alarm.ring
@@ -538,10 +538,8 @@ class _Flusher:
     through trio's thread pool for each sync costs a sender more than the sync itself.
     """
 
-    def __init__(
-        self, flush: Callable[[], int], done: Callable[[int], None], awaited: Callable[[], int]
-    ) -> None:
-        self._flush = flush
+    def __init__(self, store: Store, done: Callable[[int], None], awaited: Callable[[], int]) -> None:
+        self._store = store
         self._done = done
         self._awaited = awaited
         self._busy = False
@@ -564,7 +562,8 @@ class _Flusher:
             try:
                 task_status.started()
                 while not await self._failed.wait(trio.current_time() + seconds):
-                    self.kick()
+                    if self._store.flushed_offset < self._store.max_physical_offset:
+                        self.kick()
                 assert self._error is not None
                 raise self._error
             finally:
@@ -582,7 +581,7 @@ class _Flusher:
                 go.acquire()
                 if stopping:
                     return
-                result = _try(self._flush)
+                result = _try(self._store.flush)
                 with suppress(trio.RunFinishedError):
                     token.run_sync_soon(self._finished, *result)
 
@@ -603,7 +602,7 @@ class _Flusher:
             task_status.started(scope.cancel)
             while True:
                 await alarm.wait()
-                self._finished(*_try(self._flush))
+                self._finished(*_try(self._store.flush))
 
     def _finished(self, position: int, error: BaseException | None) -> None:
         """In the loop again. Must not raise: trio has no place for it."""
