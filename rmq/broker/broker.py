@@ -111,6 +111,7 @@ class Broker:
         self._chance = chance or Random()
         self._closed_to_sends: tuple[int, str] | None = None
         self._busy_until = 0.0
+        self._complain_at = 0.0
         self._busy_ms = 0.0
         if store.config.broker_role is BrokerRole.SLAVE:
             self._closed_to_sends = _UNAVAILABLE, f"{_NOT_NOW}this broker is a slave; send to its master"
@@ -324,11 +325,13 @@ class Broker:
     def _commit(self) -> None:
         """Commit now, in the middle of a chunk as well. Raises StoreError; then nobody was told success."""
         began = self.clock()
+        arrivals: Sequence[Arrival] = ()
         try:
             arrivals = self.store.commit()
             self.topics.persist()
         except StoreError as error:
             self._not_written(error)
+            self._arrived(arrivals)
             raise
         self._written(self.clock() - began)
         self._arrived(arrivals)
@@ -363,7 +366,10 @@ class Broker:
 
     def _not_written(self, error: StoreError) -> None:
         code, remark = _refusal_of(error)
-        log.error("messages were not stored: %s", error)
+        now = self.clock()
+        if now >= self._complain_at:  # a full disk refuses every chunk: once a second is enough
+            self._complain_at = now + 1
+            log.error("messages were not stored: %s", error)
         self.stats.failed_puts += sum(tally.count for tally in self.send.tallies.values())
         self.send.tallies = {}
         if self._connection is not None:

@@ -412,8 +412,13 @@ def test_nobody_of_a_chunk_is_told_success_when_its_write_fails(rig: Rig) -> Non
 def test_nobody_of_a_chunk_is_told_success_when_its_new_topic_cannot_be_saved(rig: Rig) -> None:
     """A message in a topic that a restart does not know would be lost with its queue."""
     rig.disk.replace = _no_space  # type: ignore[method-assign]
-    answer = rig.one(send("New"))
-    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    rig.broker.topics.create_retry("%RETRY%billing", 6, 1)
+    rig.broker.step_schedule()  # finds nothing and would come back in a minute
+    new, delayed = rig.ask(send("New"), send("%RETRY%billing", properties="DELAY\x011"))
+    assert new.code == delayed.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    rig.now_ms += 1000
+    assert rig.broker.step_schedule() > rig.now_ms  # what is stored all the same goes its way
+    assert rig.bodies("%RETRY%billing") == [b"hello"]
     del rig.disk.replace
     assert rig.one(send("New")).code == 0
     assert b'"New"' in (rig.store.config_text("topics") or b"")
