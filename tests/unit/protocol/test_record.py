@@ -8,6 +8,7 @@ import hashlib
 import ipaddress
 import json
 import struct
+import tracemalloc
 import zlib
 from contextlib import suppress
 from importlib.util import find_spec
@@ -298,6 +299,11 @@ def test_a_place_outside_the_buffer_is_corrupt(at: int) -> None:
         decode_record(GOOD, at)
 
 
+def test_a_wrong_magic_is_corrupt() -> None:
+    with pytest.raises(CorruptRecord, match="magic"):
+        decode_record(GOOD[:4] + struct.pack(">I", BLANK_MAGIC) + GOOD[8:])
+
+
 def test_a_negative_body_length_is_corrupt() -> None:
     """Lengths that agree with each other: the last byte of the body's length is the topic's length."""
     data = struct.pack(">iIiiiqqiq8sq8siqi", 345, MESSAGE_MAGIC, 0, 0, 0, 0, 0, 0, 0, V4, 0, V4, 0, 0, -1)
@@ -418,6 +424,20 @@ def test_a_body_may_not_grow_without_bound(kind: CompressionType, monkeypatch: p
     for size in (1001, 5_000_000):
         with pytest.raises(RemoteProtocolError, match="1000 bytes"):
             decompress(compress(bytes(size), kind), compressed_flag(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_body_that_grows_is_not_held_in_memory(
+    kind: CompressionType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(codec, "BODY_MAX", 1000)
+    packed = compress(bytes(100_000_000), kind)
+    tracemalloc.start()
+    with suppress(RemoteProtocolError):
+        decompress(packed, compressed_flag(kind))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50_000_000
 
 
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
