@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parents[1]  # our servers run from this checkout, whatever is installed
 
 # What the servers reach into since JDK 9: Netty's and MappedFile's cleaners.
 JDK_FLAGS = [
@@ -121,7 +122,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
                 cwd=log.parent,
                 start_new_session=True,
             )
@@ -297,7 +298,8 @@ class Processes:
     def rmq_namesrv(self) -> str:
         """Starts our name server; returns its address."""
         port = free_port()
-        settings = self.write_settings(f"namesrv-{port}", {"listenPort": str(port)})
+        kept = {"listenPort": str(port), "kvConfigPath": str(self.folder / f"kvConfig-{port}.json")}
+        settings = self.write_settings(f"namesrv-{port}", kept)
         self.serve([sys.executable, "-m", "rmq.namesrv", "-c", str(settings)], "rmq-namesrv", port)
         return f"127.0.0.1:{port}"
 
