@@ -1,4 +1,4 @@
-"""What the stock Java client and tools get beyond plain messages: replies, SQL92, resets, relayed questions."""
+"""What the stock Java client and mqadmin get beyond plain messages: replies, SQL92, resets, relayed calls."""
 
 from __future__ import annotations
 
