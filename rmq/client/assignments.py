@@ -11,6 +11,7 @@ import anyio
 import anyio.abc
 from attrs import frozen
 
+from rmq.client.broadcast import LocalOffsets
 from rmq.client.names import UNREACHABLE
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulling import Owner, Puller, PullForm
@@ -40,6 +41,7 @@ class Membership:
     consume_from: str | int
     broadcasting: bool
     strategy: Strategy
+    auto_commit: bool = True
 
 
 class Assignments:
@@ -55,6 +57,9 @@ class Assignments:
         self._count = 0  # of the queues that we have or are about to have
         self._complete = True
         self._stopped = False
+        self._local: LocalOffsets | None = None
+        if membership.broadcasting:
+            self._local = LocalOffsets(session.offsets_path(membership.group))
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
@@ -153,10 +158,10 @@ class Assignments:
     async def _first_offset(self, queue: MessageQueue) -> int:
         """Where to begin: where the group was, else where `consume_from` says."""
         member, brokers = self._member, self._session.brokers
-        if not member.broadcasting:
-            stored = await brokers.query_offset(member.group, queue)
-            if stored is not None and stored >= 0:
-                return stored
+        local = self._local
+        stored = local.get(queue) if local else await brokers.query_offset(member.group, queue)
+        if stored is not None and stored >= 0:
+            return stored
         retry = queue.topic.startswith(RETRY_PREFIX)
         if member.consume_from == "first" or (retry and member.consume_from == "last"):
             return 0
@@ -175,7 +180,8 @@ class Assignments:
         namespace = self._session.config.namespace
         form = PullForm(member.group, queue, member.subscriptions[queue.topic], namespace=namespace)
         window = self.new_window(queue, queue_offset)
-        puller = Puller(self._session, self._owner, window, form, commits=not member.broadcasting)
+        commits = member.auto_commit and not member.broadcasting
+        puller = Puller(self._session, self._owner, window, form, commits=commits)
         self.pullers[queue] = puller
         self._set_limits()
         self._tasks.start_soon(puller.run)
@@ -214,12 +220,18 @@ class Assignments:
             await anyio.sleep(self._session.config.commit_interval_ms / 1000)
             await self.commit()
 
-    async def commit(self) -> None:
-        """Tell the brokers how far we are in all queues. What fails is logged and told next time."""
-        await self._commit(puller.window for puller in self.pullers.values())
+    async def commit(self, *, asked: bool = False) -> None:
+        """Tell the brokers, or the file, how far we are in all queues. What fails is logged and told next
+        time. Without `auto_commit` only when `asked`.
+        """
+        if self._member.auto_commit or asked:
+            await self._commit([puller.window for puller in self.pullers.values()])
 
     async def _commit(self, windows: Iterable[ProcessQueue], *, last: bool = False) -> None:
-        if self._member.broadcasting:
+        if last and not self._member.auto_commit:
+            return
+        if self._local is not None:
+            self._local.update({window.queue: window.commit_offset for window in windows})
             return
         by_broker: dict[str, list[ProcessQueue]] = {}
         for window in windows:

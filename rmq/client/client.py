@@ -78,6 +78,7 @@ class Client:
         self._chance = random.Random()
         self._address = local_address(self._name_servers[0])
         self.client_id = client_id or new_client_id(self._address, self._chance)
+        self._lasting_name = client_id or f"{self._address}@DEFAULT"
         self.config = config or ClientConfig()
         self._credentials = credentials
         self._tls = tls
@@ -102,6 +103,7 @@ class Client:
             self.config,
             unique_ids=UniqueIds(packed, os.getpid(), wall_clock_ms),
             chance=self._chance,
+            lasting_name=self._lasting_name,
         )
         await self._scope.__aenter__()
         await self._scope.tasks.start(self._session.run)
@@ -153,9 +155,10 @@ class Client:
         `topics` says what of each topic: ``"*"``, tags as ``"a || b"``, or `rmq.sql(...)`; all members of a
         group must say the same. `consume_from` is where a group begins that the broker does not know yet:
         ``"first"``, ``"last"``, or a time in ms since 1970 (young queues are always read from their
-        beginning, as with RocketMQ). `broadcasting` gives every member every message; then offsets live as
-        long as the consumer, and what fails is not delivered again. `on_error` is ``"retry"``: log the
-        error and send the message back, or ``"raise"``: send it back and let the error out. `strategy`
+        beginning, as with RocketMQ). `broadcasting` gives every member every message; then offsets are kept
+        in a file below `offsets_dir` under the `client_id` (without one, this host's members share the
+        file, as with Java's clients), and what fails is not delivered again. `on_error` is ``"retry"``: log
+        the error and send the message back, or ``"raise"``: send it back and let the error out. `strategy`
         shares the queues out.
 
         `ordered` gives one message of a queue at a time, in order, under the broker's lock of the queue;

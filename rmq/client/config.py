@@ -122,6 +122,15 @@ class ClientConfig:
         64_000, help="Messages of all queues of a consumer that are not consumed yet", validator=at_least(1)
     )
     total_max_bytes: int = setting(512 * MIB, help="The same in bytes", unit="bytes", validator=at_least(1))
+    consume_timeout_ms: int = setting(
+        900_000,
+        help="A message that is being consumed for so long is logged and sent back",
+        unit="ms",
+        validator=at_least(1),
+    )
+    offsets_dir: str = setting(
+        "", help="Broadcasting: the offsets are kept below this folder; empty for ~/.rocketmq_offsets"
+    )
     max_reconsume_times: int = setting(
         16, help="Deliveries of a failing message before it goes to the dead letters", validator=at_least(0)
     )

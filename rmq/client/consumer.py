@@ -16,6 +16,7 @@ from rmq.client.assignments import Assignments, Membership
 from rmq.client.calls import as_async
 from rmq.client.inbox import Inbox
 from rmq.client.names import UNREACHABLE
+from rmq.client.overdue import Hand, Overdue
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
 from rmq.client.rebalance import Strategy
@@ -43,6 +44,8 @@ OnError = Literal["retry", "raise"]
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
 
+OVERDUE_DELAY_LEVEL = 3
+"""What takes too long is sent back with this delay, as RocketMQ does."""
 BURST = 64
 """Messages that one task takes before it lets others run, when its handler never waits."""
 
@@ -101,6 +104,7 @@ class Consumer:
         self._later: deque[tuple[float, PulledMessage]] = deque()
         self._later_came = anyio.Event()
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
+        self._overdue = Overdue(session.config.consume_timeout_ms / 1000, self._expire)
         self._failed_count: dict[str, int] = {}
         self._taken = 0
 
@@ -145,6 +149,7 @@ class Consumer:
         session.members[self.group] = self
         await session.beat()
         self._scope.tasks.start_soon(self._redeliver)
+        self._scope.tasks.start_soon(self._overdue.watch)
         await self._scope.tasks.start(self._assignments.run)
 
     async def _check_expressions(self) -> None:
@@ -256,19 +261,26 @@ class Consumer:
                 for _ in range(concurrency):
                     tasks.start_soon(work, *arguments)
 
+    def _new_hand(self) -> Hand:
+        hand = Hand()
+        self._overdue.hands.add(hand)
+        return hand
+
     async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
         inbox = self._inbox
+        hand = self._new_hand()
         while not inbox.closed:
             await inbox.arrival()
             self._active += 1
             try:
-                await self._burst(handle, inbox)
+                await self._burst(handle, inbox, hand)
             finally:
+                hand.messages = ()
                 self._release()
             await anyio.lowlevel.checkpoint()
 
     async def _burst(
-        self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox[PulledMessage]
+        self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox[PulledMessage], hand: Hand
     ) -> None:
         ready = inbox.ready
         for _ in range(BURST):
@@ -281,6 +293,7 @@ class Consumer:
                 continue
             if ready and inbox.idle:
                 inbox.wake()
+            hand.messages = (message,)
             try:
                 await handle(message)
             except Exception as error:
@@ -297,6 +310,7 @@ class Consumer:
         self, handle: Callable[[list[StoredMessage]], Awaitable[object]], batch: int
     ) -> None:
         inbox = self._inbox
+        hand = self._new_hand()
         while not inbox.closed:
             await inbox.arrival()
             taken = self._take(batch)
@@ -305,9 +319,11 @@ class Consumer:
             if not taken:
                 continue
             self._active += 1
+            hand.messages = [message for message, _ in taken]
             try:
                 await self._consume_batch(handle, taken)
             finally:
+                hand.messages = ()
                 self._release()
             await anyio.lowlevel.checkpoint()
 
@@ -351,7 +367,7 @@ class Consumer:
         if self._options.broadcasting:
             window.finish(message.queue_offset)
             return
-        if window.dropped:
+        if window.dropped or message.queue_offset not in window:
             return  # its queue is somebody else's, who gets it again
         try:
             await self._session.brokers.send_back(message, self.group, delay_level, self._max_reconsume_times)
@@ -374,6 +390,26 @@ class Consumer:
         self._failed_count[message.topic] = self._failed_count.get(message.topic, 0) + 1
         if error is not None:
             log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
+
+    async def _expire(self, message: PulledMessage) -> None:
+        """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
+        log.warning(
+            "%s: message %s is being consumed for over %g s",
+            self.group,
+            message.message_id,
+            self._overdue.seconds,
+        )
+        window = message.window
+        if self.ordered or self._options.broadcasting or window is None or window.dropped:
+            return
+        try:
+            await self._session.brokers.send_back(
+                message, self.group, OVERDUE_DELAY_LEVEL, self._max_reconsume_times
+            )
+        except (*UNREACHABLE, ResponseError) as error:
+            log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, error)
+        else:
+            window.finish(message.queue_offset)
 
     def _put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
         """Deliver it again here after `redelivery_delay_ms`."""
@@ -491,12 +527,13 @@ class Delivery:
     is delivered again here.
     """
 
-    __slots__ = ("_consumer", "_open", "_pulled", "_window")
+    __slots__ = ("_consumer", "_hand", "_open", "_pulled", "_window")
 
     def __init__(self, consumer: Consumer, message: PulledMessage, window: ProcessQueue) -> None:
         self._consumer = consumer
         self._pulled = message
         self._window = window
+        self._hand = Hand((message,))
         self._open = True
 
     @property
@@ -507,6 +544,7 @@ class Delivery:
         if not self._open:
             raise LocalProtocolError("a delivery is consumed once")
         self._consumer._active += 1
+        self._consumer._overdue.hands.add(self._hand)
         return self._pulled
 
     async def __aexit__(
@@ -523,6 +561,7 @@ class Delivery:
                 self._open = False
                 consumer._put_off(self._pulled, self._window)
         finally:
+            consumer._overdue.hands.discard(self._hand)
             consumer._release()
         return False
 

@@ -22,6 +22,7 @@ from rmq.client.consumer import BURST, Consumer, Delivery
 from rmq.client.inbox import Inbox
 from rmq.client.namespace import wrapped
 from rmq.client.outgoing import STATUSES, Outgoing, SendForm, checked_properties
+from rmq.client.overdue import Hand
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
 from rmq.client.rebalance import Change
@@ -352,12 +353,13 @@ class OrderedConsumer(Consumer):
             await self._inbox.arrival()
 
     async def _burst(
-        self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox[PulledMessage]
+        self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox[PulledMessage], hand: Hand
     ) -> None:
         for _ in range(BURST):
             taken = self._take(1)
             if not taken:
                 return
+            hand.messages = (taken[0][0],)
             await self._consume_batch(lambda messages: handle(messages[0]), taken)
 
     # --- what becomes of a message ---

@@ -49,6 +49,10 @@ class ProcessQueue:
         # In the order of offsets, because pulls are; so the first key is the lowest.
         self._pending: dict[int, int] = {}
 
+    def __contains__(self, queue_offset: int) -> bool:
+        """Whether that message is unfinished."""
+        return queue_offset in self._pending
+
     def __len__(self) -> int:
         """The number of unfinished messages."""
         return len(self._pending)

@@ -8,6 +8,7 @@ client ├ pool        one connection to each server: reader and writer
 from __future__ import annotations
 
 import logging
+import pathlib
 import random
 import time
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import anyio
 import anyio.abc
 from attrs import define, field
 
+from rmq.client.broadcast import offsets_path
 from rmq.client.brokers import Brokers
 from rmq.client.config import ClientConfig
 from rmq.client.names import UNREACHABLE, NameServers, no_route
@@ -85,9 +87,11 @@ class Session:
         unique_ids: UniqueIds,
         chance: random.Random,
         now_ms: Callable[[], int] = wall_clock_ms,
+        lasting_name: str = "",
     ) -> None:
         self.config = config
         self.client_id = client_id
+        self._lasting_name = lasting_name or client_id
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
@@ -126,6 +130,10 @@ class Session:
         """It does not any more."""
         self._guests -= 1
         self._departure.set()
+
+    def offsets_path(self, group: str) -> pathlib.Path:
+        """Where the offsets of a broadcasting group are kept from one run to the next."""
+        return offsets_path(self.config.offsets_dir, self._lasting_name, group)
 
     async def departures(self) -> None:
         """Return when nobody uses the session any more."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Callable
 from functools import partial
 
@@ -16,6 +17,13 @@ Play = Callable[[Scenario, Cluster], None]
 def both(request: pytest.FixtureRequest) -> Play:
     """Plays a scenario; the test runs once on each event loop."""
     return partial(play, request.param)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """A home directory for the offsets of broadcasting consumers."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 
 import pytest
 import trio
@@ -84,7 +85,7 @@ async def test_the_order_of_each_key_holds_while_members_come_and_go(autojump_cl
         first = list(dict.fromkeys(numbers))
         assert first == list(range(200)), key
         # Who is cancelled in a message leaves it to the next: a repetition, never a step back.
-        assert all(later - earlier in (0, 1) for earlier, later in zip(numbers, numbers[1:], strict=False))
+        assert all(later - earlier in (0, 1) for earlier, later in pairwise(numbers))
     assert set(seen) == {"x", "y", "z"}
 
 
