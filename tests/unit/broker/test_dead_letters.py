@@ -8,6 +8,7 @@ from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.deadletter import life_of
 from rmq.protocol.headers import CreateTopicRequestHeader
 
 from .rig import Rig, pull, send
@@ -118,6 +119,17 @@ def test_a_dead_letter_that_dies_again_keeps_its_first_origin(rig: Rig) -> None:
     (again,) = rig.messages("%DLQ%repair")
     assert again.properties["DLQ_ORIGIN_TOPIC"] == "Orders"
     assert again.properties["DLQ_ORIGIN_MESSAGE_ID"] == "AC11"
+
+
+def test_a_letter_that_was_sent_anew_still_knows_its_first_origin() -> None:
+    properties = {
+        "DLQ_ORIGIN_TOPIC": "Orders",
+        "DLQ_ORIGIN_MESSAGE_ID": "A",
+        "RETRY_TOPIC": "%DLQ%g",
+        "UNIQ_KEY": "B",
+    }
+    life = life_of(properties, 3)
+    assert life == {"DLQ_ORIGIN_TOPIC": "Orders", "DLQ_ORIGIN_MESSAGE_ID": "A", "DLQ_RECONSUME_TIMES": "3"}
 
 
 def test_dead_letters_can_be_read_and_their_topic_be_closed(rig: Rig) -> None:

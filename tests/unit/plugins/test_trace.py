@@ -72,11 +72,12 @@ def test_a_trace_is_found_by_the_id_of_the_message() -> None:
     assert [row.beans[0].message_id for row in decode(found[0].body.decode())] == ["AC11"]
 
 
-def test_traces_of_clients_are_not_traced() -> None:
-    rig, plugin = traced(ON)
-    rig.one(send(TOPIC, b"Pub"))
+@pytest.mark.parametrize("topic", [TOPIC, "MyTraces"])
+def test_traces_of_clients_are_not_traced(topic: str) -> None:
+    rig, plugin = traced(ON, msg_trace_topic_name=topic)
+    rig.one(send(topic, b"Pub"))
     plugin.write()
-    assert len(rig.messages(TOPIC)) == 1
+    assert rig.bodies(topic) == [b"Pub"]
 
 
 def test_rows_are_written_in_portions_and_a_full_disk_drops_them(monkeypatch: pytest.MonkeyPatch) -> None:
