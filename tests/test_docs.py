@@ -20,6 +20,8 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         r"^SEND_OK MessageQueue\(topic='Orders'",
         r"^$",
         r"(?:[0-9]+ [0-9]+ .*\n){500}",
+        r"^\[b'created', b'paid', b'shipped'\]\n$",
+        r"^rolled back: card refused\ncommitted: b'42'\n$",
         r"^515 messages\n$",
     ),
 }

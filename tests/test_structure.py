@@ -21,6 +21,7 @@ ASYNC_PLACES = (
     "rmq/namesrv/__main__.py",
     "rmq/broker/service.py",
     "rmq/broker/__main__.py",
+    "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/embedded.py",
     "rmq/plugin.py",  # Plugin.run, which a plugin may override
 )

@@ -37,7 +37,8 @@ runs. Sizes in bytes also take `64k`, `4m`, `1g`.
 
 def default_of(cls: type[Any], setting: Description) -> str:
     """The default as text, without what belongs to the machine on which this runs."""
-    if isinstance(attrs.fields_dict(cls)[setting.name].default, attrs.Factory):  # type: ignore[arg-type]
+    default: Any = attrs.fields_dict(cls)[setting.name].default
+    if isinstance(default, attrs.Factory) and not default.takes_self:  # type: ignore[arg-type]
         return "(this machine's name)"
     text = setting.default.replace(str(pathlib.Path.home()), "~")
     return f"`{text}`" if text else ""
