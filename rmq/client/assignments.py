@@ -177,14 +177,17 @@ class Assignments:
         if self._stopped or self._tasks is None:
             return
         member = self._member
-        namespace = self._session.config.namespace
-        form = PullForm(member.group, queue, member.subscriptions[queue.topic], namespace=namespace)
         window = self.new_window(queue, queue_offset)
         commits = member.auto_commit and not member.broadcasting
-        puller = Puller(self._session, self._owner, window, form, commits=commits)
+        puller = Puller(self._session, self._owner, window, self.form(queue), commits=commits)
         self.pullers[queue] = puller
         self._set_limits()
         self._tasks.start_soon(puller.run)
+
+    def form(self, queue: MessageQueue) -> PullForm:
+        """What the pulls of a queue have in common."""
+        member, namespace = self._member, self._session.config.namespace
+        return PullForm(member.group, queue, member.subscriptions[queue.topic], namespace=namespace)
 
     def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
         """The window of a queue that is begun at `queue_offset`."""

@@ -59,6 +59,7 @@ class ConsumerOptions:
     on_error: OnError
     strategy: Strategy
     max_reconsume_times: int | None = None
+    auto_commit: bool = True
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
@@ -82,6 +83,7 @@ class Consumer:
     """
 
     ordered = False
+    retries = True
 
     def __init__(
         self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
@@ -89,7 +91,7 @@ class Consumer:
         self.group = validate_group(group)
         self._session = session
         self._options = options
-        retry = not options.broadcasting
+        retry = self.retries and not options.broadcasting
         self._subscriptions = subscriptions(topics, group, session.now_ms(), retry=retry)
         self._scope = TaskScope()
         self._inbox: Inbox[PulledMessage] = Inbox()
@@ -126,9 +128,7 @@ class Consumer:
         leaves again.
         """
         session = self._session
-        if self.group in session.members:
-            expected = "a group that has no consumer in this client; a second member needs a second client"
-            raise ConfigError("group", self.group, expected)
+        self.check_alone()
         session.arrive()
         await self._scope.__aenter__()
         try:
@@ -137,6 +137,12 @@ class Consumer:
             await self.__aexit__(type(error), error, error.__traceback__)
             raise
         return self
+
+    def check_alone(self) -> None:
+        """Raise ConfigError when this client has a member of the group already."""
+        if self.group in self._session.members:
+            expected = "a group that has no consumer in this client; a second member needs a second client"
+            raise ConfigError("group", self.group, expected)
 
     async def _join(self) -> None:
         session = self._session

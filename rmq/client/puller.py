@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 import anyio
 from attrs import define
 
+from rmq.client.consumer import ConsumerOptions
 from rmq.client.namespace import wrapped
+from rmq.client.polling import Polled
 from rmq.client.pulling import FIRST_PAUSE_SECONDS, PullAnswer, PullForm
+from rmq.client.rebalance import Strategy, averagely
+from rmq.client.scope import TaskScope
 from rmq.client.session import Session
 from rmq.client.subscription import ALL, Sql, subscription
 from rmq.errors import LocalProtocolError
@@ -33,8 +37,12 @@ class PullConsumer:
     """Reads queues where and when the application says: `async with client.pull_consumer("replay") as
     puller`.
 
-    Nothing runs between calls, nothing is committed unasked. All methods raise NoRoute, ConnectFailed,
-    ConnectionLost, RequestTimeout and the ResponseError of what a broker refuses; nothing is retried.
+    Either it says each offset itself: `pull` and the methods with a queue. Then nothing runs between calls
+    and nothing is committed unasked. Or it has the queues pulled in the background, by `subscribe` (shared
+    out among the members of the group) or `assign` (as named), and takes messages by `poll`.
+
+    All methods raise NoRoute, ConnectFailed, ConnectionLost, RequestTimeout and the ResponseError of what a
+    broker refuses; nothing is retried but what runs in the background.
     """
 
     def __init__(self, session: Session, group: str) -> None:
@@ -44,15 +52,101 @@ class PullConsumer:
         self._broker_ids: dict[MessageQueue, int] = {}
         self._forms: dict[tuple[MessageQueue, str | Sql], PullForm] = {}
         self._open = False
+        self._scope = TaskScope()
+        self._polled: Polled | None = None
 
     async def __aenter__(self) -> PullConsumer:
+        await self._scope.__aenter__()
         self._open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Leave the group; with `auto_commit`, a normal exit commits all that was polled."""
         self._open = False
+        try:
+            if self._polled is not None:
+                await self._polled.leave(done=error is None)
+        finally:
+            await self._scope.__aexit__(kind, error, trace)
+
+    # --- polling ---
+
+    async def subscribe(
+        self,
+        topics: Mapping[str, str | Sql],
+        *,
+        consume_from: str | int = "last",
+        auto_commit: bool = True,
+        strategy: Strategy = averagely,
+    ) -> None:
+        """Join the group, and have this member's share of the queues pulled. See `Client.consumer`.
+
+        With `auto_commit`, what was polled is committed every `commit_interval_ms`, once the next `poll` (or
+        the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
+        LocalProtocolError when it has queues already."""
+        full = {wrapped(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()}
+        await self._begin_polling(full, self._options(consume_from, auto_commit, strategy), None)
+
+    async def assign(
+        self, queues: Iterable[MessageQueue], *, consume_from: str | int = "last", auto_commit: bool = True
+    ) -> None:
+        """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`."""
+        named = frozenset(queues)
+        topics = dict.fromkeys((queue.topic for queue in named), ALL)
+        await self._begin_polling(topics, self._options(consume_from, auto_commit, averagely), named)
+
+    def _options(self, consume_from: str | int, auto_commit: bool, strategy: Strategy) -> ConsumerOptions:
+        return ConsumerOptions(
+            consume_from=consume_from,
+            broadcasting=False,
+            on_error="retry",
+            strategy=strategy,
+            auto_commit=auto_commit,
+        )
+
+    async def _begin_polling(
+        self,
+        topics: Mapping[str, str | Sql],
+        options: ConsumerOptions,
+        named: frozenset[MessageQueue] | None,
+    ) -> None:
+        self._check_open()
+        if self._polled is not None:
+            raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
+        polled = Polled(self._session, self.group, topics, options, self._scope, named)
+        await polled.join()
+        self._polled = polled
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are pulled for `poll` now."""
+        return [] if self._polled is None else self._polled.queues
+
+    async def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
+        """The next messages of the assigned queues, at most so many; none when there are none for `timeout`
+        seconds. Those of the poll before count as consumed. Cancelled: no message is lost."""
+        return await self._polling().poll(max_messages, timeout)
+
+    async def commit_polled(self) -> None:
+        """Commit all that was polled, for those who do it themselves. Failures are logged."""
+        await self._polling().commit()
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Let `poll` take nothing from these queues."""
+        self._polling().hold(queues)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Let `poll` take from them again."""
+        self._polling().let_go(queues)
+
+    def _polling(self) -> Polled:
+        if self._polled is None:
+            raise LocalProtocolError("there is nothing to poll: subscribe or assign first")
+        return self._polled
+
+    # --- reading by offsets ---
 
     async def message_queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read. Cancelled: nothing has happened."""
@@ -94,7 +188,9 @@ class PullConsumer:
         await self._session.brokers.update_offset(self.group, queue, offset)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Let the next `pull` without an offset begin here."""
+        """Let the next `pull` without an offset begin here, or `poll`, where the queue is pulled for it."""
+        if self._polled is not None:
+            self._polled.seek(queue, offset)
         self._positions[queue] = offset
 
     async def position(self, queue: MessageQueue) -> int:

@@ -1,0 +1,150 @@
+"""Polling: queues that are subscribed to or assigned, what is committed when, seeking and pausing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+import trio
+from trio.testing import MockClock
+
+from rmq.errors import ConfigError, LocalProtocolError
+from rmq.protocol.codes import RequestCode
+
+from .cluster import Cluster
+from .conftest import Play
+from .test_consumer import fill, offsets
+from .world import World, world
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    made = Cluster.of("a")
+    made.topic("T", queues=2)
+    return made
+
+
+@pytest.fixture
+async def setting(cluster: Cluster) -> AsyncIterator[World]:
+    async with world(cluster) as made:
+        yield made
+
+
+def test_what_was_polled_is_committed_at_the_end(both: Play, cluster: Cluster) -> None:
+    async def scenario(world: World) -> None:
+        fill(cluster, 100)
+        got: list[int] = []
+        async with world.connect() as client, client.pull_consumer("g") as puller:
+            await puller.subscribe({"T": "*"}, consume_from="first")
+            assert len(puller.assignment) == 2
+            while len(got) < 100:
+                messages = await puller.poll(10)
+                assert 0 < len(messages) <= 10
+                got += [int(message.body) for message in messages]
+            assert await puller.poll(timeout=0.01) == []
+        assert sorted(got) == list(range(100))
+        assert [n for n in got if n % 2] == list(range(1, 100, 2))
+        assert offsets(cluster) == {0: 50, 1: 50}
+        assert not cluster["a"].members["g"]
+
+    both(scenario, cluster)
+
+
+async def test_what_is_being_consumed_is_not_committed(
+    setting: World, clock: MockClock, cluster: Cluster
+) -> None:
+    fill(cluster, 4, queues=1)
+
+    async def read() -> None:
+        async with setting.connect() as client, client.pull_consumer("g") as puller:
+            await puller.subscribe({"T": "*"}, consume_from="first")
+            await puller.poll(2)
+            await trio.sleep(6)
+            assert offsets(cluster)[0] == 0
+            assert [m.body for m in await puller.poll(1)] == [b"2"]
+            await trio.sleep(6)
+            assert offsets(cluster)[0] == 2
+            raise ValueError("lost")
+
+    with pytest.raises(ValueError, match="lost"):
+        await read()
+    assert offsets(cluster)[0] == 2
+
+
+async def test_without_auto_commit_nothing_is_committed_unasked(
+    setting: World, clock: MockClock, cluster: Cluster
+) -> None:
+    fill(cluster, 4, queues=1)
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        await puller.subscribe({"T": "*"}, consume_from="first", auto_commit=False)
+        await puller.poll(2)
+        await puller.poll(1)
+        await trio.sleep(20)
+        assert offsets(cluster) == {}
+        await puller.commit_polled()
+        assert offsets(cluster)[0] == 3
+        await puller.poll(1)
+    assert offsets(cluster)[0] == 3
+
+
+async def test_assigned_queues_are_read_without_joining(
+    setting: World, clock: MockClock, cluster: Cluster
+) -> None:
+    fill(cluster, 6)
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        queue = (await puller.message_queues("T"))[1]
+        await puller.assign([queue], consume_from="first")
+        assert puller.assignment == [queue]
+        assert [m.body for m in await puller.poll()] == [b"1", b"3", b"5"]
+        assert not cluster["a"].members["g"]
+    assert offsets(cluster) == {1: 3}
+    pulls = [r for r in cluster["a"].seen if r.code == RequestCode.PULL_MESSAGE]
+    assert {(r.ext["subscription"], int(r.ext["sysFlag"]) & 4) for r in pulls} == {("*", 4)}
+
+
+async def test_seek(setting: World, clock: MockClock, cluster: Cluster) -> None:
+    fill(cluster, 5, queues=1)
+    queue = cluster.queue("T", "a", 0)
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        await puller.assign([queue], consume_from="first")
+        assert len(await puller.poll()) == 5
+        puller.seek(queue, 3)
+        assert [m.body for m in await puller.poll()] == [b"3", b"4"]
+        with pytest.raises(LocalProtocolError, match="not assigned"):
+            puller.seek(cluster.queue("T", "a", 1), 0)
+
+
+async def test_pause_and_resume(setting: World, clock: MockClock, cluster: Cluster) -> None:
+    fill(cluster, 4)
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        await puller.subscribe({"T": "*"}, consume_from="first")
+        await trio.sleep(1)
+        first = cluster.queue("T", "a", 0)
+        puller.pause(first)
+        assert [m.body for m in await puller.poll()] == [b"1", b"3"]
+        cluster["a"].put("T", 0, b"4")
+        assert await puller.poll(timeout=1) == []
+        puller.resume(first)
+        assert [m.body for m in await puller.poll()] == [b"0", b"2", b"4"]
+
+
+async def test_a_cancelled_poll_loses_nothing(setting: World, clock: MockClock, cluster: Cluster) -> None:
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        await puller.subscribe({"T": "*"}, consume_from="first")
+        with anyio.move_on_after(1):
+            await puller.poll(timeout=60)
+        fill(cluster, 2)
+        assert sorted(m.body for m in await puller.poll() + await puller.poll(timeout=1)) == [b"0", b"1"]
+
+
+async def test_wrong_uses(setting: World, clock: MockClock, cluster: Cluster) -> None:
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        with pytest.raises(LocalProtocolError, match="subscribe or assign first"):
+            await puller.poll()
+        async with client.consumer("g", {"T": "*"}):
+            with pytest.raises(ConfigError, match="second client"):
+                await puller.subscribe({"T": "*"})
+        await puller.subscribe({"T": "*"})
+        with pytest.raises(LocalProtocolError, match="already"):
+            await puller.assign([])
