@@ -449,7 +449,7 @@ def describe(cls: type[Any]) -> list[Description]:
         Description(
             key=java_key(field),
             name=field.name,
-            default=text_of(_default(field)),
+            default=text_of(_default(cls, field)),
             unit=field.metadata.get("unit"),
             help=field.metadata.get("help", ""),
             runtime=bool(field.metadata.get("runtime")),
@@ -460,8 +460,10 @@ def describe(cls: type[Any]) -> list[Description]:
     ]
 
 
-def _default(field: Attribute[Any]) -> Any:
+def _default(cls: type[Any], field: Attribute[Any]) -> Any:
     default: Any = field.default
+    if isinstance(default, attrs.Factory) and default.takes_self:  # type: ignore[arg-type]
+        return getattr(cls(), field.name)  # follows from another setting
     return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from rmq.config import dump_properties, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
 from rmq.remoting.tls import TlsConfig
-from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+from rmq.store.config import StoreConfig
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
@@ -60,10 +60,13 @@ def settings(options: argparse.Namespace) -> Settings:
 
 def durability(store_config: StoreConfig) -> str:
     """What an acknowledged message survives, in words."""
-    if store_config.broker_role is BrokerRole.SYNC_MASTER:
-        return "replicated: acknowledged when a slave has the message (SYNC_MASTER)"
-    if store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH:
-        return "disk: acknowledged when the message is on disk (SYNC_FLUSH)"
+    level = store_config.level
+    if level == "replicated":
+        return f"{level}: acknowledged when on disk and with a slave (SYNC_FLUSH, SYNC_MASTER)"
+    if level == "replicated in memory":
+        return f"{level}: acknowledged when a slave has it, not yet on disk (SYNC_MASTER, ASYNC_FLUSH)"
+    if level == "disk":
+        return f"{level}: acknowledged when the message is on disk (SYNC_FLUSH)"
     seconds = store_config.flush_interval_commit_log / 1000
     return (
         "memory: acknowledged when the operating system has the message; it survives a crash of the broker, "

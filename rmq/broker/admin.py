@@ -165,6 +165,7 @@ class Admin:
     def _on_get_config(self, request: Command, connection: Any, now: int) -> Command:
         version = self.config_version.to_json().decode()
         text = settings.dump_properties(self.config, self.store_config)
+        text = text.replace("durability=\n", f"durability={self.store_config.level}\n")  # when not given
         return request.reply(header=GetBrokerConfigResponseHeader(version), body=text.encode())
 
     def _on_update_config(self, request: Command, connection: Any, now: int) -> Command:
@@ -203,6 +204,7 @@ class Admin:
         return {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
+            "durability": self.store_config.level,
             **{f"{name}ThreadPoolQueueSize": zero for name, zero in idle.items()},
             **{f"{name}ThreadPoolQueueHeadWaitTimeMills": zero for name, zero in idle.items()},
             "sendThreadPoolQueueCapacity": str(self.config.send_thread_pool_queue_capacity),

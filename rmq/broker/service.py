@@ -159,6 +159,11 @@ def _check(config: BrokerConfig, store_config: StoreConfig) -> None:
     if not slave and config.broker_id != MASTER_ID:
         raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
     parse_addresses(config.namesrv_addr)
+    if store_config.transient_store_pool_enable:
+        log.warning(
+            "transientStorePoolEnable needs nothing here: messages gather in memory and are written many at a"
+            " time, but always before they are acknowledged, so a killed broker loses none of them"
+        )
 
 
 def _addresses(config: BrokerConfig) -> list[str]:

@@ -9,7 +9,7 @@ import os
 import re
 from typing import Any
 
-from attrs import Attribute, frozen
+from attrs import Attribute, Factory, frozen
 
 from rmq.config import at_least, between, java_key, setting
 from rmq.errors import ConfigError
@@ -28,6 +28,25 @@ class BrokerRole(enum.Enum):
     ASYNC_MASTER = "ASYNC_MASTER"
     SYNC_MASTER = "SYNC_MASTER"
     SLAVE = "SLAVE"
+
+
+class Durability(enum.Enum):
+    """What an acknowledged message survives: one name for a flush type and a role."""
+
+    memory = "memory"
+    disk = "disk"
+    replicated = "replicated"
+
+
+def _flush_type(config: StoreConfig) -> FlushDiskType:
+    """What `durability` asks for, when the setting itself is not given."""
+    on_disk = config.durability in (Durability.disk, Durability.replicated)
+    return FlushDiskType.SYNC_FLUSH if on_disk else FlushDiskType.ASYNC_FLUSH
+
+
+def _role(config: StoreConfig) -> BrokerRole:
+    replicated = config.durability is Durability.replicated
+    return BrokerRole.SYNC_MASTER if replicated else BrokerRole.ASYNC_MASTER
 
 
 DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
@@ -86,8 +105,14 @@ class StoreConfig:
         unit="bytes",
         validator=between(20, _LIMIT - 20),
     )
+    durability: Durability | None = setting(
+        None,
+        help="memory (ASYNC_FLUSH), disk (SYNC_FLUSH) or replicated (SYNC_FLUSH and SYNC_MASTER): sets"
+        " flushDiskType and brokerRole, which need not be given then and must not say otherwise",
+        important=True,
+    )
     flush_disk_type: FlushDiskType = setting(
-        FlushDiskType.ASYNC_FLUSH,
+        Factory(_flush_type, takes_self=True),
         help="SYNC_FLUSH answers a producer when its message is on the medium",
         important=True,
     )
@@ -100,6 +125,11 @@ class StoreConfig:
     )
     flush_commit_log_timed: bool = setting(
         True, help="Flush by the interval only, not when pages gather", important=True
+    )
+    transient_store_pool_enable: bool = setting(
+        False,
+        help="Read for RocketMQ's sake: messages always gather in memory and are written, many at a time,"
+        " before they are acknowledged or flushed",
     )
     flush_interval_consume_queue: int = setting(
         1000,
@@ -230,7 +260,7 @@ class StoreConfig:
         validator=at_least(1),
     )
     broker_role: BrokerRole = setting(
-        BrokerRole.ASYNC_MASTER,
+        Factory(_role, takes_self=True),
         help="Whether this broker leads, and whether sends wait for a slave",
         important=True,
     )
@@ -259,6 +289,29 @@ class StoreConfig:
     flush_delay_offset_interval: int = setting(
         10_000, help="Time between two saves of the delay progress", unit="ms", validator=at_least(1)
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.durability is None:
+            return
+        self._agree("flushDiskType", self.flush_disk_type, _flush_type(self))
+        if self.broker_role is not BrokerRole.SLAVE or self.durability is Durability.replicated:
+            self._agree("brokerRole", self.broker_role, _role(self))
+
+    def _agree(self, key: str, given: enum.Enum, wanted: enum.Enum) -> None:
+        """Raise ConfigError when a setting contradicts `durability`."""
+        if given is not wanted and self.durability is not None:
+            expected = f"{key}={wanted.name} or none with it, but {key}={given.name}: take one of the two out"
+            raise ConfigError("durability", self.durability.name, expected)
+
+    @property
+    def level(self) -> str:
+        """What an acknowledged message survives, by flush type and role: a name of Durability, or `replicated
+        in memory` (SYNC_MASTER with ASYNC_FLUSH), which `durability` does not offer.
+        """
+        on_disk = self.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        if self.broker_role is BrokerRole.SYNC_MASTER:
+            return "replicated" if on_disk else "replicated in memory"
+        return "disk" if on_disk else "memory"
 
     @property
     def commit_log_path(self) -> str:

@@ -170,6 +170,7 @@ def test_settings_are_told_under_rocketmqs_keys() -> None:
     shown = parse_properties(reply.body.decode())
     assert shown["brokerName"] == "wire-a"
     assert shown["mappedFileSizeCommitLog"] == str(1 << 20)
+    assert (shown["durability"], shown["flushDiskType"]) == ("memory", "ASYNC_FLUSH")
     assert json.loads(reply.ext["version"]) == {"counter": 0, "timestamp": START}
 
 
@@ -229,6 +230,7 @@ def test_the_figures_of_a_broker() -> None:
     shown = figures(desk)
     assert shown["earliestMessageTimeStamp"] == str(START)
     assert shown["commitLogMaxOffset"] == str(desk.store.max_physical_offset)
+    assert shown["durability"] == "memory"
     assert shown["remainHowManyDataToFlush"] == f"{desk.store.max_physical_offset} B"
     assert (shown["brokerVersionDesc"], shown["brokerVersion"]) == ("V4_9_7", "407")
     assert (shown["putTps"].split()[0], shown["msgPutTotalTodayNow"]) == ("2.0", "2")

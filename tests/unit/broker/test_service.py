@@ -33,7 +33,7 @@ from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig
-from rmq.store.config import FlushDiskType, StoreConfig
+from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
@@ -559,6 +559,9 @@ def test_the_banner_tells_address_durability_and_store_and_warns_when_open() -> 
     assert wide.bind_host == "0.0.0.0"
     assert "WARNING" in banner(wide, store_config, tls, ["0.0.0.0:10911"])
     assert "SYNC_FLUSH" in durability(StoreConfig(**SMALL, flush_disk_type=FlushDiskType.SYNC_FLUSH))
+    for level in Durability:
+        assert durability(StoreConfig(**SMALL, durability=level)).startswith(f"{level.name}: ")
+    assert durability(StoreConfig(**SMALL, broker_role=BrokerRole.SYNC_MASTER)).startswith("replicated in m")
 
 
 def test_printing_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
@@ -609,3 +612,9 @@ def test_as_a_process_it_starts_serves_and_stops_cleanly(tmp_path: pathlib.Path)
     finally:
         process.kill()
         process.communicate()
+
+
+async def test_a_transient_store_pool_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with broker(MemoryNetwork(), MemoryDisk(), {"transient_store_pool_enable": True}):
+        pass
+    assert caplog.text.count("transientStorePoolEnable") == 1

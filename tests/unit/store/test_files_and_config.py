@@ -12,7 +12,7 @@ import pytest
 
 from rmq.config import java_key, load
 from rmq.errors import ConfigError, StoreError
-from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig, delay_table
+from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig, delay_table
 from rmq.store.disk import RealDisk
 from rmq.store.files import ConfigFiles
 from rmq.testing.disk import MemoryDisk
@@ -123,6 +123,7 @@ def test_defaults_are_java_s(golden: Path) -> None:
         "diskSpaceWarningLevelRatio",
         "diskMinFreeBytes",
         "truncateDamagedLog",
+        "durability",
     }
     compared = 0
     for field in attrs.fields(StoreConfig):
@@ -177,3 +178,48 @@ def test_delay_levels_are_java_s(golden: Path) -> None:
         else:
             with pytest.raises(ValueError, match="not a number"):
                 delay_table(row["in"])
+
+
+@pytest.mark.parametrize(
+    ("durability", "flush", "role"),
+    [
+        ("memory", FlushDiskType.ASYNC_FLUSH, BrokerRole.ASYNC_MASTER),
+        ("disk", FlushDiskType.SYNC_FLUSH, BrokerRole.ASYNC_MASTER),
+        ("replicated", FlushDiskType.SYNC_FLUSH, BrokerRole.SYNC_MASTER),
+    ],
+)
+def test_durability_sets_flush_type_and_role(durability: str, flush: FlushDiskType, role: BrokerRole) -> None:
+    config = load(StoreConfig, arguments={"durability": durability}, environment={})
+    assert (config.flush_disk_type, config.broker_role, config.level) == (flush, role, durability)
+    same = {"durability": durability, "flushDiskType": flush.name, "brokerRole": role.name}
+    assert load(StoreConfig, arguments=same, environment={}) == config
+    by_hand = StoreConfig(flush_disk_type=flush, broker_role=role)
+    assert (by_hand.level, by_hand.durability) == (durability, None)
+
+
+@pytest.mark.parametrize(
+    ("durability", "key", "value"),
+    [
+        ("memory", "flushDiskType", "SYNC_FLUSH"),
+        ("memory", "brokerRole", "SYNC_MASTER"),
+        ("disk", "flushDiskType", "ASYNC_FLUSH"),  # the default, but written out
+        ("disk", "brokerRole", "SYNC_MASTER"),
+        ("replicated", "flushDiskType", "ASYNC_FLUSH"),
+        ("replicated", "brokerRole", "ASYNC_MASTER"),
+        ("replicated", "brokerRole", "SLAVE"),
+    ],
+)
+def test_durability_and_a_setting_that_contradicts_it_are_refused(
+    durability: str, key: str, value: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"durability = '{durability}'.*{key}={value}"):
+        load(StoreConfig, arguments={"durability": durability, key: value}, environment={})
+
+
+def test_a_slave_may_say_how_it_writes() -> None:
+    config = StoreConfig(durability=Durability.disk, broker_role=BrokerRole.SLAVE)
+    assert (config.flush_disk_type, config.level) == (FlushDiskType.SYNC_FLUSH, "disk")
+
+
+def test_two_keys_allow_a_level_that_durability_does_not() -> None:
+    assert StoreConfig(broker_role=BrokerRole.SYNC_MASTER).level == "replicated in memory"
