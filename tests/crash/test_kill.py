@@ -1,8 +1,8 @@
 """Real processes, killed by SIGKILL under load: no acknowledged message may be lost.
 
 RMQ_KILL_CYCLES says how often (200 for the broker alone, a quarter of that for master and slave in turn).
-Each cycle sends from several tasks, kills in the middle, starts again, and goes on with the same store; at the
-end every message that a producer was told SEND_OK for must be read back, with its own body, in a full read.
+Each cycle sends from several tasks, kills in the middle, starts again, and goes on with the same store. At
+the end every message that a producer was told SEND_OK for must be read back, with its own body.
 """
 
 from __future__ import annotations
