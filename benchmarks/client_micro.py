@@ -5,7 +5,7 @@ another.
 
 Goals (docs/design): one send at a time <= 100 µs of client CPU, 100 in flight <= 15 µs, 1 KB backlog >=
 300,000 a second at <= 3 µs. CPU per message is the figure to compare; rates depend on what else the machine
-does. """
+does."""
 
 from __future__ import annotations
 
