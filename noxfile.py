@@ -30,7 +30,7 @@ def tests_minimal(session: nox.Session) -> None:
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff: rules and formatting."""
-    session.install("ruff>=0.8")
+    session.install("ruff~=0.17.6")
     session.run("ruff", "check", *CODE)
     session.run("ruff", "format", "--check", *CODE)
 
