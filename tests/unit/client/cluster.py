@@ -117,6 +117,8 @@ class Broker(Server):
         self.producers: set[str] = set()
         self.sent_back: list[ConsumerSendMsgBackRequestHeader] = []
         self.waiting: list[tuple[Command, Connection]] = []
+        self.suggested = 0
+        """The id of the broker that pulls are told to ask next time."""
         self.locks: dict[tuple[str, MessageQueue], tuple[str, float]] = {}
         self._positions = itertools.count(0, 1000)
         self._answers: dict[int, Callable[[Command, Connection], Command | None]] = {
@@ -242,7 +244,9 @@ class Broker(Server):
         body = b"".join(encode_record(record, host_bytes("127.0.0.1:10911")) for record in records)
         log = self.logs[header.topic, header.queue_id]
         offsets = {"nextBeginOffset": next_offset, "minOffset": 0, "maxOffset": len(log)}
-        ext = {name: str(value) for name, value in offsets.items()} | {"suggestWhichBrokerId": "0"}
+        ext = {name: str(value) for name, value in offsets.items()} | {
+            "suggestWhichBrokerId": str(self.suggested)
+        }
         return request.reply(code, header=ext, body=body)
 
     def _wake(self) -> None:
