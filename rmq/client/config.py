@@ -5,6 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from rmq.config import at_least, between, setting
+from rmq.errors import ConfigError
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -150,3 +151,9 @@ class ClientConfig:
         unit="ms",
         validator=at_least(1),
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.pull_timeout_ms <= self.pull_suspend_ms:
+            raise ConfigError(
+                "pullTimeoutMs", self.pull_timeout_ms, f"more than pullSuspendMs ({self.pull_suspend_ms})"
+            )

@@ -11,6 +11,7 @@ import trio
 from trio.testing import MockClock
 
 import rmq
+from rmq.client.config import ClientConfig
 from rmq.client.identity import local_address
 from rmq.client.names import parse_name_servers
 from rmq.client.scope import TaskScope
@@ -201,6 +202,19 @@ def test_name_servers_are_written_in_several_ways(given: str | list[str], addres
 def test_no_name_server_is_a_mistake(given: str | list[str]) -> None:
     with pytest.raises(ConfigError, match="at least one name server"):
         rmq.connect(given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"pull_timeout_ms": 10_000}, r"pullTimeoutMs = 10000: expected more than pullSuspendMs \(15000\)"),
+        ({"retry_times": -1}, "retryTimesWhenSendFailed = -1: expected a number from 0 to 100"),
+        ({"pull_batch_size": 0}, "pullBatchSize = 0: expected a number from 1 to 1024"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, int], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        ClientConfig(**settings)
 
 
 @pytest.mark.parametrize("toward", ["127.0.0.1:1", "[::1]:1", "tls://127.0.0.1:1", "some.name:1"])
