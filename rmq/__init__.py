@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rmq.client.transactional import COMMIT as COMMIT
     from rmq.client.transactional import ROLLBACK as ROLLBACK
     from rmq.client.transactional import UNKNOWN as UNKNOWN
+    from rmq.client.transactional import Decision as Decision
     from rmq.client.transactional import Transaction as Transaction
     from rmq.client.transactional import TransactionalProducer as TransactionalProducer
     from rmq.errors import AccessDenied as AccessDenied
@@ -64,7 +65,7 @@ _MODULES = {
     "rmq.client.producer": "Producer",
     "rmq.client.puller": "PullConsumer PullResult",
     "rmq.client.subscription": "Sql sql",
-    "rmq.client.transactional": "COMMIT ROLLBACK UNKNOWN Transaction TransactionalProducer",
+    "rmq.client.transactional": "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer",
     "rmq.errors": (
         "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"
         " MessageIllegal NoPermission NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError"

@@ -1,0 +1,56 @@
+"""Every example runs against one embedded system, and ends by itself."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import trio
+
+from rmq import embedded
+
+EXAMPLES = sorted((pathlib.Path(__file__).parent.parent / "examples").glob("*.py"))
+SAYS = {
+    "batch": "1000 in all",
+    "broadcast": "bob: news 2",
+    "consumer": "paid order 9",
+    "delayed": "at a time",
+    "ordered": "4 created paid packed shipped",
+    "producer": "sent 100 more",
+    "replay": "replayed 10",
+    "request_reply": "sh 23",
+    "sql_filter": "sale 19 190 hz",
+    "transactional": "42: rolled back: no money",
+}
+SECONDS = 90.0
+AT_ONCE = 3
+
+
+async def test_all_run(tmp_path: pathlib.Path) -> None:
+    outputs: dict[str, str] = {}
+    limiter = trio.CapacityLimiter(AT_ONCE)
+
+    async def run(example: pathlib.Path, address: str) -> None:
+        async with limiter:
+            done = await trio.run_process(
+                [sys.executable, str(example), address],
+                capture_stdout=True,
+                stderr=subprocess.STDOUT,
+                check=False,
+            )
+        outputs[example.stem] = done.stdout.decode()
+        assert done.returncode == 0, f"{example.name}: {outputs[example.stem]}"
+
+    settings = {"enablePropertyFilter": "true"}
+    async with embedded.open(tmp_path, settings=settings) as system:
+        with trio.fail_after(SECONDS):
+            async with trio.open_nursery() as nursery:
+                for example in EXAMPLES:
+                    nursery.start_soon(run, example, system.namesrv_address)
+    assert {name: text in outputs[name] for name, text in SAYS.items()} == dict.fromkeys(SAYS, True)
+    assert not [name for name, output in outputs.items() if "recalled" in output or "never mind" in output]
+
+
+def test_none_is_missing() -> None:
+    assert {example.stem for example in EXAMPLES} >= set(SAYS)

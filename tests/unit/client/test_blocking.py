@@ -1,0 +1,156 @@
+"""The client without async, against an embedded system in another thread."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+import rmq
+from rmq import embedded
+from rmq.client import blocking
+from rmq.errors import ConfigError, LocalProtocolError, MessageIllegal, ReplyTimeout
+from rmq.message import Message, StoredMessage
+
+
+@contextmanager
+def system(folder: pathlib.Path) -> Iterator[str]:
+    with (
+        start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(embedded.open(folder)) as made,
+    ):
+        yield made.namesrv_address
+
+
+@pytest.fixture(scope="module")
+def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with system(tmp_path_factory.mktemp("embedded")) as address:
+        yield address
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def client(request: pytest.FixtureRequest, names: str) -> Iterator[blocking.Client]:
+    with blocking.connect(names, backend=request.param) as made:
+        yield made
+
+
+def topic(client: blocking.Client, name: str) -> str:
+    """A topic of this test and loop alone."""
+    return f"{name}-{client._backend}"
+
+
+def test_send_and_consume(client: blocking.Client) -> None:
+    name = topic(client, "Plain")
+    with client.producer("p") as producer:
+        assert producer.send(Message(name, b"0")).status == "SEND_OK"
+        results = producer.send_many([Message(name, b"%d" % number) for number in range(1, 20)])
+        assert len({result.message_id for result in results}) == 19
+        producer.send_batch([Message(name, b"20"), Message(name, b"21")])
+        with pytest.raises(MessageIllegal, match="empty"):
+            producer.send(Message(name, b""))
+        with pytest.raises(MessageIllegal, match="empty"):
+            producer.send_many([Message(name, b"22"), Message(name, b"")])
+    bodies: set[bytes] = set()
+    with client.consumer("c-" + name, {name: "*"}, consume_from="first") as consumer:
+        assert consumer.queues
+        for delivery in consumer:
+            with delivery as message:
+                bodies.add(message.body)
+                if message.body == b"5" and not message.reconsume_times:
+                    raise ValueError("is logged and comes again")
+            if len(bodies) >= 22:
+                break
+        assert consumer.take(timeout=0.01) is None or True
+    assert bodies >= {b"%d" % number for number in range(22)}
+
+
+def test_a_handler_runs_in_worker_threads(client: blocking.Client) -> None:
+    name = topic(client, "Threads")
+    with client.producer("p") as producer:
+        producer.send_many([Message(name, b"x")] * 12)
+    threads: set[int] = set()
+    lock, running, most, left = threading.Lock(), 0, 0, threading.Semaphore(0)
+
+    def handle(message: StoredMessage) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        threads.add(threading.get_ident())
+        threading.Event().wait(0.02)
+        with lock:
+            running -= 1
+        left.release()
+
+    with client.consumer("c-" + name, {name: "*"}, consume_from="first") as consumer:
+        runner = threading.Thread(target=consumer.run, args=(handle,), kwargs={"concurrency": 3})
+        runner.start()
+        for _ in range(12):
+            assert left.acquire(timeout=20)
+    runner.join(20)
+    assert not runner.is_alive()
+    assert most <= 3
+    assert threading.get_ident() not in threads
+
+
+def test_transactions(client: blocking.Client) -> None:
+    name = topic(client, "Transactions")
+    with client.transactional_producer("t", lambda message: rmq.COMMIT) as producer:
+        with producer.transaction(Message(name, b"committed")) as transaction:
+            assert transaction.result.status == "SEND_OK"
+        with pytest.raises(ValueError, match="no"), producer.transaction(Message(name, b"rolled back")):
+            raise ValueError("no")
+    with client.pull_consumer("c-" + name) as puller:
+        puller.subscribe({name: "*"}, consume_from="first")
+        assert [message.body for message in puller.poll()] == [b"committed"]
+
+
+def test_pulling(client: blocking.Client) -> None:
+    name = topic(client, "Pulled")
+    with client.producer("p") as producer:
+        queue = producer.send(Message(name, b"0")).message_queue
+        producer.send(Message(name, b"1"), queue=queue)
+    with client.pull_consumer("c-" + name) as puller:
+        assert queue in puller.message_queues(name)
+        assert (puller.min_offset(queue), puller.max_offset(queue)) == (0, 2)
+        assert [m.body for m in puller.pull(queue, 0).messages] == [b"0", b"1"]
+        puller.commit(queue, 1)
+        assert puller.committed(queue) == 1
+        puller.assign([queue])
+        assert [m.body for m in puller.poll()] == [b"1"]
+        puller.seek(queue, 0)
+        puller.pause(queue)
+        assert puller.poll(timeout=0.05) == []
+        puller.resume(queue)
+        assert [m.body for m in puller.poll()] == [b"0", b"1"]
+
+
+def test_requests(client: blocking.Client) -> None:
+    name = topic(client, "Questions")
+    with client.producer("p") as producer:
+        with pytest.raises(ReplyTimeout):
+            producer.request(Message(name, b"?"), timeout=0.2)
+        with client.consumer("c-" + name, {name: "*"}, consume_from="first") as consumer:
+
+            def answer() -> None:
+                for delivery in consumer:
+                    with delivery as message:
+                        producer.reply(message, b"17")
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            assert producer.request(Message(name, b"hz"), timeout=20).body == b"17"
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_wrong_uses(names: str) -> None:
+    closed = blocking.connect(names)
+    with pytest.raises(LocalProtocolError, match="not open"):
+        closed.producer("p")
+    with pytest.raises(ConfigError):
+        blocking.connect("")
