@@ -426,6 +426,20 @@ class RealDisk:
                 os.close(fd)
 
 
+class ReadOnlyDisk(RealDisk):
+    """The files of this machine, of which none is made or changed: for looking into a store."""
+
+    def open(self, path: str, size: int, *, mapped: bool = True) -> RealSegment:
+        """An existing file of that size. Raises StoreError; so does every write to it."""
+        with _explained(path):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            found = os.fstat(fd).st_size
+        if found != size:
+            os.close(fd)
+            raise wrong_size(path, found, size)
+        return RealSegment(path, size, fd, mapped=mapped, created=False)
+
+
 def _open_file(path: str) -> tuple[int, bool]:
     """Open or make the file; second value: whether it was made."""
     try:

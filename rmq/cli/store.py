@@ -1,0 +1,153 @@
+"""`rmq store check|repair|dump DIR`: look into a store's folder, and mend it, without a broker."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from rmq.cli.status import EXIT_FAILED, EXIT_SETTINGS, status_of
+from rmq.errors import ConfigError, RmqError, StoreLocked
+from rmq.store.audit import Report, check, dump
+from rmq.store.config import DELAY_LEVELS, delay_table
+from rmq.store.disk import ReadOnlyDisk, RealDisk
+from rmq.store.repair import Lost, cut_tail, rebuild, skip_damaged
+
+SHOWN = 50
+Step = Callable[[str, int, int], None]
+FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="DIR")
+DELAYS = click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelayLevel, if it was changed.")
+
+
+@click.group()
+def store() -> None:
+    """Check, repair or dump the folder of a store, ours or RocketMQ's.
+
+    Exit status: 0 nothing wrong, 1 damage found, 2 it cannot be read, 3 a broker has it (repair).
+    """
+
+
+@store.command("check")
+@FOLDER
+@DELAYS
+def check_command(folder: str, delay_levels: str) -> None:
+    """Compare log, queues, index, checkpoint and config with each other. Changes nothing."""
+    with _explained("check"):
+        report = _check(folder, delay_levels)
+        _show(report)
+    sys.exit(0 if report.is_clean else EXIT_FAILED)
+
+
+@store.command()
+@FOLDER
+@DELAYS
+@click.option("--cut-tail", "cut", is_flag=True, help="Cut what follows the last good record.")
+@click.option("--skip-damaged", "skip", is_flag=True, help="Overwrite damage that good records follow.")
+@click.option("--rebuild-queues", "queues", is_flag=True, help="Make all consume queues again from the log.")
+@click.option("--rebuild-index", "index", is_flag=True, help="Make the key index again from the log.")
+@click.option("--report", "target", type=click.Path(dir_okay=False), help="What was given up, as JSON lines.")
+def repair(
+    folder: str, delay_levels: str, cut: bool, skip: bool, queues: bool, index: bool, target: str | None
+) -> None:
+    """Mend what is asked for, then check again. Make a copy of the folder first.
+
+    What --cut-tail and --skip-damaged give up is written to the report, with its bytes.
+    """
+    if not (cut or skip or queues or index):
+        raise click.UsageError(
+            "say what to repair: --cut-tail, --skip-damaged, --rebuild-queues, --rebuild-index"
+        )
+    with _explained("repair"):
+        disk = RealDisk()
+        report = _check(folder, delay_levels)
+        lost = cut_tail(disk, folder, report) if cut else []
+        lost += skip_damaged(disk, folder, report) if skip else []
+        if lost:
+            _write_lost(pathlib.Path(target or f"skipped-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"), lost)
+        if queues or index:
+            with _bar() as progress:
+                rebuild(disk, folder, report, queues=queues, index=index, now_ms=_now_ms, progress=progress)
+        report = _check(folder, delay_levels)
+        _show(report)
+    sys.exit(0 if report.is_clean else EXIT_FAILED)
+
+
+@store.command("dump")
+@FOLDER
+@click.option("--topic", help="Only this topic.")
+@click.option("--from", "start", type=click.IntRange(0), default=0, help="Physical offset to begin at.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many records.")
+def dump_command(folder: str, topic: str | None, start: int, limit: int | None) -> None:
+    """Print records as JSON lines, in the order of the log."""
+    with _explained("dump"):
+        for row in dump(ReadOnlyDisk(), folder, topic=topic, start=start, limit=limit):
+            click.echo(json.dumps(row, ensure_ascii=False))
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (RmqError, OSError, ValueError) as error:
+        click.echo(f"rmq store {name}: {error}", err=True)
+        unread = not isinstance(error, (StoreLocked, ConfigError))
+        sys.exit(EXIT_SETTINGS if unread else status_of(error))
+
+
+def _check(folder: str, delay_levels: str) -> Report:
+    with _bar() as progress:
+        return check(ReadOnlyDisk(), folder, delays=delay_table(delay_levels), progress=progress)
+
+
+@contextmanager
+def _bar() -> Iterator[Step]:
+    """A progress bar on the error output, when that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, object] = {}
+
+        def step(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage)
+            bar.update(tasks[stage], completed=done, total=max(total, 1))  # type: ignore[arg-type]
+
+        yield step
+
+
+def _show(report: Report) -> None:
+    console = Console()
+    table = Table("part", "figures", title=f"store {report.folder}", title_justify="left")
+    table.add_row("log", f"{report.records} records, {report.log_start} to {report.log_end}")
+    table.add_row("queues", f"{report.queues} with {report.units} units")
+    table.add_row("index", f"{report.index_files} files with {report.index_entries} entries")
+    table.add_row("stopped", "cleanly" if report.clean_stop else "not cleanly, or still running")
+    for kind, count in sorted(report.counts.items()):
+        table.add_row(f"[red]{kind}[/red]", str(count))
+    console.print(table)
+    for note in report.notes:
+        click.echo(f"note: {note}")
+    for finding in report.findings[:SHOWN]:
+        click.echo(f"{finding.kind}: {finding.path} at {finding.offset}: {finding.detail}")
+    if len(report.findings) > SHOWN:
+        click.echo(f"... and {sum(report.counts.values()) - SHOWN} more")
+    click.echo("nothing wrong" if report.is_clean else f"{sum(report.counts.values())} things are wrong")
+
+
+def _write_lost(path: pathlib.Path, lost: list[Lost]) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        for part in lost:
+            row = {"path": part.path, "start": part.start, "stop": part.stop, "was": part.what}
+            file.write(json.dumps(row | {"reason": part.reason, "data": part.data.hex()}) + "\n")
+    click.echo(f"{len(lost)} parts of the log were given up, they are in {path}")

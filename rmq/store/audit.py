@@ -1,0 +1,351 @@
+"""Looking into a store's folder without a broker, ours or RocketMQ's: what is damaged, what is in it.
+
+Nothing is changed here (`rmq.store.repair` does that), and no setting is needed: the sizes of files are those
+that the files have. One pass over the log compares every record with its queue unit and its index entries,
+so the memory needed grows with the number of queues, not of messages.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from attrs import define, field, frozen
+
+from rmq.errors import RmqError, StoreError
+from rmq.protocol import json
+from rmq.protocol.record import decode_record
+from rmq.store.audit_index import IndexAudit
+from rmq.store.audit_queue import QueueAudits
+from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
+from rmq.store.config import DELAY_LEVELS, delay_table
+from rmq.store.disk import Disk
+from rmq.store.properties import has_unit
+from rmq.store.scan import MAGIC, MIN_RECORD, Scan, Scanned, next_good, parse
+from rmq.store.segments import OpenFiles, Segments
+
+Progress = Callable[[str, int, int], None]
+
+_NAME = re.compile(r"[0-9]{20}")
+_REPORT_EVERY = 2000
+_KEPT = 1000  # findings of a kind that are kept; more are counted
+
+__all__ = ["Finding", "Gap", "Report", "check", "dump", "log_runs"]
+
+
+@frozen
+class Finding:
+    """Something that is not as it must be. `kind` is one of a few words; `offset` is a place in the file (or
+    in the log, for the log's files).
+    """
+
+    kind: str
+    path: str
+    offset: int
+    detail: str
+
+
+@frozen
+class Gap:
+    """A part of the log without good records; `tail`: nothing good comes after it, it can be cut."""
+
+    start: int
+    stop: int
+    reason: str
+    tail: bool
+
+
+@define
+class Report:
+    """What `check` found. `counts`: findings by kind, of which `findings` has the first thousand each."""
+
+    folder: str
+    records: int = 0
+    log_bytes: int = 0
+    queues: int = 0
+    units: int = 0
+    index_files: int = 0
+    index_slots: int = 0
+    index_file_size: int = 0
+    queue_file_size: int = 0
+    index_entries: int = 0
+    log_start: int = 0
+    log_end: int = 0
+    clean_stop: bool = True
+    file_size: int = 0
+    notes: list[str] = field(factory=list)
+    findings: list[Finding] = field(factory=list)
+    gaps: list[Gap] = field(factory=list)
+    counts: Counter[str] = field(factory=Counter)
+
+    def add(self, kind: str, path: str, offset: int, detail: str) -> None:
+        """Take a finding."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= _KEPT:
+            self.findings.append(Finding(kind, path, offset, detail))
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing was found."""
+        return not self.counts
+
+
+def check(
+    disk: Disk,
+    folder: str,
+    *,
+    delays: dict[int, int] | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> Report:
+    """Check everything in a store's folder. `delays` is the table of `messageDelayLevel`.
+
+    Raises StoreError when there is no store or a file cannot be read.
+    """
+    report = Report(folder, clean_stop=not disk.exists(os.path.join(folder, "abort")))
+    if not report.clean_stop:
+        report.notes.append("abort is there: a broker runs on it, or was killed; the next start recovers")
+    runs = log_runs(disk, folder, report)
+    queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
+    queues.load(runs[0].start if runs else 0, _topics(disk, folder))
+    index = IndexAudit(disk, os.path.join(folder, "index"), report.add)
+    index.load(runs[0].start if runs else 0, lambda offset: _record_at(runs, offset))
+    report.index_slots, report.index_file_size = index.slots, index.file_size
+    report.queue_file_size = queues.file_size
+    last = _check_log(runs, report, queues, index, progress)
+    queues.finish()
+    index.finish()
+    report.queues, report.units = len(queues), queues.units
+    report.index_files, report.index_entries = index.file_count, index.entry_count
+    report.notes += index.notes
+    _check_checkpoint(disk, folder, report, last)
+    _check_config(disk, folder, report)
+    return report
+
+
+# ---- the log ----
+
+
+def log_runs(disk: Disk, folder: str, report: Report) -> list[Segments]:
+    """The log's files as runs without a hole, each of files of the usual size. StoreError without any."""
+    place = os.path.join(folder, "commitlog")
+    sizes = {int(name): disk.size(os.path.join(place, name)) for name in _named(disk, place)}
+    if not sizes:
+        raise StoreError(f"{folder}: no store is here: commitlog has no files")
+    usual = report.file_size = Counter(sizes.values()).most_common(1)[0][0]
+    runs: list[Segments] = []
+    after = min(sizes)
+    for base, size in sorted(sizes.items()):
+        path = os.path.join(place, f"{base:020d}")
+        if size != usual and not (size == 0 and base == max(sizes)):
+            report.add("log file size", path, base, f"{size} bytes, the others have {usual}: it is not read")
+            continue
+        if size == 0:
+            report.notes.append(f"{path} is empty: it was made just before a crash")
+            continue
+        if not runs or base != runs[-1].stop:
+            if base != after:
+                report.add("log file missing", path, after, f"files from {after} to {base} are not there")
+            runs.append(Segments(disk, place, usual, limit=OpenFiles(16), mapped=True, ordered=True))
+        runs[-1].bases.append(base)
+        after = base + usual
+    return runs
+
+
+def _named(disk: Disk, folder: str) -> list[str]:
+    return [name for name in disk.list(folder) if _NAME.fullmatch(name)]
+
+
+def _topics(disk: Disk, folder: str) -> frozenset[str] | None:
+    """The topics that are known; None when that is not known."""
+    try:
+        table = json.loads(disk.load(os.path.join(folder, "config", "topics.json")) or b"")
+        return frozenset(table["topicConfigTable"]) or None
+    except (RmqError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _record_at(runs: list[Segments], offset: int) -> Scanned | None:
+    for run in runs:
+        if run.start <= offset < run.stop:
+            base = offset - offset % run.file_size
+            view = run.read(base, run.file_size)
+            return None if view is None else parse(view, offset - base, offset, check_crc=True)
+    return None
+
+
+def _check_log(
+    runs: list[Segments], report: Report, queues: QueueAudits, index: IndexAudit, progress: Progress
+) -> int:
+    """One pass over the log; returns the last record's store time."""
+    report.log_start = runs[0].start if runs else 0
+    total = sum(run.stop - run.start for run in runs)
+    last = done = 0
+    for number, run in enumerate(runs):
+        for record in _records(run, report, final=number == len(runs) - 1):
+            report.records += 1
+            last = record.store_timestamp
+            report.log_end = record.position + record.size
+            if has_unit(record.sys_flag):
+                queues.expect(record)
+            index.expect(record)
+            if report.records % _REPORT_EVERY == 0:
+                progress("log", done + record.position - run.start, total)
+        done += run.stop - run.start
+    progress("log", total, total)
+    report.log_bytes = report.log_end - report.log_start
+    return last
+
+
+def _records(run: Segments, report: Report, *, final: bool) -> Iterator[Scanned]:
+    """The good records of a run; what lies between them goes into the report."""
+    position = run.start
+    while position < run.stop:
+        scan = Scan(run, position)
+        yield from scan
+        position = scan.position
+        if position >= run.stop:
+            return
+        following = next_good(run, position)
+        if following is None:
+            _note_tail(run, position, report, final=final)
+            return
+        reason = _why(run, position)
+        report.gaps.append(Gap(position, following.position, reason, tail=False))
+        skipped = following.position - position
+        report.add("damage", run.path(position), position, f"{reason}; {skipped} bytes until the next record")
+        position = following.position
+
+
+def _note_tail(run: Segments, position: int, report: Report, *, final: bool) -> None:
+    """Nothing good comes any more: the log's end when only zeros do."""
+    used = _last_used(run, position)
+    if used > position:
+        reason = _why(run, position)
+        report.gaps.append(Gap(position, used, reason, tail=final))
+        kind = "torn tail" if final else "damage"
+        report.add(
+            kind, run.path(position), position, f"{reason}; no record after it, {used - position} bytes"
+        )
+    elif not final:
+        report.add("damage", run.path(position), position, "the log ends here, but more files follow")
+
+
+def _last_used(run: Segments, position: int) -> int:
+    """After the last byte that is not zero, at or after `position`."""
+    used = position
+    address = position
+    while address < run.stop:
+        base = address - address % run.file_size
+        for at, piece in run.pieces(address):
+            stripped = piece.rstrip(b"\0")
+            if stripped:
+                used = base + at + len(stripped)
+        address = base + run.file_size
+    return used
+
+
+def _why(run: Segments, position: int) -> str:
+    """Why no good record starts there."""
+    base = position - position % run.file_size
+    view = run.read(base, run.file_size)
+    assert view is not None
+    at = position - base
+    head = bytes(view[at : at + 36])
+    if len(head) < 36:
+        return "no room for a record and no BLANK that closes the file"
+    size, magic = (int.from_bytes(head[place : place + 4], "big", signed=True) for place in (0, 4))
+    if magic != MAGIC:
+        return f"magic {magic & 0xFFFFFFFF:08x} is none of a record" + (" (zeros)" if not any(head) else "")
+    if not MIN_RECORD <= size <= run.file_size - at:
+        return f"size {size} is not possible here"
+    if int.from_bytes(head[28:36], "big", signed=True) != position:
+        return "the record's physical offset is not its place"
+    if parse(view, at, position, check_crc=False) is None:
+        return "lengths inside the record do not fit"
+    return "the CRC of the body, or its properties, are wrong"
+
+
+# ---- checkpoint and config ----
+
+
+def _check_checkpoint(disk: Disk, folder: str, report: Report, last_ms: int) -> None:
+    path = os.path.join(folder, "checkpoint")
+    data = disk.load(path)
+    if data is None:
+        report.notes.append("no checkpoint: the next start after a crash reads the whole log")
+        return
+    if len(data) != CHECKPOINT_SIZE:
+        report.add("checkpoint", path, 0, f"{len(data)} bytes, expected {CHECKPOINT_SIZE}")
+    for at, name in ((0, "log"), (8, "queues"), (16, "index")):
+        time_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
+        if not 0 <= time_ms <= last_ms:
+            detail = (
+                f"the time of the {name}, {time_ms}, lies outside the log, whose last record is of {last_ms}"
+            )
+            report.add("checkpoint", path, at, detail)
+
+
+def _check_config(disk: Disk, folder: str, report: Report) -> None:
+    place = os.path.join(folder, "config")
+    for name in disk.list(place):
+        if name.endswith((".json", ".json.bak")):
+            path = os.path.join(place, name)
+            try:
+                json.loads(disk.load(path) or b"")
+            except (RmqError, ValueError) as error:
+                report.add("config", path, 0, f"not JSON: {error}")
+
+
+# ---- dump ----
+
+
+def dump(
+    disk: Disk, folder: str, *, topic: str | None = None, start: int = 0, limit: int | None = None
+) -> Iterator[dict[str, object]]:
+    """The good records from physical offset `start` on, as plain values; bodies as text, or else in hex.
+
+    Raises StoreError when there is no store.
+    """
+    given = 0
+    for run in log_runs(disk, folder, Report(folder)):
+        if run.stop <= start:
+            continue
+        run.bases = [base for base in run.bases if base + run.file_size > start]
+        for record in _records(run, Report(folder), final=True):
+            if limit is not None and given >= limit:
+                return
+            if record.position >= start and (topic is None or record.topic == topic.encode()):
+                given += 1
+                yield _row(run, record)
+
+
+def _row(run: Segments, record: Scanned) -> dict[str, object]:
+    view = run.read(record.position, record.size)
+    assert view is not None
+    message = decode_record(view, decompressed=False)
+    body = bytes(message.body)
+    row: dict[str, object] = {
+        "physicalOffset": record.position,
+        "size": record.size,
+        "topic": message.topic,
+        "queueId": message.queue_id,
+        "queueOffset": message.queue_offset,
+        "sysFlag": message.sys_flag,
+        "flag": message.flag,
+        "bornTimestamp": message.born_timestamp,
+        "bornHost": message.born_host,
+        "storeTimestamp": message.store_timestamp,
+        "storeHost": message.store_host,
+        "reconsumeTimes": message.reconsume_times,
+        "preparedTransactionOffset": message.prepared_transaction_offset,
+        "bodyCrc": zlib.crc32(body) & 0x7FFFFFFF,
+        "properties": message.properties,
+    }
+    try:
+        row["body"] = body.decode()
+    except UnicodeDecodeError:
+        row["bodyHex"] = body.hex()
+    return row

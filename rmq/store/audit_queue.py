@@ -1,0 +1,163 @@
+"""The queues' part of a store's check: each unit against the record that it stands for.
+
+Records come in log order, so each queue is read once from front to back.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable
+from struct import Struct
+
+from rmq.store.consumequeue import FILLER_SIZE, UNIT, Unit, queue_folder
+from rmq.store.disk import Disk
+from rmq.store.properties import unit_code
+from rmq.store.scan import Scanned
+from rmq.store.segments import OpenFiles, Segments
+
+Add = Callable[[str, str, int, str], None]
+
+_UNIT = Struct(">qiq")
+_NAME = re.compile(r"[0-9]{20}")
+_CHUNK = 256  # units that are read at once
+
+
+class QueueAudit:
+    """One queue. Its findings wait until the end: when its offsets start again, the topic was deleted and
+    made again, and what its older records lack does not matter.
+    """
+
+    def __init__(self, files: Segments) -> None:
+        self.files = files
+        self.next = -1  # the queue offset after the last record's; -1 without any
+        self.held: list[tuple[str, int, str]] = []
+        self.expected = 0
+        self._cached = range(0)
+        self._units: list[Unit] = []
+
+    def unit(self, index: int) -> Unit | None:
+        """The unit in the files; None when there is none."""
+        if index not in self._cached:
+            self._read(index)
+        return self._units[index - self._cached.start] if index in self._cached else None
+
+    def _read(self, index: int) -> None:
+        self._cached, self._units = range(0), []
+        at = index * UNIT
+        if self.files.file_size and self.files.bases and self.files.start <= at < self.files.stop:
+            left = (self.files.file_size - at % self.files.file_size) // UNIT
+            view = self.files.read(at, min(left, _CHUNK) * UNIT)
+            if view is not None:
+                self._units = list(_UNIT.iter_unpack(view))
+                self._cached = range(index, index + len(self._units))
+
+    def path(self, index: int) -> tuple[str, int]:
+        """File of a unit and its place in it."""
+        size = self.files.file_size or UNIT
+        return self.files.path(index * UNIT), index * UNIT % size
+
+
+class QueueAudits:
+    """All queues of a folder. `add` takes findings."""
+
+    def __init__(self, disk: Disk, root: str, delays: dict[int, int], add: Add) -> None:
+        self._disk = disk
+        self._root = root
+        self._delays = delays
+        self._add = add
+        self._table: dict[tuple[bytes, int], QueueAudit] = {}
+        self._deleted: set[bytes] = set()
+        self._known: frozenset[str] | None = None
+        self._limit = OpenFiles(128)
+        self._log_start = 0
+        self.units = 0
+        self.file_size = 0  # of some queue's files
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def load(self, log_start: int, known: frozenset[str] | None) -> None:
+        """Find the queues' files. `known` topics: others without a folder count as deleted."""
+        self._log_start, self._known = log_start, known
+        place = os.path.join(self._root, "consumequeue")
+        for topic in self._disk.list(place):
+            for queue_id in self._disk.list(os.path.join(place, topic)):
+                if queue_id.isascii() and queue_id.isdecimal():
+                    self._make(topic.encode(), int(queue_id))
+
+    def _make(self, topic: bytes, queue_id: int) -> QueueAudit:
+        folder = queue_folder(self._root, topic.decode("utf-8", "replace"), queue_id)
+        names = [name for name in self._disk.list(folder) if _NAME.fullmatch(name)]
+        sizes = {int(name): self._disk.size(os.path.join(folder, name)) for name in names}
+        usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
+        self.file_size = self.file_size or usual
+        files = Segments(self._disk, folder, usual or UNIT, limit=self._limit, mapped=False, ordered=False)
+        for base, size in sorted(sizes.items()):
+            path = os.path.join(folder, f"{base:020d}")
+            if size != usual or size % UNIT or base % usual:
+                self._add("queue file size", path, 0, f"{size} bytes, which does not fit the others")
+            elif files.bases and base != files.stop:
+                self._add("queue file missing", files.path(files.stop), 0, f"the next file is {base:020d}")
+                files.bases = [base]
+            else:
+                files.bases.append(base)
+        audit = self._table[topic, queue_id] = QueueAudit(files)
+        return audit
+
+    def expect(self, record: Scanned) -> None:
+        """A good record of the log that must have a unit."""
+        queue = self._table.get((record.topic, record.queue_id))
+        if queue is None:
+            name = record.topic.decode("utf-8", "replace")
+            if self._known is not None and name not in self._known:
+                return
+            queue = self._make(record.topic, record.queue_id)
+        index = record.queue_offset
+        if index < queue.next:
+            queue.held.clear()
+        elif queue.next >= 0:
+            for missing in range(queue.next, min(index, queue.next + 1000)):
+                self._gap(queue, missing)
+        queue.next = index + 1
+        queue.expected += 1
+        self._compare(queue, index, record)
+
+    def _gap(self, queue: QueueAudit, index: int) -> None:
+        """A queue offset whose record is not in the log."""
+        unit = queue.unit(index)
+        if unit is not None and unit[1] > 0:
+            queue.held.append(("queue unit extra", index, f"its record at {unit[0]} is not there"))
+
+    def _compare(self, queue: QueueAudit, index: int, record: Scanned) -> None:
+        unit = queue.unit(index)
+        where = f"of offset {index}, for the record at {record.position}"
+        if unit is None or unit[1] <= 0 or unit[1] == FILLER_SIZE:
+            queue.held.append(("queue unit missing", index, where))
+            return
+        code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
+        wanted = (record.position, record.size, code)
+        for name, found, right in zip(("offset", "size", "tags code"), unit, wanted, strict=True):
+            if found != right:
+                detail = f"{where}: {name} {found}, expected {right}"
+                queue.held.append((f"queue unit {name}", index, detail))
+
+    def finish(self) -> None:
+        """The log is at its end: look at what the files have beyond it."""
+        for queue in self._table.values():
+            self.units += queue.expected
+            self._look_beyond(queue)
+            for kind, index, detail in queue.held:
+                path, at = queue.path(index)
+                self._add(kind, path, at, detail)
+
+    def _look_beyond(self, queue: QueueAudit) -> None:
+        index = max(queue.next, queue.files.start // UNIT)
+        while (unit := queue.unit(index)) is not None:
+            physical, size, _ = unit
+            if size == 0 and physical == 0:
+                return  # the end of the units
+            if size != FILLER_SIZE and physical >= self._log_start:
+                queue.held.append(("queue unit extra", index, f"no record at {physical} has offset {index}"))
+            index += 1

@@ -1,0 +1,209 @@
+"""Repairing a store's folder: only what is asked for, and never while a broker has it.
+
+The log keeps its addresses: what is skipped is overwritten with records that say so, so that scans, ours and
+RocketMQ's, pass it. A skipped message whose place in its queue is known stays there with a body of zeros and
+the property DAMAGED, so that offsets stay dense; any other bytes become records that no queue gets.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from struct import Struct
+
+from attrs import frozen
+
+from rmq.errors import StoreError
+from rmq.protocol.record import Record, encode_record
+from rmq.store.audit import Gap, Report, log_runs
+from rmq.store.commitlog import blank
+from rmq.store.config import StoreConfig
+from rmq.store.consumequeue import FILLER_SIZE, UNIT
+from rmq.store.disk import Disk
+from rmq.store.scan import BLANK_SIZE, parse
+from rmq.store.segments import Segments
+from rmq.store.store import Store
+
+SKIPPED_TOPIC = "RMQ_SYS_SKIPPED"
+_ROLLBACK = 12
+_HOST = bytes(8)
+_FIXED = 91
+_UNIT = Struct(">qiq")
+
+
+@frozen
+class Lost:
+    """Bytes of the log that a repair gave up."""
+
+    path: str
+    start: int
+    stop: int
+    reason: str
+    what: str
+    data: bytes
+
+
+@contextmanager
+def locked(disk: Disk, folder: str) -> Iterator[None]:
+    """Have the folder for the time of a repair. Raises StoreLocked when a broker has it."""
+    lock = disk.lock(os.path.join(folder, "lock"))
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def cut_tail(disk: Disk, folder: str, report: Report) -> list[Lost]:
+    """Cut what follows the log's last good record. Raises StoreError."""
+    lost = []
+    with locked(disk, folder):
+        for run in log_runs(disk, folder, Report(folder))[-1:]:
+            for gap in report.gaps:
+                if gap.tail:
+                    lost.append(_taken(run, gap.start, gap.stop, gap.reason, "torn tail"))
+                    run.truncate(gap.start)
+                    run.sync(gap.start, min(gap.start + 1, run.stop))
+            run.close()
+    return lost
+
+
+def skip_damaged(disk: Disk, folder: str, report: Report) -> list[Lost]:
+    """Overwrite each damaged place that good records follow. Raises StoreError, before anything is changed,
+    when one is too small for that.
+    """
+    with locked(disk, folder):
+        plans = [
+            (run, gap, plan)
+            for run in log_runs(disk, folder, Report(folder))
+            for gap in report.gaps
+            if not gap.tail and run.start <= gap.start < run.stop
+            for plan in [list(_plan(disk, folder, run, gap))]
+        ]
+        lost = []
+        for run, gap, plan in plans:
+            for start, data, what in plan:
+                size = int.from_bytes(data[:4], "big")
+                lost.append(_taken(run, start, start + size, gap.reason, what))
+                run.write(start, data)
+            run.sync(gap.start, gap.stop)
+        return lost
+
+
+def _taken(run: Segments, start: int, stop: int, reason: str, what: str) -> Lost:
+    pieces = []
+    at = start
+    while at < min(stop, run.stop):
+        end = min(at - at % run.file_size + run.file_size, stop)
+        pieces.append(bytes(run.read(at, end - at) or b""))
+        at = end
+    return Lost(run.path(start), start, stop, reason, what, b"".join(pieces))
+
+
+def _plan(disk: Disk, folder: str, run: Segments, gap: Gap) -> Iterator[tuple[int, bytes, str]]:
+    """What to write over a gap: (place, record, what it was)."""
+    if gap.start // run.file_size != (gap.stop - 1) // run.file_size:
+        raise StoreError(
+            f"{run.path(gap.start)}: damage from {gap.start} to {gap.stop} crosses files: restore them from "
+            "a backup or a replica"
+        )
+    at = gap.start
+    for start, size, place in [*_places(disk, folder, run, gap), (gap.stop, 0, None)]:
+        if start < at or start + size > gap.stop:
+            continue
+        if start > at:
+            yield at, _filler(run, at, start - at), "not known"
+        if place is not None:
+            topic, queue_id, queue_offset = place
+            yield (
+                start,
+                _record(start, size, topic, queue_id, queue_offset),
+                f"{topic}/{queue_id}/{queue_offset}",
+            )
+        at = start + size
+
+
+def _places(
+    disk: Disk, folder: str, run: Segments, gap: Gap
+) -> list[tuple[int, int, tuple[str, int, int] | None]]:
+    """The messages that were in a gap, as far as their heads or their queue units tell."""
+    found: dict[int, tuple[int, int, tuple[str, int, int] | None]] = {}
+    base = gap.start - gap.start % run.file_size
+    view = run.read(base, run.file_size)
+    whole = None if view is None else parse(view, gap.start - base, gap.start, check_crc=False)
+    if whole is not None and whole.position + whole.size <= gap.stop:
+        place = (whole.topic.decode("utf-8", "replace"), whole.queue_id, whole.queue_offset)
+        found[gap.start] = (gap.start, whole.size, place)
+    for topic, queue_id, index, physical, size in _units(disk, folder):
+        if gap.start <= physical < gap.stop and size != FILLER_SIZE:
+            found[physical] = (physical, size, (topic, queue_id, index))
+    return [found[start] for start in sorted(found)]
+
+
+def _units(disk: Disk, folder: str) -> Iterator[tuple[str, int, int, int, int]]:
+    place = os.path.join(folder, "consumequeue")
+    for topic in disk.list(place):
+        for queue_id in disk.list(os.path.join(place, topic)):
+            for name in disk.list(os.path.join(place, topic, queue_id)):
+                if not name.isdecimal() or not queue_id.isdecimal():
+                    continue
+                data = disk.load(os.path.join(place, topic, queue_id, name)) or b""
+                units = _UNIT.iter_unpack(data[: len(data) - len(data) % UNIT])
+                for number, (physical, size, _) in enumerate(units, int(name) // UNIT):
+                    if size > 0:
+                        yield topic, int(queue_id), number, physical, size
+
+
+def _filler(run: Segments, at: int, size: int) -> bytes:
+    """A record that no queue gets; a BLANK when the file ends after it."""
+    if at + size == at - at % run.file_size + run.file_size and size >= BLANK_SIZE:
+        return blank(size)
+    return _record(at, size, SKIPPED_TOPIC, 0, 0, sys_flag=_ROLLBACK)
+
+
+def _record(at: int, size: int, topic: str, queue_id: int, queue_offset: int, *, sys_flag: int = 0) -> bytes:
+    properties = "" if sys_flag else "DAMAGED\x01true"
+    room = size - _FIXED - len(topic.encode()) - len(properties)
+    if room < 0:
+        properties, room = "", room + len(properties)
+    if room < 0:
+        raise StoreError(f"damage at {at}: {size} bytes are too few for a record, so it cannot be skipped")
+    record = Record(topic, queue_id, bytes(room), properties, sys_flag=sys_flag, born_host=_HOST)
+    record.queue_offset, record.physical_offset = queue_offset, at
+    return encode_record(record, _HOST)
+
+
+def rebuild(
+    disk: Disk,
+    folder: str,
+    report: Report,
+    *,
+    queues: bool,
+    index: bool,
+    now_ms: Callable[[], int],
+    progress: Callable[[str, int, int], None],
+) -> None:
+    """Make queues or index again from the log, which must have no damage. Raises StoreError."""
+    with locked(disk, folder):
+        for name in (["consumequeue"] if queues else []) + (["index"] if index else []):
+            disk.remove(os.path.join(folder, name))
+    store = Store(disk, _config(folder, report), store_host=_HOST, now_ms=now_ms)
+    store.load(progress)
+    try:
+        while store.dispatch(2000):
+            progress(
+                "index", store.max_physical_offset - store.dispatch_behind_bytes, store.max_physical_offset
+            )
+    finally:
+        store.close()
+
+
+def _config(folder: str, report: Report) -> StoreConfig:
+    """The sizes that the files have."""
+    sizes: dict[str, int] = {"mapped_file_size_commit_log": report.file_size}
+    if report.queue_file_size:
+        sizes["mapped_file_size_consume_queue"] = report.queue_file_size
+    if report.index_slots and report.index_file_size:
+        sizes["max_hash_slot_num"] = report.index_slots
+        sizes["max_index_num"] = (report.index_file_size - 40 - 4 * report.index_slots) // 20
+    return StoreConfig(store_path_root_dir=folder, **sizes)  # type: ignore[arg-type]
