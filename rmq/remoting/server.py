@@ -82,8 +82,8 @@ class Server:
     def __init__(self, endpoint: Endpoint, limits: Limits, tls: TlsConfig | None = None) -> None:
         self._endpoint = endpoint
         self._limits = limits
-        self._tls = TlsContexts(tls) if tls is not None and tls.tls_mode != "disabled" else None
-        if self._tls is not None:
+        self._tls = TlsContexts(tls or TlsConfig())
+        if self._tls.mode != "disabled":
             self._tls.server()  # unusable files end the start, not the first handshake
         self._peers = 0
         self._connections: dict[Connection, None] = {}

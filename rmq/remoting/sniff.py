@@ -60,7 +60,7 @@ class PrefixedStream(Stream):
 
 @asynccontextmanager
 async def accept_stream(
-    raw: Stream, *, tls: TlsContexts | None = None, limits: Limits | None = None
+    raw: Stream, *, tls: TlsContexts, limits: Limits
 ) -> AsyncIterator[tuple[Stream, bytes]]:
     """What a new peer speaks: the stream of its frames, and the bytes that were read from it already.
 
@@ -68,7 +68,6 @@ async def accept_stream(
     nothing within `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails.
     The caller closes the stream, or after an error `raw`.
     """
-    limits = limits or Limits()
     deadline = trio.current_time() + limits.handshake_seconds
     with _until(deadline, limits):
         stream, first = await _sniff(raw, tls)
@@ -95,15 +94,14 @@ def _until(deadline: float, limits: Limits) -> Iterator[None]:
         )
 
 
-async def _sniff(raw: Stream, tls: TlsContexts | None) -> tuple[Stream, bytes]:
-    mode = tls.mode if tls is not None else "disabled"
+async def _sniff(raw: Stream, tls: TlsContexts) -> tuple[Stream, bytes]:
     stream, first = raw, await _first_bytes(raw)
-    if first[0] == TLS and tls is not None and mode != "disabled":
+    if first[0] == TLS and tls.mode != "disabled":
         stream = await _secured(PrefixedStream(first, raw), tls)
         first = await _first_bytes(stream)
     elif first[0] == TLS:
         raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
-    elif mode == "enforcing":
+    elif tls.mode == "enforcing":
         raise RemoteProtocolError("the peer does not speak TLS, which tlsMode=enforcing asks for")
     if first[0] not in (FRAME, UPGRADE):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")

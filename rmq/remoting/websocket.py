@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -10,6 +11,8 @@ import trio_websocket
 import wsproto.utilities
 
 from rmq.remoting.stream import Buffer, Stream
+
+log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64 * 1024
 """What we send in one message, and the longest that we take: with QUEUE it bounds a connection's memory."""
@@ -39,7 +42,7 @@ async def connect_websocket(nursery: trio.Nursery, stream: Stream, host: str) ->
             receive_buffer_size=MESSAGE_BYTES,
         )
 
-    return await _Reader(nursery).upgraded(stream, upgrade)
+    return await _Reader(nursery, stream).upgraded(upgrade)
 
 
 async def accept_websocket(nursery: trio.Nursery, stream: Stream) -> WebSocketStream:
@@ -55,7 +58,7 @@ async def accept_websocket(nursery: trio.Nursery, stream: Stream) -> WebSocketSt
         )
         return await request.accept()
 
-    return await _Reader(nursery).upgraded(stream, upgrade)
+    return await _Reader(nursery, stream).upgraded(upgrade)
 
 
 class _Reader:
@@ -64,8 +67,9 @@ class _Reader:
     It also ends a handshake whose stream broke, which trio-websocket alone would wait for without end.
     """
 
-    def __init__(self, nursery: trio.Nursery) -> None:
+    def __init__(self, nursery: trio.Nursery, stream: Stream) -> None:
         self._nursery = nursery
+        self._stream = stream
         self._handshake = trio.CancelScope()
         self._error: BaseException | None = None
 
@@ -77,15 +81,24 @@ class _Reader:
             await read()
         except _EXPECTED as error:
             self._error = error
+        except Exception as error:
+            # The parsers below it raise more than they say over bytes that a peer chose: UnicodeDecodeError
+            # for a header that is not ASCII, h11's errors for an answer that is not HTTP. One peer ends,
+            # not all.
+            log.warning("WebSocket with %s: %s: %s", self._stream.peer, type(error).__name__, error)
+            self._error = error
         finally:
             self._handshake.cancel()
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await self._stream.aclose()
 
     async def upgraded(
-        self, stream: Stream, upgrade: Callable[[_Reader], Awaitable[trio_websocket.WebSocketConnection]]
+        self, upgrade: Callable[[_Reader], Awaitable[trio_websocket.WebSocketConnection]]
     ) -> WebSocketStream:
         with self._handshake:
             try:
-                return WebSocketStream(await upgrade(self), stream)
+                return WebSocketStream(await upgrade(self), self._stream)
             except _EXPECTED as error:
                 self._error = error
         raise trio.BrokenResourceError(_reason(self._error)) from self._error
@@ -94,7 +107,9 @@ class _Reader:
 def _reason(error: BaseException | None) -> str:
     if isinstance(error, trio_websocket.ConnectionRejected):
         return f"the peer refused with HTTP status {error.status_code}"
-    return str(error or "") or "the peer hung up"
+    if error is None or isinstance(error, trio_websocket.ConnectionClosed):
+        return "the peer hung up"
+    return f"what the peer says is no WebSocket handshake ({error})"
 
 
 class WebSocketStream(Stream):

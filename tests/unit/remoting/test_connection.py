@@ -239,6 +239,44 @@ async def test_calls_of_a_moment_are_few_sends(autojump_clock: MockClock) -> Non
         assert len(network.sends) == 2  # the first at once, the others gathered
 
 
+async def test_calls_after_a_bunch_of_responses_are_one_send(autojump_clock: MockClock) -> None:
+    network = CountedSends()
+    async with linked(network=network) as link, trio.open_nursery() as nursery:
+
+        async def call_twice() -> None:
+            for _ in range(2):
+                await link.connection.call(request(), 10)
+
+        for _ in range(20):
+            nursery.start_soon(call_twice)
+        asked = await link.peer.receive(20)
+        network.sends.clear()
+        await link.peer.send(*(one.reply() for one in asked))
+        for one in await link.peer.receive(20):
+            await link.peer.send(one.reply())
+        assert len(network.sends) == 1
+
+
+async def test_a_request_with_the_number_of_our_call_is_no_response(autojump_clock: MockClock) -> None:
+    async with linked() as link, trio.open_nursery() as nursery:
+        answers = []
+
+        async def call(body: bytes) -> None:
+            answers.append((await link.connection.call(request(body), 10)).body)
+
+        nursery.start_soon(call, b"ours")
+        nursery.start_soon(call, b"other")
+        ours, other = sorted(await link.peer.receive(2), key=lambda asked: asked.body, reverse=True)
+        theirs = request(b"theirs")
+        theirs.opaque = ours.opaque
+        await link.peer.send(theirs, other.reply(body=b"other"))
+        (response,) = await link.peer.receive()
+        assert (response.opaque, response.body) == (ours.opaque, b"theirs")
+        await wait_all_tasks_blocked()
+        assert answers == [b"other"]
+        await link.peer.send(ours.reply(body=b"ours"))
+
+
 async def test_a_single_call_is_sent_at_once(autojump_clock: MockClock) -> None:
     network = CountedSends()
     async with linked(network=network) as link:
@@ -427,6 +465,9 @@ async def test_a_frame_that_trickles_is_ended(
             link.connection.expire(trio.current_time())
         assert link.connection.closed
         assert "not complete after 60 s" in caplog.text
+        await trio.sleep(10)
+        link.connection.expire(trio.current_time())
+        assert len(caplog.records) == 1
 
 
 async def test_slow_whole_frames_are_welcome(autojump_clock: MockClock) -> None:

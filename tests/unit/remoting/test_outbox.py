@@ -48,6 +48,16 @@ def test_many_small_buffers_are_one_piece() -> None:
     assert len(outbox.pieces()) == 1
 
 
+def test_what_comes_after_a_part_was_sent_is_joined_too() -> None:
+    outbox, large = Outbox(), b"x" * SMALL_BYTES
+    outbox.add([large, large, large])
+    outbox.pieces()
+    outbox.drop(2 * SMALL_BYTES + 1)
+    for _ in range(100):
+        outbox.add(b"y")
+    assert [len(piece) for piece in outbox.pieces()] == [SMALL_BYTES - 1, 100]
+
+
 def test_clear() -> None:
     outbox = Outbox()
     outbox.add([b"abc", b"def"])

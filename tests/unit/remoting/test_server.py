@@ -15,7 +15,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from rmq.errors import ConfigError, PortInUse
+from rmq.errors import ConfigError, ConnectFailed, PortInUse
 from rmq.protocol.command import Command, encode
 from rmq.remoting import (
     Connection,
@@ -28,6 +28,7 @@ from rmq.remoting import (
     serve,
     serve_listeners,
 )
+from rmq.remoting.sniff import PrefixedStream
 from rmq.remoting.tls import TlsContexts
 from rmq.testing import MemoryNetwork
 
@@ -339,6 +340,63 @@ async def test_broken_handshakes_end_only_themselves(
                     pass  # what the server says before it hangs up
         assert not scope.cancelled_caught
         assert await echoes(network, address)
+
+
+@pytest.mark.parametrize("start", [b"\x16\x03\x01", b"GET / HT"])
+async def test_a_peer_that_leaves_in_its_handshake_is_not_waited_for(
+    autojump_clock: MockClock, start: bytes, tls_config: TlsConfig
+) -> None:
+    network = MemoryNetwork()
+    async with served(network, tls=tls_config) as (address,):
+        before = trio.lowlevel.current_statistics().tasks_living
+        stream = await network.dial(address)
+        await stream.send_all(start)
+        await wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living > before
+        await stream.aclose()
+        await trio.sleep(0.1)
+        assert trio.lowlevel.current_statistics().tasks_living == before
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", "the peer refused with HTTP status 403"),
+        (b"HTTP/1.1 503 No\r\nContent-Length: 2\r\n\r\nno", "the peer refused with HTTP status 503"),
+        (b"", "hung up"),
+        (b"\x00\x00\x00\x10" * 5, "no WebSocket handshake"),
+    ],
+)
+async def test_a_server_that_refuses_a_websocket(
+    autojump_clock: MockClock, answer: bytes, reason: str
+) -> None:
+    network = MemoryNetwork()
+    listener = await network.listen("127.0.0.1:1")
+
+    async def refuse() -> None:
+        stream = await listener.accept()
+        await stream.receive_some()
+        await stream.send_all(answer)
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(refuse)
+        began = trio.current_time()
+        with pytest.raises(ConnectFailed, match=f"WebSocket handshake: .*{reason}"):
+            await echoes(network, "ws://127.0.0.1:1")
+        assert trio.current_time() - began < 1
+
+
+async def test_a_prefix_is_read_before_the_rest() -> None:
+    client, server = MemoryNetwork().pair()
+    await client.send_all(b"rest")
+    stream = PrefixedStream(b"prefix", server)
+    assert [await stream.receive_some(4) for _ in range(3)] == [b"pref", b"ix", b"rest"]
+    assert (stream.peer, stream.local, stream.sends_now) == (server.peer, server.local, True)
+    assert stream.send_now([b"a", b"b"]) == 2
+    await stream.wait_send_all_might_not_block()
+    await stream.send_all(b"c")
+    assert [await client.receive_some() for _ in range(3)] == [b"a", b"b", b"c"]
 
 
 async def test_a_handshake_that_never_ends(autojump_clock: MockClock, tls_config: TlsConfig) -> None:

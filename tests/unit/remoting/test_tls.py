@@ -165,6 +165,17 @@ async def test_a_peer_that_hangs_up_without_goodbye_breaks_the_stream(tls: TlsCo
             await client.receive_some()
 
 
+async def test_a_goodbye_is_the_end_though_the_transport_stays_open(tls: TlsContexts) -> None:
+    network = MemoryNetwork()
+    raw = network.pair()
+    client, server = await both(lambda: tls_client(raw[0], tls, "127.0.0.1"), lambda: tls_server(raw[1], tls))
+    assert isinstance(server, TlsStream)
+    server._goodbye()
+    with trio.fail_after(5):
+        for _ in range(2):
+            assert await client.receive_some() == b""
+
+
 async def test_damaged_records_break_the_stream(tls: TlsContexts) -> None:
     network = MemoryNetwork()
     raw = network.pair()
