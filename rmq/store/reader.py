@@ -111,18 +111,15 @@ def _choose(
     message that anyone reads.
     """
     matches, matches_record = wanted.matches, wanted.matches_record
-    log_start, log_end, file_size = log.start, log.end, log.file_size
+    log_start, log_end = log.start, log.end
     old = log_end - limits.memory  # records before it count as being on disk
     most = min(wanted.count, limits.count_in_memory), min(wanted.size, limits.bytes_in_memory)
     most_old = min(wanted.count, limits.count_in_disk), min(wanted.size, limits.bytes_in_disk)
     status = NO_MATCHED_MESSAGE
     ranges: list[tuple[int, int]] = []
-    start = stop = resume_at = -1  # `resume_at`: after a gap in the log, the file to go on with
+    start = stop = -1
     count = total = looked = physical = 0
     for physical, size, code in _UNIT.iter_unpack(units):
-        if physical < resume_at:
-            looked += 1
-            continue
         if count:
             most_count, most_bytes = most if physical >= old else most_old
             if count >= most_count or total + size > most_bytes:
@@ -133,19 +130,18 @@ def _choose(
             continue
         if physical < log_start or physical + size > log_end or size <= 0:
             status = status if count else MESSAGE_WAS_REMOVING
-            resume_at = log.next_file(physical)
             continue
         if matches_record is not None and not _record_matches(log, physical, size, matches_record):
             status = status if count else NO_MATCHED_MESSAGE
             continue
-        if physical != stop or physical % file_size == 0:
+        if physical != stop:  # a file's first record never follows: a blank is between
             if count:
                 ranges.append((start, stop))
             start = physical
         stop = physical + size
         count += 1
         total += size
-        status, resume_at = FOUND, -1
+        status = FOUND
     if count:
         ranges.append((start, stop))
     result.status, result.count, result.size = status, count, total

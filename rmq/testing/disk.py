@@ -193,6 +193,13 @@ class MemoryDisk:
             kept.sync()
         return other
 
+    def write_back(self) -> None:
+        """What a kernel may do at any time: a random part of the unsynced pages reaches the medium."""
+        for file in self._files.values():
+            for number in sorted(file.dirty):
+                if self.chance.random() < 0.5:
+                    file.synced[number] = file.page(number)
+
     def fail(self, operation: str, path: str = "", times: int = 1) -> None:
         """Make the next `times` operations ("write", "sync", "clear") on paths that contain `path` fail like
         EIO.

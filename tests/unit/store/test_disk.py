@@ -173,6 +173,22 @@ def test_java_cannot_lock_what_we_locked(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_the_first_sync_of_a_new_file_syncs_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[str] = []
+    monkeypatch.setattr("rmq.store.disk._sync_folder", folders.append)
+    path = str(tmp_path / "log" / "file")
+    segment = RealDisk().open(path, 4096)
+    segment.sync()
+    segment.sync()
+    assert folders == [str(tmp_path / "log")]
+    RealDisk().open(path, 4096).sync()
+    assert len(folders) == 1
+    RealDisk().replace(path + ".json", b"{}")
+    assert len(folders) == 2
+
+
 def test_a_sync_in_another_thread_keeps_the_file_until_it_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

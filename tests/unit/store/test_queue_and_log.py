@@ -115,6 +115,21 @@ class QueueMachine(RuleBasedStateMachine):
 TestQueue = QueueMachine.TestCase
 
 
+def test_sync_covers_all_writes_since_the_last_one() -> None:
+    for seed in range(10):
+        disk = MemoryDisk(seed)
+        queue = make_queue(disk)
+        for number in range(45):
+            add(queue, (number * 100, 100, number))
+            if number % 15 == 14:
+                queue.write()
+        queue.sync()
+        disk.crash()
+        again = make_queue(disk)
+        again.load(is_free)
+        assert again.end == 45
+
+
 def test_no_more_files_are_open_than_allowed() -> None:
     limit = OpenFiles(3)
     disk = MemoryDisk()

@@ -191,6 +191,119 @@ def test_a_second_start_is_refused_while_the_first_runs(tmp_path: Path) -> None:
     open_store(RealDisk(), root=str(tmp_path)).close()
 
 
+def test_files_made_between_two_flushes_cannot_be_missing_in_the_middle() -> None:
+    for seed in range(20):
+        disk = MemoryDisk(seed)
+        store = open_store(disk)
+        store.flush()
+        for number in range(150):
+            store.put(record(f"message {number}"))
+        store.commit()
+        disk.crash()
+        found = bodies(open_store(disk))
+        assert found == expected_bodies(150)[: len(found)]
+
+
+def test_what_a_recovery_found_is_synced_by_it() -> None:
+    """A killed process leaves its writes in the page cache; after the next start they count as flushed."""
+    for seed in range(10):
+        disk = MemoryDisk(seed)
+        store = open_store(disk)
+        fill(store, 100)
+        store.abandon()
+        again = open_store(disk)
+        assert again.flush() == again.flushed_offset == again.max_physical_offset
+        disk.crash()
+        assert bodies(open_store(disk)) == expected_bodies(100)
+
+
+def crashed_after_checkpoint() -> tuple[MemoryDisk, Clock, list[object]]:
+    """A disk with five log files, whose checkpoint vouches for the first ones; all units are in files."""
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    for number in range(200):
+        clock.now_ms += 100
+        send(store, record(f"message {number}"))
+    clock.now_ms += 10_000
+    store.dispatch()
+    store.flush()
+    store.flush_queues()
+    store.flush_checkpoint()
+    units: list[object] = [store.unit("Orders", 0, offset) for offset in range(200)]
+    store.abandon()
+    return disk, clock, units
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (0, 8), (0, 12), (4, 8), (8, 12), (12, 20), (0, 20)])
+def test_torn_units_are_made_again(first: int, last: int) -> None:
+    """A page border may cut a unit anywhere; what is left may look like a unit of an older record."""
+    disk, clock, units = crashed_after_checkpoint()
+    recovered = make_store(disk.copy(), clock)
+    start = recovered.load().scanned_from
+    torn = next(at for at, unit in enumerate(units) if unit[0] >= start) + 3  # type: ignore[index]
+    for index in range(torn, 200, 4):
+        file = disk.open(f"{ROOT}/consumequeue/Orders/0/{index // 10 * 200:020d}", 200)
+        file.write(index % 10 * 20 + first, bytes(last - first))
+    again = open_store(disk.copy(), clock)
+    assert [again.unit("Orders", 0, offset) for offset in range(200)] == units
+
+
+def test_units_of_records_that_a_power_cut_took_do_not_come_back() -> None:
+    """The queue files were synced, the log was not."""
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    fill(store, 5)
+    store.flush()
+    clean = disk.copy()
+    fill(store, 20)
+    clock.now_ms += 10_000
+    store.dispatch()
+    store.flush_queues()
+    for path in queue_files(disk):
+        clean.open(path, 200).write(0, disk.load(path) or b"")
+    again = open_store(clean, clock)
+    assert len(bodies(again)) == 5
+    send(again, record("x" * 1500), record("y" * 1500))  # the log now goes past where the lost records were
+    again.close()
+    last = open_store(clean, clock)
+    assert last.max_offset("Orders", 0) == 7
+    assert len(bodies(last)) == 7
+
+
+def test_the_checkpoint_does_not_vouch_for_units_in_memory() -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    fill(store, 3)
+    clock.now_ms += 4000
+    fill(store, 3)
+    store.dispatch()
+    store.flush()
+    store.flush_queues()
+    store.flush_checkpoint()
+    times = disk.load(f"{ROOT}/checkpoint") or b""
+    assert int.from_bytes(times[:8], "big") == clock.now_ms
+    assert int.from_bytes(times[8:16], "big") == clock.now_ms - 4000
+    clock.now_ms += 10_000
+    store.dispatch()
+    store.flush_queues()
+    store.flush_checkpoint()
+    times = disk.load(f"{ROOT}/checkpoint") or b""
+    assert int.from_bytes(times[8:16], "big") == clock.now_ms - 10_000
+
+
+def test_a_clean_stop_syncs_the_index() -> None:
+    for seed in range(10):
+        disk = MemoryDisk()
+        store = open_store(disk, max_index_num=2000)
+        for number in range(700):
+            send(store, record("x", unique=f"KEY{number}"))
+        store.close()
+        again = open_store(disk.image(seed), max_index_num=2000)
+        assert all(
+            len(again.query("Orders", f"KEY{number}", 5, 0, 1 << 60)) == 1 for number in range(0, 700, 50)
+        )
+
+
 # ---- torn tails ----
 
 
@@ -269,6 +382,21 @@ def test_a_log_that_lost_all_but_its_place_goes_on_there() -> None:
 
 
 # ---- damage ----
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_page_of_zeros_in_what_was_synced_is_damage(clean: bool) -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock, mapped_file_size_commit_log=65536)
+    fill(store, 100)
+    clock.now_ms += 1000
+    fill(store, 1)
+    store.flush()
+    store.flush_checkpoint()
+    store.close() if clean else store.abandon()
+    disk.open(LOG, 65536).write(4096, bytes(4096))
+    with pytest.raises(CorruptRecord):
+        open_store(disk, clock, mapped_file_size_commit_log=65536)
 
 
 @pytest.mark.parametrize("clean", [True, False])

@@ -204,6 +204,27 @@ def test_a_tail_that_cannot_be_cleared_is_cleared_before_the_next_write() -> Non
     assert bodies(open_store(disk.copy())) == [b"message 0", b"message 1", b"message 2", b"message 0"]
 
 
+def test_bytes_of_a_failed_write_that_the_kernel_wrote_back_do_not_return() -> None:
+    """Cleared in the page cache is not cleared on the medium: a power cut could bring them back."""
+    for seed in range(30):
+        disk = MemoryDisk(seed)
+        store = open_store(disk, mapped_file_size_commit_log=16384)
+        fill(store, 3)
+        store.flush()
+        for number in range(110):
+            store.put(record(f"refused {number:03d}"))
+        disk.fail("write", "commitlog")
+        disk.fail("clear", "commitlog")
+        with pytest.raises(StoreError):
+            store.commit()
+        disk.write_back()
+        for number in range(110):
+            send(store, record(f"settled {number:03d}"))
+        disk.crash()
+        found = bodies(open_store(disk, mapped_file_size_commit_log=16384))
+        assert not any(body.startswith(b"refused") for body in found)
+
+
 def test_after_a_failed_sync_nothing_more_is_taken() -> None:
     """A second sync would say that all is well, although the kernel may have dropped the pages."""
     disk = MemoryDisk()
@@ -409,6 +430,30 @@ def test_reading_at_any_offset_gives_a_record_or_nothing() -> None:
     starts = {store.unit("Orders", 0, offset)[0] for offset in range(80)}  # type: ignore[index]
     for offset in range(-5, store.max_physical_offset + 300):
         assert (store.read(offset) is not None) == (offset in starts), offset
+
+
+def test_a_unit_that_points_nowhere_is_passed_over() -> None:
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    fill(store, 10)
+    clock.now_ms += 10_000
+    store.dispatch()
+    fill(store, 3)
+    clock.now_ms += 10_000
+    store.dispatch()
+    path = f"{ROOT}/consumequeue/Orders/0/{0:020d}"
+    disk.flip(path, 4 * 20, 6)  # far past the log's end
+    disk.open(path, 200).write(7 * 20, bytes(20))
+    result = store.get("Orders", 0, 3, 32)
+    found = [message.body for buffer in result.buffers for message in decode_records(buffer)]
+    assert found == [b"message %d" % number for number in (3, 5, 6, 8, 9)]
+    assert result.count == 5
+    assert result.next_queue_offset == 10
+    result = store.get("Orders", 0, 4, 1)
+    assert (result.count, result.next_queue_offset) == (1, 6)
+    disk.flip(path, 9 * 20, 6)
+    result = store.get("Orders", 0, 9, 32)
+    assert (result.status, result.count, result.next_queue_offset) == ("MESSAGE_WAS_REMOVING", 0, 10)
 
 
 # ---- time ----
