@@ -89,9 +89,6 @@ class _Reader:
             self._error = error
         finally:
             self._handshake.cancel()
-            with trio.CancelScope() as scope:
-                scope.cancel()
-                await self._stream.aclose()
 
     async def upgraded(
         self, upgrade: Callable[[_Reader], Awaitable[trio_websocket.WebSocketConnection]]

@@ -172,7 +172,6 @@ class _Pipe:
         self._network = network
         self._ends = (source, target)
         self._pieces: deque[tuple[float, bytes]] = deque()
-        self._last_arrival = 0.0
         self._changed = trio.Event()
         self.size = 0
         self.eof_at = math.inf  # when the receiver learns that the sender closed
@@ -187,13 +186,13 @@ class _Pipe:
         """Take what the window has room for."""
         count = min(len(data), self._network.window - self.size)
         if count > 0:
-            self._pieces.append((self._arrival(), bytes(data[:count])))
+            self._pieces.append((trio.current_time() + self._network.delay(), bytes(data[:count])))
             self.size += count
             self.wake()
         return max(0, count)
 
     def finish(self) -> None:
-        self.eof_at = min(self.eof_at, self._arrival())
+        self.eof_at = min(self.eof_at, trio.current_time() + self._network.delay())
         self.wake()
 
     def take(self, max_bytes: int) -> bytes | None:
@@ -224,10 +223,6 @@ class _Pipe:
             due = math.inf
         with trio.CancelScope(deadline=due):
             await event.wait()
-
-    def _arrival(self) -> float:
-        self._last_arrival = max(self._last_arrival, trio.current_time() + self._network.delay())
-        return self._last_arrival
 
 
 class MemoryStream(ByteStream):

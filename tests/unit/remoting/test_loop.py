@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from rmq.remoting.loop import current_loop
+
+
+async def the_first_result_counts() -> None:
+    for first in ("value", "error"):
+        waiter = current_loop().waiter()
+        results: list[object] = []
+
+        async def wait(waiter=waiter, results=results) -> None:  # type: ignore[no-untyped-def]
+            try:
+                results.append(await waiter.wait())
+            except ValueError as error:
+                results.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            if first == "value":
+                waiter.resolve("value")
+            waiter.fail(ValueError("error"))
+            waiter.resolve("second")
+        assert results == [first]
+
+
+async def a_result_may_come_before_the_wait() -> None:
+    waiter = current_loop().waiter()
+    waiter.resolve(1)
+    assert await waiter.wait() == 1
+    waiter = current_loop().waiter()
+    waiter.fail(ValueError("early"))
+    with pytest.raises(ValueError, match="early"):
+        await waiter.wait()
+
+
+async def a_result_after_cancellation_is_dropped() -> None:
+    waiter = current_loop().waiter()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(waiter.wait)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+        waiter.fail(ValueError("late"))  # before the task has run
+        waiter.resolve("late")
+    waiter.resolve("later still")
+
+
+async def the_loop_knows_its_time() -> None:
+    assert current_loop().now() == pytest.approx(anyio.current_time(), abs=1)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+@pytest.mark.parametrize(
+    "check",
+    [
+        the_first_result_counts,
+        a_result_may_come_before_the_wait,
+        a_result_after_cancellation_is_dropped,
+        the_loop_knows_its_time,
+    ],
+)
+def test_on_both_loops(backend: str, check: Callable[[], Awaitable[None]]) -> None:
+    anyio.run(check, backend=backend)
+    anyio.run(_named, backend, backend=backend)
+
+
+async def _named(backend: str) -> None:
+    assert current_loop().name == backend
