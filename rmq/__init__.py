@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from rmq.client.config import ClientConfig as ClientConfig
     from rmq.client.consumer import Consumer as Consumer
     from rmq.client.consumer import Delivery as Delivery
+    from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
     from rmq.client.puller import PullConsumer as PullConsumer
     from rmq.client.puller import PullResult as PullResult
     from rmq.client.subscription import Sql as Sql
     from rmq.client.subscription import sql as sql
+    from rmq.client.trace import MessageTrace as MessageTrace
     from rmq.client.transactional import COMMIT as COMMIT
     from rmq.client.transactional import ROLLBACK as ROLLBACK
     from rmq.client.transactional import UNKNOWN as UNKNOWN
@@ -61,10 +63,12 @@ _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.config": "ClientConfig",
     "rmq.client.consumer": "Consumer Delivery",
+    "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
     "rmq.client.puller": "PullConsumer PullResult",
     "rmq.client.subscription": "Sql sql",
+    "rmq.client.trace": "MessageTrace",
     "rmq.client.transactional": "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer",
     "rmq.errors": (
         "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"

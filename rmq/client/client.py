@@ -17,6 +17,7 @@ from rmq.client.consumer import Consumer, ConsumerOptions, OnError
 from rmq.client.identity import local_address, new_client_id
 from rmq.client.names import parse_name_servers
 from rmq.client.namespace import wrapped
+from rmq.client.observer import Observer, Observers
 from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
 from rmq.client.puller import PullConsumer
@@ -43,19 +44,27 @@ def connect(
     tls: TlsConfig | None = None,
     config: ClientConfig | None = None,
     network: Network | None = None,
+    plugins: Sequence[Observer] = (),
 ) -> Client:
     """A client of the cluster that these name servers know: `async with rmq.connect("127.0.0.1:9876") as
     client`.
 
     `namesrv` is ``host:port``, several joined by ``;`` or a list; a scheme ``tls://``, ``ws://`` or
     ``wss://`` chooses the transport. `client_id` must be unique in the cluster; without it, it is.
+    `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or an `Observer` of your own.
     `network` is for tests. Nothing is dialled before it is needed, so a name server may start later. Raises
     ConfigError.
 
     Applications with a task group of their own use the second door: `await nursery.start(client.run)`.
     """
     return Client(
-        namesrv, client_id=client_id, credentials=credentials, tls=tls, config=config, network=network
+        namesrv,
+        client_id=client_id,
+        credentials=credentials,
+        tls=tls,
+        config=config,
+        network=network,
+        plugins=plugins,
     )
 
 
@@ -73,6 +82,7 @@ class Client:
         tls: TlsConfig | None = None,
         config: ClientConfig | None = None,
         network: Network | None = None,
+        plugins: Sequence[Observer] = (),
     ) -> None:
         self._name_servers = parse_name_servers(namesrv)
         self._chance = random.Random()
@@ -83,6 +93,7 @@ class Client:
         self._credentials = credentials
         self._tls = tls
         self._network = network or TcpNetwork()
+        self._plugins = tuple(plugins)
         self._session: Session | None = None
         self._scope = TaskScope()
 
@@ -104,6 +115,7 @@ class Client:
             unique_ids=UniqueIds(packed, os.getpid(), wall_clock_ms),
             chance=self._chance,
             lasting_name=self._lasting_name,
+            observers=Observers(self._plugins),
         )
         await self._scope.__aenter__()
         await self._scope.tasks.start(self._session.run)
@@ -118,6 +130,8 @@ class Client:
         try:
             with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
                 await self._entered().departures()
+                for observer in self._plugins:
+                    await observer.flush()
         finally:
             await self._scope.__aexit__(kind, error, trace)
 

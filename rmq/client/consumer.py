@@ -16,6 +16,7 @@ from rmq.client.assignments import Assignments, Membership
 from rmq.client.calls import as_async
 from rmq.client.inbox import Inbox
 from rmq.client.names import UNREACHABLE
+from rmq.client.observer import Observer
 from rmq.client.overdue import Hand, Overdue
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
@@ -244,7 +245,7 @@ class Consumer:
         a worker thread. Cancelled: handlers are cancelled; their messages are not consumed and are
         delivered again.
         """
-        call = as_async(handler, concurrency)
+        call = self._session.observers.handler(self.group, as_async(handler, concurrency))
         self._handler = call
         try:
             await self._run_workers(concurrency, self._work, call)
@@ -255,7 +256,10 @@ class Consumer:
         """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
         retried as one. For handlers that write many messages at once, and for the highest rates.
         """
-        await self._run_workers(concurrency, self._work_batches, as_async(handler, concurrency), batch)
+        if batch < 1:
+            raise ConfigError("batch", batch, "at least 1")
+        call = self._session.observers.handler(self.group, as_async(handler, concurrency), batches=True)
+        await self._run_workers(concurrency, self._work_batches, call, batch)
 
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
@@ -533,13 +537,14 @@ class Delivery:
     is delivered again here.
     """
 
-    __slots__ = ("_consumer", "_hand", "_open", "_pulled", "_window")
+    __slots__ = ("_consumer", "_hand", "_open", "_pulled", "_tokens", "_window")
 
     def __init__(self, consumer: Consumer, message: PulledMessage, window: ProcessQueue) -> None:
         self._consumer = consumer
         self._pulled = message
         self._window = window
         self._hand = Hand((message,))
+        self._tokens: list[tuple[Observer, Any]] = []
         self._open = True
 
     @property
@@ -551,12 +556,18 @@ class Delivery:
             raise LocalProtocolError("a delivery is consumed once")
         self._consumer._active += 1
         self._consumer._overdue.hands.add(self._hand)
+        observers, group = self._consumer._session.observers, self._consumer.group
+        if observers:
+            self._tokens = observers.begin(lambda observer: observer.consuming(group, [self._pulled]))
         return self._pulled
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         consumer = self._consumer
+        if self._tokens:
+            observers = consumer._session.observers
+            observers.end(self._tokens, lambda observer, token: observer.consumed(token, error))
         try:
             if error is None:
                 self.done()

@@ -4,7 +4,8 @@ Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 from attrs import define, evolve, frozen
 
@@ -106,23 +107,29 @@ def pack(
 
 
 def pack_batch(
-    messages: Sequence[Message], unique_ids: Sequence[str], config: ClientConfig
+    messages: Sequence[Message],
+    unique_ids: Sequence[str],
+    config: ClientConfig,
+    extras: Sequence[Mapping[str, str]] | None = None,
 ) -> list[Outgoing]:
     """Check a batch and make it ready: one topic, no delays, one `wait_store`; one request for each
-    `max_message_size` bytes. Raises InvalidName, MessageIllegal.
+    `max_message_size` bytes. `extras` are further properties of each message. Raises InvalidName,
+    MessageIllegal.
     """
     if not messages:
         raise MessageIllegal(remark="the batch is empty")
     first = messages[0]
     check_topic(first.topic)
     most = config.max_message_size
-    extra = {PROPERTY_INSTANCE_ID: config.namespace} if config.namespace else None
+    own = {PROPERTY_INSTANCE_ID: config.namespace} if config.namespace else {}
     parts: list[tuple[list[bytes], list[str]]] = []
     room = -1
-    for message, unique_id in zip(messages, unique_ids, strict=True):
+    for message, unique_id, extra in zip(
+        messages, unique_ids, extras or repeat(own), strict=extras is not None
+    ):
         _check_fits(message, first)
         _check_body(message.body, most)
-        text = properties_text(message, unique_id, extra)
+        text = properties_text(message, unique_id, {**own, **extra} if extras else own)
         piece = encode_batch([(message.flag, message.body, text)])
         if len(piece) > most:
             raise MessageIllegal(
@@ -280,3 +287,16 @@ def joined(results: Sequence[SendResult]) -> SendResult:
         offset_message_id=",".join(result.offset_message_id for result in results),
         parts=tuple(results),
     )
+
+
+def each(result: SendResult) -> Iterator[SendResult]:
+    """The results of a batch's messages, one by one, in their order."""
+    for part in result.parts or (result,):
+        places = part.offset_message_id.split(",")
+        for at, unique_id in enumerate(part.message_ids):
+            yield evolve(
+                part,
+                queue_offset=part.queue_offset + at,
+                message_id=unique_id,
+                offset_message_id=places[min(at, len(places) - 1)],
+            )

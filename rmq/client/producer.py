@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 import anyio
 import attrs
 
 from rmq.client.names import UNREACHABLE, no_route
 from rmq.client.namespace import unwrapped, wrapped
+from rmq.client.observer import Observer
 from rmq.client.outgoing import (
     STATUSES,
     Outgoing,
     SendForm,
     SendResult,
+    check_topic,
+    each,
     joined,
     pack,
     pack_batch,
@@ -39,7 +43,7 @@ from rmq.errors import (
     for_code,
 )
 from rmq.message import PROPERTY_CORRELATION_ID, Message, MessageQueue, StoredMessage, validate_group
-from rmq.protocol.codes import ResponseCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.recall import (
     RECALL_MESSAGE,
@@ -108,8 +112,47 @@ class Producer:
         other broker would change; SendFailed when all attempts failed, but with `queue` or `sharding_key`
         the error of the one attempt. Cancelled: the message may or may not be stored.
         """
+        if self._session.observers:
+            return await self._observed(message, queue, sharding_key, {}, 0)
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         return await self._send(outgoing, queue, sharding_key)
+
+    async def _observed(
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        key: str | None,
+        extra: dict[str, str],
+        sys_flag: int,
+    ) -> SendResult:
+        """Send in front of observers. `extra` are properties of RocketMQ's own."""
+        session = self._session
+        tokens = self._announce(message, extra)
+        result: SendResult | None = None
+        failure: BaseException | None = None
+        try:
+            outgoing = pack(
+                message, session.unique_ids.next(), session.config, extra=extra, sys_flag=sys_flag
+            )
+            result = await self._send(outgoing, queue, key)
+            return result
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._report(tokens, result, failure)
+
+    def _announce(self, message: Message, extra: dict[str, str]) -> list[tuple[Observer, Any]]:
+        """Tell the observers that a message is about to be sent."""
+        return self._session.observers.begin(lambda observer: observer.sending(self.group, message, extra))
+
+    def _report(
+        self,
+        tokens: list[tuple[Observer, Any]],
+        result: SendResult | None,
+        failure: BaseException | None,
+    ) -> None:
+        self._session.observers.end(tokens, lambda observer, token: observer.sent(token, result, failure))
 
     async def send_batch(
         self,
@@ -125,9 +168,33 @@ class Producer:
         messages, and `parts` where there were several requests. When one of these fails, the error's notes
         say how many messages are stored; the rest is not sent.
         """
+        if not self._session.observers:
+            return await self._send_parts(messages, None, queue, sharding_key)
+        extras: list[dict[str, str]] = [{} for _ in messages]
+        tokens = [self._announce(message, extra) for message, extra in zip(messages, extras, strict=True)]
+        results: Sequence[SendResult | None] = [None] * len(messages)
+        failure: BaseException | None = None
+        try:
+            result = await self._send_parts(messages, extras, queue, sharding_key)
+            results = list(each(result))
+            return result
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            for mine, one in zip(tokens, results, strict=True):
+                self._report(mine, one, failure)
+
+    async def _send_parts(
+        self,
+        messages: Sequence[Message],
+        extras: Sequence[Mapping[str, str]] | None,
+        queue: MessageQueue | None,
+        sharding_key: str | None,
+    ) -> SendResult:
         ids = [self._session.unique_ids.next() for _ in messages]
         results: list[SendResult] = []
-        for outgoing in pack_batch(messages, ids, self._session.config):
+        for outgoing in pack_batch(messages, ids, self._session.config, extras):
             try:
                 results.append(await self._send(outgoing, queue, sharding_key))
             except RmqError as error:
@@ -194,8 +261,8 @@ class Producer:
         Raises as `send`, and ReplyTimeout when no reply came. Cancelled: a reply is dropped."""
         self._check_open()
         session = self._session
-        extra = question(session.client_id, timeout)
-        outgoing = pack(message, session.unique_ids.next(), session.config, extra=extra)
+        check_topic(message.topic)
+        extra, unique_id = question(session.client_id, timeout), ""
         replied, reply = anyio.Event(), list[StoredMessage]()
 
         def take(stored: StoredMessage) -> None:
@@ -206,13 +273,13 @@ class Producer:
         waiting[key] = take
         try:
             with anyio.move_on_after(timeout):
-                await self._be_known(outgoing.topic, timeout)
-                await self._send(outgoing, queue, sharding_key)
+                await self._be_known(wrapped(session.config.namespace, message.topic), timeout)
+                unique_id = (await self._observed(message, queue, sharding_key, extra, 0)).message_id
                 await replied.wait()
         finally:
             del waiting[key]
         if not reply:
-            raise ReplyTimeout(outgoing.unique_id, message.topic, outgoing.code, timeout)
+            raise ReplyTimeout(unique_id, message.topic, RequestCode.SEND_MESSAGE_V2, timeout)
         return reply[0]
 
     async def reply(self, message: StoredMessage, body: bytes) -> SendResult:

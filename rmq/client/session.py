@@ -22,6 +22,7 @@ from rmq.client.broadcast import offsets_path
 from rmq.client.brokers import Brokers
 from rmq.client.config import ClientConfig
 from rmq.client.names import UNREACHABLE, NameServers, no_route
+from rmq.client.observer import Observers
 from rmq.client.requests import Replies
 from rmq.client.routes import Health, Rotation, Route, RouteTable
 from rmq.errors import NoRoute, RemoteProtocolError, ResponseError, RmqError
@@ -88,9 +89,11 @@ class Session:
         chance: random.Random,
         now_ms: Callable[[], int] = wall_clock_ms,
         lasting_name: str = "",
+        observers: Observers | None = None,
     ) -> None:
         self.config = config
         self.client_id = client_id
+        self.observers = observers or Observers()
         self._lasting_name = lasting_name or client_id
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
@@ -118,6 +121,9 @@ class Session:
             await tasks.start(self.pool.run)
             tasks.start_soon(self._keep_beating)
             tasks.start_soon(self._keep_asking)
+            for observer in self.observers.all:
+                observer.attach(self)
+                tasks.start_soon(observer.run)
             task_status.started()
 
     # --- groups -----------------------------------------------------------------------------------

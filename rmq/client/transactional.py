@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from rmq.client.calls import as_async
-from rmq.client.outgoing import SendResult, pack
+from rmq.client.outgoing import SendResult
 from rmq.client.producer import Producer
 from rmq.client.scope import TaskScope
 from rmq.errors import ConfigError, ConnectFailed, LocalProtocolError, MessageIllegal, SendFailed, for_code
@@ -100,11 +100,8 @@ class TransactionalProducer(Producer):
             raise MessageIllegal(remark="a message of a transaction cannot be delayed")
         session = self._session
         extra = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
-        outgoing = pack(
-            message, session.unique_ids.next(), session.config, extra=extra, sys_flag=SYS_PREPARED
-        )
         began = session.now()
-        result = await self._send(outgoing, queue, key)
+        result = await self._observed(message, queue, key, extra, SYS_PREPARED)
         if result.status != "SEND_OK":
             # It may be lost with its broker, so the transaction does not begin.
             await self._end(result, Decision.ROLLBACK, f"half message: {result.status}")
@@ -112,6 +109,17 @@ class TransactionalProducer(Producer):
             refusal = for_code(_CODES[result.status], "the half message is not safe", broker)
             raise SendFailed([(broker, refusal, session.now() - began)])
         return result
+
+    async def _decide(
+        self, result: SendResult, message: Message, decision: Decision, remark: str | None = None
+    ) -> None:
+        """End the transaction of an application's block."""
+        await self._end(result, decision, remark)
+        observers = self._session.observers
+        if observers:
+            observers.begin(
+                lambda observer: observer.ended(self.group, result, message, decision, checked=False)
+            )
 
     async def _end(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
         """Tell the broker. What fails is logged: the check-back decides then."""
@@ -212,8 +220,8 @@ class Transaction:
         producer = self._producer
         try:
             if error is None:
-                await producer._end(self.result, Decision(self.decision))
+                await producer._decide(self.result, self.message, Decision(self.decision))
             elif isinstance(error, Exception):
-                await producer._end(self.result, Decision.ROLLBACK, repr(error)[:1000])
+                await producer._decide(self.result, self.message, Decision.ROLLBACK, repr(error)[:1000])
         finally:
             producer._ended()

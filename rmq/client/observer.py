@@ -1,0 +1,105 @@
+"""Observers: what sees the messages of a client on their way, for traces and measurements.
+
+    async with rmq.connect(address, plugins=[MessageTrace()]) as client: ...
+
+Without observers, sending and consuming cost nothing more. An observer that fails is logged; the message goes
+its way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rmq.client.outgoing import SendResult
+    from rmq.client.session import Session
+    from rmq.message import Message, StoredMessage
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Observer:
+    """Base class: override what you need. Hooks are synchronous and stand on the path of every message."""
+
+    def attach(self, session: Session) -> None:
+        """The client opens; called before anything else."""
+
+    async def run(self) -> None:
+        """A task beside the client, cancelled when it closes."""
+
+    async def flush(self) -> None:
+        """Bring out what has gathered; the client closes, within its `shutdown_timeout_ms`."""
+
+    def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> Any:
+        """A message is about to be sent; `extra` are properties to add. What it returns goes to `sent`."""
+
+    def sent(self, token: Any, result: SendResult | None, error: BaseException | None) -> None:
+        """The message is stored, or `error` says why not; neither: it was sent one-way."""
+
+    def ended(
+        self, group: str, result: SendResult, message: Message, decision: int, *, checked: bool
+    ) -> None:
+        """A transaction has ended with COMMIT, ROLLBACK or UNKNOWN."""
+
+    def consuming(self, group: str, messages: Sequence[StoredMessage]) -> Any:
+        """A handler gets messages, in this task. What it returns goes to `consumed`."""
+
+    def consumed(self, token: Any, error: BaseException | None) -> None:
+        """The handler has returned, raised or been cancelled."""
+
+
+class Observers:
+    """All observers of a client."""
+
+    def __init__(self, observers: Sequence[Observer] = ()) -> None:
+        self.all = tuple(observers)
+
+    def __bool__(self) -> bool:
+        return bool(self.all)
+
+    def begin(self, hook: Callable[[Observer], T]) -> list[tuple[Observer, T]]:
+        """Call a hook of each, and keep what it returns."""
+        tokens = []
+        for observer in self.all:
+            try:
+                tokens.append((observer, hook(observer)))
+            except Exception as error:
+                _failed(observer, error)
+        return tokens
+
+    def end(self, tokens: Sequence[tuple[Observer, T]], hook: Callable[[Observer, T], None]) -> None:
+        """Call the hook that belongs to that of `begin`, last first."""
+        for observer, token in reversed(tokens):
+            try:
+                hook(observer, token)
+            except Exception as error:
+                _failed(observer, error)
+
+    def handler(
+        self, group: str, handle: Callable[[Any], Awaitable[object]], *, batches: bool = False
+    ) -> Callable[[Any], Awaitable[object]]:
+        """A consumer's handler that is observed."""
+        if not self:
+            return handle
+
+        async def observed(argument: Any) -> object:
+            messages = argument if batches else [argument]
+            tokens = self.begin(lambda observer: observer.consuming(group, messages))
+            failure: BaseException | None = None
+            try:
+                return await handle(argument)
+            except BaseException as error:
+                failure = error
+                raise
+            finally:
+                self.end(tokens, lambda observer, token: observer.consumed(token, failure))
+
+        return observed
+
+
+def _failed(observer: Observer, error: Exception) -> None:
+    log.error("%s failed", type(observer).__name__, exc_info=error)
