@@ -95,23 +95,25 @@ class Queues:
         data = encode_queue_units(units)
         self._gathered_bytes += len(data)
         touched = dict.fromkeys(owners)
+        new, most = tuple.__new__, ConsumeQueue.WRITE_BYTES
+        arrivals = []
+        for queue in touched:
+            tail = queue.tail
+            if not tail:
+                self._gathered[queue] = None
+                queue.gathered_since_ms = timestamp
+            elif len(tail) >= most:
+                self._full.append(queue)
+            queue.end = queue.next
+            # Arrival(...) would go through a Python function, which is felt with a queue for each message.
+            arrivals.append(new(Arrival, (queue.topic, queue.queue_id, queue.end)))
         if len(touched) == 1:
-            owners[0].tail += data
+            tail += data
         else:
             at = 0
             for queue in owners:
                 queue.tail += data[at : at + UNIT]
                 at += UNIT
-        gathered = self._gathered
-        arrivals = []
-        for queue in touched:
-            queue.end = queue.next
-            if queue not in gathered:
-                gathered[queue] = None
-                queue.gathered_since_ms = timestamp
-            elif len(queue.tail) >= ConsumeQueue.WRITE_BYTES:
-                self._full.append(queue)
-            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
         return arrivals
 
     def restart(self, queue: ConsumeQueue, index: int) -> None:
