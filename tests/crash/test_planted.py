@@ -1,0 +1,310 @@
+"""Do the checks see anything? Faults are planted into the code one by one, and each must be caught.
+
+Each check passes on the code as it is, and must fail with the fault.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import trio
+
+from rmq.broker import replication
+from rmq.broker.ha import REPORT, MasterSession, SlaveSession
+from rmq.broker.send import Send
+from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
+from rmq.protocol.record import Record
+from rmq.store import recovery, scan
+from rmq.store.commitlog import CommitLog
+from rmq.store.config import BrokerRole, FlushDiskType
+from rmq.store.files import ConfigFiles
+from rmq.store.queues import Queues
+from rmq.store.segments import Segments
+from rmq.store.store import Store
+from rmq.testing.disk import MemoryDisk
+from tests.unit.broker.rig import Rig, send
+
+from .images import ROOT, START_MS, campaign, open_store
+
+pytestmark = pytest.mark.crash
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+SEED, IMAGES = 1, 3000
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.ERROR)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+# ---- the checks ----
+
+
+def images() -> None:
+    """Power cuts at every boundary lose nothing that was acknowledged."""
+    campaign(SEED, IMAGES)
+
+
+def damage() -> None:
+    """A flipped bit in the synced part of the log stops the start, after a clean stop and after a crash."""
+    disk = MemoryDisk()
+    store = open_store(disk, START_MS)
+    for _ in range(3):
+        store.put(Record("Orders", 0, b"x" * 500))
+    store.commit()
+    store.flush()
+    store.close()
+    disk.flip(f"{ROOT}/commitlog/{0:020d}", 300)
+    with pytest.raises(CorruptRecord):
+        open_store(disk, START_MS)
+
+
+def disk_level() -> None:
+    """At `disk` nobody is answered before the log is synced."""
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    assert rig.ask(send()) == []
+    rig.broker.flushed(rig.store.flush())
+    assert [answer.code for answer in rig.wire.take()] == [0]
+
+
+def replicated_level() -> None:
+    """At `replicated` nobody is answered before a slave has the message."""
+    rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
+    session = MasterSession(rig.store, 0.0)
+    session.received(REPORT.pack(0), 0.0)
+    rig.broker.replicas.join(session, "10.0.0.7:1", lambda: None)
+    assert rig.ask(send()) == []
+    while session.frame(0.0):
+        pass
+    session.received(REPORT.pack(rig.store.max_physical_offset), 0.0)
+    rig.broker.replicas.acknowledged()
+    assert [answer.code for answer in rig.wire.take()] == [0]
+
+
+def forged_acknowledgement() -> None:
+    """A slave that acknowledges more than it was sent is cut off."""
+    store = open_store(MemoryDisk(), START_MS)
+    session = MasterSession(store, 0.0)
+    session.received(REPORT.pack(0), 0.0)
+    with pytest.raises(RemoteProtocolError):
+        session.received(REPORT.pack(1 << 40), 0.0)
+
+
+def rejoin() -> None:
+    """A slave whose log differs from its master's ends with the same bytes."""
+    master, slave = open_store(MemoryDisk(), START_MS), open_store(MemoryDisk(), START_MS)
+    for store, tail in ((master, b"m" * 300), (slave, b"s" * 100)):
+        for body in (b"common", tail, b"end"):
+            store.put(Record("Orders", 0, body))
+        store.commit()
+    for _ in range(5):
+        master.put(Record("Orders", 0, b"later"))
+    master.commit()
+
+    async def same(physical_offset: int) -> bool:
+        ours, theirs = slave.read(physical_offset), master.read(physical_offset)
+        return ours is not None and theirs is not None and bytes(ours) == bytes(theirs)
+
+    cut = trio.run(replication.find_cut, slave, master.max_physical_offset, same)
+    if cut is not None:
+        slave.truncate(cut)
+    session = MasterSession(master, 0.0)
+    follower = SlaveSession(slave.append_raw, lambda: slave.max_physical_offset, 0.0)
+    session.received(follower.report(0.0), 0.0)
+    while frame := session.frame(0.0):
+        follower.received(frame, 0.0)
+    end = master.max_physical_offset
+    assert slave.max_physical_offset == end
+    assert bytes(slave.read_raw(0, end)) == bytes(master.read_raw(0, end))
+
+
+CHECKS = [images, damage, disk_level, replicated_level, forged_acknowledgement, rejoin]
+
+
+# ---- the faults ----
+
+
+def no_sync_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    """The log is never synced, yet `flush` says so."""
+
+    def flush(log: CommitLog) -> int:
+        log.flushed, log.flushed_timestamp = log.end, log.timestamp
+        return log.flushed
+
+    patch.setattr(CommitLog, "flush", flush)
+
+
+def sync_of_the_last_file_only(patch: pytest.MonkeyPatch) -> None:
+    """A flush over two log files syncs the second one."""
+    real = Segments.sync
+
+    def sync(segments: Segments, start: int, stop: int) -> None:
+        real(segments, max(start, (stop - 1) - (stop - 1) % segments.file_size), stop)
+
+    patch.setattr(Segments, "sync", sync)
+
+
+def a_failed_sync_passes(patch: pytest.MonkeyPatch) -> None:
+    """EIO of a sync is swallowed."""
+    real = Segments.sync
+
+    def sync(segments: Segments, start: int, stop: int) -> None:
+        with suppress(StoreError):
+            real(segments, start, stop)
+
+    patch.setattr(Segments, "sync", sync)
+
+
+def acknowledged_before_the_flush(patch: pytest.MonkeyPatch) -> None:
+    """The broker answers a SYNC_FLUSH send at its commit."""
+
+    def park(self: Any, connection: Any, waiting: Any) -> None:
+        connection.write(self._acks.stored(waiting))
+
+    patch.setattr(Send, "_park", park)
+
+
+def acknowledged_before_the_slave(patch: pytest.MonkeyPatch) -> None:
+    """A slave that is there counts as one that has the message."""
+
+    def await_slave(self: Any, parked: Any) -> None:
+        parked.connection.write(self._acks.stored(parked.acks))
+
+    patch.setattr(Send, "_await_slave", await_slave)
+
+
+def forged_acknowledgement_taken(patch: pytest.MonkeyPatch) -> None:
+    """The master believes any offset."""
+
+    def reported(self: Any, offset: int) -> None:
+        if self._next < 0:
+            self._open(offset)
+        self.acknowledged = max(self.acknowledged, offset)
+
+    patch.setattr(MasterSession, "_reported", reported)
+
+
+def no_truncation_at_rejoin(patch: pytest.MonkeyPatch) -> None:
+    """A slave that comes back keeps what its master does not have."""
+
+    async def find_cut(*args: Any) -> None:
+        return None
+
+    patch.setattr(replication, "find_cut", find_cut)
+
+
+def crc_ignored(patch: pytest.MonkeyPatch) -> None:
+    """Recovery does not look at CRCs."""
+    real = scan.parse
+
+    def parse(data: Any, at: int, position: int, *, check_crc: bool) -> Any:
+        return real(data, at, position, check_crc=False)
+
+    patch.setattr(scan, "parse", parse)
+
+
+def damage_taken_for_the_end(patch: pytest.MonkeyPatch) -> None:
+    """The first bad record ends the log, whatever follows."""
+    patch.setattr(recovery, "check_end", lambda *args: None)
+
+
+def tail_not_cut(patch: pytest.MonkeyPatch) -> None:
+    """What lies behind the end that recovery found stays there."""
+
+    def truncate(log: CommitLog, end: int) -> None:
+        log.end, log.flushed = end, min(log.flushed, end)
+        log._restart()
+
+    patch.setattr(CommitLog, "truncate", truncate)
+
+
+def failed_write_left_behind(patch: pytest.MonkeyPatch) -> None:
+    """The bytes of a failed write stay behind the log's end."""
+    patch.setattr(CommitLog, "_clean_tail", lambda log: setattr(log, "_dirty", False))
+
+
+def new_log_file_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """A new log file is used before its folder entry is on the medium, and never synced when full."""
+    real = Segments.__init__
+
+    def init(self: Segments, *args: Any, ordered: bool, **others: Any) -> None:
+        real(self, *args, ordered=False, **others)
+
+    patch.setattr(Segments, "__init__", init)
+
+
+def unsynced_queues_vouched_for(patch: pytest.MonkeyPatch) -> None:
+    """The checkpoint vouches for queue files that were not synced."""
+    patch.setattr(Queues, "sync", lambda queues: queues.written_ms + 1_000_000)
+    always = property(lambda log: 1 << 60, lambda log, value: None)
+    patch.setattr(CommitLog, "flushed_timestamp", always, raising=False)
+
+
+def config_written_in_place(patch: pytest.MonkeyPatch) -> None:
+    """A config file is overwritten where it is, without .bak and without a sync."""
+
+    def save(files: Any, name: str, data: bytes) -> None:
+        disk, path = files._disk, files.path(name)
+        disk.remove(path)
+        disk.open(path, len(data)).write(0, data)
+
+    patch.setattr(ConfigFiles, "save", save)
+
+
+def page_loss_taken_for_damage(patch: pytest.MonkeyPatch) -> None:
+    """A page that a power cut lost stops the start."""
+    patch.setattr(scan, "_page_lost", lambda *args: False)
+
+
+def recovered_log_not_synced(patch: pytest.MonkeyPatch) -> None:
+    """What recovery found counts as synced, but is not."""
+    real = Store._load
+
+    def load(store: Store, *args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Segments, "sync", lambda *args: None)
+            return real(store, *args)
+
+    patch.setattr(Store, "_load", load)
+
+
+FAULTS: list[tuple[Plant, Callable[[], None]]] = [
+    (no_sync_of_the_log, images),
+    (sync_of_the_last_file_only, images),
+    (a_failed_sync_passes, images),
+    (acknowledged_before_the_flush, disk_level),
+    (acknowledged_before_the_slave, replicated_level),
+    (forged_acknowledgement_taken, forged_acknowledgement),
+    (no_truncation_at_rejoin, rejoin),
+    (crc_ignored, images),
+    (damage_taken_for_the_end, damage),
+    (tail_not_cut, images),
+    (failed_write_left_behind, images),
+    (new_log_file_not_synced, images),
+    (unsynced_queues_vouched_for, images),
+    (config_written_in_place, images),
+    (page_loss_taken_for_damage, images),
+    (recovered_log_not_synced, images),
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_each_check_passes_without_a_fault(check: Callable[[], None]) -> None:
+    if check is not images:  # which test_images runs, longer
+        check()
+
+
+@pytest.mark.parametrize(("plant", "check"), FAULTS, ids=[plant.__name__ for plant, _ in FAULTS])
+def test_each_planted_fault_is_caught(
+    plant: Plant, check: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception, StoreError)) as caught:
+        check()
+    print(f"\n{plant.__name__}: {str(caught.value).splitlines()[0][:150]}")
