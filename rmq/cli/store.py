@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import click
 from rich.console import Console
@@ -68,10 +70,11 @@ def repair(
     with _explained("repair"):
         disk = RealDisk()
         report = _check(folder, delay_levels)
-        lost = cut_tail(disk, folder, report) if cut else []
-        lost += skip_damaged(disk, folder, report) if skip else []
-        if lost:
-            _write_lost(pathlib.Path(target or f"skipped-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"), lost)
+        save = partial(_save, pathlib.Path(target or f"skipped-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
+        if cut:
+            cut_tail(disk, folder, report, save)
+        if skip:
+            skip_damaged(disk, folder, report, save)
         if queues or index:
             with _bar() as progress:
                 rebuild(disk, folder, report, queues=queues, index=index, now_ms=_now_ms, progress=progress)
@@ -145,9 +148,14 @@ def _show(report: Report) -> None:
     click.echo("nothing wrong" if report.is_clean else f"{sum(report.counts.values())} things are wrong")
 
 
-def _write_lost(path: pathlib.Path, lost: list[Lost]) -> None:
-    with path.open("x", encoding="utf-8") as file:
+def _save(path: pathlib.Path, lost: list[Lost]) -> None:
+    """Add to the report, on the medium before the log is changed."""
+    if not lost:
+        return
+    with path.open("a", encoding="utf-8") as file:
         for part in lost:
             row = {"path": part.path, "start": part.start, "stop": part.stop, "was": part.what}
             file.write(json.dumps(row | {"reason": part.reason, "data": part.data.hex()}) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     click.echo(f"{len(lost)} parts of the log were given up, they are in {path}")

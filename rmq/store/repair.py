@@ -44,6 +44,13 @@ class Lost:
     data: bytes
 
 
+Save = Callable[[list[Lost]], object]
+
+
+def _keep_nothing(lost: list[Lost]) -> None:
+    """For callers that take what is returned."""
+
+
 @contextmanager
 def locked(disk: Disk, folder: str) -> Iterator[None]:
     """Have the folder for the time of a repair. Raises StoreLocked when a broker has it."""
@@ -54,23 +61,24 @@ def locked(disk: Disk, folder: str) -> Iterator[None]:
         lock.release()
 
 
-def cut_tail(disk: Disk, folder: str, report: Report) -> list[Lost]:
-    """Cut what follows the log's last good record. Raises StoreError."""
+def cut_tail(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:
+    """Cut what follows the log's last good record; `save` gets it before. Raises StoreError."""
     lost = []
     with locked(disk, folder):
         for run in log_runs(disk, folder, Report(folder))[-1:]:
             for gap in report.gaps:
                 if gap.tail:
                     lost.append(_taken(run, gap.start, gap.stop, gap.reason, "torn tail"))
+                    save(lost)
                     run.truncate(gap.start)
                     run.sync(gap.start, min(gap.start + 1, run.stop))
             run.close()
     return lost
 
 
-def skip_damaged(disk: Disk, folder: str, report: Report) -> list[Lost]:
-    """Overwrite each damaged place that good records follow. Raises StoreError, before anything is changed,
-    when one is too small for that.
+def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing) -> list[Lost]:
+    """Overwrite each damaged place that good records follow; `save` gets what is there before. Raises
+    StoreError, and then nothing was changed, when one is too small for that.
     """
     with locked(disk, folder):
         plans = [
@@ -80,11 +88,14 @@ def skip_damaged(disk: Disk, folder: str, report: Report) -> list[Lost]:
             if not gap.tail and run.start <= gap.start < run.stop
             for plan in [list(_plan(disk, folder, run, gap))]
         ]
-        lost = []
+        lost = [
+            _taken(run, start, start + int.from_bytes(data[:4], "big"), gap.reason, what)
+            for run, gap, plan in plans
+            for start, data, what in plan
+        ]
+        save(lost)
         for run, gap, plan in plans:
-            for start, data, what in plan:
-                size = int.from_bytes(data[:4], "big")
-                lost.append(_taken(run, start, start + size, gap.reason, what))
+            for start, data, _ in plan:
                 run.write(start, data)
             run.sync(gap.start, gap.stop)
         return lost

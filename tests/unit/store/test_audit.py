@@ -228,8 +228,18 @@ def test_damage_is_skipped_by_choice_and_offsets_stay_dense(tmp_path: Path) -> N
     store.close()
 
 
-def test_damage_too_small_for_a_record_is_not_touched(folder: Path) -> None:
-    flip(FIRST, 64778 + 5)(folder)  # the BLANK's magic: repaired by another BLANK
+def test_what_cannot_be_saved_is_not_overwritten(folder: Path) -> None:
+    flip(FIRST, 90)(folder)
+    before = (folder / FIRST).read_bytes()
+    said = CliRunner().invoke(
+        command, ["store", "repair", str(folder), "--skip-damaged", "--report", str(folder / "no/such")]
+    )
+    assert said.exit_code == 2, said.output
+    assert (folder / FIRST).read_bytes() == before
+
+
+def test_a_damaged_blank_is_written_again(folder: Path) -> None:
+    flip(FIRST, 64778 + 5)(folder)
     report = audit(folder)
     skip_damaged(RealDisk(), str(folder), report)
     assert audit(folder).is_clean
