@@ -280,8 +280,13 @@ class ConsumeQueue:
         self.known_to = min(self.known_to, log_end)
 
     def cut_files(self) -> None:
-        """Make what lies after the end zero in the files (after `load` found the end)."""
-        self._files.truncate(self.end * UNIT)
+        """Make what lies after the end zero in the files, if it is not."""
+        end = self.end * UNIT
+        later = self._files.stop > end - end % self._files.file_size + self._files.file_size
+        if later or (
+            end < self._files.stop and any(piece.strip(b"\0") for _, piece in self._files.pieces(end))
+        ):
+            self._files.truncate(end)
 
     def remove(self) -> None:
         """Remove the queue's files and folder."""

@@ -74,12 +74,14 @@ class Recoverer:
         synced_before_ms = None if clean else checkpoint.log_ms
         records, end, cut = self._scan_log(start, synced_before_ms)
         self._cut(end, torn=cut)
-        if not clean:
-            # What a killed process wrote is in the page cache only; from here on it counts as synced.
-            self.commit_log.segments.sync(start, end)
         rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
         if self._short:
             self._rebuild_short(end)
+        if not clean:
+            for queue in self.queues.table.values():
+                queue.cut_files()
+            # What a killed process wrote is in the page cache only; from here on it counts as synced.
+            self.commit_log.segments.sync(start, end)
         path = self.commit_log.segments.path(end) if cut else None
         return Recovery(clean, start, records, end, path, rebuilt)
 
@@ -98,8 +100,6 @@ class Recoverer:
         self._load_queues(
             lambda queue: lambda index, unit: not self._is_unit_before(start, queue, index, unit)
         )
-        for queue in self.queues.table.values():
-            queue.cut_files()
         return start if self.queues.table else segments.start
 
     def _start_clean(self) -> int:
