@@ -114,9 +114,14 @@ def check(
     index.load(runs[0].start if runs else 0, lambda offset: _record_at(runs, offset))
     report.index_slots, report.index_file_size = index.slots, index.file_size
     report.queue_file_size = queues.file_size
-    last = _check_log(runs, report, queues, index, progress)
-    queues.finish()
-    index.finish()
+    try:
+        last = _check_log(runs, report, queues, index, progress)
+        queues.finish()
+        index.finish()
+    finally:
+        queues.close()
+        for run in runs:
+            run.close()
     report.queues, report.units = len(queues), queues.units
     report.index_files, report.index_entries = index.file_count, index.entry_count
     report.notes += index.notes
@@ -314,12 +319,15 @@ def dump(
         if run.stop <= start:
             continue
         run.bases = [base for base in run.bases if base + run.file_size > start]
-        for record in _records(run, Report(folder), final=True):
-            if limit is not None and given >= limit:
-                return
-            if record.position >= start and (topic is None or record.topic == topic.encode()):
-                given += 1
-                yield _row(run, record)
+        try:
+            for record in _records(run, Report(folder), final=True):
+                if limit is not None and given >= limit:
+                    return
+                if record.position >= start and (topic is None or record.topic == topic.encode()):
+                    given += 1
+                    yield _row(run, record)
+        finally:
+            run.close()
 
 
 def _row(run: Segments, record: Scanned) -> dict[str, object]:

@@ -91,12 +91,13 @@ class QueueAudits:
         folder = queue_folder(self._root, topic.decode("utf-8", "replace"), queue_id)
         names = [name for name in self._disk.list(folder) if _NAME.fullmatch(name)]
         sizes = {int(name): self._disk.size(os.path.join(folder, name)) for name in names}
-        usual = Counter(sizes.values()).most_common(1)[0][0] if sizes else 0
+        full = Counter(size for size in sizes.values() if size)
+        usual = full.most_common(1)[0][0] if full else 0
         self.file_size = self.file_size or usual
         files = Segments(self._disk, folder, usual or UNIT, limit=self._limit, mapped=False, ordered=False)
         for base, size in sorted(sizes.items()):
             path = os.path.join(folder, f"{base:020d}")
-            if size != usual or size % UNIT or base % usual:
+            if not size or size != usual or size % UNIT or base % usual:
                 self._add("queue file size", path, 0, f"{size} bytes, which does not fit the others")
             elif files.bases and base != files.stop:
                 self._add("queue file missing", files.path(files.stop), 0, f"the next file is {base:020d}")
@@ -151,6 +152,11 @@ class QueueAudits:
             for kind, index, detail in queue.held:
                 path, at = queue.path(index)
                 self._add(kind, path, at, detail)
+
+    def close(self) -> None:
+        """Close all files."""
+        for queue in self._table.values():
+            queue.files.close()
 
     def _look_beyond(self, queue: QueueAudit) -> None:
         index = max(queue.next, queue.files.start // UNIT)

@@ -98,6 +98,7 @@ def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_not
             for start, data, _ in plan:
                 run.write(start, data)
             run.sync(gap.start, gap.stop)
+            run.close()
         return lost
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,7 @@ FAULTS = {
     "unit's tags code": (flip(QUEUE, 20 + 19), "queue unit tags code"),
     "unit missing": (write(QUEUE, 20, bytes(20)), "queue unit missing"),
     "queue missing": (remove("consumequeue/TopicTest/0"), "queue unit missing"),
+    "queue file empty": (cut(QUEUE, 0), "queue file size"),
     "queue file's size": (cut(QUEUE, 990), "queue file size"),
     "index entry's hash": (flip(INDEX, ENTRIES + 40 + 3), "index entry"),
     "index entry's offset": (flip(INDEX, ENTRIES + 40 + 11), "index entry extra"),
@@ -114,7 +116,9 @@ def test_each_fault_is_found(name: str, folder: Path) -> None:
     damage, kind = FAULTS[name]
     damage(folder)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    opened = set(os.listdir("/proc/self/fd"))
     report = audit(folder)
+    assert set(os.listdir("/proc/self/fd")) <= opened, "every file is closed"
     assert kind in report.counts, report.counts
     assert all(path.read_bytes() == data for path, data in before.items()), "a check changes nothing"
     said = CliRunner().invoke(command, ["store", "check", str(folder)])
