@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, field, frozen
 
-from rmq.errors import RmqError, StoreError
+from rmq.errors import CorruptRecord, RmqError, StoreError
 from rmq.protocol import json
 from rmq.protocol.record import decode_record
 from rmq.store.audit_index import IndexAudit
@@ -193,6 +193,9 @@ def _check_log(
             report.records += 1
             last = record.store_timestamp
             report.log_end = record.position + record.size
+            if not _is_text(record.topic) or not _is_text(record.properties):
+                detail = "topic or properties are not UTF-8; no CRC covers them"
+                report.add("record text", run.path(record.position), record.position, detail)
             if has_unit(record.sys_flag):
                 queues.expect(record)
             index.expect(record)
@@ -222,6 +225,14 @@ def _records(run: Segments, report: Report, *, final: bool) -> Iterator[Scanned]
         skipped = following.position - position
         report.add("damage", run.path(position), position, f"{reason}; {skipped} bytes until the next record")
         position = following.position
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _note_tail(run: Segments, position: int, report: Report, *, final: bool) -> None:
@@ -333,7 +344,15 @@ def dump(
 def _row(run: Segments, record: Scanned) -> dict[str, object]:
     view = run.read(record.position, record.size)
     assert view is not None
-    message = decode_record(view, decompressed=False)
+    try:
+        message = decode_record(view, decompressed=False)
+    except CorruptRecord as error:
+        return {
+            "physicalOffset": record.position,
+            "size": record.size,
+            "error": str(error),
+            "hex": view.hex(),
+        }
     body = bytes(message.body)
     row: dict[str, object] = {
         "physicalOffset": record.position,

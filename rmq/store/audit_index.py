@@ -10,9 +10,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
-from struct import Struct
+from struct import Struct, unpack
 
-from rmq.store.disk import Disk
+from rmq.store.disk import Disk, Segment
 from rmq.store.index import HEADER, KeyHash
 from rmq.store.properties import index_keys, is_indexed
 from rmq.store.scan import Scanned
@@ -23,7 +23,7 @@ _NAME = re.compile(r"[0-9]{17}")
 _HEADER = Struct(">qqqqii")
 _ENTRY = Struct(">iqii")
 _PLACE = Struct(">iq")
-_SLOT = Struct(">i")
+_SLOTS_AT_ONCE = 1 << 16
 _PIECE = 4 << 20
 
 
@@ -106,11 +106,12 @@ class IndexAudit:
             self._add("index file size", path, 0, f"{size} bytes cannot hold {self.slots} slots")
             return
         try:
-            begin, _, _, _, _, count = _HEADER.unpack(segment.read(0, HEADER))
+            begin, _, first_offset, last_offset, _, count = _HEADER.unpack(segment.read(0, HEADER))
             if (size - start) % 20 or not 0 <= count <= (size - start) // 20:
                 self._add("index file size", path, 0, f"{size} bytes do not fit {count} entries")
                 return
             last: dict[int, int] = {}
+            ends = {1: (first_offset, 16), count - 1: (last_offset, 24)} if count > 2 else {}
             for number in range(1, count):
                 at = start + number * 20
                 key_hash, offset, seconds, before = _ENTRY.unpack(segment.read(at, 20))
@@ -119,6 +120,9 @@ class IndexAudit:
                     detail = f"entry {number} follows {before}, expected {last.get(slot, 0)}"
                     self._add("index chain", path, at, detail)
                 last[slot] = number
+                if number in ends and ends[number][0] != offset:
+                    detail = f"the header says {ends[number][0]}, entry {number} has {offset}"
+                    self._add("index header", path, ends[number][1], detail)
                 self.entry_count += 1
                 yield (
                     path,
@@ -127,12 +131,19 @@ class IndexAudit:
                     offset,
                     begin + seconds * 1000 if number > 1 and begin and seconds else -1,
                 )
-            for slot, number in last.items():
-                found = _SLOT.unpack(segment.read(HEADER + slot * 4, 4))[0]
-                if found != number:
-                    self._add("index chain", path, HEADER + slot * 4, f"slot has {found}, expected {number}")
+            self._check_slots(path, segment, last)
         finally:
             segment.close()
+
+    def _check_slots(self, path: str, segment: Segment, last: dict[int, int]) -> None:
+        """Each slot must have its newest entry, and 0 without any."""
+        for first in range(0, self.slots, _SLOTS_AT_ONCE):
+            count = min(_SLOTS_AT_ONCE, self.slots - first)
+            values = unpack(f">{count}i", segment.read(HEADER + first * 4, count * 4))
+            for slot, found in enumerate(values, first):
+                if found != last.get(slot, 0):
+                    detail = f"slot has {found}, expected {last.get(slot, 0)}"
+                    self._add("index chain", path, HEADER + slot * 4, detail)
 
     def expect(self, record: Scanned) -> None:
         """A good record of the log."""

@@ -93,6 +93,9 @@ FAULTS = {
     "index entry's offset": (flip(INDEX, ENTRIES + 40 + 11), "index entry extra"),
     "index entry's time": (flip(INDEX, ENTRIES + 40 + 15, 6), "index entry"),
     "index chain": (flip(INDEX, ENTRIES + 40 + 19), "index chain"),
+    "index slot without entries": (flip(INDEX, 1069), "index chain"),
+    "index header": (flip(INDEX, 30), "index header"),
+    "properties": (write(LAST, LOG_END - 10, b"\xa5"), "record text"),
     "index file missing": (remove("index/20261121092919292"), "index entry missing"),
     "index file's size": (cut(INDEX, 5000), "index file size"),
     "checkpoint's time": (flip("checkpoint", 1), "checkpoint"),
@@ -177,6 +180,13 @@ def test_dump_gives_records_as_json_lines(folder: Path) -> None:
     assert [json.loads(line)["physicalOffset"] for line in said.output.splitlines()] == [
         row["physicalOffset"] for row in rows[1:3]
     ]
+
+
+def test_dump_goes_over_a_record_that_cannot_be_decoded(folder: Path) -> None:
+    write(LAST, LOG_END - 10, b"\xa5")(folder)
+    rows = list(dump(ReadOnlyDisk(), str(folder)))
+    assert len(rows) == 182
+    assert ["error" in row for row in rows[-2:]] == [False, True]
 
 
 # ---- repair ----
