@@ -58,6 +58,10 @@ class IndexAudit:
         found = (self._find_slots(path, record_at) for path in paths)
         self.slots = next((slots for slots in found if slots), 0)
         self.file_size = Counter(self._disk.size(path) for path in paths).most_common(1)[0][0]
+        for path in paths:
+            size = self._disk.size(path)
+            if size != self.file_size:
+                self._add("index file size", path, 0, f"{size} bytes, the others have {self.file_size}")
         if not self.slots:
             self.notes.append("the index is not checked: how many slots its files have cannot be told")
             return
@@ -75,19 +79,24 @@ class IndexAudit:
             hashes = [] if record is None else self._hashes(record)
             if not hashes:
                 return 0
-            wanted = _PLACE.pack(hashes[0], fields[2])
-            at, overlap = HEADER, len(wanted) - 1
-            while at < size:
-                start, stop = segment.data_after(at)
-                if start >= size:
-                    break
-                stop = min(stop, start + _PIECE)
-                place = bytes(segment.read(start, min(stop - start + overlap, size - start))).find(wanted)
-                if place >= 0 and (start + place - HEADER - 20) % 4 == 0:
-                    return (start + place - HEADER - 20) // 4
-                at = stop
+            # A record's first keys may be in the file before: then another of its keys is the first here.
+            places = (self._find(segment, _PLACE.pack(key_hash, fields[2])) for key_hash in hashes)
+            return next(((place - HEADER - 20) // 4 for place in places if place > 0), 0)
         finally:
             segment.close()
+
+    def _find(self, segment: Segment, wanted: bytes) -> int:
+        """Where these bytes are behind the header, at a place where the first entry may be; 0 if nowhere."""
+        at, size = HEADER, segment.size
+        while at < size:
+            start, stop = segment.data_after(at)
+            if start >= size:
+                break
+            at = min(stop, start + _PIECE)
+            piece = bytes(segment.read(start, min(at - start + len(wanted), size - start)))
+            place = piece.find(wanted)
+            if place >= 0 and (start + place - HEADER) % 4 == 0:
+                return start + place
         return 0
 
     def _hashes(self, record: Scanned) -> list[int]:

@@ -93,6 +93,7 @@ FAULTS = {
     "index entry's offset": (flip(INDEX, ENTRIES + 40 + 11), "index entry extra"),
     "index entry's time": (flip(INDEX, ENTRIES + 40 + 15, 6), "index entry"),
     "index chain": (flip(INDEX, ENTRIES + 40 + 19), "index chain"),
+    "index file's slots": (cut(INDEX, 788), "index file size"),
     "index slot without entries": (flip(INDEX, 1069), "index chain"),
     "index header": (flip(INDEX, 30), "index header"),
     "properties": (write(LAST, LOG_END - 10, b"\xa5"), "record text"),
