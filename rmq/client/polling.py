@@ -10,7 +10,7 @@ from attrs import evolve
 
 from rmq.client.assignments import Assignments, Membership
 from rmq.client.consumer import ConsumerOptions
-from rmq.client.ordered import Lane, OrderedAssignments, OrderedConsumer
+from rmq.client.ordered import OrderedAssignments, OrderedConsumer
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
 from rmq.client.pulling import PullForm
@@ -104,10 +104,6 @@ class Polled(OrderedConsumer):
         return evolve(super().describe(), consume_type="CONSUME_ACTIVELY")
 
     # --- taking ---
-
-    def offer(self, lane: Lane) -> None:
-        if lane.queue not in self._held:
-            super().offer(lane)
 
     async def poll(self, most: int, timeout: float) -> list[StoredMessage]:
         """See `PullConsumer.poll`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 
 import pytest
@@ -146,6 +147,20 @@ def test_requests(client: blocking.Client) -> None:
             assert producer.request(Message(name, b"hz"), timeout=20).body == b"17"
         thread.join(20)
         assert not thread.is_alive()
+
+
+def test_an_interrupted_call_is_cancelled(client: blocking.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Future[object]):
+        def result(self, timeout: float | None = None) -> object:
+            raise KeyboardInterrupt
+
+    future = Interrupted()
+    with client.producer("p") as producer:
+        with monkeypatch.context() as patch:
+            patch.setattr(producer._portal, "start_task_soon", lambda call: future)
+            with pytest.raises(KeyboardInterrupt):
+                producer.send(Message("T", b"x"))
+        assert future.cancelled()
 
 
 def test_wrong_uses(names: str) -> None:

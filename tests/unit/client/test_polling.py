@@ -81,11 +81,33 @@ async def test_without_auto_commit_nothing_is_committed_unasked(
         await puller.poll(2)
         await puller.poll(1)
         await trio.sleep(20)
+        cluster["a"].put("T", 0, b"makes the waiting pull come again")
+        await trio.sleep(1)
         assert offsets(cluster) == {}
         await puller.commit_polled()
         assert offsets(cluster)[0] == 3
         await puller.poll(1)
     assert offsets(cluster)[0] == 3
+
+
+@pytest.mark.parametrize(("auto_commit", "expected"), [(True, {1: 2}), (False, {})])
+async def test_a_queue_that_goes_to_others_is_committed_only_automatically(
+    setting: World, clock: MockClock, cluster: Cluster, auto_commit: bool, expected: dict[int, int]
+) -> None:
+    fill(cluster, 4)
+    async with (
+        setting.connect(client_id="1") as one,
+        setting.connect(client_id="2") as two,
+        one.pull_consumer("g") as puller,
+    ):
+        await puller.subscribe({"T": "*"}, consume_from="first", auto_commit=auto_commit)
+        got = 0
+        while got < 4:
+            got += len(await puller.poll())
+        assert await puller.poll(timeout=0.1) == []
+        async with two.consumer("g", {"T": "*"}, consume_from="first"):
+            await trio.sleep(1)
+            assert {queue: at for queue, at in offsets(cluster).items() if queue == 1} == expected
 
 
 async def test_assigned_queues_are_read_without_joining(
