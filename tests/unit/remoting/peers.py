@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import attrs
 import trio
+from trio.testing import wait_all_tasks_blocked
 
 from rmq.protocol.command import Command, Decoder, encode
 from rmq.remoting import Connection, Limits
@@ -121,5 +122,6 @@ async def linked(
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
+        await wait_all_tasks_blocked()  # it reads now, whatever the order in which tasks began
         yield link
         nursery.cancel_scope.cancel()
