@@ -20,6 +20,9 @@ from rmq.errors import LocalProtocolError
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 
+LOOK_BACK = 16
+"""Messages that a search by time looks at before the one that the broker names."""
+
 
 @define
 class PullResult:
@@ -167,11 +170,26 @@ class PullConsumer:
         return await self._session.brokers.max_offset(queue)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the first message stored at that time (ms since 1970) or later. Cancelled:
-        nothing.
+        """The offset of the first message stored at that time (ms since 1970) or later. Cancelled: nothing.
+
+        Brokers answer with the message nearest to the time, or any of those stored in that ms: a look at its
+        neighbours finds the first.
         """
         await self._know(queue)
-        return await self._session.brokers.search_offset(queue, timestamp_ms)
+        brokers, form = self._session.brokers, self._form(queue, ALL)
+        at = await brokers.search_offset(queue, timestamp_ms)
+        first = max(at - LOOK_BACK, await brokers.min_offset(queue))
+        while True:
+            answer = await self._ask(form, first, 2 * LOOK_BACK, 0.0)
+            late = [message for message in answer.messages if message.store_timestamp >= timestamp_ms]
+            if late and (late[0] is not answer.messages[0] or first <= answer.min_offset):
+                return late[0].queue_offset
+            if late:
+                first = max(first - LOOK_BACK, answer.min_offset)
+            elif answer.next_offset <= first:
+                return first
+            else:
+                first = answer.next_offset
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed; None when there is none. Cancelled: nothing has

@@ -170,3 +170,21 @@ async def test_wrong_uses(setting: World, clock: MockClock, cluster: Cluster) ->
         await puller.subscribe({"T": "*"})
         with pytest.raises(LocalProtocolError, match="already"):
             await puller.assign([])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first"), [(0, 0), (15, 2), (20, 2), (21, 42), (30, 42), (31, 43), (99, 43)]
+)
+@pytest.mark.parametrize("named", [0, 1, 20, 41, 42, 43])
+async def test_a_search_by_time_finds_the_first_whichever_near_one_the_broker_names(
+    setting: World, clock: MockClock, cluster: Cluster, wanted: int, first: int, named: int
+) -> None:
+    for number, stored_ms in enumerate([5, 10, *[20] * 40, 30]):
+        cluster["a"].put("T", 0, b"%d" % number, store_timestamp=stored_ms)
+    queue = cluster.queue("T", "a", 0)
+    cluster["a"].script(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        lambda request, _: request.reply(header={"offset": str(named)}),
+    )
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        assert await puller.search_offset(queue, wanted) == first
