@@ -183,6 +183,10 @@ class ConsumeQueue:
         self._tail_start = self.end
         self.tail = bytearray()
 
+    def sync_end(self) -> None:
+        """Sync the file that holds the end."""
+        self._files.sync(self.end * UNIT, self.end * UNIT + 1)
+
     def sync(self) -> None:
         """Sync the files that were written since the last sync. Thread-safe."""
         start, stop = self._synced, self._tail_start * UNIT
@@ -236,8 +240,14 @@ class ConsumeQueue:
         """
         self.trimmed_to = log_start
         self.start = self.first_at(log_start)
+        # The last unit stays, since it says where the queue ends.
+        keep = min(self.start, max(self.end - 1, 0))
+        keep -= keep % self.units_per_file
+        if keep > self._tail_start:
+            self.tail = self.tail[(keep - self._tail_start) * UNIT :]
+            self._tail_start = keep
         removed = 0
-        while len(self._files.bases) > 1 and self._files.bases[1] <= self.start * UNIT:
+        while self._files.bases and self._files.bases[0] + self._files.file_size <= keep * UNIT:
             self._files.remove_first()
             removed += 1
         return removed
@@ -279,14 +289,16 @@ class ConsumeQueue:
         self.end = self.next = end
         self.known_to = min(self.known_to, log_end)
 
-    def cut_files(self) -> None:
-        """Make what lies after the end zero in the files, if it is not."""
+    def cut_files(self) -> bool:
+        """Make what lies after the end zero in the files, if it is not; whether that changed anything."""
         end = self.end * UNIT
         later = self._files.stop > end - end % self._files.file_size + self._files.file_size
         if later or (
             end < self._files.stop and any(piece.strip(b"\0") for _, piece in self._files.pieces(end))
         ):
             self._files.truncate(end)
+            return True
+        return False
 
     def remove(self) -> None:
         """Remove the queue's files and folder."""

@@ -77,8 +77,14 @@ class Queues:
         """The queue, beginning with the first message that the log still has; None when there is none."""
         queue = self.table.get((topic, queue_id))
         if queue is not None and queue.trimmed_to < log_start:
-            queue.trim(log_start)
+            self._trim(queue, log_start)
         return queue
+
+    def _trim(self, queue: ConsumeQueue, log_start: int) -> int:
+        before = queue.gathered
+        removed = queue.trim(log_start)
+        self._gathered_bytes -= before - queue.gathered
+        return removed
 
     def recovered(self, timestamp: int, *, changed: bool) -> None:
         """After recovery; `changed`: it may have written files. `timestamp`: the last record's store time."""
@@ -210,6 +216,15 @@ class Queues:
 
     # ---- removing ----
 
+    def cut_files(self) -> None:
+        """After a crash: make what lies after the queues' ends in files zero, for good."""
+        cut = [queue for queue in self.table.values() if queue.cut_files()]
+        if len(cut) > _SYNC_ALL_FROM:
+            self._disk.sync_all(self._root)
+        else:
+            for queue in cut:
+                queue.sync_end()
+
     def truncate(self, log_end: int) -> None:
         """Drop the units of records that end after `log_end`."""
         for queue in self.table.values():
@@ -243,7 +258,7 @@ class Queues:
         removed = 0
         for queue in some:
             try:
-                removed += queue.trim(log_start)
+                removed += self._trim(queue, log_start)
             except StoreError as error:
                 log.error("expired files of queue %s/%d stay: %s", queue.topic, queue.queue_id, error)
         return removed

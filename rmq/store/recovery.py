@@ -78,8 +78,7 @@ class Recoverer:
         if self._short:
             self._rebuild_short(end)
         if not clean:
-            for queue in self.queues.table.values():
-                queue.cut_files()
+            self.queues.cut_files()
             # What a killed process wrote is in the page cache only; from here on it counts as synced.
             self.commit_log.segments.sync(start, end)
         path = self.commit_log.segments.path(end) if cut else None

@@ -115,6 +115,29 @@ class QueueMachine(RuleBasedStateMachine):
 TestQueue = QueueMachine.TestCase
 
 
+@pytest.mark.parametrize("written", [0, 3, 10, 13, 20, 27])
+@pytest.mark.parametrize("start", [0, 5, 10, 12, 20, 29, 30])
+def test_trimming_a_queue_whose_units_are_in_memory(written: int, start: int) -> None:
+    disk = MemoryDisk()
+    queue = make_queue(disk)
+    for number in range(30):
+        if number == written:
+            queue.write()
+        add(queue, (number * 100, 100, number))
+    queue.trim(start * 100)
+    queue.write()
+    queue.close()
+    again = make_queue(disk)
+    again.load(is_free)
+    again.trim(start * 100)
+    for each in (queue, again):
+        assert (each.start, each.end) == (start, 30)
+        assert [each.unit(index) for index in range(start, 30)] == [
+            (n * 100, 100, n) for n in range(start, 30)
+        ]
+    assert disk.list(FOLDER) == [f"{base:020d}" for base in range(min(start, 29) // 10 * 200, 600, 200)]
+
+
 def test_sync_covers_all_writes_since_the_last_one() -> None:
     for seed in range(10):
         disk = MemoryDisk(seed)

@@ -270,6 +270,24 @@ def test_units_of_records_that_a_power_cut_took_do_not_come_back() -> None:
     assert len(bodies(last)) == 7
 
 
+def test_units_that_were_cut_do_not_come_back_after_the_next_power_cut() -> None:
+    for seed in range(20):
+        disk, clock = MemoryDisk(seed), Clock()
+        store = open_store(disk, clock)
+        store.flush()
+        fill(store, 5, queue_id=1)
+        clock.now_ms += 10_000
+        store.dispatch()
+        store.flush_queues()
+        disk.crash()
+        again = open_store(disk, clock)
+        left = again.max_offset("Orders", 1)
+        fill(again, 5)
+        again.close()
+        disk.crash()
+        assert open_store(disk, clock).max_offset("Orders", 1) == left
+
+
 def test_the_checkpoint_does_not_vouch_for_units_in_memory() -> None:
     disk, clock = MemoryDisk(), Clock()
     store = open_store(disk, clock)

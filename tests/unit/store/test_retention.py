@@ -148,6 +148,20 @@ def test_a_queue_that_lost_all_its_messages_keeps_counting() -> None:
     assert bodies(again) == [b"late"]
 
 
+def test_gathered_bytes_are_counted_right_after_a_trim() -> None:
+    clock = Clock()
+    store = open_store(clock=clock, file_reserved_time=3, delete_when=ALL_DAY)
+    for number in range(60):
+        send(store, record(f"message {number} " + "x" * 250, queue_id=number % 2))
+        clock.now_ms += HOUR_MS // 5
+    assert store.clean(clock.now_ms).log_files > 0
+    queues = store._queues
+    assert queues._gathered_bytes == sum(queue.gathered for queue in queues.table.values()) > 0
+    assert queues._gathered_bytes < 60 * 20
+    store.close()
+    assert queues._gathered_bytes == 0
+
+
 def test_a_full_disk_takes_the_oldest_files_whatever_their_age() -> None:
     clock = Clock()
     disk, store = filled(clock, file_reserved_time=10_000, delete_when="04")
