@@ -6,7 +6,8 @@ The broker under test is pinned to core 1, the load to core 0. Both brokers are 
 each round runs every work on both, the order of the two rotated from round to round. Reported are the medians
 over the rounds of the ratio of the two rates (each pair of one round) and of the broker's own CPU time for a
 message (user + system, /proc/PID/stat, over the measured part). Rates by themselves move with the machine and
-are shown only for scale. With --write the table goes into docs/performance.md, between its markers.
+are shown only for scale; on a machine that others use too, --realtime keeps them out. With --write the table
+goes into docs/performance.md, between its markers.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def table(
     return "\n".join(lines)
 
 
-def conditions(rounds: int, seconds: float) -> str:
+def conditions(rounds: int, seconds: float, *, realtime: bool) -> str:
     """One line on where and how the figures were taken."""
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.split('"')[
         1
@@ -237,7 +238,8 @@ def conditions(rounds: int, seconds: float) -> str:
     today = datetime.date.today().isoformat()
     return (
         f"Taken {today}: {os.cpu_count()} CPUs, Python {platform.python_version()}, Java {java} "
-        f"(1 GiB heap), ASYNC_FLUSH, {rounds} rounds of {seconds:g} s; medians."
+        f"(1 GiB heap), ASYNC_FLUSH, {rounds} rounds of {seconds:g} s"
+        f"{', at real-time priority' if realtime else ''}; medians."
     )
 
 
@@ -257,6 +259,9 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--warm", type=float, default=6, help="seconds of warm-up of each broker with each work"
     )
     parser.add_argument("--work", nargs="*", choices=[work.name for work in WORKS], help="only these")
+    parser.add_argument(
+        "--realtime", action="store_true", help="brokers and loads before all other processes (needs root)"
+    )
     parser.add_argument("--no-idle", action="store_true", help="leave start time and memory out")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     parser.add_argument("--kinds", nargs=2, default=KINDS, help=argparse.SUPPRESS)
@@ -265,6 +270,8 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     chosen = options()
+    if chosen.realtime:  # children inherit it
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(1))
     works = [work for work in WORKS if not chosen.work or work.name in chosen.work]
     cache = HERE.parent / ".pytest_cache" / "d" / "rocketmq-4.9.7"
     java = Java(cache)
@@ -291,7 +298,11 @@ def measure(bench: Bench, works: Sequence[Work], chosen: argparse.Namespace) -> 
         results.setdefault((work.name, kind), []).append(figures)
         said = f"{figures.rate:10,.0f}/s {figures.cpu_us:7.2f} µs  p50 {figures.p50_us:.0f} µs"
         print(f"{work.name:12} {kind:5} {said}", file=sys.stderr)
-    return conditions(chosen.rounds, chosen.seconds) + "\n\n" + table(works, results, idle)
+    return (
+        conditions(chosen.rounds, chosen.seconds, realtime=chosen.realtime)
+        + "\n\n"
+        + table(works, results, idle)
+    )
 
 
 if __name__ == "__main__":
