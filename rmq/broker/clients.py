@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
-from rmq.broker.conflicts import WARNING, Conflicts
+from rmq.broker.conflicts import Conflicts
 from rmq.broker.filter import is_tag_type, message_filter
 from rmq.errors import InvalidName, for_code
 from rmq.message import retry_topic, validate_group
@@ -22,6 +22,7 @@ from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, TOPIC_UNIT_SUB, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
+    WARNING,
     GetConsumerConnectionListRequestHeader,
     GetConsumerListByGroupRequestHeader,
     GetProducerConnectionListRequestHeader,

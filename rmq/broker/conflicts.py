@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rmq.broker.clients import ConsumerGroup, Member
     from rmq.remoting.connection import Connection
 
     Table = dict[tuple[str, str], set[Connection]]
-
-WARNING: Final = "warning"
-"""The header field of a heartbeat's answer; RocketMQ's clients do not look at it."""
 
 log = logging.getLogger("rmq.broker")
 

@@ -29,6 +29,7 @@ from rmq.protocol.bodies import (
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
+    WARNING,
     ConsumerSendMsgBackRequestHeader,
     GetConsumerListByGroupRequestHeader,
     GetEarliestMsgStoretimeRequestHeader,
@@ -131,9 +132,10 @@ class Brokers:
 
     # --- groups ---
 
-    async def heartbeat(self, address: str, data: HeartbeatData) -> None:
-        """Tell a broker who we are."""
-        await self.call(address, RequestCode.HEART_BEAT, body=data.to_json())
+    async def heartbeat(self, address: str, data: HeartbeatData) -> str:
+        """Tell a broker who we are; returns what it warns of: groups whose members do not fit together."""
+        answer = await self.call(address, RequestCode.HEART_BEAT, body=data.to_json())
+        return answer.ext.get(WARNING, "")
 
     async def unregister(
         self, address: str, client_id: str, *, producer: str | None = None, consumer: str | None = None

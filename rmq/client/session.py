@@ -112,6 +112,7 @@ class Session:
         self._questions: dict[str, _Question] = {}
         self._stale: dict[str, None] = {}
         self._ask_now = anyio.Event()
+        self._warnings: dict[str, str] = {}  # what each broker warned of last
         self._beat_now = anyio.Event()
         self._beating = anyio.Lock()
 
@@ -259,7 +260,10 @@ class Session:
 
     async def _beat(self, address: str, data: HeartbeatData) -> None:
         try:
-            await self.brokers.heartbeat(address, data)
+            warning = await self.brokers.heartbeat(address, data)
+            if warning and warning != self._warnings.get(address):
+                log.warning("%s: %s", address, warning)
+            self._warnings[address] = warning
         except (*UNREACHABLE, ResponseError) as error:
             log.warning("heartbeat: %s", error)
 

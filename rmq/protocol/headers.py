@@ -19,7 +19,19 @@ from attrs import define, field
 from rmq.protocol import fields
 from rmq.protocol.fields import REQUIRED, Int32, Int64, decode, encode
 
-__all__ = ["REQUEST_HEADERS", "RESPONSE_HEADERS", "decode", "decode_send_v2", "encode", "encode_send_v2"]
+__all__ = [
+    "REQUEST_HEADERS",
+    "RESPONSE_HEADERS",
+    "WARNING",
+    "decode",
+    "decode_send_v2",
+    "encode",
+    "encode_send_v2",
+]
+
+
+WARNING: Final = "warning"
+"""A field of our own in the answer to a heartbeat: what is wrong with the client's groups."""
 
 
 @define

@@ -119,7 +119,7 @@ def test_a_broker_killed_again_and_again_loses_nothing(processes: Processes, tmp
 def test_master_and_slave_killed_in_turn_lose_nothing(processes: Processes, tmp_path: pathlib.Path) -> None:
     chance, ledger = random.Random(SEED), Ledger()
     namesrv = processes.rmq_namesrv()
-    master = {"brokerRole": "SYNC_MASTER", "brokerName": "pair", "listenPort": str(free_port())}
+    master = {"durability": "replicated", "brokerName": "pair", "listenPort": str(free_port())}
     slave = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": "pair", "listenPort": str(free_port())}
     running = {
         "master": processes.rmq_broker(namesrv, tmp_path / "master", **master),

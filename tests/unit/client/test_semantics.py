@@ -204,3 +204,22 @@ async def test_requests_and_replies(autojump_clock: MockClock) -> None:
                     await producer.request(Message("T", b"nobody"), timeout=2)
             nursery.cancel_scope.cancel()
         made.nursery.cancel_scope.cancel()
+
+
+async def test_members_that_want_different_things_are_warned(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def told() -> list[str]:
+        rows = [row for row in caplog.records if row.name.startswith("rmq.client.session")]
+        return [row.getMessage() for row in rows]
+
+    async with system("a") as made, made.client() as one, made.client() as other:
+        async with one.producer("p") as producer:
+            await producer.send(Message("T", b"makes the topic"))
+        async with one.consumer("g", {"T": "A"}):
+            await trio.sleep(40)
+            assert told() == []
+            async with other.consumer("g", {"T": "B"}):
+                await trio.sleep(100)
+                assert len(told()) == 2, told()  # each client once, not at every heartbeat
+                assert all("group g" in text for text in told())
