@@ -37,7 +37,7 @@ class CommitLog:
         self._groups: list[tuple[int, list[bytes]]] = []
         self._chunks: list[bytes] = []
         self._dirty = False  # bytes of a failed write may lie past `end`
-        self._failed: str | None = None
+        self.failure = ""  # why no more records are taken
         self._flush_lock = threading.Lock()
 
     @property
@@ -111,8 +111,8 @@ class CommitLog:
                 log.error("the tail of the log cannot be cleared now, the next write tries again: %s", error)
 
     def _check(self) -> None:
-        if self._failed is not None:
-            raise StoreError(self._failed)
+        if self.failure:
+            raise StoreError(self.failure)
         if self._dirty:
             self._clean_tail()
 
@@ -185,7 +185,7 @@ class CommitLog:
                 try:
                     self.segments.sync(self.flushed, end)
                 except StoreError as error:
-                    self._failed = (
+                    self.failure = (
                         f"the commit log cannot be synced, restart the broker when the disk is well: {error}"
                     )
                     raise

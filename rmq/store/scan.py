@@ -216,8 +216,9 @@ def check_end(segments: Segments, position: int, synced_before_ms: int | None) -
     synced = synced_before_ms is None or following.store_timestamp < synced_before_ms
     if synced or not _page_lost(segments, position, following.position):
         reason = (
-            f"no good record here, but one at {following.position}: restore this file from a backup or "
-            "a replica, or start once with truncateDamagedLog=true, which gives up everything from here on"
+            f"no good record here, but one at {following.position}: restore this file from a backup or a "
+            "replica, skip the damage with `rmq store repair DIR --skip-damaged`, or start once with "
+            "truncateDamagedLog=true, which gives up everything from here on"
         )
         raise CorruptRecord(segments.path(position), position, reason)
 

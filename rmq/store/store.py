@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from attrs import evolve
+
 from rmq.errors import OffsetOutOfRange, StoreError
 from rmq.message import SCHEDULE_TOPIC, StoredMessage
 from rmq.protocol import json
@@ -612,11 +614,16 @@ class Store:
         return CleanReport(files, removed, self._index.trim(self._log.start), reason)
 
     def disk_state(self) -> DiskState:
-        """How full the disk is and whether records may be taken; looked at once a second."""
+        """How full the disk is and whether records may be taken; looked at once a second.
+
+        After a failed sync none may be taken any more, whatever the disk says.
+        """
         now = self._now_ms()
         if not 0 <= now - self._disk_looked_ms < _DISK_LOOK_MS:
             self._disk_looked_ms = now
             self._disk_state = disk_state(self.disk.usage(self._log.segments.folder), self.config)
+        if self._log.failure:
+            return evolve(self._disk_state, writable=False, reason=self._log.failure)
         return self._disk_state
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 
 from rmq.errors import DiskFull, OffsetOutOfRange, StoreError, StoreLocked
 from rmq.message import tags_code
 from rmq.protocol.record import decode_record, decode_records
 from rmq.store.config import BrokerRole
+from rmq.store.disk import RealDisk
 from rmq.testing.disk import MemoryDisk
 
 from .stores import HOST, ROOT, START_MS, Clock, bodies, fill, make_store, open_store, record, send
@@ -237,6 +241,9 @@ def test_after_a_failed_sync_nothing_more_is_taken() -> None:
     store.put(record("x"))
     with pytest.raises(StoreError, match="restart the broker"):
         store.commit()
+    state = store.disk_state()
+    assert not state.writable
+    assert "restart the broker" in state.reason
     assert len(bodies(store)) == 2
 
 
@@ -290,6 +297,48 @@ def test_the_folder_is_locked_while_open() -> None:
         open_store(disk)
     store.close()
     open_store(disk).close()
+
+
+def test_syncs_in_threads_while_the_store_works(tmp_path: Path) -> None:
+    """What the contract says may run in other threads does so at any time."""
+    root = str(tmp_path)
+    store = open_store(RealDisk(), root=root, mapped_file_size_commit_log=1 << 16, max_index_num=500)
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def sync() -> None:
+        try:
+            while not stop.is_set():
+                flushed = store.flush()
+                assert flushed <= store.max_physical_offset
+                store.flush_queues()
+                store.flush_checkpoint()
+                store.save_config("topics", b'{"n":%d}' % flushed)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=sync) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(6000):
+        store.put(record(f"message {number}", queue_id=number % 50, unique=f"K{number}"))
+        if number % 20 == 19:
+            store.commit()
+            store.dispatch(50)
+            store._queues.write(list(store._queues.table.values())[number % 50 :][:3], 1)
+        if number == 3000:
+            for _ in range(3):
+                store._log.segments.remove_first()
+            store._queues.begin_trim()
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert errors == []
+    store.close()
+    again = open_store(RealDisk(), root=root, mapped_file_size_commit_log=1 << 16, max_index_num=500)
+    assert again.max_offset("Orders", 7) == 120
+    assert all(len(bodies(again, queue_id=queue_id)) > 60 for queue_id in range(50))
+    again.close()
 
 
 # ---- reading ----
