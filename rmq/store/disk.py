@@ -228,7 +228,7 @@ class RealSegment:
         if size > self._reserved:
             with _explained(self.path):
                 # A store into an unallocated page of a full disk is a SIGBUS: have the blocks first.
-                os.posix_fallocate(self._fd, self._reserved, min(size, self.size) - self._reserved)
+                _reserve(self._fd, self._reserved, min(size, self.size))
             self._reserved = size
         view = self._view
         if view is None or view.readonly:
@@ -260,7 +260,7 @@ class RealSegment:
             self._busy += 1
         try:
             with _explained(self.path):
-                os.fdatasync(self._fd)
+                _sync_data(self._fd)
                 if not self._folder_synced:
                     _sync_folder(os.path.dirname(self.path))
                     self._folder_synced = True
@@ -284,6 +284,19 @@ class RealSegment:
             else:
                 os.close(self._fd)
                 self._fd = -1
+
+
+def _sync_data(fd: int) -> None:
+    (os.fdatasync if hasattr(os, "fdatasync") else os.fsync)(fd)
+
+
+def _reserve(fd: int, start: int, stop: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(fd, start, stop - start)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):  # a file system that cannot
+                raise
 
 
 def _sync_folder(folder: str) -> None:
@@ -384,7 +397,7 @@ class RealDisk:
             except FileNotFoundError:
                 return
             try:
-                os.fdatasync(fd)
+                _sync_data(fd)
                 _sync_folder(os.path.dirname(path))
             finally:
                 os.close(fd)
