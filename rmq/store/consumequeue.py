@@ -151,9 +151,10 @@ class ConsumeQueue:
 
     def physical_end(self) -> int:
         """Where the record of the last unit ends; 0 without one."""
-        if self.end * UNIT <= self._files.start and not self.tail:
-            return 0
-        physical, size, _ = self._any_unit(self.end - 1)
+        last = self.end - 1
+        if last < self._tail_start and not self._files.start <= last * UNIT < self._files.stop:
+            return 0  # trimmed and cut away: the numbers go on, but no unit is left
+        physical, size, _ = self._any_unit(last)
         return 0 if size == FILLER_SIZE else physical + size
 
     # ---- appending: Store.commit() does this in line for many queues at once ----

@@ -115,6 +115,18 @@ class QueueMachine(RuleBasedStateMachine):
 TestQueue = QueueMachine.TestCase
 
 
+def test_a_queue_trimmed_and_cut_to_nothing_in_memory_goes_on() -> None:
+    queue = make_queue(MemoryDisk())
+    for number in range(18):
+        add(queue, (number * 100, 100, number))
+    queue.trim(1000)
+    queue.truncate(1000)
+    assert (queue.start, queue.end, queue.physical_end()) == (10, 10, 0)
+    queue.truncate(1000)
+    add(queue, (1000, 100, 7))
+    assert queue.unit(10) == (1000, 100, 7)
+
+
 @pytest.mark.parametrize("written", [0, 3, 10, 13, 20, 27])
 @pytest.mark.parametrize("start", [0, 5, 10, 12, 20, 29, 30])
 def test_trimming_a_queue_whose_units_are_in_memory(written: int, start: int) -> None:
