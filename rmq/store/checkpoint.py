@@ -18,7 +18,7 @@ class Checkpoint:
 
     def __init__(self, disk: Disk, path: str) -> None:
         existed = disk.exists(path) and disk.size(path) >= _TIMES.size
-        self._segment = disk.open(path, SIZE)
+        self._segment = disk.open(path, SIZE, mapped=False)
         self.log_ms = self.queues_ms = self.index_ms = 0
         if existed:
             times = _TIMES.unpack(self._segment.read(0, _TIMES.size))

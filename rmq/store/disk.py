@@ -51,6 +51,12 @@ class Segment(Protocol):
         """
         ...
 
+    def copy(self, at: int, size: int) -> bytes:
+        """The bytes there, read past the mapping: where there may be holes (a page of a hole needs space on
+        some file systems, and a mapping cannot say that there is none). Raises StoreError.
+        """
+        ...
+
     def read(self, at: int, size: int) -> memoryview:
         """The bytes there. A view stays valid for as long as it is held, even when the segment was closed
         or removed.
@@ -211,8 +217,11 @@ class RealSegment:
             if view is None:
                 view = self._make_map(writable=False)
             return view[at : at + size]
+        return memoryview(self.copy(at, size))
+
+    def copy(self, at: int, size: int) -> bytes:
         try:
-            return memoryview(os.pread(self._fd, size, at))
+            return os.pread(self._fd, size, at)
         except OSError as error:
             raise _mapped(error, self.path) from error
 

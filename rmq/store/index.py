@@ -99,7 +99,7 @@ class IndexFile:
         self._capacity = capacity
         self._entries_at = HEADER + 4 * slots
         self._reserved = 0
-        fields = _HEADER.unpack(segment.read(0, HEADER))
+        fields = _HEADER.unpack(segment.copy(0, HEADER))
         self.begin_timestamp: int = fields[0]
         self.end_timestamp: int = fields[1]
         self.begin_offset: int = fields[2]
@@ -173,10 +173,10 @@ class IndexFile:
     def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
         """Physical offsets with that hash in that time, newest first."""
         found: list[int] = []
-        number = _SLOT.unpack(self.segment.read(HEADER + key_hash % self._slots * 4, 4))[0]
+        number = _SLOT.unpack(self.segment.copy(HEADER + key_hash % self._slots * 4, 4))[0]
         while 0 < number <= self.count and len(found) < most and self.count > 1:
             at = self._entries_at + number * _ENTRY_SIZE
-            entry_hash, offset, seconds, before = _ENTRY.unpack(self.segment.read(at, _ENTRY_SIZE))
+            entry_hash, offset, seconds, before = _ENTRY.unpack(self.segment.copy(at, _ENTRY_SIZE))
             stored = self.begin_timestamp + seconds * 1000
             if seconds < 0:
                 break
@@ -202,8 +202,8 @@ class Index:
         self._filled: list[IndexFile] = []
 
     def load(self, synced_ms: int | None) -> None:
-        """Open the files. After a crash, `synced_ms` is the checkpoint's index time: files that end later
-        are made again.
+        """Open the files. After a crash, `synced_ms` is the checkpoint's index time, at which the newest
+        synced file ends: what comes after that is made again.
 
         A file of a wrong size goes too, with all after it.
         """
@@ -215,11 +215,19 @@ class Index:
                 self._discard(names[number:])
                 return
             file = IndexFile(path, self._disk.open(path, self._size), self._slots, self._capacity)
-            if synced_ms is not None and file.end_timestamp > synced_ms:
+            if synced_ms is None:
+                self.files.append(file)
+                continue
+            newest = file.full and file.end_timestamp == synced_ms
+            if newest or (file.count > 1 and file.end_timestamp < synced_ms):
+                self.files.append(file)
+            else:
                 file.segment.close()
                 self._discard(names[number:])
                 return
-            self.files.append(file)
+            if newest:
+                self._discard(names[number + 1 :])
+                return
 
     def _discard(self, names: Iterable[str]) -> None:
         for name in names:
@@ -275,7 +283,7 @@ class Index:
 
     def truncate(self, log_end: int) -> None:
         """Remove the files that know records at or after `log_end`; they are to be made again."""
-        while self.files and self.files[-1].end_offset >= log_end and self.files[-1].count > 1:
+        while self.end_offset >= log_end:
             self._remove(self.files.pop())
 
     def _remove(self, file: IndexFile) -> None:

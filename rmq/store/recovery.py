@@ -19,7 +19,7 @@ from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.properties import has_unit, unit_code
 from rmq.store.queues import Key, Queues
-from rmq.store.scan import Scan, Scanned, check_end, parse, store_timestamp
+from rmq.store.scan import BLANK_SIZE, Scan, Scanned, check_end, head_at, record_at
 
 log = logging.getLogger("rmq.store")
 
@@ -109,10 +109,10 @@ class Recoverer:
             return segments.start
         # Begin at a record that a queue vouches for: the first one inside the part to be checked.
         unit = last.unit(last.first_at(last.known_to - VERIFY_BYTES)) or last.unit(last.end - 1)
-        if unit is not None and self._record_at(unit[0]) is not None:
+        if unit is not None and head_at(segments, unit[0]) is not None:
             return unit[0]
         newest = segments.bases[-1]  # the queues are ahead of the log
-        return newest if self._record_at(newest) is not None else segments.start
+        return newest if head_at(segments, newest) is not None else segments.start
 
     def _load_queues(self, rule: Callable[[ConsumeQueue], Callable[[int, Unit], bool]]) -> None:
         total = len(self.queues.table)
@@ -126,25 +126,13 @@ class Recoverer:
                 self.progress("queues", number, total)
 
     def _file_vouched_for(self, replay_from_ms: int) -> int:
-        """The start of the newest file whose first record is so old that all before it is synced and
-        queued.
-        """
+        """The newest file whose first record is so old that all before it is synced and queued."""
         segments = self.commit_log.segments
         for base in reversed(segments.bases):
-            head = segments.read(base, min(76, segments.file_size))
-            if (
-                head is not None
-                and self._record_at(base) is not None
-                and store_timestamp(head, 0) <= replay_from_ms
-            ):
+            first = record_at(segments, base, check_crc=False)
+            if first is not None and first.store_timestamp <= replay_from_ms:
                 return base
         return segments.start
-
-    def _record_at(self, position: int) -> Scanned | None:
-        segments = self.commit_log.segments
-        base = position - position % segments.file_size
-        view = segments.read(base, segments.file_size)
-        return None if view is None else parse(view, position - base, position, check_crc=False)
 
     def _is_unit_before(self, start: int, queue: ConsumeQueue, index: int, unit: Unit) -> bool:
         """Whether a unit found after a crash is whole and its record lies before `start`."""
@@ -153,8 +141,7 @@ class Recoverer:
             return False
         if physical < self.commit_log.start:
             return True  # nothing to compare with; so old a unit was synced long ago
-        record = self._record_at(physical)
-        return record is not None and record.size == size and record.queue_offset == index
+        return head_at(self.commit_log.segments, physical) == (size, index)
 
     # ---- the log ----
 
@@ -177,8 +164,7 @@ class Recoverer:
         elif held is not None:
             self.restore(held)
         self.progress("log", end - start, end - start)
-        segment = segments.at(end)
-        if segment is None:
+        if segments.at(end) is None:
             return records, end, False
         try:
             check_end(segments, end, synced_before_ms)
@@ -187,8 +173,7 @@ class Recoverer:
                 raise
             log.error("the log is cut at damage, good records are lost: %s", error)
             return records, end, True
-        at = end % segments.file_size
-        torn = any(segment.read(at, min(8, segments.file_size - at))) or segments.bases[-1] > end
+        torn = any(segments.copy(end, BLANK_SIZE)) or segments.bases[-1] > end
         return records, end, torn
 
     def _cut(self, end: int, *, torn: bool) -> None:
@@ -205,7 +190,7 @@ class Recoverer:
     def _last_timestamp(self) -> int:
         last = max(self.queues.table.values(), key=lambda queue: queue.known_to, default=None)
         unit = None if last is None else last.unit(last.end - 1)
-        record = None if unit is None else self._record_at(unit[0])
+        record = None if unit is None else record_at(self.commit_log.segments, unit[0], check_crc=False)
         return 0 if record is None else record.store_timestamp
 
     # ---- the queues ----
@@ -262,7 +247,7 @@ class Recoverer:
 
     def _boundary(self, position: int) -> int:
         """A place at or before `position` where a record starts."""
-        if self._record_at(position) is not None:
+        if head_at(self.commit_log.segments, position) is not None:
             return position
         return position - position % self.commit_log.file_size
 

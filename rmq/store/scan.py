@@ -162,20 +162,19 @@ class Scan:
         """The file is read in pieces past its mapping: a scan must not make pages for what it passes."""
         end = base + self._segments.file_size
         stop = end if self._stop is None else min(self._stop, end)
-        with self._segments.reading(base) as segment:
-            most = _PIECE
-            while (start := self.position) < stop:
-                data = bytes(segment.read(start - base, min(most, stop - start)))
-                yield from self._records(data, start)
-                if self.position != start:
-                    most = _PIECE
-                    continue
-                if is_blank(data, end - start):
-                    self.position = end
-                    return
-                most = int.from_bytes(data[:4], "big")
-                if not len(data) < most <= stop - start:
-                    return  # else the record is longer than a piece
+        most = _PIECE
+        while (start := self.position) < stop:
+            data = self._segments.copy(start, min(most, stop - start))
+            yield from self._records(data, start)
+            if self.position != start:
+                most = _PIECE
+                continue
+            if is_blank(data, end - start):
+                self.position = end
+                return
+            most = int.from_bytes(data[:4], "big")
+            if not len(data) < most <= stop - start:
+                return  # else the record is longer than a piece
 
     def _records(self, data: bytes, start: int) -> Iterator[Scanned]:
         check_crc = self._check_crc
@@ -186,21 +185,42 @@ class Scan:
             yield record
 
 
+class Head(NamedTuple):
+    """The first fields of what may be a record."""
+
+    size: int
+    queue_offset: int
+
+
+def head_at(segments: Segments, position: int) -> Head | None:
+    """The head of the record at `position`, which is not looked at any further; None when it is none."""
+    data = segments.copy(position, _HEAD.size)
+    if len(data) < _HEAD.size:
+        return None
+    size, magic, _, _, _, queue_offset, physical_offset, _, _ = _HEAD.unpack(data)
+    return Head(size, queue_offset) if magic == MAGIC and physical_offset == position else None
+
+
+def record_at(segments: Segments, position: int, *, check_crc: bool) -> Scanned | None:
+    """The good record at `position`, or None."""
+    head = head_at(segments, position)
+    if head is None or head.size < MIN_RECORD:
+        return None
+    return parse(segments.copy(position, head.size), 0, position, check_crc=check_crc)
+
+
 def next_good(segments: Segments, position: int) -> Scanned | None:
     """The first good record after `position`, in that file or a later one."""
-    size = segments.file_size
     address = position + 1
-    while (view := segments.read(address - address % size, size)) is not None:
-        base = address - address % size
+    while segments.has(base := address - address % segments.file_size):
         for at, piece in segments.pieces(address):
             found = piece.find(_MAGIC_BYTES, 4)
             while found >= 0:
-                start = at + found - 4
-                record = parse(view, start, base + start, check_crc=True)
+                record = record_at(segments, base + at + found - 4, check_crc=True)
                 if record is not None:
                     return record
                 found = piece.find(_MAGIC_BYTES, found + 1)
-        address = base + size
+        address = base + segments.file_size
     return None
 
 
@@ -225,14 +245,7 @@ def check_end(segments: Segments, position: int, synced_before_ms: int | None) -
 
 def _page_lost(segments: Segments, position: int, stop: int) -> bool:
     """Whether the record at `position` reads as one of whose pages a power cut took one away."""
-    size = segments.file_size
-    base = position - position % size
-    segment = segments.at(position)
-    assert segment is not None
-    view = segment.read(0, size)
-    at = position - base
-    end = min(stop - base, size)
-    border = at - at % PAGE + PAGE
-    if not any(view[at : min(border, size)]):
-        return True
-    return any(not any(view[page : min(page + PAGE, size)]) for page in range(border, end, PAGE))
+    end = position - position % segments.file_size + segments.file_size
+    border = position - position % PAGE + PAGE
+    starts = [position, *range(border, min(stop, end), PAGE)]
+    return any(not any(segments.copy(start, PAGE - start % PAGE)) for start in starts)

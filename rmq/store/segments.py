@@ -11,7 +11,6 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 from rmq.errors import CorruptRecord
 from rmq.store.disk import Disk, Segment, wrong_size
@@ -135,26 +134,23 @@ class Segments:
         """What the file that holds `address` has from there on, without its holes, as (position in the file,
         bytes). Pieces that follow each other overlap by 7 bytes: a magic and what is before it lie in one.
 
-        It is read past the mapping, which would make pages for holes.
         """
+        segment = self.at(address)
+        assert segment is not None, "there is such a file"
         at = address % self.file_size
-        with self.reading(address - at) as segment:
-            while True:
-                start, stop = segment.data_after(at)
-                stop = min(start + _PIECE, stop)
-                if start >= self.file_size:
-                    return
-                yield start, bytes(segment.read(start, stop - start))
-                at = stop if stop - start < _PIECE else stop - 7
+        while True:
+            start, stop = segment.data_after(at)
+            stop = min(start + _PIECE, stop)
+            if start >= self.file_size:
+                return
+            yield start, segment.copy(start, stop - start)
+            at = stop if stop - start < _PIECE else stop - 7
 
-    @contextmanager
-    def reading(self, base: int) -> Iterator[Segment]:
-        """A file, opened for reads past its mapping."""
-        segment = self._disk.open(self.path(base), self.file_size, mapped=False)
-        try:
-            yield segment
-        finally:
-            segment.close()
+    def copy(self, address: int, size: int) -> bytes:
+        """At most `size` bytes of the file that holds `address`, read past the mapping; b"" without it."""
+        at = address % self.file_size
+        segment = self.at(address)
+        return b"" if segment is None else segment.copy(at, min(size, self.file_size - at))
 
     def has(self, base: int) -> bool:
         """Whether there is a file that starts at `base`."""

@@ -92,6 +92,9 @@ class MemorySegment:
     def read(self, at: int, size: int) -> memoryview:
         return self._file.live[at : min(at + size, self._file.size)].toreadonly()
 
+    def copy(self, at: int, size: int) -> bytes:
+        return bytes(self.read(at, size))
+
     def writable(self, size: int) -> memoryview:
         size = min(size, self._file.size)
         if self._disk.take_space(self._file, 0, size) < size:

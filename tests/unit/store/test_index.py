@@ -133,6 +133,31 @@ def test_after_a_crash_files_past_the_checkpoint_are_made_again() -> None:
     assert len(disk.list(FOLDER)) == 2
 
 
+def test_after_a_crash_only_the_file_that_was_synced_is_believed() -> None:
+    """Everything in one millisecond: the checkpoint's time says which file it was only with `full`."""
+    for seed in range(20):
+        disk = MemoryDisk(seed)
+        index = make(disk, capacity=10)
+        index.add([entry(number, step_ms=0) for number in range(9)], START_MS)
+        assert index.sync() == START_MS
+        index.add([entry(number, step_ms=0) for number in range(9, 30)], START_MS)
+        disk.crash()
+        crashed = Index(disk, FOLDER, 16, 10)
+        crashed.load(START_MS)
+        assert [file.count for file in crashed.files] == [10]
+        assert crashed.end_offset == 800
+        assert len(disk.list(FOLDER)) == 1
+
+
+def test_an_empty_last_file_does_not_hide_what_is_to_go() -> None:
+    disk = MemoryDisk()
+    index = make(disk, capacity=10)
+    index.add([entry(number) for number in range(9)], START_MS)
+    index._make(START_MS + 9000)
+    index.truncate(500)
+    assert index.files == []
+
+
 def test_a_file_of_another_size_is_made_again() -> None:
     disk = MemoryDisk()
     index = make(disk)
