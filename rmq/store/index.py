@@ -238,6 +238,11 @@ class Index:
         """The physical offset of the last record in the index; -1 without any."""
         return next((file.end_offset for file in reversed(self.files) if file.count > 1), -1)
 
+    @property
+    def full_until_ms(self) -> int:
+        """The end time of the newest full file; 0 without any."""
+        return max((file.end_timestamp for file in self.files if file.full), default=0)
+
     def add(self, entries: Iterable[Entry], now_ms: int) -> None:
         """Index records, in log order. Raises StoreError."""
         rows = self.hash.rows(entries)

@@ -170,6 +170,13 @@ class Store:
             self._index.clear()
         self._index.truncate(self._log.end)
         self._reput.start(again=not clean)
+        self._vouch_for_less(checkpoint)
+
+    def _vouch_for_less(self, checkpoint: Checkpoint) -> None:
+        """Index files went: those made in their place must not be taken for synced after the next crash."""
+        if checkpoint.index_ms > self._index.full_until_ms:
+            checkpoint.index_ms = self._index.full_until_ms
+            checkpoint.flush()
 
     def _known_topics(self) -> frozenset[str] | None:
         """The topics of config/topics.json: tells a queue that was lost from one whose topic was deleted."""
@@ -578,6 +585,8 @@ class Store:
         self._log.truncate(physical_offset)
         self._raw_position = physical_offset
         self._index.truncate(physical_offset)
+        if self._checkpoint is not None:
+            self._vouch_for_less(self._checkpoint)
         if self.config.message_index_enable:
             self._reput.start(again=True)
 

@@ -149,6 +149,31 @@ def test_after_a_crash_only_the_file_that_was_synced_is_believed() -> None:
         assert len(disk.list(FOLDER)) == 1
 
 
+def test_the_checkpoint_does_not_vouch_for_files_made_again() -> None:
+    """The index was synced, the log was not; all happens in one millisecond."""
+    for seed in range(20):
+        disk = MemoryDisk(seed)
+        store = open_store(disk)
+        send(store, *[record("x", unique=f"K{number}") for number in range(19)])
+        while store.dispatch():
+            pass
+        store.flush_queues()
+        store.flush_checkpoint()
+        disk.crash()
+        store = open_store(disk)
+        send(store, *[record("y", unique=f"L{number}") for number in range(19)])
+        store.flush()
+        while store.dispatch():
+            pass
+        count = store.max_offset("Orders", 0) - 19
+        disk.crash()
+        store = open_store(disk)
+        while store.dispatch():
+            pass
+        keys = [f"K{number}" for number in range(count)] + [f"L{number}" for number in range(19)]
+        assert [len(store.query("Orders", key, 5, 0, 1 << 60)) for key in keys] == [1] * len(keys)
+
+
 def test_an_empty_last_file_does_not_hide_what_is_to_go() -> None:
     disk = MemoryDisk()
     index = make(disk, capacity=10)
