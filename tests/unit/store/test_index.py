@@ -137,15 +137,15 @@ def test_after_a_crash_only_the_file_that_was_synced_is_believed() -> None:
     """Everything in one millisecond: the checkpoint's time says which file it was only with `full`."""
     for seed in range(20):
         disk = MemoryDisk(seed)
-        index = make(disk, capacity=10)
-        index.add([entry(number, step_ms=0) for number in range(9)], START_MS)
+        index = make(disk, capacity=400)
+        index.add([entry(number, step_ms=0) for number in range(399)], START_MS)
         assert index.sync() == START_MS
-        index.add([entry(number, step_ms=0) for number in range(9, 30)], START_MS)
+        index.add([entry(number, step_ms=0) for number in range(399, 1100)], START_MS)
         disk.crash()
-        crashed = Index(disk, FOLDER, 16, 10)
+        crashed = Index(disk, FOLDER, 16, 400)
         crashed.load(START_MS)
-        assert [file.count for file in crashed.files] == [10]
-        assert crashed.end_offset == 800
+        assert [file.count for file in crashed.files] == [400]
+        assert crashed.end_offset == 39_800
         assert len(disk.list(FOLDER)) == 1
 
 
@@ -153,24 +153,24 @@ def test_the_checkpoint_does_not_vouch_for_files_made_again() -> None:
     """The index was synced, the log was not; all happens in one millisecond."""
     for seed in range(20):
         disk = MemoryDisk(seed)
-        store = open_store(disk)
-        send(store, *[record("x", unique=f"K{number}") for number in range(19)])
+        store = open_store(disk, max_index_num=400)  # two pages, of which one may be lost
+        send(store, *[record("x", unique=f"K{number}") for number in range(399)])
         while store.dispatch():
             pass
         store.flush_queues()
         store.flush_checkpoint()
         disk.crash()
-        store = open_store(disk)
-        send(store, *[record("y", unique=f"L{number}") for number in range(19)])
+        store = open_store(disk, max_index_num=400)
+        send(store, *[record("y", unique=f"L{number}") for number in range(399)])
         store.flush()
         while store.dispatch():
             pass
-        count = store.max_offset("Orders", 0) - 19
+        count = store.max_offset("Orders", 0) - 399
         disk.crash()
-        store = open_store(disk)
+        store = open_store(disk, max_index_num=400)
         while store.dispatch():
             pass
-        keys = [f"K{number}" for number in range(count)] + [f"L{number}" for number in range(19)]
+        keys = [f"K{number}" for number in range(count)] + [f"L{number}" for number in range(399)]
         assert [len(store.query("Orders", key, 5, 0, 1 << 60)) for key in keys] == [1] * len(keys)
 
 
