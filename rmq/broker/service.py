@@ -27,19 +27,18 @@ are retried; anything else ends the broker with that error, because a store that
 from __future__ import annotations
 
 import logging
-import math
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
 import trio
 
+from rmq.broker.alarm import Alarm
 from rmq.broker.broker import Broker
 from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.flusher import Flusher
 from rmq.broker.host import PluginHost
 from rmq.broker.replication import Follower, serve_slaves
 from rmq.config import parse_addresses
@@ -53,11 +52,9 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.plugin import Plugin, load
-from rmq.protocol.codes import ResponseCode
-from rmq.protocol.command import Command
 from rmq.protocol.record import host_bytes
 from rmq.remoting.address import is_literal, join_address, split_address
-from rmq.remoting.connection import Connection
+from rmq.remoting.answers import Stranger
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -258,36 +255,6 @@ def _progress(stage: str, done: int, total: int) -> None:
     log.info("store: %s, %d of %d", stage, done, total)
 
 
-class _Alarm:
-    """Wakes one loop: `ring` may come any number of times before it looks."""
-
-    def __init__(self) -> None:
-        self._event = trio.Event()
-
-    def ring(self) -> None:
-        self._event.set()
-
-    async def wait(self, deadline: float = math.inf) -> bool:
-        """Sleep until it rings or until the deadline; says whether it rang."""
-        with trio.move_on_at(deadline):
-            await self._event.wait()
-        if not self._event.is_set():
-            return False
-        self._event = trio.Event()
-        return True
-
-
-class _Nobody:
-    """The endpoint of connections to name servers, which have nothing to ask a broker."""
-
-    def handle(self, requests: list[Command], connection: Connection) -> None:
-        for request in requests:
-            if not request.is_oneway:
-                connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
-
-    def closed(self, connection: Connection) -> None: ...
-
-
 class _Service:
     """The loops of one broker over its opened store and its open listeners."""
 
@@ -310,9 +277,9 @@ class _Service:
         self._tls = tls
         self._threads = threads
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
-        self._alarms = {address: _Alarm() for address in self._name_servers}
-        self._waits_alarm, self._schedule_alarm, self._reput_alarm = _Alarm(), _Alarm(), _Alarm()
-        self._flusher = _Flusher(self.store, broker.flushed, lambda: broker.waits.flush.awaited)
+        self._alarms = {address: Alarm() for address in self._name_servers}
+        self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
+        self._flusher = Flusher(self.store, broker.flushed, lambda: broker.waits.flush.awaited)
         broker.waits.rescheduled = self._waits_alarm.ring
         broker.schedule.rescheduled = self._schedule_alarm.ring
         broker.reput_wanted = self._reput_alarm.ring
@@ -343,7 +310,7 @@ class _Service:
                 inner.start_soon(loop)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(self._run_plugin, name, plugin)
-            async with Pool(self._network, _Nobody(), tls=self._tls) as pool, trio.open_nursery() as outer:
+            async with Pool(self._network, Stranger(), tls=self._tls) as pool, trio.open_nursery() as outer:
                 limits = Limits(
                     idle_seconds=self.config.server_channel_max_idle_time_seconds,
                     connections=self.config.max_connections,
@@ -418,12 +385,12 @@ class _Service:
         await self._repeat(self.broker.step_schedule, self._schedule_alarm)
 
     async def _check_back(self) -> None:
-        await self._repeat(self.broker.step_transactions, _Alarm())
+        await self._repeat(self.broker.step_transactions, Alarm())
 
     async def _expire(self) -> None:
-        await self._repeat(self.broker.expire, _Alarm())
+        await self._repeat(self.broker.expire, Alarm())
 
-    async def _repeat(self, step: Callable[[], int], alarm: _Alarm) -> None:
+    async def _repeat(self, step: Callable[[], int], alarm: Alarm) -> None:
         while True:
             next_ms = step()
             seconds = max(0, next_ms - self.broker.now_ms()) / 1000
@@ -522,7 +489,7 @@ class _Ready:
     """Whether `started` may be told: one name server knows the broker, or none could be reached."""
 
     def __init__(self, count: int) -> None:
-        self.alarm = _Alarm()
+        self.alarm = Alarm()
         self._count = count
         self._tried: set[str] = set()
 
@@ -534,98 +501,3 @@ class _Ready:
         self._tried.add(address)
         if registered or len(self._tried) == self._count:
             self.alarm.ring()
-
-
-class _Flusher:
-    """Syncs the log: one sync at a time serves all who wait.
-
-    A sync runs in a thread of its own, which is woken by a lock and answers straight into the loop: a hop
-    through trio's thread pool for each sync costs a sender more than the sync itself.
-    """
-
-    def __init__(self, store: Store, done: Callable[[int], None], awaited: Callable[[], int]) -> None:
-        self._store = store
-        self._done = done
-        self._awaited = awaited
-        self._busy = False
-        self._error: BaseException | None = None
-        self._failed = _Alarm()
-        self._start: Callable[[], None] = lambda: None
-
-    def kick(self) -> None:
-        """Sync what is in the log now; if a sync is running, after it."""
-        if not self._busy:
-            self._busy = True
-            self._start()
-
-    async def run(
-        self, threads: bool, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-    ) -> None:
-        """Sync every so often, and when kicked. Raises StoreError when the medium refuses."""
-        async with trio.open_nursery() as nursery:
-            stop = await nursery.start(self._in_thread if threads else self._in_loop)
-            try:
-                task_status.started()
-                while not await self._failed.wait(trio.current_time() + seconds):
-                    if self._store.flushed_offset < self._store.max_physical_offset:
-                        self.kick()
-                assert self._error is not None
-                raise self._error
-            finally:
-                stop()
-
-    async def _in_thread(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
-        token = trio.lowlevel.current_trio_token()
-        go = threading.Lock()
-        go.acquire()
-        self._start = go.release
-        stopping = False
-
-        def work() -> None:
-            while True:
-                go.acquire()
-                if stopping:
-                    return
-                result = _try(self._store.flush)
-                with suppress(trio.RunFinishedError):
-                    token.run_sync_soon(self._finished, *result)
-
-        def stop() -> None:
-            nonlocal stopping
-            stopping = True
-            if go.locked():
-                go.release()
-
-        thread = threading.Thread(target=work, name="rmq-flush", daemon=True)
-        thread.start()
-        task_status.started(stop)
-
-    async def _in_loop(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
-        alarm = _Alarm()
-        self._start = alarm.ring
-        with trio.CancelScope() as scope:
-            task_status.started(scope.cancel)
-            while True:
-                await alarm.wait()
-                self._finished(*_try(self._store.flush))
-
-    def _finished(self, position: int, error: BaseException | None) -> None:
-        """In the loop again. Must not raise: trio has no place for it."""
-        self._busy = False
-        if error is None:
-            try:
-                self._done(position)
-            except Exception as bug:
-                error = bug
-        if error is not None:
-            self._error = error
-            self._failed.ring()
-        elif self._awaited() > position:
-            self.kick()
-
-
-def _try(flush: Callable[[], int]) -> tuple[int, BaseException | None]:
-    try:
-        return flush(), None
-    except BaseException as error:
-        return -1, error

@@ -1,0 +1,110 @@
+"""The broker's flush task: syncs of the log, one at a time, for all who wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from rmq.broker.alarm import Alarm
+from rmq.store.store import Store
+
+log = logging.getLogger("rmq.broker")
+
+
+class Flusher:
+    """Syncs the log: one sync at a time serves all who wait.
+
+    A sync runs in a thread of its own, which is woken by a lock and answers straight into the loop: a hop
+    through trio's thread pool for each sync costs a sender more than the sync itself.
+    """
+
+    def __init__(self, store: Store, done: Callable[[int], None], awaited: Callable[[], int]) -> None:
+        self._store = store
+        self._done = done
+        self._awaited = awaited
+        self._busy = False
+        self._error: BaseException | None = None
+        self._failed = Alarm()
+        self._start: Callable[[], None] = lambda: None
+
+    def kick(self) -> None:
+        """Sync what is in the log now; if a sync is running, after it."""
+        if not self._busy:
+            self._busy = True
+            self._start()
+
+    async def run(
+        self, threads: bool, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Sync every so often, and when kicked. Raises StoreError when the medium refuses."""
+        async with trio.open_nursery() as nursery:
+            stop = await nursery.start(self._in_thread if threads else self._in_loop)
+            try:
+                task_status.started()
+                while not await self._failed.wait(trio.current_time() + seconds):
+                    if self._store.flushed_offset < self._store.max_physical_offset:
+                        self.kick()
+                assert self._error is not None
+                raise self._error
+            finally:
+                stop()
+
+    async def _in_thread(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
+        token = trio.lowlevel.current_trio_token()
+        go = threading.Lock()
+        go.acquire()
+        self._start = go.release
+        stopping = False
+
+        def work() -> None:
+            while True:
+                go.acquire()
+                if stopping:
+                    return
+                result = _try(self._store.flush)
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(self._finished, *result)
+
+        def stop() -> None:
+            nonlocal stopping
+            stopping = True
+            if go.locked():
+                go.release()
+
+        thread = threading.Thread(target=work, name="rmq-flush", daemon=True)
+        thread.start()
+        task_status.started(stop)
+
+    async def _in_loop(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
+        alarm = Alarm()
+        self._start = alarm.ring
+        with trio.CancelScope() as scope:
+            task_status.started(scope.cancel)
+            while True:
+                await alarm.wait()
+                self._finished(*_try(self._store.flush))
+
+    def _finished(self, position: int, error: BaseException | None) -> None:
+        """In the loop again. Must not raise: trio has no place for it."""
+        self._busy = False
+        if error is None:
+            try:
+                self._done(position)
+            except Exception as bug:
+                error = bug
+        if error is not None:
+            self._error = error
+            self._failed.ring()
+        elif self._awaited() > position:
+            self.kick()
+
+
+def _try(flush: Callable[[], int]) -> tuple[int, BaseException | None]:
+    try:
+        return flush(), None
+    except BaseException as error:
+        return -1, error
