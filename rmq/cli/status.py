@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rmq.errors import ConfigError, InvalidName, PortInUse, StoreLocked
 
+EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_SETTINGS = 2
 EXIT_TAKEN = 3

@@ -1,0 +1,245 @@
+"""Which cluster a command talks to, as whom, and how it ends.
+
+    @click.command()
+    @target_options
+    def lag(target: Target) -> None:
+        run(_lag, target)
+
+    async def _lag(target: Target) -> None:
+        async with target.connect() as client:
+            ...
+
+Addresses come from -n, else the context (--context, RMQ_CONTEXT, or the one that `rmq context use` chose),
+else RMQ_NAMESRV_ADDR or NAMESRV_ADDR, else 127.0.0.1:9876. A -n without --context leaves contexts out
+altogether, so that one cluster's account is not shown to another. This module imports trio and the client
+only to run.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pathlib
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
+
+import click
+from attrs import evolve, field, frozen
+
+from rmq.cli.contexts import Context, chosen
+from rmq.cli.status import EXIT_DONE, EXIT_INTERRUPTED, status_of
+from rmq.errors import ConfigError, RmqError
+
+if TYPE_CHECKING:
+    from rmq.client.client import Client
+    from rmq.client.config import ClientConfig
+    from rmq.client.observer import Observer
+    from rmq.protocol.signature import Credentials
+    from rmq.remoting.tls import TlsConfig
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+DEFAULT_ADDRESS: Final = "127.0.0.1:9876"
+ADDRESS_VARIABLES: Final = ("RMQ_NAMESRV_ADDR", "NAMESRV_ADDR")
+ACCESS_VARIABLE: Final = "RMQ_ACCESS_KEY"
+SECRET_VARIABLE: Final = "RMQ_SECRET_KEY"
+
+
+@frozen
+class Target:
+    """A cluster: its name servers, the account (None: none), TLS (None: plain); `origin` says which setting
+    named it."""
+
+    namesrv: str
+    credentials: Credentials | None = field(default=None, repr=False)
+    tls: TlsConfig | None = field(default=None, repr=False)
+    origin: str = "the default"
+
+    def connect(self, config: ClientConfig | None = None, plugins: tuple[Observer, ...] = ()) -> Client:
+        """A client of the cluster, to be entered with `async with`. Raises ConfigError."""
+        from rmq.client.client import connect
+
+        return connect(
+            self.namesrv, credentials=self.credentials, tls=self.tls, config=config, plugins=plugins
+        )
+
+
+_OPTIONS = (
+    click.option("-n", "--namesrvAddr", "namesrv", metavar="HOST:PORT;...", help="Name servers."),
+    click.option("--context", "name", metavar="NAME", envvar="RMQ_CONTEXT", help="A named cluster."),
+    click.option(
+        "--access-key", metavar="NAME", help=f"Account; its secret comes from a file or {SECRET_VARIABLE}."
+    ),
+    click.option(
+        "--secret-key-file",
+        type=click.Path(dir_okay=False, path_type=pathlib.Path),
+        help="File with the account's secret.",
+    ),
+    click.option("--tls", is_flag=True, help="Speak TLS."),
+    click.option(
+        "--tls-ca", metavar="FILE", help="PEM file of authorities to trust, instead of the system's."
+    ),
+    click.option("--tls-cert", metavar="FILE", help="PEM file of an own certificate, for mutual TLS."),
+    click.option("--tls-key", metavar="FILE", help="PEM file of its key."),
+    click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only."),
+)
+
+
+def target_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds the options that name a cluster; the command gets one argument `target`."""
+
+    @functools.wraps(command)
+    def with_target(
+        namesrv: str | None,
+        name: str | None,
+        access_key: str | None,
+        secret_key_file: pathlib.Path | None,
+        tls: bool,
+        tls_ca: str | None,
+        tls_cert: str | None,
+        tls_key: str | None,
+        tls_insecure: bool,
+        **rest: Any,
+    ) -> T:
+        given = Context(
+            namesrv=namesrv or "",
+            access_key=access_key or "",
+            secret_key=_read_secret(secret_key_file) if secret_key_file else "",
+            tls=tls,
+            tls_ca=tls_ca or "",
+            tls_cert=tls_cert or "",
+            tls_key=tls_key or "",
+            tls_insecure=tls_insecure,
+        )
+        try:
+            target = resolve(given, name, os.environ)
+        except ConfigError as error:
+            fail(error)
+        return command(target=target, **rest)
+
+    for option in reversed(_OPTIONS):
+        with_target = option(with_target)
+    return with_target
+
+
+def resolve(given: Context, name: str | None, environment: Mapping[str, str]) -> Target:
+    """The target that options (`given`, empty where not given), contexts and environment name together.
+    Raises ConfigError."""
+    context_name, context = ("", None) if given.namesrv and not name else chosen(name)
+    base = context or Context()
+    merged = evolve(
+        base, **{key: value for key, value in given.options().items() if value not in ("", False)}
+    )
+    origin = "-n" if given.namesrv else f"context {context_name}"
+    if not merged.namesrv:
+        merged, origin = _from_environment(merged, environment)
+    tls = merged.tls_config()
+    scheme = "tls://" if tls else ""
+    pieces = [piece.strip() for piece in merged.namesrv.replace(",", ";").split(";") if piece.strip()]
+    addresses = [piece if "://" in piece else scheme + piece for piece in pieces]
+    return Target(";".join(addresses), _credentials(merged, environment), tls, origin)
+
+
+def _from_environment(merged: Context, environment: Mapping[str, str]) -> tuple[Context, str]:
+    for variable in ADDRESS_VARIABLES:
+        if environment.get(variable):
+            return evolve(merged, namesrv=environment[variable]), variable
+    return evolve(merged, namesrv=DEFAULT_ADDRESS), "the default"
+
+
+def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials | None:
+    access_key = merged.access_key or environment.get(ACCESS_VARIABLE, "")
+    if not access_key:
+        return None
+    secret = merged.secret_key or environment.get(SECRET_VARIABLE, "")
+    if not secret:
+        raise ConfigError(
+            "account",
+            access_key,
+            f"its secret too: --secret-key-file, {SECRET_VARIABLE} or a context with one",
+        )
+    from rmq.protocol.signature import Credentials
+
+    return Credentials(access_key, secret)
+
+
+def _read_secret(path: pathlib.Path) -> str:
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"cannot read {path}: {error}", param_hint="--secret-key-file") from None
+    if not secret:
+        raise click.BadParameter(f"{path} is empty", param_hint="--secret-key-file")
+    return secret
+
+
+# --- running ---
+
+
+def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+    """Runs `work(*arguments)` under trio and returns what it returns.
+
+    An error on purpose becomes one line on the error output and its exit status (see `rmq --help`). SIGINT
+    and SIGTERM cancel the work, which leaves its group and commits its offsets, and end with 130. A reader
+    that closed our output (`rmq tail | head`) ends us quietly with 0.
+    """
+    import trio
+
+    try:
+        return trio.run(_signalled, functools.partial(work, *arguments))
+    except BrokenPipeError:
+        hush()
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+    except (RmqError, OSError) as error:
+        fail(error)
+
+
+async def _signalled(work: Callable[[], Awaitable[T]]) -> T:
+    """`work()`, cancelled by a signal, which comes out as KeyboardInterrupt; its own error comes out bare."""
+    import trio
+
+    from rmq.remoting.tasks import bare_errors
+
+    if threading.current_thread() is not threading.main_thread():
+        with bare_errors():
+            return await work()
+    results: list[T] = []
+
+    async def stop_by_signal() -> None:
+        with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            async for _ in signals:
+                nursery.cancel_scope.cancel()
+                return
+
+    with bare_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_by_signal)
+            results.append(await work())
+            nursery.cancel_scope.cancel()
+    if not results:
+        raise KeyboardInterrupt
+    return results[0]
+
+
+def hush() -> NoReturn:
+    """Ends quietly: nobody reads our output any more."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, sys.stdout.fileno())
+    sys.exit(EXIT_DONE)
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Says what is wrong and what to do, and ends with the status of `error`."""
+    click.echo(explained(error), err=True)
+    sys.exit(status_of(error))
+
+
+def explained(error: BaseException) -> str:
+    """``rmq: what and where; what to do``."""
+    hint = getattr(error, "hint", "")
+    return f"rmq: {error}" + (f"; {hint}" if hint else "")
