@@ -19,6 +19,7 @@ from rmq.errors import NoRoute, QueryNotFound, for_code
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
     CheckClientRequestBody,
+    ConsumerOffsetSerializeWrapper,
     GetConsumerListByGroupResponseBody,
     HeartbeatData,
     LockBatchRequestBody,
@@ -122,6 +123,13 @@ class Brokers:
         except QueryNotFound:
             return None
         return response.read(QueryConsumerOffsetResponseHeader).offset
+
+    async def recorded_offset(self, group: str, queue: MessageQueue) -> int | None:
+        """What stands in the broker's own table, which says nothing of queues that were never committed;
+        `query_offset` may say 0 for those."""
+        response = await self.call(self.master(queue), RequestCode.GET_ALL_CONSUMER_OFFSET)
+        table = ConsumerOffsetSerializeWrapper.from_json(response.body).offset_table
+        return table.get(f"{queue.topic}@{group}", {}).get(queue.queue_id)
 
     async def update_offset(self, group: str, queue: MessageQueue, queue_offset: int) -> None:
         """Set where the group is in the queue."""

@@ -16,7 +16,7 @@ from rmq.errors import (
     RequestTimeout,
     for_code,
 )
-from rmq.protocol.bodies import TopicRouteData
+from rmq.protocol.bodies import TopicList, TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.pool import Pool
@@ -66,6 +66,22 @@ class NameServers:
             if response.code != ResponseCode.TOPIC_NOT_EXIST:
                 failures.append(str(for_code(response.code, response.remark, address)))
         raise no_route(topic, self.addresses, "; ".join(failures))
+
+    async def topics(self, timeout: float) -> list[str]:
+        """The names of all topics that the first name server to answer knows. Raises as `route`."""
+        failures: list[str] = []
+        count = len(self.addresses)
+        for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
+            request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            try:
+                response = await self._pool.call(address, request, timeout)
+            except UNREACHABLE as error:
+                failures.append(str(error))
+                continue
+            if response.code == ResponseCode.SUCCESS:
+                return TopicList.from_json(response.body).topic_list
+            failures.append(str(for_code(response.code, response.remark, address)))
+        raise no_route("(list of topics)", self.addresses, "; ".join(failures))
 
 
 def no_route(topic: str, asked: Sequence[str], detail: str) -> NoRoute:

@@ -204,6 +204,14 @@ class Producer:
                 raise
         return results[0] if len(results) == 1 else joined(results)
 
+    async def send_packed(
+        self, outgoing: Outgoing, *, queue: MessageQueue | None = None, sharding_key: str | None = None
+    ) -> SendResult:
+        """Send what somebody else has packed: a message, or the body of a batch made of columns at once.
+
+        Its form is not checked again, and observers do not see it. Otherwise as `send`."""
+        return await self._send(outgoing, queue, sharding_key)
+
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> None:

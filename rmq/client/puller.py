@@ -11,7 +11,7 @@ from attrs import define
 from rmq.client.consumer import ConsumerOptions
 from rmq.client.namespace import wrapped
 from rmq.client.polling import Polled
-from rmq.client.pulling import FIRST_PAUSE_SECONDS, PullAnswer, PullForm
+from rmq.client.pulling import FIRST_PAUSE_SECONDS, PullAnswer, PullForm, RawPull
 from rmq.client.rebalance import Strategy, averagely
 from rmq.client.scope import TaskScope
 from rmq.client.session import Session
@@ -19,6 +19,7 @@ from rmq.client.subscription import ALL, Sql, subscription
 from rmq.errors import LocalProtocolError
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic
 from rmq.protocol.codes import MASTER_ID, ResponseCode
+from rmq.protocol.command import Command
 
 LOOK_BACK = 16
 """Messages that a search by time looks at before the one that the broker names."""
@@ -251,14 +252,47 @@ class PullConsumer:
         self._positions[queue] = answer.next_offset
         return PullResult(answer.messages, answer.next_offset, answer.min_offset, answer.max_offset)
 
+    async def pull_raw(
+        self, queue: MessageQueue, offset: int, *, max_messages: int = 32, expression: str | Sql = ALL
+    ) -> RawPull:
+        """One pull whose records stay bytes, for those who read many at once; what the broker says of the
+        offset is not acted on, and tags are compared only by the broker, by their hashes.
+
+        Any number may be under way at once. Cancelled: nothing has happened.
+        """
+        await self._know(queue)
+        response, address = await self._exchange(self._form(queue, expression), offset, max_messages, 0.0)
+        return RawPull.of(response, address)
+
+    async def topics(self) -> list[str]:
+        """The names of all topics that a name server knows, RocketMQ's own too. Cancelled: nothing has
+        happened."""
+        self._check_open()
+        return await self._session.names.topics(self._session.brokers.timeout)
+
+    async def recorded(self, queue: MessageQueue) -> int | None:
+        """What the broker has written down as committed by the group; None when nothing.
+
+        `committed` may say 0 for a young queue that the group never committed; this reads the broker's
+        table of all groups, so it is for rare use. Cancelled: nothing has happened.
+        """
+        await self._know(queue)
+        return await self._session.brokers.recorded_offset(self.group, queue)
+
     async def _ask(self, form: PullForm, queue_offset: int, max_messages: int, wait: float) -> PullAnswer:
+        response, address = await self._exchange(form, queue_offset, max_messages, wait)
+        answer = form.answer(response, queue_offset, address)
+        self._broker_ids[form.queue] = answer.broker_id
+        return answer
+
+    async def _exchange(
+        self, form: PullForm, queue_offset: int, max_messages: int, wait: float
+    ) -> tuple[Command, str]:
+        """Send a pull; returns the answer and the address that it came from."""
         session, queue = self._session, form.queue
         _, address = session.brokers.reader(queue, self._broker_ids.get(queue, MASTER_ID))
         request = form.request(queue_offset, max_messages, int(wait * 1000), None)
-        response = await session.pool.call(address, request, wait + session.brokers.timeout)
-        answer = form.answer(response, queue_offset, address)
-        self._broker_ids[queue] = answer.broker_id
-        return answer
+        return await session.pool.call(address, request, wait + session.brokers.timeout), address
 
     def _form(self, queue: MessageQueue, expression: str | Sql) -> PullForm:
         form = self._forms.get((queue, expression))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import anyio
-from attrs import define
+from attrs import define, frozen
 
 from rmq.client.names import UNREACHABLE
 from rmq.client.namespace import unwrapped
@@ -65,6 +65,39 @@ class PullAnswer:
     """Which broker of that name to ask next time."""
 
 
+@frozen
+class RawPull:
+    """A broker's answer to a pull with its records still as bytes, as they stand in the CommitLog.
+
+    `code` is one of `ANSWERED`, `status` the broker's own word for it; `body` holds whole records back to
+    back, and is empty unless `code` is SUCCESS.
+    """
+
+    code: int
+    status: str
+    body: bytes
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    broker_id: int
+    """Which broker of that name to ask next time."""
+
+    @classmethod
+    def of(cls, response: Command, address: str) -> RawPull:
+        """Read an answer. Raises ResponseError when the pull was refused, RemoteProtocolError."""
+        if response.code not in ANSWERED:
+            raise for_code(response.code, response.remark, address)
+        ext = response.ext
+        try:
+            next_offset, broker_id = int(ext["nextBeginOffset"]), int(ext["suggestWhichBrokerId"])
+            min_offset, max_offset = int(ext["minOffset"]), int(ext["maxOffset"])
+        except (KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"the answer of {address} to a pull lacks {error}") from None
+        body = bytes(response.body) if response.code == ResponseCode.SUCCESS else b""
+        status = response.remark or ""
+        return cls(response.code, status, body, next_offset, min_offset, max_offset, broker_id)
+
+
 class PullForm:
     """What the pulls of one queue by one group have in common."""
 
@@ -119,22 +152,16 @@ class PullForm:
 
         Raises ResponseError when it was refused, CorruptRecord, RemoteProtocolError.
         """
-        if response.code not in ANSWERED:
-            raise for_code(response.code, response.remark, address)
-        ext = response.ext
-        try:
-            next_offset, broker_id = int(ext["nextBeginOffset"]), int(ext["suggestWhichBrokerId"])
-            min_offset, max_offset = int(ext["minOffset"]), int(ext["maxOffset"])
-        except (KeyError, ValueError) as error:
-            raise RemoteProtocolError(f"the answer of {address} to a pull lacks {error}") from None
+        raw = RawPull.of(response, address)
+        next_offset = raw.next_offset
         messages: list[PulledMessage] = []
-        if response.code == ResponseCode.SUCCESS:
-            messages, complete = read_messages(response.body, self.queue.broker_name, window)
+        if raw.code == ResponseCode.SUCCESS:
+            messages, complete = read_messages(raw.body, self.queue.broker_name, window)
             if not complete:
                 next_offset = messages[-1].queue_offset + 1
                 log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)
             messages = self._wanted(messages, queue_offset)
-        return PullAnswer(response.code, messages, next_offset, min_offset, max_offset, broker_id)
+        return PullAnswer(raw.code, messages, next_offset, raw.min_offset, raw.max_offset, raw.broker_id)
 
     def _wanted(self, messages: list[PulledMessage], queue_offset: int) -> list[PulledMessage]:
         if messages and messages[0].queue_offset < queue_offset:
