@@ -21,6 +21,8 @@ ASYNC_PLACES = (
     "rmq/namesrv/__main__.py",
     "rmq/broker/service.py",
     "rmq/broker/__main__.py",
+    "rmq/broker/alarm.py",
+    "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/embedded.py",
     "rmq/plugin.py",  # Plugin.run, which a plugin may override

@@ -10,7 +10,11 @@ from contextlib import suppress
 import trio
 
 from rmq.broker.alarm import Alarm
+from rmq.errors import CorruptRecord, StoreError
 from rmq.store.store import Store
+
+MEND_SECONDS = (0.5, 30.0)
+"""First and longest pause before what a failed sync left is written again."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -27,31 +31,51 @@ class Flusher:
         self._done = done
         self._awaited = awaited
         self._busy = False
+        self._mending = False
         self._error: BaseException | None = None
         self._failed = Alarm()
         self._start: Callable[[], None] = lambda: None
 
     def kick(self) -> None:
         """Sync what is in the log now; if a sync is running, after it."""
-        if not self._busy:
+        if not self._busy and not self._mending:
             self._busy = True
             self._start()
 
     async def run(
         self, threads: bool, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Sync every so often, and when kicked. Raises StoreError when the medium refuses."""
+        """Sync every so often, and when kicked. When the medium refuses, no message is taken until what was
+        not synced is written again and synced. Raises CorruptRecord when it cannot be read back any more.
+        """
         async with trio.open_nursery() as nursery:
             stop = await nursery.start(self._in_thread if threads else self._in_loop)
             try:
                 task_status.started()
-                while not await self._failed.wait(trio.current_time() + seconds):
-                    if self._store.flushed_offset < self._store.max_physical_offset:
+                while True:
+                    if await self._failed.wait(trio.current_time() + seconds):
+                        await self._mend(threads)
+                    elif self._store.flushed_offset < self._store.max_physical_offset:
                         self.kick()
-                assert self._error is not None
-                raise self._error
             finally:
                 stop()
+
+    async def _mend(self, threads: bool) -> None:
+        error, pause = self._error, MEND_SECONDS[0]
+        if not isinstance(error, StoreError):
+            assert error is not None
+            raise error
+        log.error("%s", error)
+        while error is not None:
+            await trio.sleep(pause)
+            pause = min(2 * pause, MEND_SECONDS[1])
+            mend = self._store.mend
+            position, error = await trio.to_thread.run_sync(_try, mend) if threads else _try(mend)
+            if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
+                raise error
+        self._mending = False
+        log.warning("the commit log is synced again up to offset %d: messages are taken", position)
+        self._finished(position, None)
 
     async def _in_thread(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
         token = trio.lowlevel.current_trio_token()
@@ -98,13 +122,14 @@ class Flusher:
                 error = bug
         if error is not None:
             self._error = error
+            self._mending = True
             self._failed.ring()
         elif self._awaited() > position:
             self.kick()
 
 
-def _try(flush: Callable[[], int]) -> tuple[int, BaseException | None]:
+def _try(work: Callable[[], int]) -> tuple[int, BaseException | None]:
     try:
-        return flush(), None
+        return work(), None
     except BaseException as error:
         return -1, error

@@ -100,7 +100,8 @@ async def run(
     `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
     broker or none could be reached. Without `disk` files are real and syncs run in a thread; a simulation
     gives its own, and `now_ms`. Raises ConfigError, PluginRefused, PortInUse, StoreLocked, CorruptRecord
-    before `started`, and then nothing is left running; later StoreError when the disk fails.
+    before `started`, and then nothing is left running; later CorruptRecord when a broken disk lost the log's
+    end.
     """
     _check(config, store_config)
     network = network or TcpNetwork()
@@ -360,8 +361,11 @@ class _Service:
         """Sync queue and index files and the checkpoint, so that a recovery has less to look at."""
         while True:
             await trio.sleep(self.store.config.flush_consume_queue_thorough_interval / 1000)
-            await self._blocking(self.store.flush_queues)
-            await self._blocking(self.store.flush_checkpoint)
+            try:
+                await self._blocking(self.store.flush_queues)
+                await self._blocking(self.store.flush_checkpoint)
+            except StoreError as error:
+                log.error("queue files cannot be synced, a recovery will make them again: %s", error)
 
     async def _reput(self) -> None:
         while True:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from rmq.errors import StoreError
+from rmq.errors import CorruptRecord, StoreError
 from rmq.store.disk import Bytes, Disk
-from rmq.store.scan import BLANK_MAGIC, BLANK_SIZE, parse, store_timestamp
+from rmq.store.scan import BLANK_MAGIC, BLANK_SIZE, Scan, parse, store_timestamp
 from rmq.store.segments import OpenFiles, Segments
 
 log = logging.getLogger("rmq.store")
@@ -176,22 +176,55 @@ class CommitLog:
     def flush(self) -> int:
         """Sync what is committed now; returns the offset up to which all is synced. Thread-safe.
 
-        Raises StoreError when the medium refuses; the log then takes no more records, since what the
-        kernel held back may be lost and a second sync would not say so.
+        Raises StoreError when the medium refuses; the log then takes no more records until `mend`, since
+        what the kernel held back may be lost and a second sync would not say so.
         """
         with self._flush_lock:
+            if self.failure:
+                raise StoreError(self.failure)
             timestamp, end = self.timestamp, self.end
             if end > self.flushed:
                 try:
                     self.segments.sync(self.flushed, end)
                 except StoreError as error:
-                    self.failure = (
-                        f"the commit log cannot be synced, restart the broker when the disk is well: {error}"
-                    )
+                    self.failure = f"the commit log cannot be synced, nothing is taken until it can: {error}"
                     raise
                 self.flushed = end
             self.flushed_timestamp = timestamp
             return self.flushed
+
+    def mend(self) -> int:
+        """After a failed `flush`: write what was committed since the last good one again, and sync it; then
+        records are taken again. Thread-safe. Returns what `flush` does.
+
+        A kernel drops the dirty mark of pages that it could not write, so only a new write brings them to
+        the medium. Raises StoreError while the medium refuses, CorruptRecord when the pages themselves are
+        gone: then only a recovery can tell what is left.
+        """
+        with self._flush_lock:
+            timestamp, end = self.timestamp, self.end
+            if self.failure:
+                self._write_again(self.flushed, end)
+                self.segments.sync(self.flushed, end)
+                self.flushed, self.flushed_timestamp = end, timestamp
+                self.failure = ""
+            return self.flushed
+
+    def _write_again(self, start: int, end: int) -> None:
+        scan = Scan(self.segments, start, stop=end)
+        at = start
+        for record in scan:
+            self._close_file_again(at, record.position)
+            self.segments.write(record.position, self.segments.copy(record.position, record.size))
+            at = record.position + record.size
+        self._close_file_again(at, scan.position)
+        if scan.position != end:
+            reason = "what a failed sync left is gone: restart the broker, its recovery tells what is left"
+            raise CorruptRecord(self.segments.path(scan.position), scan.position, reason)
+
+    def _close_file_again(self, at: int, next_record: int) -> None:
+        if at != next_record:
+            self.segments.write(at, blank(next_record - at))
 
     def truncate(self, end: int) -> None:
         """Cut the log; all from `end` on is gone and never found again."""

@@ -1,6 +1,6 @@
 """Store: the log, its queues and its index as one thing that takes, keeps and finds messages.
 
-One thread uses a store, but for `flush`, `flush_queues`, `flush_checkpoint`, `save_config` and
+One thread uses a store, but for `flush`, `mend`, `flush_queues`, `flush_checkpoint`, `save_config` and
 `config_text`, which may run in another thread at any time.
 
 A send is `put` for each message, then one `commit` for all: only then are they readable, and only then
@@ -104,6 +104,7 @@ class Store:
         self._entries: list[Entry] = []
         self._batch_ms = 0
         self._sync_lock = threading.Lock()
+        self._unvouched = False  # a sync of queue or index files failed
         self._raw_position = 0  # a slave's: up to where queues have the log's records
         self._served = 0  # bytes read since the mapped pages were let go
         self._disk_looked_ms = -_DISK_LOOK_MS
@@ -201,7 +202,8 @@ class Store:
             self.flush_queues()
             self._index.sync(all_files=True)
             self.flush_checkpoint()
-            self.disk.remove(self._path("abort"))
+            if not self._unvouched:
+                self.disk.remove(self._path("abort"))
         finally:
             self._close_files()
 
@@ -357,21 +359,36 @@ class Store:
         """Sync the log; returns the physical offset up to which all is on the medium. Blocks: call it in a
         thread.
 
-        Raises StoreError when the medium refuses; the store takes no more records then, and the broker
-        must stop.
+        Raises StoreError when the medium refuses; the store takes no more records then until `mend`.
         """
         return self._log.flush()
+
+    def mend(self) -> int:
+        """After a failed `flush`: write what it did not sync again, and sync it. Blocks: call it in a thread.
+        Returns what `flush` does.
+
+        Raises StoreError while the medium refuses, CorruptRecord when only a recovery can help.
+        """
+        return self._log.mend()
 
     def flush_queues(self) -> None:
         """Sync the queue files written so far and the index files that are full. Blocks: call it in a
         thread.
 
         Needed only so that a recovery starts later in the log: once in
-        flushConsumeQueueThoroughInterval. Raises StoreError.
+        flushConsumeQueueThoroughInterval. Raises StoreError; the checkpoint then vouches for no more of
+        them, and the next start looks at all since.
         """
         with self._sync_lock:
-            written_ms = self._queues.sync()
-            index_ms = self._index.sync()
+            if self._unvouched:
+                return
+            try:
+                written_ms = self._queues.sync()
+                index_ms = self._index.sync()
+            except StoreError:
+                # What the kernel held back may be lost, and the next sync would not say so.
+                self._unvouched = True
+                raise
             checkpoint = self._checkpoint
             if checkpoint is not None:
                 checkpoint.queues_ms = written_ms

@@ -312,9 +312,11 @@ class MemoryDisk:
         if self.on_sync is not None:
             self.on_sync(path)
         error = self.take_fault("sync", path)
-        if error is not None:
-            raise error
         file = self._files.get(path)
+        if error is not None:
+            if file is not None:
+                file.dirty.clear()  # as kernels do: no later sync will write these pages
+            raise error
         if file is not None:
             file.sync()
 

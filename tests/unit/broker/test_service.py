@@ -22,7 +22,7 @@ from attrs import define, field
 from rmq.broker import service
 from rmq.broker.__main__ import banner, durability, main, parse, settings
 from rmq.broker.config import BrokerConfig
-from rmq.errors import ConfigError, ConnectionLost, PortInUse, StoreError, StoreLocked
+from rmq.errors import ConfigError, ConnectionLost, CorruptRecord, PortInUse, StoreLocked
 from rmq.plugin import Host, Plugin, PluginRefused
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
@@ -312,7 +312,22 @@ async def test_without_sync_flush_the_log_is_synced_by_the_interval(
         assert stored(disk.image(0.5)) == [b"hello"]
 
 
-async def test_a_disk_that_cannot_sync_ends_the_broker_and_nobody_is_told_success(
+async def test_a_disk_that_cannot_sync_refuses_until_it_can_and_nobody_is_told_success(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as running:
+        assert (await running.ask(send())).code == 0
+        disk.fail("sync", "commitlog", times=5)  # the flush, and four tries: 0.5, 1, 2 and 4 s later
+        assert (await running.ask(send())).code == ResponseCode.FLUSH_DISK_TIMEOUT
+        refused = await running.ask(send())
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "Input/output error" in (refused.remark or "")
+        await trio.sleep(20)
+        assert (await running.ask(send())).code == 0
+        assert stored(disk.image(0.5)) == [b"hello"] * 3
+
+
+async def test_a_disk_that_lost_the_end_of_the_log_ends_the_broker_and_nobody_is_told_success(
     autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
 ) -> None:
     answers: list[Command] = []
@@ -320,13 +335,16 @@ async def test_a_disk_that_cannot_sync_ends_the_broker_and_nobody_is_told_succes
     async def session() -> None:
         async with broker(network, disk, {"flush_disk_type": FlushDiskType.SYNC_FLUSH}) as running:
             assert (await running.ask(send())).code == 0
+            log = "/store/commitlog/00000000000000000000"
+            first = int.from_bytes((disk.load(log) or b"")[:4], "big")
+            disk.on_sync = lambda path: disk.flip(log, first + 90)
             disk.fail("sync", "commitlog")
             with suppress(ConnectionLost):
                 answers.append(await running.ask(send()))
 
     with pytest.raises(ExceptionGroup) as caught:
         await session()
-    assert caught.group_contains(StoreError, match="Input/output error")
+    assert caught.group_contains(CorruptRecord, match="a failed sync left is gone")
     assert answers == []
     assert disk.exists("/store/abort")
 

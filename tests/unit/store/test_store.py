@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmq.errors import DiskFull, OffsetOutOfRange, StoreError, StoreLocked
+from rmq.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StoreError, StoreLocked
 from rmq.message import tags_code
 from rmq.protocol.record import decode_record, decode_records
 from rmq.store.config import BrokerRole
@@ -229,8 +229,8 @@ def test_bytes_of_a_failed_write_that_the_kernel_wrote_back_do_not_return() -> N
         assert not any(body.startswith(b"refused") for body in found)
 
 
-def test_after_a_failed_sync_nothing_more_is_taken() -> None:
-    """A second sync would say that all is well, although the kernel may have dropped the pages."""
+def test_after_a_failed_sync_nothing_is_taken_until_it_is_written_again() -> None:
+    """A second sync would say that all is well, although the kernel has dropped the pages."""
     disk = MemoryDisk()
     store = open_store(disk)
     fill(store, 2)
@@ -239,12 +239,76 @@ def test_after_a_failed_sync_nothing_more_is_taken() -> None:
         store.flush()
     assert store.flushed_offset == 0
     store.put(record("x"))
-    with pytest.raises(StoreError, match="restart the broker"):
+    with pytest.raises(StoreError, match="nothing is taken until it can"):
         store.commit()
     state = store.disk_state()
     assert not state.writable
-    assert "restart the broker" in state.reason
+    assert "cannot be synced" in state.reason
     assert len(bodies(store)) == 2
+    with pytest.raises(StoreError, match="cannot be synced"):
+        store.flush()
+    disk.fail("sync", "commitlog")
+    with pytest.raises(StoreError, match="Input/output"):
+        store.mend()
+    assert store.mend() == store.flushed_offset == store.max_physical_offset
+    assert store.disk_state().writable
+    fill(store, 1)
+    store.flush()
+    disk.crash()
+    assert bodies(open_store(disk)) == [b"message 0", b"message 1", b"message 0"]
+
+
+def test_what_a_failed_sync_left_is_written_again_over_several_files() -> None:
+    """A record per piece, the BLANK that closes a file, and the last record in the third file."""
+    disk = MemoryDisk(5)
+    store = open_store(disk, mapped_file_size_commit_log=4096)
+    fill(store, 3)
+    store.flush()
+    fill(store, 60)
+    for _ in range(3):
+        disk.fail("sync", "commitlog")
+        with pytest.raises(StoreError):
+            store.flush() if store.disk_state().writable else store.mend()
+    store.mend()
+    disk.crash()
+    again = open_store(disk, mapped_file_size_commit_log=4096)
+    assert bodies(again) == [b"message %d" % n for n in (*range(3), *range(60))]
+
+
+def test_what_a_failed_sync_left_and_the_kernel_lost_is_told() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    fill(store, 3)
+    disk.fail("sync", "commitlog")
+    with pytest.raises(StoreError):
+        store.flush()
+    disk.flip(ROOT + "/commitlog/00000000000000000000", 90)
+    with pytest.raises(CorruptRecord, match="a failed sync left is gone"):
+        store.mend()
+
+
+def test_a_failed_sync_of_queue_files_is_not_vouched_for() -> None:
+    """No later sync may move the checkpoint: the kernel dropped the pages of the first one."""
+    for seed in range(20):
+        disk, clock = MemoryDisk(seed), Clock()
+        store = open_store(disk, clock)
+        fill(store, 30)
+        store.flush()
+        clock.now_ms += 10_000
+        store.dispatch()
+        disk.fail("sync", "consumequeue")
+        with pytest.raises(StoreError):
+            store.flush_queues()
+        clock.now_ms += 100_000
+        fill(store, 30)
+        clock.now_ms += 10_000
+        store.dispatch()
+        store.flush()
+        store.flush_queues()
+        store.flush_checkpoint()
+        store.close()
+        disk.crash()
+        assert len(bodies(open_store(disk, clock))) == 60
 
 
 def test_queue_files_that_cannot_be_written_lose_nothing(caplog: pytest.LogCaptureFixture) -> None:
