@@ -50,10 +50,10 @@ def connect(
     client`.
 
     `namesrv` is ``host:port``, several joined by ``;`` or a list; a scheme ``tls://``, ``ws://`` or
-    ``wss://`` chooses the transport. `client_id` must be unique in the cluster; without it, it is.
-    `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or an `Observer` of your own.
-    `network` is for tests. Nothing is dialled before it is needed, so a name server may start later. Raises
-    ConfigError.
+    ``wss://`` before the first chooses the transport, to brokers too. `client_id` must be unique in the
+    cluster; without it, it is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or
+    an `Observer` of your own. `network` is for tests. Nothing is dialled before it is needed, so a name
+    server may start later. Raises ConfigError.
 
     Applications with a task group of their own use the second door: `await nursery.start(client.run)`.
     """
@@ -204,6 +204,9 @@ class Client:
         return self._session
 
     def _pool(self, endpoint: Endpoint) -> Pool:
+        # Routes hold no schemes: brokers are dialled as the name server is, which knows them.
+        scheme, mark, _ = self._name_servers[0].partition("://")
+        scheme = scheme if mark else ""
         if self._credentials is not None:
-            return SigningPool(self._credentials, self._network, endpoint, tls=self._tls)
-        return Pool(self._network, endpoint, tls=self._tls)
+            return SigningPool(self._credentials, self._network, endpoint, tls=self._tls, scheme=scheme)
+        return Pool(self._network, endpoint, tls=self._tls, scheme=scheme)

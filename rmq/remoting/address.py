@@ -64,6 +64,11 @@ def split_address(text: str) -> Address:
     return Address(host, int(port), scheme)
 
 
+def with_scheme(text: str, scheme: str) -> str:
+    """The address with `scheme` before it, unless it names one itself."""
+    return text if "://" in text else f"{scheme}://{text}"
+
+
 def join_address(host: str, port: int) -> str:
     """The text form of a host and a port; IPv6 hosts get brackets, scope ids stay."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from types import TracebackType
 from typing import NoReturn, Self
 
@@ -19,10 +19,12 @@ import attrs
 
 from rmq.errors import ConfigError, ConnectFailed
 from rmq.protocol.command import Command
+from rmq.remoting.address import with_scheme
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import current_loop
 from rmq.remoting.network import Network, open_stream
+from rmq.remoting.stream import Stream
 from rmq.remoting.tasks import bare_errors
 from rmq.remoting.tls import TlsConfig, TlsContexts
 
@@ -58,11 +60,15 @@ class Pool:
         tls: TlsConfig | None = None,
         limits: Limits | None = None,
         chance: random.Random | None = None,
+        scheme: str = "",
     ) -> None:
-        """`chance` spreads the pauses between failed dials, so that many clients do not come back at once."""
+        """`chance` spreads the pauses between failed dials, so that many clients do not come back at once.
+        `scheme` is that of addresses that name none (routes hold no schemes); without it, `tls_enable` says.
+        """
         self._network = network
         self._endpoint = endpoint
         self._tls = TlsContexts(tls or TlsConfig())
+        self._scheme = scheme or self._tls.config.scheme
         self._limits = limits or Limits()
         self._chance = chance or random.Random()
         self._links: dict[str, _Link] = {}
@@ -144,7 +150,7 @@ class Pool:
         connection: Connection | None = None
         began = self._now()
         try:
-            async with open_stream(self._network, link.address, tls=self._tls, limits=self._limits) as stream:
+            async with self._open(link.address) as stream:
                 connection = link.connection = Connection(stream, self._endpoint, limits=self._limits)
                 self._tell(link)
                 began = self._now()
@@ -163,6 +169,10 @@ class Pool:
                 self._tell(link)
             elif link.connection is connection:
                 link.connection = None
+
+    def _open(self, address: str) -> AbstractAsyncContextManager[Stream]:
+        target = with_scheme(address, self._scheme)
+        return open_stream(self._network, target, tls=self._tls, limits=self._limits)
 
     def _failed(self, link: _Link, cause: object) -> None:
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**link.failures)

@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from rmq.config import one_of, setting
 from rmq.errors import ConfigError
@@ -18,17 +18,36 @@ log = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class TlsConfig:
-    """TLS of one side. A server needs `tls_cert_path` and `tls_key_path` unless the mode is disabled."""
+    """TLS of one process: what its ports accept, and how it dials others.
+
+    A server needs `tls_cert_path` and `tls_key_path` unless the mode is disabled. The fields `tls_client_*`
+    are for dialling only; where they are empty, the others serve for both.
+    """
 
     tls_mode: str = setting(
         "disabled",
         help="What a server accepts: disabled (no TLS), permissive (both on one port), enforcing (only TLS)",
         validator=one_of("disabled", "permissive", "enforcing"),
     )
+    tls_enable: bool = setting(
+        False, help="Dial with TLS: every address that names no scheme counts as tls://"
+    )
+    tls_config_file: str = setting(
+        "", help="A tls.properties of RocketMQ; its keys count where the settings here say nothing"
+    )
+    tls_test_mode: bool = setting(
+        False, help="A server without tlsCertPath makes itself a certificate that nobody can verify"
+    )
     tls_cert_path: str = setting("", help="PEM file: own certificate, then its chain")
     tls_key_path: str = setting("", help="PEM file: the key of the certificate; empty: it is in tlsCertPath")
     tls_key_password: str = setting("", help="Password of the key file", secret=True)
     tls_trust_path: str = setting("", help="PEM file of the authorities to trust; empty: those of the system")
+    tls_client_cert_path: str = setting("", help="For dialling: PEM file; empty: tlsCertPath")
+    tls_client_key_path: str = setting("", help="For dialling: PEM file; empty: it is in tlsClientCertPath")
+    tls_client_key_password: str = setting(
+        "", help="Password of the key file for dialling; empty: tlsKeyPassword", secret=True
+    )
+    tls_client_trust_path: str = setting("", help="For dialling: authorities to trust; empty: tlsTrustPath")
     tls_client_auth: str = setting(
         "none",
         help="Whether a server asks clients for a certificate",
@@ -41,6 +60,23 @@ class TlsConfig:
         False, help="Clients accept any certificate: no protection against impostors; for tests only"
     )
 
+    @property
+    def scheme(self) -> str:
+        """The scheme of addresses that name none."""
+        return "tls" if self.tls_enable else "tcp"
+
+    @property
+    def dialling(self) -> TlsConfig:
+        """The same with the files for dialling in the places of those for both."""
+        own = {}
+        if self.tls_client_cert_path:
+            own = {
+                "tls_cert_path": self.tls_client_cert_path,
+                "tls_key_path": self.tls_client_key_path,
+                "tls_key_password": self.tls_client_key_password or self.tls_key_password,
+            }
+        return evolve(self, tls_trust_path=self.tls_client_trust_path or self.tls_trust_path, **own)
+
 
 class TlsContexts:
     """The ssl contexts of one configuration. Changed files are read again at the next handshake."""
@@ -48,7 +84,7 @@ class TlsContexts:
     def __init__(self, config: TlsConfig) -> None:
         self.config = config
         self._server = _Reloaded(config, _server_context)
-        self._client = _Reloaded(config, _client_context)
+        self._client = _Reloaded(config.dialling, _client_context)
 
     @property
     def mode(self) -> str:
@@ -97,12 +133,18 @@ def _stamp(config: TlsConfig) -> tuple[Any, ...]:
 
 
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
-    if not config.tls_cert_path:
-        raise ConfigError("tlsCertPath", "", f"a certificate file, since tlsMode is {config.tls_mode}")
+    if not config.tls_cert_path and not config.tls_test_mode:
+        wanted = f"a certificate file, since tlsMode is {config.tls_mode}; `rmq certs` makes one"
+        raise ConfigError("tlsCertPath", "", wanted)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    _load_own(context, config)
+    if config.tls_cert_path:
+        _load_own(context, config)
+    else:
+        from rmq.remoting.tls_selfsigned import load_unverifiable  # cryptography: only for those who test
+
+        load_unverifiable(context)
     if config.tls_client_auth != "none":
         _load_trust(context, config)
         required = config.tls_client_auth == "require"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
 import anyio
 import anyio.lowlevel
@@ -187,9 +188,40 @@ class TlsStream(ByteStream):
             raise trio.ClosedResourceError("this side closed the stream")
 
 
+_VERIFY: Final = {
+    # OpenSSL's X509_V_ERR_* -> what is wrong, and what to do.
+    9: "is not valid yet: compare the clocks of both machines",
+    10: "has expired: issue a new one and put it in the place of the old; no restart is needed",
+    18: "is signed by itself: set tlsTrustPath to it, if it is to be trusted",
+    19: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    20: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    21: "comes from an authority that is not trusted here: set tlsTrustPath to the authority's PEM file",
+    23: "was revoked: issue a new one",
+    26: "was not issued for this side of a connection: issue it again (a client's with --client)",
+    62: "is for other names: use one of them, issue it for this one too, or set tlsServerName",
+    64: "is for other addresses: use one of them, issue it for this one too, or set tlsServerName",
+}
+_ALERTS: Final = {
+    # OpenSSL's reason -> what the peer, or what came instead of a peer, means by it.
+    "CERTIFICATE_REQUIRED": "the server asks for a client certificate: set tlsCertPath and tlsKeyPath",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "peer did not return a certificate, and tlsClientAuth requires one",
+    "UNKNOWN_CA": "the peer does not trust the authority of our certificate: it needs it in its tlsTrustPath",
+    "CERTIFICATE_EXPIRED": "the peer says that our certificate has expired: issue a new one",
+    "BAD_CERTIFICATE": "the peer refuses our certificate: see its log, and that it is for this name and use",
+    "WRONG_VERSION_NUMBER": "what the peer says is no TLS: its tlsMode may be disabled, or the port another",
+    "PROTOCOL_VERSION": "the peers have no version of TLS in common: 1.2 is the oldest",
+    "UNSUPPORTED_PROTOCOL": "the peers have no version of TLS in common: 1.2 is the oldest",
+}
+
+
 def _reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"the certificate is not accepted: {error.verify_message}"
+        advice = _VERIFY.get(error.verify_code, "is not usable")
+        return f"the certificate is not accepted: it {advice} ({error.verify_message.rstrip('.')})"
     if isinstance(error, ssl.SSLEOFError):
         return "the peer hung up without saying goodbye"
-    return (error.reason or str(error)).lower().replace("_", " ")
+    reason = error.reason or str(error)
+    for name, meaning in _ALERTS.items():
+        if reason.endswith(name):
+            return meaning
+    return reason.lower().replace("_", " ")

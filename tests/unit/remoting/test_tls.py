@@ -100,11 +100,11 @@ async def test_who_is_accepted(autojump_clock: MockClock, tmp_path: Path, tls_co
     async with served(network, tls=tls_config) as (address,):
         target = f"tls://{address}"
         with pytest.raises(
-            ConnectFailed, match="TLS handshake: the certificate is not accepted: unable to get"
+            ConnectFailed, match="TLS handshake: the certificate is not accepted: it comes from an authority"
         ):
             await echoes(network, target, TlsContexts(stranger))
         wrong_name = evolve(tls_config, tls_server_name="broker-a.example")
-        with pytest.raises(ConnectFailed, match="Hostname mismatch"):
+        with pytest.raises(ConnectFailed, match="it is for other names: use one of them"):
             await echoes(network, target, TlsContexts(wrong_name))
         right_name = evolve(tls_config, tls_server_name="localhost")
         assert await echoes(network, target, TlsContexts(right_name))
