@@ -164,10 +164,10 @@ def _explained(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _mapped(error, path) from error
+        raise store_error(error, path) from error
 
 
-def _mapped(error: OSError, path: str) -> StoreError:
+def store_error(error: OSError, path: str) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DiskFull(f"{path}: {error.strerror}: free some space, or lower fileReservedTime")
     return StoreError(f"{path}: {error.strerror or error}")
@@ -209,7 +209,7 @@ class RealSegment:
             while written < len(data):
                 written += os.pwrite(self._fd, memoryview(data)[written:], at + written)
         except OSError as error:
-            raise _mapped(error, self.path) from error
+            raise store_error(error, self.path) from error
 
     def read(self, at: int, size: int) -> memoryview:
         if self._mapped:
@@ -223,7 +223,7 @@ class RealSegment:
         try:
             return os.pread(self._fd, size, at)
         except OSError as error:
-            raise _mapped(error, self.path) from error
+            raise store_error(error, self.path) from error
 
     def _make_map(self, *, writable: bool) -> memoryview:
         with _explained(self.path):
@@ -358,7 +358,7 @@ class RealDisk:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            raise _mapped(error, folder) from error
+            raise store_error(error, folder) from error
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

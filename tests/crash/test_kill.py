@@ -19,39 +19,18 @@ import trio
 import rmq
 from tests.interop.rocketmq import Process, Processes, free_port
 
+from .ledger import SENDERS, Ledger, lost, read_all
+
 pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("RMQ_KILL_CYCLES", "200"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
-SENDERS = 8
-TOPIC = "KillTopic"
 
 
 @pytest.fixture
 def processes(tmp_path: pathlib.Path) -> Iterator[Processes]:
     with Processes(cast(Any, None), tmp_path) as started:
         yield started
-
-
-class Ledger:
-    """What producers were told: body -> (queue, offset)."""
-
-    def __init__(self) -> None:
-        self.acknowledged: dict[bytes, tuple[int, int]] = {}
-        self.sent = 0
-
-    async def send(self, producer: rmq.Producer, sender: int) -> None:
-        """Send until cancelled; what fails or is not known to be safe is not acknowledged."""
-        while True:
-            self.sent += 1
-            body = b"%d-%d-" % (sender, self.sent) + b"x" * (self.sent % 900)
-            try:
-                result = await producer.send(rmq.Message(TOPIC, body))
-            except (rmq.RmqError, TimeoutError):
-                await trio.sleep(0.02)
-                continue
-            if str(result.status) == "SEND_OK":
-                self.acknowledged[body] = (result.message_queue.queue_id, result.queue_offset)
 
 
 async def load(namesrv: str, ledger: Ledger, kill: trio.Event, killed: trio.Event) -> None:
@@ -81,23 +60,6 @@ async def cycle(namesrv: str, ledger: Ledger, victim: Process, seconds: float) -
         kill.set()
         victim.kill()
         killed.set()
-
-
-async def read_all(namesrv: str) -> dict[tuple[int, int], bytes]:
-    found = {}
-    async with rmq.connect(namesrv) as client, client.pull_consumer("auditors") as puller:
-        for queue in await puller.message_queues(TOPIC):
-            offset, end = await puller.min_offset(queue), await puller.max_offset(queue)
-            while offset < end:
-                batch = await puller.pull(queue, offset, max_messages=32)
-                for message in batch.messages:
-                    found[queue.queue_id, message.queue_offset] = message.body
-                offset = batch.next_offset
-    return found
-
-
-def lost(ledger: Ledger, found: dict[tuple[int, int], bytes]) -> list[bytes]:
-    return [body for body, place in ledger.acknowledged.items() if found.get(place) != body]
 
 
 def test_a_broker_killed_again_and_again_loses_nothing(processes: Processes, tmp_path: pathlib.Path) -> None:
