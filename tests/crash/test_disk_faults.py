@@ -21,6 +21,7 @@ import pytest
 import trio
 
 import rmq
+from rmq.client.config import ClientConfig
 from tests.interop.rocketmq import Process, Processes, free_port
 
 from .ledger import SENDERS, Ledger, lost, read_all
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("RMQ_FAULT_CYCLES", "50"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
+IMPATIENT = ClientConfig(send_timeout_ms=2000, retry_times=0)
 MAX_MIB = 200  # of the broker's memory
 
 # fault -> what a refusal must name
@@ -77,7 +79,7 @@ class Disk:
 async def cycle(disk: Disk, ledger: Ledger, word: str, seconds: float, victim: Process | None) -> None:
     """Load the broker, make its disk bad for some time, and see sends succeed again."""
     async with (
-        rmq.connect(disk.namesrv, send_timeout_ms=2000, retry_times=0) as client,
+        rmq.connect(disk.namesrv, config=IMPATIENT) as client,
         client.producer("sufferers") as producer,
         trio.open_nursery() as nursery,
     ):
