@@ -1,0 +1,249 @@
+"""Offsets of many queues: their canonical JSON, limits, splitting, and what counts as loss. Pure.
+
+An offset is that of the next message to read. Spark compares offsets as JSON text, so there is one text for
+one set of offsets: `{"v":1,"topics":{"Orders":{"broker-a":{"0":123,"1":98}}}}`, names sorted, queues by
+number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from rmq.errors import ConfigError, RmqError
+from rmq.message import MessageQueue
+
+EARLIEST: Final = -2
+LATEST: Final = -1
+
+Offsets = dict[MessageQueue, int]
+Bounds = Mapping[MessageQueue, tuple[int, int]]
+"""Queue -> (offset of the oldest message, offset that the next one will get)."""
+
+VERSION: Final = 1
+_OFFSET_MAX: Final = (1 << 63) - 1
+_SHAPE: Final = 'offsets as {"topic":{"broker-a":{"0":12}}}'
+
+
+class DataLoss(RmqError):
+    """Messages that were to be read are not there."""
+
+
+@frozen
+class QueueRange:
+    """Messages [start, stop) of one queue."""
+
+    queue: MessageQueue
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+# --- JSON ---
+
+
+def offsets_tree(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
+    """The value whose JSON text is the canonical one."""
+    topics: dict[str, dict[str, dict[str, int]]] = {}
+    for queue in _in_order(offsets):
+        brokers = topics.setdefault(queue.topic, {})
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
+    return {"v": VERSION, "topics": topics}
+
+
+def offsets_text(offsets: Mapping[MessageQueue, int]) -> str:
+    """The canonical JSON text."""
+    return json.dumps(offsets_tree(offsets), separators=(",", ":"), ensure_ascii=False)
+
+
+def parse_offsets(text: str, source: str, *, specials: bool = False) -> Offsets:
+    """Read offsets as `offsets_text` writes them, or without its `v` and `topics`, as rocketmq-spark has
+    them. With `specials`, -1 and -2 stand for latest and earliest. Raises ConfigError that names `source`."""
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(source, text[:200], f"{_SHAPE} ({error})") from None
+    return offsets_of(tree, source, specials=specials)
+
+
+def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) -> Offsets:
+    """The same from a JSON value."""
+    topics = tree
+    if isinstance(tree, dict) and "v" in tree:
+        if tree["v"] != VERSION or tree.keys() != {"v", "topics"}:
+            raise ConfigError(source, _shown(tree), f"offsets of version {VERSION}, with v and topics")
+        topics = tree["topics"]
+    offsets: Offsets = {}
+    for topic, brokers in _items(topics, source):
+        for broker_name, queues in _items(brokers, source):
+            for queue_id, offset in _items(queues, source):
+                queue = MessageQueue(topic, broker_name, _number(queue_id, source))
+                offsets[queue] = _offset(offset, source, specials)
+    return {queue: offsets[queue] for queue in _in_order(offsets)}
+
+
+def _items(value: Any, source: str) -> Iterable[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        raise ConfigError(source, _shown(value), _SHAPE)
+    return value.items()
+
+
+def _number(text: str, source: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and str(int(text)) == text):
+        raise ConfigError(source, text, "a queue's number")
+    return int(text)
+
+
+def _offset(value: Any, source: str, specials: bool) -> int:
+    least = EARLIEST if specials else 0
+    if type(value) is not int or not least <= value <= _OFFSET_MAX:
+        more = ", -1 for latest, -2 for earliest" if specials else ""
+        raise ConfigError(source, value, f"an offset{more}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)[:200]
+
+
+def _in_order(queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    return sorted(queues, key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))
+
+
+# --- limits ---
+
+
+def limited(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], most: int) -> Offsets:
+    """The end of a batch of exactly `most` messages, or `end` when there are no more.
+
+    Queues share by lag; each that has any gets one, as far as `most` goes, the longest first."""
+    lags = {queue: max(offset - start.get(queue, offset), 0) for queue, offset in end.items()}
+    total = sum(lags.values())
+    if total <= most:
+        return dict(end)
+    lagging = [queue for queue in _in_order(lags) if lags[queue]]
+    if most <= len(lagging):
+        chosen = sorted(lagging, key=lambda queue: -lags[queue])[:most]
+        shares = dict.fromkeys(chosen, 1)
+    else:
+        rest = [lags[queue] - 1 for queue in lagging]
+        more = _pro_rata(rest, most - len(lagging))
+        shares = {queue: 1 + extra for queue, extra in zip(lagging, more, strict=True)}
+    return {
+        queue: start[queue] + shares.get(queue, 0) if lags[queue] else offset for queue, offset in end.items()
+    }
+
+
+def _pro_rata(weights: Sequence[int], amount: int) -> list[int]:
+    """`amount`, at most their sum, shared out by weight in whole numbers, none above its weight."""
+    total = sum(weights)
+    if not total:
+        return [0] * len(weights)
+    shares = [weight * amount // total for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda at: -(weights[at] * amount % total))
+    for at in by_remainder[: amount - sum(shares)]:
+        shares[at] += 1
+    return shares
+
+
+# --- partitions ---
+
+
+def split(ranges: Sequence[QueueRange], *, min_partitions: int = 0, max_records: int = 0) -> list[QueueRange]:
+    """The ranges, cut so that there are at least `min_partitions` (if there are as many messages) and none
+    is longer than `max_records` (0: no limit). Empty ranges are left out."""
+    full = [one for one in ranges if len(one) > 0]
+    missing = max(min_partitions - len(full), 0)
+    spare = [len(one) - 1 for one in full]
+    extra = _pro_rata(spare, min(missing, sum(spare)))
+    pieces: list[QueueRange] = []
+    for one, more in zip(full, extra, strict=True):
+        least = -(-len(one) // max_records) if max_records else 1
+        pieces += _cut(one, max(1 + more, least))
+    return pieces
+
+
+def _cut(one: QueueRange, count: int) -> list[QueueRange]:
+    marks = [one.start + len(one) * at // count for at in range(count + 1)]
+    return [QueueRange(one.queue, low, high) for low, high in pairwise(marks)]
+
+
+# --- loss ---
+
+
+@frozen
+class Plan:
+    """What to read, and a sentence for each loss; `ranges` leave out what is lost."""
+
+    ranges: tuple[QueueRange, ...]
+    losses: tuple[str, ...]
+
+
+def plan(start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], bounds: Bounds) -> Plan:
+    """The ranges from `start` to `end`, against what the brokers have.
+
+    A queue that `start` lacks is new and begins at its oldest message. One that `end` lacks has been seen
+    first after `end` was fixed; nothing is read of it, and it must not have lost anything yet."""
+    ranges: list[QueueRange] = []
+    losses: list[str] = []
+    for queue in _in_order({**start, **end}):
+        found, loss = _range(queue, start.get(queue), end.get(queue), bounds.get(queue))
+        if found is not None and len(found) > 0:
+            ranges.append(found)
+        if loss:
+            losses.append(f"{_name(queue)}: {loss}")
+    return Plan(tuple(ranges), tuple(losses))
+
+
+def _range(
+    queue: MessageQueue, start: int | None, end: int | None, bounds: tuple[int, int] | None
+) -> tuple[QueueRange | None, str]:
+    if end is None:
+        if bounds is not None and start is not None and start <= bounds[0]:
+            return None, ""
+        return None, f"it was read up to {start}, and the batch to plan does not know it"
+    if start is None:
+        least = bounds[0] if bounds is not None else 0
+        if least:
+            begin = QueueRange(queue, min(least, end), end)
+            return begin, f"it is new, and its messages 0 to {least - 1} are gone already"
+        start = 0
+    if start > end:
+        return None, (
+            f"the batch begins at {start} but ends at {end}: the queue was cut or made anew, or the first"
+            " offsets were not kept"
+        )
+    if start == end:
+        return None, ""
+    if bounds is None:
+        return None, f"messages {start} to {end - 1} are wanted, but no broker has the queue now"
+    return _clipped(QueueRange(queue, start, end), *bounds)
+
+
+def _clipped(wanted: QueueRange, least: int, most: int) -> tuple[QueueRange, str]:
+    kept = evolve(wanted, start=max(wanted.start, least), stop=min(wanted.stop, most))
+    kept = evolve(kept, stop=max(kept.start, kept.stop))
+    if len(kept) == len(wanted):
+        return kept, ""
+    return kept, (
+        f"messages {wanted.start} to {wanted.stop - 1} are wanted, the broker has {least} to {most - 1}"
+    )
+
+
+def _name(queue: MessageQueue) -> str:
+    return f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}"
+
+
+def lost(losses: Sequence[str]) -> DataLoss:
+    """The error for these losses, with what to do."""
+    shown = "; ".join(losses[:5]) + (f"; and {len(losses) - 5} more" if len(losses) > 5 else "")
+    return DataLoss(
+        f"messages are lost to this query: {shown}. Retention may be too short or a topic was deleted. "
+        "With failOnDataLoss=false what is lost is skipped and logged"
+    )

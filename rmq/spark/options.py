@@ -1,0 +1,361 @@
+"""The options of the data source `rmq`, checked: the words of Spark's Kafka connector where they fit.
+
+An unknown option or a wrong value is a ConfigError that says what was expected. Secrets are in no text made
+from these values.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import attrs
+from attrs import frozen
+
+from rmq.client.subscription import ALL, Sql
+from rmq.config import at_least, between, java_key, load, setting
+from rmq.errors import ConfigError
+from rmq.message import MessageQueue, validate_topic
+from rmq.protocol.signature import Credentials
+from rmq.remoting.tls import TlsConfig
+from rmq.spark.offsets import EARLIEST, LATEST, Offsets, parse_offsets
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+DEFAULT_GROUP: Final = "rmq-spark"
+"""Reads and writes under this group when none is given; nothing is committed for it."""
+
+_ALSO_CALLED: Final = {"subscribe": "topic", "subscribepattern": "topicPattern", "namesrvaddr": "nameServer"}
+_SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
+_STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger", "state_location")
+_DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)")
+_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+
+
+def _secret(help: str) -> Any:
+    return attrs.field(default="", repr=False, metadata={"help": help, "secret": True})
+
+
+@frozen(kw_only=True)
+class ConnectOptions:
+    """How to reach the cluster."""
+
+    name_server: str = setting("", help="Name servers as `host:port;host:port`; required")
+    access_key: str = setting("", help="ACL: the account")
+    secret_key: str = _secret("ACL: its secret; better `secretKeyFile`, since Spark keeps options in plans")
+    secret_key_file: str = setting("", help="ACL: a file with the secret, on every machine of the cluster")
+    tls: bool = setting(False, help="Connect by TLS")
+    tls_ca: str = setting("", help="PEM file of the authorities to trust; empty: those of the system")
+    tls_cert: str = setting("", help="PEM file of the client's own certificate")
+    tls_key: str = setting("", help="PEM file of its key")
+    tls_insecure: bool = setting(False, help="Accept any certificate; for tests only")
+    request_timeout_ms: int = setting(
+        10_000, help="One request to a name server or broker", unit="ms", validator=at_least(1)
+    )
+
+    def credentials(self) -> Credentials | None:
+        """The account, or None. Raises ConfigError when the file of the secret cannot be read."""
+        if not self.access_key:
+            return None
+        secret = self.secret_key
+        if self.secret_key_file:
+            try:
+                with open(self.secret_key_file, encoding="utf-8") as file:
+                    secret = file.read().strip()
+            except OSError as error:
+                wanted = f"a readable file ({error.strerror})"
+                raise ConfigError("secretKeyFile", self.secret_key_file, wanted) from None
+        return Credentials(self.access_key, secret)
+
+    def tls_config(self) -> TlsConfig | None:
+        """The TLS settings, or None."""
+        if not self.tls:
+            return None
+        return TlsConfig(
+            tls_mode="enforcing",
+            tls_trust_path=self.tls_ca,
+            tls_cert_path=self.tls_cert,
+            tls_key_path=self.tls_key,
+            tls_insecure_skip_verify=self.tls_insecure,
+        )
+
+
+@frozen(kw_only=True)
+class ReadOptions(ConnectOptions):
+    """What to read. Made by `read_options`, which checks how the options fit together."""
+
+    topic: str = setting("", help="Topics, separated by commas; or `topicPattern` or `assign`")
+    topic_pattern: str = setting("", help="A regular expression that whole topic names match")
+    assign: str = setting("", help='Single queues, as `{"topic":{"broker":[0,1]}}`')
+    starting_offsets: str = setting(
+        "",
+        help="`earliest`, `latest` (streams only), `group` (where groupId has committed), or JSON"
+        " `{topic:{broker:{queue:offset}}}`, -2 earliest, -1 latest. Default: batch earliest, stream latest",
+    )
+    ending_offsets: str = setting("", help="Batch: `latest` (default), or JSON as above")
+    starting_timestamp: int | None = setting(
+        None, help="Instead: begin with what was stored then or later", unit="ms"
+    )
+    ending_timestamp: int | None = setting(None, help="Batch: end before what was stored then", unit="ms")
+    max_offsets_per_trigger: int = setting(
+        0, help="Stream: at most so many messages a batch, shared out by lag; 0: all", validator=at_least(0)
+    )
+    min_offsets_per_trigger: int = setting(
+        0, help="Stream: no batch before so many messages are there", validator=at_least(0)
+    )
+    max_trigger_delay: str = setting("15m", help="But after this time (`15m`, `30s`) any number will do")
+    min_partitions: int = setting(
+        0, help="Split the queues' ranges into at least so many tasks", validator=at_least(0)
+    )
+    max_records_per_partition: int = setting(
+        0, help="Split so that no task reads more; 0: no limit", validator=at_least(0)
+    )
+    fail_on_data_loss: bool = setting(
+        True, help="Fail when messages are gone that were to be read; else skip them and log it"
+    )
+    filter: str = setting("", help="Tags, as `paid || refunded`")
+    filter_sql: str = setting("", help="An SQL92 expression over properties; the broker must allow it")
+    group_id: str = setting(
+        "", help="Stream: offsets are committed for it as a lag report; pins `latest`. Batch: for `group`"
+    )
+    state_location: str = setting(
+        "", help="Stream: a folder that the driver can write, where the first offsets are kept"
+    )
+    pull_batch: int = setting(
+        1024, help="Messages asked for in a pull; brokers give fewer", validator=between(1, 65_536)
+    )
+    pulls_in_flight: int = setting(
+        8, help="Pulls of one task that are under way at once", validator=between(1, 256)
+    )
+    pull_timeout_ms: int = setting(
+        60_000, help="A task fails when it gets nothing for so long", unit="ms", validator=at_least(1)
+    )
+    batch_rows: int = setting(16_384, help="Rows of an Arrow batch, about", validator=at_least(1))
+    batch_bytes: int = setting(8 * MIB, help="Or bytes", unit="bytes", validator=at_least(1))
+    decompress: bool = setting(True, help="Decompress bodies")
+
+    @property
+    def group(self) -> str:
+        """The consumer group of the requests."""
+        return self.group_id or DEFAULT_GROUP
+
+    @property
+    def expression(self) -> str | Sql:
+        """The filter, as a subscription has it."""
+        return Sql(self.filter_sql) if self.filter_sql else self.filter or ALL
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether the broker leaves messages out."""
+        return bool(self.filter_sql) or self.filter.strip() not in ("", ALL)
+
+    @property
+    def tags(self) -> frozenset[str]:
+        """The tags wanted; empty for all. Brokers compare hashes only, so readers compare again."""
+        if self.filter_sql or not self.is_filtered:
+            return frozenset()
+        return frozenset(filter(None, (tag.strip() for tag in self.filter.split("||"))))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are named."""
+        if self.assign:
+            return tuple(dict.fromkeys(queue.topic for queue in self.queues))
+        return tuple(dict.fromkeys(filter(None, (name.strip() for name in self.topic.split(",")))))
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """The queues of `assign`."""
+        return _assigned(self.assign) if self.assign else ()
+
+    @property
+    def max_trigger_delay_ms(self) -> int:
+        """`max_trigger_delay` in ms."""
+        match = _DURATION.fullmatch(self.max_trigger_delay.strip())
+        if match is None:
+            raise ConfigError("maxTriggerDelay", self.max_trigger_delay, "a time such as 15m, 30s or 500ms")
+        return int(match[1]) * _UNITS_MS[match[2]]
+
+
+@frozen(kw_only=True)
+class WriteOptions(ConnectOptions):
+    """How to write."""
+
+    topic: str = setting("", help="The topic of rows that have none in a column `topic`")
+    producer_group: str = setting(DEFAULT_GROUP, help="The producer group")
+    send_batch_bytes: int = setting(
+        512 * KIB,
+        help="Messages are sent in batches of up to so many bytes; below the broker's maxMessageSize",
+        unit="bytes",
+        validator=between(1, 4 * MIB),
+    )
+    sends_in_flight: int = setting(
+        8, help="Batches of one task that wait for their acknowledgement", validator=between(1, 256)
+    )
+    send_timeout_ms: int = setting(
+        10_000, help="One batch, with its retries", unit="ms", validator=at_least(1)
+    )
+    retries: int = setting(3, help="Further attempts after the first", validator=between(0, 100))
+    require_send_ok: bool = setting(
+        False, help="Fail also when it is stored, but not flushed or copied to a slave in time"
+    )
+    run_id: str = setting(
+        "", help="First part of the rows' keys; default: the query's id, in a batch a random one"
+    )
+
+
+def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """Check the options of a read. Raises ConfigError."""
+    options = _load(ReadOptions, given)
+    _check_selection(options)
+    _check_range(options, streaming)
+    if options.filter and options.filter_sql:
+        raise ConfigError("filterSql", options.filter_sql, "only one of filter and filterSql")
+    if options.is_filtered and not options.filter_sql and not options.tags:
+        raise ConfigError("filter", options.filter, "'*', or tags such as 'paid || refunded'")
+    _ = options.max_trigger_delay_ms  # raises when it is no time
+    return options
+
+
+def write_options(given: Mapping[str, str]) -> WriteOptions:
+    """Check the options of a write. Raises ConfigError."""
+    options = _load(WriteOptions, given)
+    if options.topic:
+        validate_topic(options.topic)
+    if "/" in options.run_id or not options.run_id.isprintable():
+        raise ConfigError("runId", options.run_id, "printable text without /")
+    return options
+
+
+C = TypeVar("C", bound=ConnectOptions)
+
+
+def _load(cls: type[C], given: Mapping[str, str]) -> C:
+    names = {java_key(field).lower(): java_key(field) for field in attrs.fields(cls)}
+    arguments: dict[str, str] = {}
+    for key, value in given.items():
+        lowered = key.lower()
+        name = names.get(lowered) or _ALSO_CALLED.get(lowered)
+        if name is not None and name.lower() in names:
+            arguments[name] = value
+        elif lowered not in _SPARKS_OWN:
+            raise ConfigError(f"option {key}", "***", f"an option of rmq: {', '.join(names.values())}")
+    try:
+        options = load(cls, arguments=arguments, environment={})
+    except ConfigError as error:
+        raise ConfigError(error.key, error.value, error.expected, "an option of rmq") from None
+    _check_connection(options)
+    return options
+
+
+def _check_connection(options: ConnectOptions) -> None:
+    if not options.name_server:
+        raise ConfigError("nameServer", "", "name servers as host:port;host:port")
+    if options.secret_key and options.secret_key_file:
+        raise ConfigError("secretKeyFile", options.secret_key_file, "only one of secretKey and secretKeyFile")
+    if bool(options.access_key) != bool(options.secret_key or options.secret_key_file):
+        raise ConfigError("accessKey", options.access_key, "accessKey and secretKey (or secretKeyFile)")
+    if not options.tls and (options.tls_ca or options.tls_cert or options.tls_key or options.tls_insecure):
+        raise ConfigError("tls", "false", "true, since other TLS options are given")
+
+
+def _check_selection(options: ReadOptions) -> None:
+    given = [name for name in ("topic", "topic_pattern", "assign") if getattr(options, name)]
+    if len(given) != 1:
+        shown = ", ".join(java_key(name) for name in given) or "none"
+        raise ConfigError("topic, topicPattern or assign", shown, "exactly one of them")
+    for topic in options.topics:
+        validate_topic(topic)
+    if not options.topic_pattern and not options.topics:
+        raise ConfigError("topic", options.topic, "at least one topic")
+    try:
+        re.compile(options.topic_pattern)
+    except re.error as error:
+        wanted = f"a regular expression ({error})"
+        raise ConfigError("topicPattern", options.topic_pattern, wanted) from None
+
+
+def _check_range(options: ReadOptions, streaming: bool) -> None:
+    if options.starting_offsets and options.starting_timestamp is not None:
+        raise ConfigError("startingTimestamp", options.starting_timestamp, "no startingOffsets beside it")
+    if options.ending_offsets and options.ending_timestamp is not None:
+        raise ConfigError("endingTimestamp", options.ending_timestamp, "no endingOffsets beside it")
+    start = starting(options, streaming=streaming)
+    if start == "group" and not options.group_id:
+        raise ConfigError("startingOffsets", start, "a groupId beside it, whose offsets these are")
+    if streaming:
+        _check_stream(options, start)
+        return
+    if start == LATEST or (isinstance(start, dict) and LATEST in start.values()):
+        raise ConfigError("startingOffsets", options.starting_offsets, "no latest: a batch ends there")
+    end = ending(options)
+    if isinstance(end, dict) and EARLIEST in end.values():
+        raise ConfigError("endingOffsets", options.ending_offsets, "no earliest (-2): a batch begins there")
+    for name in _STREAM_ONLY:
+        if getattr(options, name):
+            raise ConfigError(java_key(name), getattr(options, name), "a stream: a batch has no triggers")
+
+
+def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
+    if options.ending_offsets or options.ending_timestamp is not None:
+        wanted = "none: a stream has no end; use trigger(availableNow=True) or a batch"
+        raise ConfigError("endingOffsets", options.ending_offsets or options.ending_timestamp, wanted)
+    moves = start == LATEST or options.starting_timestamp is not None
+    moves = moves or (isinstance(start, dict) and LATEST in start.values())
+    if moves and not (options.state_location or options.group_id):
+        raise ConfigError(
+            "startingOffsets" if options.starting_timestamp is None else "startingTimestamp",
+            options.starting_timestamp or options.starting_offsets or "latest",
+            "stateLocation or groupId beside it, where the first offsets are kept: a crash in the first batch"
+            " would find others, and messages between them would never be read",
+        )
+
+
+def starting(options: ReadOptions, *, streaming: bool) -> str | int | Offsets:
+    """Where to begin: EARLIEST, LATEST, "group", or offsets (some of them EARLIEST or LATEST)."""
+    text = options.starting_offsets
+    if options.starting_timestamp is not None:
+        return "timestamp"
+    if not text:
+        return LATEST if streaming else EARLIEST
+    if text.lower() == "group":
+        return "group"
+    return _bound("startingOffsets", text)
+
+
+def ending(options: ReadOptions) -> str | int | Offsets:
+    """Where a batch ends: LATEST, "timestamp", or offsets (some of them LATEST)."""
+    if options.ending_timestamp is not None:
+        return "timestamp"
+    found = _bound("endingOffsets", options.ending_offsets or "latest")
+    if found == EARLIEST:
+        raise ConfigError("endingOffsets", options.ending_offsets, "latest or JSON")
+    return found
+
+
+def _bound(key: str, text: str) -> int | Offsets:
+    named = {"earliest": EARLIEST, "latest": LATEST}.get(text.lower())
+    if named is not None:
+        return named
+    if not text.startswith("{"):
+        raise ConfigError(key, text, 'earliest, latest, or JSON such as {"topic":{"broker-a":{"0":12}}}')
+    return parse_offsets(text, key, specials=True)
+
+
+def _assigned(text: str) -> tuple[MessageQueue, ...]:
+    wanted = 'JSON such as {"topic":{"broker-a":[0,1]}}'
+    try:
+        tree = json.loads(text)
+        found = [
+            MessageQueue(topic, broker, queue_id)
+            for topic, brokers in tree.items()
+            for broker, queue_ids in brokers.items()
+            for queue_id in queue_ids
+        ]
+    except (ValueError, AttributeError, TypeError):
+        raise ConfigError("assign", text, wanted) from None
+    if not found or any(type(queue.queue_id) is not int or queue.queue_id < 0 for queue in found):
+        raise ConfigError("assign", text, wanted)
+    return tuple(dict.fromkeys(found))

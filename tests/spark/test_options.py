@@ -1,0 +1,143 @@
+"""Options: defaults, Kafka's words, and every mistake named before anything is read."""
+
+from __future__ import annotations
+
+import pathlib
+import pickle
+import traceback
+
+import pytest
+
+from rmq.client.subscription import Sql
+from rmq.errors import ConfigError, InvalidName
+from rmq.message import MessageQueue
+from rmq.spark.offsets import EARLIEST, LATEST
+from rmq.spark.options import ending, read_options, starting, write_options
+
+GIVEN = {"nameServer": "127.0.0.1:9876", "topic": "Orders"}
+ACL = {"accessKey": "reader", "secretKey": "hunter2-hunter2"}
+
+
+def test_what_nobody_says() -> None:
+    options = read_options(GIVEN, streaming=False)
+    assert options.topics == ("Orders",)
+    assert options.fail_on_data_loss
+    assert options.expression == "*"
+    assert not options.is_filtered
+    assert options.group == "rmq-spark"
+    assert (starting(options, streaming=False), ending(options)) == (EARLIEST, LATEST)
+    assert starting(options, streaming=True) == LATEST
+    assert options.credentials() is None
+    assert options.tls_config() is None
+
+
+def test_names_in_any_case_and_kafkas() -> None:
+    options = read_options(
+        {"NAMESERVER": "h:1", "subscribe": "A, B", "maxRecordsPerPartition": "10", "batchbytes": "2m"},
+        streaming=False,
+    )
+    assert options.topics == ("A", "B")
+    assert options.max_records_per_partition == 10
+    assert options.batch_bytes == 2 << 20
+    assert read_options({"nameServer": "h:1", "subscribePattern": "Or.*"}, streaming=False).topic_pattern
+
+
+def test_filters() -> None:
+    tags = read_options({**GIVEN, "filter": "paid || refunded"}, streaming=False)
+    assert tags.tags == {"paid", "refunded"}
+    assert tags.is_filtered
+    sql = read_options({**GIVEN, "filterSql": "amount > 3"}, streaming=False)
+    assert sql.expression == Sql("amount > 3")
+    assert (sql.is_filtered, sql.tags) == (True, frozenset())
+
+
+def test_single_queues() -> None:
+    options = read_options({"nameServer": "h:1", "assign": '{"T":{"broker-a":[2,0]}}'}, streaming=False)
+    assert options.queues == (MessageQueue("T", "broker-a", 2), MessageQueue("T", "broker-a", 0))
+    assert options.topics == ("T",)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"startingOffset": "earliest"}, "option startingOffset"),
+        ({"nameServer": ""}, "nameServer"),
+        ({"topicPattern": "a.*"}, "exactly one"),
+        ({"topic": ""}, "exactly one"),
+        ({"topic": "", "topicPattern": "("}, "regular expression"),
+        ({"topic": "", "assign": '{"T":{"a":["0"]}}'}, "assign"),
+        ({"topic": "", "assign": "T"}, "assign"),
+        ({"startingOffsets": "late"}, "earliest, latest, or JSON"),
+        ({"startingOffsets": "{"}, "startingOffsets"),
+        ({"startingOffsets": "latest"}, "a batch ends there"),
+        ({"startingOffsets": '{"T":{"a":{"0":-1}}}'}, "a batch ends there"),
+        ({"endingOffsets": "earliest"}, "endingOffsets"),
+        ({"endingOffsets": '{"T":{"a":{"0":-2}}}'}, "a batch begins there"),
+        ({"startingOffsets": "group"}, "groupId"),
+        ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "startingTimestamp"),
+        ({"startingTimestamp": "yesterday"}, "whole number of ms"),
+        ({"filter": "a", "filterSql": "b"}, "only one"),
+        ({"filter": "||"}, "filter"),
+        ({"maxOffsetsPerTrigger": "5"}, "a batch has no triggers"),
+        ({"failOnDataLoss": "no"}, "true or false"),
+        ({"pullBatch": "0"}, "pullBatch"),
+        ({"maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"accessKey": "a"}, "secretKey"),
+        ({**ACL, "secretKeyFile": "/x"}, "only one"),
+        ({"tlsCa": "/x"}, "true, since other TLS"),
+    ],
+)
+def test_mistakes_in_a_batch(more: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_options({**GIVEN, **more}, streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({}, "stateLocation or groupId"),
+        ({"startingOffsets": "latest"}, "stateLocation or groupId"),
+        ({"startingOffsets": '{"T":{"a":{"0":-1}}}'}, "stateLocation or groupId"),
+        ({"startingTimestamp": "1000"}, "stateLocation or groupId"),
+        ({"startingOffsets": "earliest", "endingOffsets": "latest"}, "no end"),
+        ({"startingOffsets": "earliest", "endingTimestamp": "5"}, "no end"),
+    ],
+)
+def test_mistakes_in_a_stream(more: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        read_options({**GIVEN, **more}, streaming=True)
+
+
+def test_a_topic_name_is_checked() -> None:
+    with pytest.raises(InvalidName, match="bad name"):
+        read_options({**GIVEN, "topic": "bad name"}, streaming=False)
+
+
+def test_the_secret_is_in_no_text(tmp_path: pathlib.Path) -> None:
+    options = read_options({**GIVEN, **ACL}, streaming=False)
+    assert pickle.loads(pickle.dumps(options)).credentials() == options.credentials()
+    assert "hunter2" not in repr(options) + str(options) + repr(options.credentials())
+    for wrong in ({"topic": ""}, {"secretkey2": ACL["secretKey"]}, {"tlsCa": "/x"}, {"pullBatch": "x"}):
+        with pytest.raises(ConfigError) as caught:
+            read_options({**GIVEN, **ACL, **wrong}, streaming=False)
+        assert "hunter2" not in "".join(traceback.format_exception(caught.value))
+    file = tmp_path / "secret"
+    file.write_text("from-a-file\n")
+    given = {**GIVEN, "accessKey": "reader", "secretKeyFile": str(file)}
+    credentials = read_options(given, streaming=False).credentials()
+    assert credentials is not None
+    assert credentials.secret_key == "from-a-file"
+    file.unlink()
+    with pytest.raises(ConfigError, match="secretKeyFile"):
+        read_options(given, streaming=False).credentials()
+
+
+def test_options_of_a_write() -> None:
+    options = write_options({**GIVEN, "sendBatchBytes": "1m", "checkpointLocation": "/tmp/x"})
+    assert (options.topic, options.send_batch_bytes, options.require_send_ok) == ("Orders", 1 << 20, False)
+    with pytest.raises(ConfigError, match="option startingOffsets"):
+        write_options({**GIVEN, "startingOffsets": "earliest"})
+    with pytest.raises(ConfigError, match="runId"):
+        write_options({**GIVEN, "runId": "a/b"})
+    with pytest.raises(ConfigError, match="sendBatchBytes"):
+        write_options({**GIVEN, "sendBatchBytes": "5m"})
