@@ -1,0 +1,67 @@
+"""Accounts: who there is, from which addresses, and what each may do. Values only; `plainfile` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import field, frozen
+
+from rmq.message import (
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+)
+from rmq_acl import permissions
+from rmq_acl.addresses import WhiteAddress
+
+INTERNAL_TOPICS: Final = frozenset(
+    {SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC}
+)
+"""They hold messages of all topics: a default permission does not reach them, only an entry of their own."""
+
+
+@frozen
+class Account:
+    """One account. `topics` and `groups` hold the permissions of single ones; the others have the default."""
+
+    access_key: str
+    secret_key: str = field(repr=False)
+    admin: bool = False
+    white: WhiteAddress = field(factory=WhiteAddress)
+    default_topic: int = permissions.DENY
+    default_group: int = permissions.DENY
+    topics: Mapping[str, int] = field(factory=dict)
+    groups: Mapping[str, int] = field(factory=dict)
+
+    def topic_permission(self, topic: str) -> int:
+        """What the account may do with a topic; a retry topic is its group's."""
+        if topic.startswith(RETRY_PREFIX):
+            return self.group_permission(topic[len(RETRY_PREFIX) :])
+        default = permissions.DENY if topic in INTERNAL_TOPICS else self.default_topic
+        return self._owned(self.topics.get(topic, default))
+
+    def group_permission(self, group: str) -> int:
+        """What the account may do with a consumer group."""
+        return self._owned(self.groups.get(group, self.default_group))
+
+    def _owned(self, permission: int) -> int:
+        """An administrator without permissions of its own has all."""
+        if self.admin and not self.topics and not self.groups:
+            return permissions.PUB | permissions.SUB
+        return permission
+
+
+@frozen
+class Accounts:
+    """All accounts, and the addresses that need none."""
+
+    table: Mapping[str, Account] = field(factory=dict)
+    white: tuple[WhiteAddress, ...] = ()
+
+    def is_white(self, host: str) -> bool:
+        """Whether requests from an address need no signature."""
+        return any(host in addresses for addresses in self.white)

@@ -1,0 +1,320 @@
+"""What each request needs: one table, request code -> Rule. What is not in it is refused.
+
+The facts about RocketMQ are pinned by tests/golden/acl_rules.json; docs/security.md says where and why this
+table asks for more. Headers are read by the very reader that the handler uses, so that the two cannot
+understand one request differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from rmq.errors import AccessDenied, RemoteProtocolError
+from rmq.message import AUTO_CREATE_TOPIC, RETRY_PREFIX, TRACE_TOPIC
+from rmq.protocol.bodies import (
+    CheckClientRequestBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    UnlockBatchRequestBody,
+)
+from rmq.protocol.codes import RequestCode as Code
+from rmq.protocol.command import Command
+from rmq.protocol.headers import REQUEST_HEADERS
+from rmq.protocol.recall import RECALL_MESSAGE, RecallMessageRequestHeader
+from rmq_acl.accounts import Account
+from rmq_acl.permissions import ANY, PUB, SUB, allows
+from rmq_acl.verify import Sender
+
+Need = tuple[str, str, int]
+"""(TOPIC or GROUP, its name, PUB, SUB or ANY)."""
+TopicOf = Callable[[int], "str | None"]
+"""The topic that the message at a physical offset belongs to; None when there is none."""
+
+TOPIC: Final = "topic"
+GROUP: Final = "group"
+
+HEADERS: Final[Mapping[int, Any]] = {**REQUEST_HEADERS, RECALL_MESSAGE: RecallMessageRequestHeader}
+
+
+class Level(IntEnum):
+    """Who may send a request at all."""
+
+    ACCOUNT = 0
+    """Any account, and white addresses; then the needs are checked."""
+    SERVER = 1
+    """Other servers of the cluster: administrators and addresses of the global white list."""
+    ADMIN = 2
+    """Administrators, proved by a signature."""
+
+
+@frozen
+class Rule:
+    """What one request code needs."""
+
+    level: Level
+    needs: Callable[[Command, TopicOf], Iterable[Need]] = field(default=lambda command, topic_of: ())
+
+
+def check(command: Command, sender: Sender, topic_of: TopicOf) -> None:
+    """Refuse what the sender may not do. Raises AccessDenied."""
+    rule = RULES.get(command.code)
+    if rule is None:
+        raise AccessDenied(remark=f"request code={command.code} is not known to the access rules")
+    account = sender.account
+    if rule.level is not Level.ACCOUNT:
+        return _check_level(command.code, rule.level, sender)
+    if account is None:
+        return None
+    for kind, name, needed in needs_of(command, topic_of):
+        if not may(account, kind, name, needed):
+            raise AccessDenied(remark=_refusal(kind, name))
+    return None
+
+
+def may(account: Account, kind: str, name: str, needed: int) -> bool:
+    """Whether an account may do something with a topic or a group."""
+    if kind == GROUP:
+        return allows(needed, account.group_permission(name))
+    if name == TRACE_TOPIC and needed == PUB:
+        return True  # every client may write its traces
+    return allows(needed, account.topic_permission(name))
+
+
+def needs_of(command: Command, topic_of: TopicOf) -> Iterable[Need]:
+    """What a request touches. Raises AccessDenied when it cannot be read: nobody knows what it would do."""
+    try:
+        return RULES[command.code].needs(command, topic_of)
+    except (RemoteProtocolError, ValueError, TypeError) as error:
+        raise AccessDenied(remark=f"request code={command.code} cannot be read: {error}") from None
+
+
+def _check_level(code: int, level: Level, sender: Sender) -> None:
+    account = sender.account
+    if account is None and level is Level.SERVER:
+        return
+    if account is None or not account.admin:
+        who = "the address of" if account is None else f"accessKey={account.access_key}"
+        where = " the sender" if account is None else ""
+        remark = f"Need admin permission for request code={code}, but {who}{where} is not"
+        raise AccessDenied(remark=remark)
+    if not sender.signed:
+        who = f"accessKey={account.access_key}"
+        raise AccessDenied(remark=f"Check signature failed for {who}: an address is no proof for code={code}")
+
+
+def _refusal(kind: str, name: str) -> str:
+    if kind == TOPIC and name.startswith(RETRY_PREFIX):
+        kind, name = GROUP, name[len(RETRY_PREFIX) :]
+    return f"No default permission for {kind}:{name[:255]}"
+
+
+# ---- what requests touch ----
+
+
+def _fields(
+    topic: str | None = None, group: str | None = None, action: int = SUB
+) -> Callable[..., list[Need]]:
+    """Needs by the names of header fields; a field without a value needs nothing."""
+
+    def needs(command: Command, topic_of: TopicOf) -> list[Need]:
+        header = command.read(HEADERS[command.code])
+        found: list[Need] = []
+        if topic is not None and getattr(header, topic) is not None:
+            found.append((TOPIC, getattr(header, topic), action))
+        if group is not None and getattr(header, group) is not None:
+            found.append((GROUP, getattr(header, group), SUB))
+        return found
+
+    return needs
+
+
+def _send(command: Command, topic_of: TopicOf) -> tuple[Need]:
+    topic = command.read(HEADERS[command.code]).topic
+    # A retry topic is written by the consumers of its group, when they give a message back.
+    return ((TOPIC, topic, SUB if topic.startswith(RETRY_PREFIX) else PUB),)
+
+
+def _send_back(command: Command, topic_of: TopicOf) -> list[Need]:
+    """Giving a message back copies it to the group's retry topic: only who may read it may have it copied."""
+    header = command.read(HEADERS[command.code])
+    topic = topic_of(header.offset)
+    needs: list[Need] = [(GROUP, header.group, SUB)]
+    return needs if topic is None else [*needs, (TOPIC, topic, SUB)]
+
+
+def _stored(action: int, offset_field: str) -> Callable[..., list[Need]]:
+    """Needs of a request that names a message by its place only: those of the topic it belongs to."""
+
+    def needs(command: Command, topic_of: TopicOf) -> list[Need]:
+        topic = topic_of(getattr(command.read(HEADERS[command.code]), offset_field))
+        return [] if topic is None else [(TOPIC, topic, action)]
+
+    return needs
+
+
+def _heartbeat(command: Command, topic_of: TopicOf) -> list[Need]:
+    needs: list[Need] = []
+    if not command.body:
+        return needs
+    for consumer in HeartbeatData.from_json(command.body).consumer_data_set:
+        needs.append((GROUP, consumer.group_name, SUB))
+        needs += ((TOPIC, data.topic, SUB) for data in consumer.subscription_data_set)
+    return needs
+
+
+def _locks(body: type[LockBatchRequestBody] | type[UnlockBatchRequestBody]) -> Callable[..., list[Need]]:
+    def needs(command: Command, topic_of: TopicOf) -> list[Need]:
+        asked = body.from_json(command.body)
+        topics = sorted({queue.topic for queue in asked.mq_set})
+        return [(GROUP, asked.consumer_group, SUB), *((TOPIC, topic, SUB) for topic in topics)]
+
+    return needs
+
+
+def _check_client(command: Command, topic_of: TopicOf) -> list[Need]:
+    asked = CheckClientRequestBody.from_json(command.body)
+    needs: list[Need] = [(GROUP, asked.group, SUB)]
+    data = asked.subscription_data
+    return needs if data is None else [*needs, (TOPIC, data.topic, SUB)]
+
+
+def _route(command: Command, topic_of: TopicOf) -> list[Need]:
+    """Who may read or write a topic may know where it is; the default topic belongs to everybody."""
+    topic = command.read(HEADERS[command.code]).topic
+    if topic in (AUTO_CREATE_TOPIC, TRACE_TOPIC):
+        return []
+    return [(TOPIC, topic, ANY)]
+
+
+_TOPIC_SUB: Final = Rule(Level.ACCOUNT, _fields("topic"))
+_TOPIC_ANY: Final = Rule(Level.ACCOUNT, _fields("topic", action=ANY))
+_GROUP_SUB: Final = Rule(Level.ACCOUNT, _fields(None, "consumer_group"))
+_BOTH_SUB: Final = Rule(Level.ACCOUNT, _fields("topic", "consumer_group"))
+_SEND: Final = Rule(Level.ACCOUNT, _send)
+_SERVER: Final = Rule(Level.SERVER)
+_ADMIN: Final = Rule(Level.ADMIN)
+
+_CLIENTS: Final[dict[int, Rule]] = {
+    Code.SEND_MESSAGE: _SEND,
+    Code.SEND_MESSAGE_V2: _SEND,
+    Code.SEND_BATCH_MESSAGE: _SEND,
+    Code.SEND_REPLY_MESSAGE: _SEND,
+    Code.SEND_REPLY_MESSAGE_V2: _SEND,
+    RECALL_MESSAGE: Rule(Level.ACCOUNT, _fields("topic", action=PUB)),
+    Code.END_TRANSACTION: Rule(Level.ACCOUNT, _stored(PUB, "commit_log_offset")),
+    Code.CONSUMER_SEND_MSG_BACK: Rule(Level.ACCOUNT, _send_back),
+    Code.PULL_MESSAGE: _BOTH_SUB,
+    Code.QUERY_CONSUMER_OFFSET: _BOTH_SUB,
+    Code.UPDATE_CONSUMER_OFFSET: _BOTH_SUB,
+    Code.HEART_BEAT: Rule(Level.ACCOUNT, _heartbeat),
+    Code.UNREGISTER_CLIENT: _GROUP_SUB,
+    Code.CHECK_CLIENT_CONFIG: Rule(Level.ACCOUNT, _check_client),
+    Code.GET_CONSUMER_LIST_BY_GROUP: _GROUP_SUB,
+    Code.LOCK_BATCH_MQ: Rule(Level.ACCOUNT, _locks(LockBatchRequestBody)),
+    Code.UNLOCK_BATCH_MQ: Rule(Level.ACCOUNT, _locks(UnlockBatchRequestBody)),
+    Code.SEARCH_OFFSET_BY_TIMESTAMP: _TOPIC_SUB,
+    Code.GET_MAX_OFFSET: _TOPIC_SUB,
+    Code.GET_MIN_OFFSET: _TOPIC_SUB,
+    Code.GET_EARLIEST_MSG_STORETIME: _TOPIC_SUB,
+    Code.QUERY_MESSAGE: _TOPIC_SUB,
+    Code.VIEW_MESSAGE_BY_ID: Rule(Level.ACCOUNT, _stored(SUB, "offset")),
+    Code.QUERY_CONSUME_QUEUE: _BOTH_SUB,
+    Code.GET_TOPIC_STATS_INFO: _TOPIC_ANY,
+    Code.GET_CONSUME_STATS: _BOTH_SUB,
+    Code.QUERY_CONSUME_TIME_SPAN: Rule(Level.ACCOUNT, _fields("topic", "group")),
+    Code.GET_CONSUMER_CONNECTION_LIST: _GROUP_SUB,
+    Code.GET_ROUTEINFO_BY_TOPIC: Rule(Level.ACCOUNT, _route),
+    Code.GET_BROKER_CLUSTER_INFO: Rule(Level.ACCOUNT),
+}
+"""What applications and the owners of topics and groups ask."""
+
+_SERVERS: Final = (
+    Code.REGISTER_BROKER,
+    Code.UNREGISTER_BROKER,
+    Code.QUERY_DATA_VERSION,
+    Code.GET_ALL_TOPIC_CONFIG,
+    Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+    Code.GET_ALL_CONSUMER_OFFSET,
+    Code.GET_ALL_DELAY_OFFSET,
+)
+"""What brokers ask a name server, and slaves their master."""
+
+_ADMINS: Final = (
+    Code.QUERY_BROKER_OFFSET,
+    Code.UPDATE_AND_CREATE_TOPIC,
+    Code.GET_TOPIC_CONFIG_LIST,
+    Code.GET_TOPIC_NAME_LIST,
+    Code.UPDATE_BROKER_CONFIG,
+    Code.GET_BROKER_CONFIG,
+    Code.TRIGGER_DELETE_FILES,
+    Code.GET_BROKER_RUNTIME_INFO,
+    Code.UPDATE_AND_CREATE_ACL_CONFIG,
+    Code.DELETE_ACL_CONFIG,
+    Code.GET_BROKER_CLUSTER_ACL_INFO,
+    Code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG,
+    Code.GET_BROKER_CLUSTER_ACL_CONFIG,
+    Code.PUT_KV_CONFIG,
+    Code.GET_KV_CONFIG,
+    Code.DELETE_KV_CONFIG,
+    Code.GET_KVLIST_BY_NAMESPACE,
+    Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP,
+    Code.DELETE_SUBSCRIPTIONGROUP,
+    Code.GET_PRODUCER_CONNECTION_LIST,
+    Code.GET_ALL_PRODUCER_INFO,
+    Code.WIPE_WRITE_PERM_OF_BROKER,
+    Code.ADD_WRITE_PERM_OF_BROKER,
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER,
+    Code.GET_TOPICS_BY_CLUSTER,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_NS,
+    Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+    Code.GET_UNIT_TOPIC_LIST,
+    Code.GET_HAS_UNIT_SUB_TOPIC_LIST,
+    Code.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST,
+    Code.SUSPEND_CONSUMER,
+    Code.RESUME_CONSUMER,
+    Code.RESET_CONSUMER_OFFSET_IN_BROKER,
+    Code.ADJUST_CONSUMER_THREAD_POOL,
+    Code.WHO_CONSUME_THE_MESSAGE,
+    Code.DELETE_TOPIC_IN_BROKER,
+    Code.DELETE_TOPIC_IN_NAMESRV,
+    Code.INVOKE_BROKER_TO_RESET_OFFSET,
+    Code.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
+    Code.QUERY_TOPIC_CONSUME_BY_WHO,
+    Code.REGISTER_FILTER_SERVER,
+    Code.REGISTER_MESSAGE_FILTER_CLASS,
+    Code.CLEAN_EXPIRED_CONSUMEQUEUE,
+    Code.DELETE_EXPIRED_COMMITLOG,
+    Code.CLEAN_UNUSED_TOPIC,
+    Code.GET_CONSUMER_RUNNING_INFO,
+    Code.QUERY_CORRECTION_OFFSET,
+    Code.CONSUME_MESSAGE_DIRECTLY,
+    Code.CLONE_GROUP_OFFSET,
+    Code.VIEW_BROKER_STATS_DATA,
+    Code.GET_BROKER_CONSUME_STATS,
+    Code.RESUME_CHECK_HALF_MESSAGE,
+    Code.UPDATE_NAMESRV_CONFIG,
+    Code.GET_NAMESRV_CONFIG,
+)
+"""What changes the cluster, or shows more of it than one topic or group."""
+
+CLIENT_CODES: Final = frozenset(
+    {
+        Code.CHECK_TRANSACTION_STATE,
+        Code.NOTIFY_CONSUMER_IDS_CHANGED,
+        Code.RESET_CONSUMER_OFFSET_IN_CONSUMER,
+        Code.RESET_CONSUMER_CLIENT_OFFSET,
+        Code.GET_CONSUMER_STATUS_FROM_CLIENT,
+        Code.PUSH_REPLY_MESSAGE_TO_CLIENT,
+    }
+)
+"""What a broker asks a client; no server takes them."""
+
+RULES: Final[Mapping[int, Rule]] = {
+    int(code): rule
+    for table in (_CLIENTS, dict.fromkeys(_SERVERS, _SERVER), dict.fromkeys(_ADMINS, _ADMIN))
+    for code, rule in table.items()
+}
