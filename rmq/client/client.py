@@ -11,6 +11,7 @@ from types import TracebackType
 import anyio
 import anyio.abc
 
+from rmq.client.admin import Admin
 from rmq.client.answers import Answers
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer, ConsumerOptions, OnError
@@ -194,6 +195,11 @@ class Client:
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""
         return PullConsumer(self._entered(), self._full(group))
+
+    @property
+    def admin(self) -> Admin:
+        """What administrators ask and tell the cluster. Names are full ones: no namespace is put on them."""
+        return Admin(self._entered())
 
     def _full(self, name: str) -> str:
         return wrapped(self.config.namespace, name)

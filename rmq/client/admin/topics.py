@@ -1,0 +1,220 @@
+"""Topics: list, look at, make, change and delete them."""
+
+from __future__ import annotations
+
+from attrs import evolve
+
+from rmq.client.admin.calls import Calls, each
+from rmq.errors import NoRoute, QueryNotFound, for_code
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    MessageQueue,
+    validate_topic,
+)
+from rmq.protocol.bodies import (
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+    TopicList,
+    TopicOffset,
+    TopicStatsTable,
+)
+from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from rmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteKVConfigRequestHeader,
+    DeleteTopicFromNamesrvRequestHeader,
+    DeleteTopicRequestHeader,
+    GetKVConfigRequestHeader,
+    GetKVConfigResponseHeader,
+    GetTopicsByClusterRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    PutKVConfigRequestHeader,
+)
+
+ORDER_CONF = "ORDER_TOPIC_CONFIG"
+"""The namespace of key-value configs that holds how many queues an ordered topic has on each broker."""
+
+
+class Topics(Calls):
+    """What `client.admin` does with topics. Names are the cluster's full ones: no namespace is put on."""
+
+    async def topics(self, *, cluster: str = "") -> list[str]:
+        """The names of all topics, of one `cluster` or of all, sorted; the system's, retry topics and dead
+        letter topics among them.
+        """
+        if cluster:
+            header = GetTopicsByClusterRequestHeader(cluster)
+            answer = await self._ask_names(RequestCode.GET_TOPICS_BY_CLUSTER, header)
+        else:
+            answer = await self._ask_names(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        return sorted(TopicList.from_json(answer.body).topic_list)
+
+    async def system_topics(self, broker: str = "") -> list[str]:
+        """The topics that brokers make for themselves: as the name server knows them, or a `broker`."""
+        if broker:
+            address = await self._broker_address(broker)
+            answer = await self._ask(address, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
+        else:
+            answer = await self._ask_names(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
+        return sorted(TopicList.from_json(answer.body).topic_list)
+
+    async def topic_clusters(self, topic: str) -> list[str]:
+        """The names of the clusters that have the topic. Raises NoRoute."""
+        return sorted({data.cluster for data in (await self.topic_route(topic)).broker_datas})
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, TopicOffset]:
+        """The ends of every queue: minimum and maximum offset, and when the last message came (ms; 0 when
+        there is none). Raises NoRoute, TopicNotExist.
+        """
+        header = GetTopicStatsInfoRequestHeader(topic)
+        table: dict[MessageQueue, TopicOffset] = {}
+        for address in (await self._brokers_of(topic)).values():
+            answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, header)
+            table.update(TopicStatsTable.from_json(answer.body).offset_table)
+        return dict(sorted(table.items()))
+
+    async def topic_configs(self, broker: str, *, system: bool = True) -> dict[str, TopicConfig]:
+        """The topics of one broker, by name; without `system`, only those that users made: no retry and dead
+        letter topics either.
+        """
+        address = await self._broker_address(broker)
+        answer = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+        table = TopicConfigSerializeWrapper.from_json(answer.body).topic_config_table
+        if not system:
+            hidden = set(await self.system_topics(address))
+            table = {name: topic for name, topic in table.items() if not _is_internal(name, hidden)}
+        return dict(sorted(table.items()))
+
+    async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
+        """How a topic is set up on each of its masters: broker name -> config. Raises NoRoute."""
+        found = {}
+        for name, address in (await self._brokers_of(topic)).items():
+            configs = await self.topic_configs(address)
+            if topic in configs:
+                found[name] = configs[topic]
+        return found
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        cluster: str = "",
+        broker: str = "",
+        queues: int = 8,
+        perm: int = PERM_READ | PERM_WRITE,
+        order: bool = False,
+    ) -> list[str]:
+        """Make a topic, or change it, on a `broker` (name or address), on all masters of a `cluster`, or on
+        all masters. Returns their addresses. Raises InvalidName, ConfigError.
+
+        With `order`, the name servers are told how many queues each broker has, so that a broker that is gone
+        for a while does not move keys to other queues.
+        """
+        config = TopicConfig(topic, queues, queues, perm, order=order)
+        return await self.put_topic(config, cluster=cluster, broker=broker)
+
+    async def put_topic(self, config: TopicConfig, *, cluster: str = "", broker: str = "") -> list[str]:
+        """As `create_topic`, with all that a topic has: read and write queues, flags, order."""
+        validate_topic(config.topic_name)
+        header = CreateTopicRequestHeader(
+            config.topic_name,
+            AUTO_CREATE_TOPIC,
+            config.read_queue_nums,
+            config.write_queue_nums,
+            config.perm,
+            config.topic_filter_type,
+            config.topic_sys_flag,
+            config.order,
+        )
+
+        async def put(address: str) -> None:
+            await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+        addresses = await self.broker_addresses(cluster=cluster, broker=broker)
+        await each(addresses, put)
+        if config.order:
+            await self._note_order(config, addresses, whole=not broker)
+        return addresses
+
+    async def _note_order(self, config: TopicConfig, addresses: list[str], *, whole: bool) -> None:
+        """Write down the queues of an ordered topic; those of brokers that were not asked stay."""
+        table = (await self.cluster_info()).broker_addr_table
+        names = [name for name, data in table.items() if set(data.broker_addrs.values()) & set(addresses)]
+        counts = {} if whole else _parse_order(await self.order_conf(config.topic_name) or "")
+        counts.update(dict.fromkeys(names, str(config.write_queue_nums)))
+        text = ";".join(f"{name}:{count}" for name, count in sorted(counts.items()))
+        await self.put_order_conf(config.topic_name, text)
+
+    async def set_topic_perm(
+        self, topic: str, perm: int, *, cluster: str = "", broker: str = ""
+    ) -> dict[str, TopicConfig]:
+        """Change what is allowed: a sum of PERM_READ (4) and PERM_WRITE (2). Returns address -> the config as
+        it was before. Raises NoRoute, TopicNotExist when the brokers that were named do not have it.
+        """
+        await self.topic_route(topic)
+        before: dict[str, TopicConfig] = {}
+        for address in await self.broker_addresses(cluster=cluster, broker=broker):
+            config = (await self.topic_configs(address)).get(topic)
+            if config is not None:
+                before[address] = config
+                await self.put_topic(evolve(config, perm=perm), broker=address)
+        if not before:
+            where = broker or cluster or "any broker"
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic {topic} is not on {where}")
+        return before
+
+    async def delete_topic(self, topic: str, *, cluster: str = "", broker: str = "") -> list[str]:
+        """Delete a topic with its messages from a broker, all masters of a cluster, or all masters; then,
+        unless only from one `broker`, from the name servers. Returns the brokers' addresses.
+        """
+        header = DeleteTopicRequestHeader(topic)
+
+        async def delete(address: str) -> None:
+            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, header)
+
+        addresses = await self.broker_addresses(cluster=cluster, broker=broker)
+        await each(addresses, delete)
+        if not broker:
+            names_header = DeleteTopicFromNamesrvRequestHeader(topic, cluster or None)
+            await self._tell_names(RequestCode.DELETE_TOPIC_IN_NAMESRV, names_header)
+        return addresses
+
+    # --- order ---
+
+    async def order_conf(self, topic: str) -> str | None:
+        """The queues of an ordered topic, as ``broker:count;broker:count``; None when there is none."""
+        try:
+            answer = await self._ask_names(
+                RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(ORDER_CONF, topic)
+            )
+        except QueryNotFound:
+            return None
+        return answer.read(GetKVConfigResponseHeader).value
+
+    async def put_order_conf(self, topic: str, conf: str) -> None:
+        """Write down the queues of an ordered topic, at all name servers."""
+        header = PutKVConfigRequestHeader(ORDER_CONF, topic, conf)
+        await self._tell_names(RequestCode.PUT_KV_CONFIG, header)
+
+    async def delete_order_conf(self, topic: str) -> None:
+        """Forget the queues of an ordered topic, at all name servers."""
+        await self._tell_names(RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(ORDER_CONF, topic))
+
+    async def topic_exists(self, topic: str) -> bool:
+        """Whether a name server knows a route for it."""
+        try:
+            await self.topic_route(topic)
+        except NoRoute:
+            return False
+        return True
+
+
+def _is_internal(name: str, system: set[str]) -> bool:
+    return name in system or name.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
+def _parse_order(text: str) -> dict[str, str]:
+    pairs = (item.partition(":") for item in text.split(";") if item)
+    return {name: count for name, _, count in pairs}
