@@ -7,6 +7,8 @@ path of every message: a plugin that needs I/O appends to a bounded deque of its
 
 A gate (`on_request`) that fails with anything but AccessDenied refuses the request: it fails closed. An
 observer (`on_response`, `on_stored`, `on_pulled`) that fails is logged and counted: it fails open.
+
+`handlers()` adds request codes that the server itself does not answer; they pass the gates like all others.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AccessDenied",
+    "Handler",
     "Hooks",
     "Host",
     "Peer",
@@ -38,6 +41,8 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "rmq.plugins"
+CONFIG_FILE = "configFile"
+"""The key under which a plugin's `config` holds the path of the configuration file, if there is one."""
 
 log = logging.getLogger("rmq.plugin")
 
@@ -88,18 +93,30 @@ class PulledEvent:
     peer: Peer
 
 
+Handler = Callable[["Command", Peer, int], "Command | None"]
+"""Answers a request: handler(request, peer, now_ms). It raises ResponseError to refuse."""
+
+
 class Host(Protocol):
-    """What a plugin sees of the broker that it runs in."""
+    """What a plugin sees of the broker or the name server that it runs in."""
 
     @property
     def config(self) -> Any:
-        """The broker's configuration, frozen."""
+        """The server's configuration, frozen."""
+
+    @property
+    def address(self) -> str:
+        """The address that clients are told; empty in a name server."""
 
     def now_ms(self) -> int:
         """Wall time in milliseconds, as stamped on messages."""
 
     def put(self, message: Message) -> None:
         """Store a message; it is readable when the broker's present turn ends. Raises StoreError."""
+
+    def topic_of(self, physical_offset: int) -> str | None:
+        """The topic that a stored message belongs to, also while it waits for its time or its transaction's
+        end; None when no message starts there. Raises CorruptRecord."""
 
     def stats(self) -> Mapping[str, str]:
         """The broker's runtime figures, as `brokerStatus` shows them."""
@@ -117,6 +134,10 @@ class Plugin:
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """See the response to a request, for those answered at once."""
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """Request code -> what answers it, for codes that the server does not know. Asked for once."""
+        return {}
 
     def on_stored(self, event: StoredEvent) -> None:
         """See that messages were stored, after their acknowledgement was written."""
@@ -138,6 +159,7 @@ class Hooks:
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
     pulled: tuple[Callable[[PulledEvent], None], ...] = ()
     tasks: tuple[tuple[str, Plugin], ...] = ()
+    handlers: Mapping[int, Handler] = field(factory=dict)
     failures: dict[str, int] = field(factory=dict)
 
     def admit(self, peer: Peer, command: Command) -> None:
@@ -151,6 +173,14 @@ class Hooks:
                 self._failed(gate, error)
                 remark = f"a check of this broker failed: {type(error).__name__}"
                 raise AccessDenied(remark=remark) from error
+
+    def completing(self, handlers: Mapping[int, Any]) -> dict[int, Any]:
+        """A server's own handlers and those of the plugins. Raises PluginRefused when both answer a code."""
+        twice = handlers.keys() & self.handlers.keys()
+        if twice:
+            names = ", ".join(name for name, plugin in self.plugins if twice & plugin.handlers().keys())
+            raise PluginRefused(names, f"answers request code {min(twice)}, as the server itself does")
+        return {**handlers, **self.handlers}
 
     def observe(self, hooks: Iterable[Callable[..., None]], *seen: object) -> None:
         """Call observers; one that fails is logged and counted, the rest go on."""
@@ -183,7 +213,19 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
         stored=overridden("on_stored"),
         pulled=overridden("on_pulled"),
         tasks=tuple((name, plugin) for name, plugin in plugins if type(plugin).run is not Plugin.run),
+        handlers=_handlers(plugins),
     )
+
+
+def _handlers(plugins: Sequence[tuple[str, Plugin]]) -> dict[int, Handler]:
+    found: dict[int, Handler] = {}
+    for name, plugin in plugins:
+        added = {int(code): handler for code, handler in plugin.handlers().items()}
+        if found.keys() & added.keys():
+            codes = ", ".join(map(str, sorted(found.keys() & added.keys())))
+            raise PluginRefused(name, f"answers request code {codes}, as another plugin does")
+        found |= added
+    return found
 
 
 def load(names: Sequence[str], config: Mapping[str, str], host: Host) -> Hooks:

@@ -23,6 +23,8 @@ INTERNAL_TOPICS: Final = frozenset(
 )
 """They hold messages of all topics: a default permission does not reach them, only an entry of their own."""
 
+_ALL: Final = permissions.PUB | permissions.SUB
+
 
 @frozen
 class Account:
@@ -37,22 +39,21 @@ class Account:
     topics: Mapping[str, int] = field(factory=dict)
     groups: Mapping[str, int] = field(factory=dict)
 
+    @property
+    def unlimited(self) -> bool:
+        """An administrator without permissions of its own has all."""
+        return self.admin and not self.topics and not self.groups
+
     def topic_permission(self, topic: str) -> int:
         """What the account may do with a topic; a retry topic is its group's."""
         if topic.startswith(RETRY_PREFIX):
             return self.group_permission(topic[len(RETRY_PREFIX) :])
         default = permissions.DENY if topic in INTERNAL_TOPICS else self.default_topic
-        return self._owned(self.topics.get(topic, default))
+        return _ALL if self.unlimited else self.topics.get(topic, default)
 
     def group_permission(self, group: str) -> int:
         """What the account may do with a consumer group."""
-        return self._owned(self.groups.get(group, self.default_group))
-
-    def _owned(self, permission: int) -> int:
-        """An administrator without permissions of its own has all."""
-        if self.admin and not self.topics and not self.groups:
-            return permissions.PUB | permissions.SUB
-        return permission
+        return _ALL if self.unlimited else self.groups.get(group, self.default_group)
 
 
 @frozen

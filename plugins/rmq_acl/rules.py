@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from rmq.errors import AccessDenied, RemoteProtocolError
+from rmq.errors import AccessDenied, RemoteProtocolError, StoreError
 from rmq.message import AUTO_CREATE_TOPIC, RETRY_PREFIX, TRACE_TOPIC
 from rmq.protocol.bodies import (
     CheckClientRequestBody,
@@ -67,7 +67,7 @@ def check(command: Command, sender: Sender, topic_of: TopicOf) -> None:
     account = sender.account
     if rule.level is not Level.ACCOUNT:
         return _check_level(command.code, rule.level, sender)
-    if account is None:
+    if account is None or account.unlimited:
         return None
     for kind, name, needed in needs_of(command, topic_of):
         if not may(account, kind, name, needed):
@@ -88,7 +88,7 @@ def needs_of(command: Command, topic_of: TopicOf) -> Iterable[Need]:
     """What a request touches. Raises AccessDenied when it cannot be read: nobody knows what it would do."""
     try:
         return RULES[command.code].needs(command, topic_of)
-    except (RemoteProtocolError, ValueError, TypeError) as error:
+    except (RemoteProtocolError, StoreError, ValueError, TypeError) as error:
         raise AccessDenied(remark=f"request code={command.code} cannot be read: {error}") from None
 
 

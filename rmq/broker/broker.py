@@ -253,7 +253,8 @@ class Broker:
         return handlers
 
     def use_plugins(self, hooks: Hooks) -> None:
-        """Call these hooks from now on."""
+        """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
+        self._handlers = hooks.completing(self._handlers)
         self.hooks = hooks
         self.pull.observe = self._pulled if hooks.pulled else None
 

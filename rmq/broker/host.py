@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rmq.broker.topics import unknown_topic
-from rmq.message import AUTO_CREATE_TOPIC, tags_code, with_properties
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    PROPERTY_REAL_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    TRANS_HALF_TOPIC,
+    tags_code,
+    with_properties,
+)
 from rmq.protocol.record import Record, encode_properties, record_keys
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
     from rmq.message import Message
+
+WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
+"""Messages wait here under the topic that their property names."""
 
 
 class PluginHost:
@@ -26,6 +37,11 @@ class PluginHost:
     def config(self) -> BrokerConfig:
         """The broker's configuration."""
         return self._broker.config
+
+    @property
+    def address(self) -> str:
+        """What clients are told."""
+        return self._broker.registration.address
 
     def now_ms(self) -> int:
         """Wall time in ms."""
@@ -57,6 +73,16 @@ class PluginHost:
                 keys=record_keys(properties),
             )
         )
+
+    def topic_of(self, physical_offset: int) -> str | None:
+        """The topic of a stored message, the real one of a message that waits; None when there is none.
+
+        Raises CorruptRecord.
+        """
+        message = self._broker.store.message(physical_offset)
+        if message is None or message.topic not in WAITING_TOPICS:
+            return None if message is None else message.topic
+        return message.properties.get(PROPERTY_REAL_TOPIC) or message.topic
 
     def stats(self) -> Mapping[str, str]:
         """The figures of brokerStatus."""
