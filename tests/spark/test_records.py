@@ -1,0 +1,231 @@
+"""The vectorised decoder gives what decode_record gives, which is checked against Java's records."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StringType, StructField, StructType
+
+from rmq.errors import ConfigError, CorruptRecord
+from rmq.protocol.codes import SYS_COMPRESSED
+from rmq.protocol.record import Record
+from rmq.spark.records import decode_batch, record_starts
+from rmq.spark.schema import COLUMNS, arrow_schema, check_columns, spark_schema
+from tests.spark.records import MAGIC, V4, V6, encoded, records, rows_of
+
+
+def rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    batch.validate(full=True)
+    found: list[dict[str, Any]] = batch.to_pylist(maps_as_pydicts="strict")
+    return found
+
+
+def simple(**values: Any) -> Record:
+    return Record(**{"topic": "T", "queue_id": 0, "body": b"body", "born_host": V4, **values})
+
+
+def corrupt_at(data: bytes, starts: list[int], **options: Any) -> int:
+    with pytest.raises(CorruptRecord) as caught:
+        decode_batch(data, np.array(starts), broker_name="b", **options)
+    return caught.value.offset
+
+
+# --- rows ---
+
+
+def test_the_records_that_java_wrote(golden: Path) -> None:
+    count = 0
+    for file in sorted((golden / "store" / "commitlog").iterdir()):
+        data = file.read_bytes()
+        starts = [at - 4 for at in range(len(data)) if data[at : at + 4] == MAGIC]
+
+        found = decode_batch(data, np.array(starts), broker_name="golden-a", check_crc=True)
+        assert rows(found) == rows_of(data, starts, "golden-a")
+        count += len(starts)
+    assert count == 182
+
+
+@given(st.lists(records(), max_size=8), st.sampled_from([V4, V6]))
+def test_any_records(made: list[Record], store_host: bytes) -> None:
+    data, starts = encoded(made, store_host)
+
+    found = decode_batch(data, np.array(starts), broker_name="ä", check_crc=True)
+    assert rows(found) == rows_of(data, starts, "ä")
+    assert found.schema.equals(arrow_schema())
+    assert record_starts(data).tolist() == starts
+
+
+@given(st.lists(records(), min_size=1, max_size=8), st.data())
+def test_any_columns_and_any_records_in_any_order(made: list[Record], data: st.DataObject) -> None:
+    content, starts = encoded(made)
+    columns = data.draw(st.permutations(list(COLUMNS)))[: data.draw(st.integers(1, 18))]
+    chosen = data.draw(st.lists(st.sampled_from(starts), max_size=12))
+
+    found = decode_batch(memoryview(content), np.array(chosen, np.int64), columns, broker_name="b")
+    expected = [{name: row[name] for name in columns} for row in rows_of(content, chosen, "b")]
+    assert rows(found) == expected
+    assert found.schema.equals(arrow_schema(columns))
+
+
+def test_bodies_stay_compressed_on_request() -> None:
+    import zlib
+
+    packed = zlib.compress(b"body")
+    data, starts = encoded([simple(body=packed, sys_flag=SYS_COMPRESSED), simple(body=packed)])
+
+    found = decode_batch(data, np.array(starts), ["body"], broker_name="b", decompress=False)
+    assert found.column(0).to_pylist() == [packed, packed]
+
+
+def test_many_different_names_and_a_repeated_one() -> None:
+    text = "\x02".join([f"name{number}\x01{number}" for number in range(2000)] + ["name7\x01last"])
+    data, starts = encoded([simple(properties=text), simple(), simple(properties=text)])
+
+    assert rows(decode_batch(data, np.array(starts), broker_name="b")) == rows_of(data, starts, "b")
+
+
+def test_times_that_microseconds_cannot_tell_are_cut() -> None:
+    data, starts = encoded([simple(born_timestamp=(1 << 63) - 1), simple(born_timestamp=-(1 << 63))])
+
+    found = decode_batch(data, np.array(starts), ["bornTimestamp"], broker_name="b").column(0)
+    most = (1 << 63) // 1000 * 1000
+    assert found.view(pa.int64()).to_pylist() == [most, -most]
+    assert timedelta(microseconds=most).days > 100_000_000
+
+
+# --- damage ---
+
+
+def test_damage_is_named_with_its_place() -> None:
+    data, starts = encoded([simple(properties="a\x01b"), simple(properties="c\x01d"), simple()])
+    second, end = starts[1], starts[2]
+    for place, value in (
+        (0, 1),  # size
+        (4, 0),  # magic
+        (84, 0x7F),  # body length
+        (85, 0xFF),
+        (92, 0xFF),  # topic length
+        (end - second - 5, 9),  # properties length
+        (93, 0xFF),  # topic
+        (end - second - 1, 0xFF),  # a property's value
+        (end - second - 3, 0xFF),  # its name
+    ):
+        broken = bytearray(data)
+        broken[second + place] = value
+        assert corrupt_at(bytes(broken), starts) == second, place
+
+
+def test_a_wrong_crc_is_seen_on_request() -> None:
+    data, starts = encoded([simple(), simple()])
+    broken = bytearray(data)
+    broken[starts[1] + 90] ^= 1
+
+    assert decode_batch(bytes(broken), np.array(starts), broker_name="b").num_rows == 2
+    assert corrupt_at(bytes(broken), starts, check_crc=True) == starts[1]
+
+
+def test_a_body_that_cannot_be_read_is_damage() -> None:
+    data, starts = encoded([simple(), simple(body=b"no zlib", sys_flag=SYS_COMPRESSED)])
+
+    assert corrupt_at(data, starts) == starts[1]
+    assert decode_batch(data, np.array(starts), ["keys"], broker_name="b").num_rows == 2
+
+
+@pytest.mark.parametrize("start", [-1, 1, 1 << 40])
+def test_a_place_without_a_record(start: int) -> None:
+    data, _ = encoded([simple()])
+    assert corrupt_at(data, [start]) == start
+
+
+def test_a_record_inside_another_one() -> None:
+    inner, _ = encoded([simple()])
+    data, starts = encoded([simple(body=inner), simple()])
+    assert corrupt_at(data, [starts[0], starts[0] + 88, starts[1]]) == starts[0] + 88
+
+
+@given(st.lists(records(), min_size=1, max_size=3), st.integers(0, 1 << 20), st.integers(0, 255))
+def test_any_changed_byte_gives_rows_or_the_error(made: list[Record], place: int, value: int) -> None:
+    data, starts = encoded(made)
+    broken = bytearray(data)
+    broken[place % len(data)] = value
+    try:
+        decode_batch(bytes(broken), np.array(starts), broker_name="b", check_crc=True).validate(full=True)
+    except CorruptRecord as error:
+        refused = error.offset
+    else:
+        refused = 0
+    assert refused in starts
+
+
+# --- the walk ---
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_long_walk_finds_each_record(seed: int) -> None:
+    chance = random.Random(seed)
+    made = [simple(body=chance.randbytes(chance.randrange(300))) for _ in range(3000)]
+    data, starts = encoded(made)
+
+    assert record_starts(data).tolist() == starts
+    middle = starts[1000] + 1
+    assert record_starts(data, starts[500], middle).tolist() == starts[500:1001]
+
+
+def test_bodies_that_hold_records_do_not_mislead_the_walk() -> None:
+    inner, _ = encoded([simple() for _ in range(40)])
+    data, starts = encoded([simple(body=inner[: number * 7]) for number in range(600)])
+
+    assert record_starts(data).tolist() == starts
+
+
+def test_long_records_are_walked_too() -> None:
+    data, starts = encoded([simple(body=bytes(20_000)) for _ in range(200)])
+    assert record_starts(data).tolist() == starts
+
+
+@pytest.mark.parametrize("cut", [3, 2999])
+def test_the_walk_names_the_place_without_a_record(cut: int) -> None:
+    data, starts = encoded([simple() for _ in range(3000)])
+    broken = bytearray(data)
+    broken[starts[cut] + 4] = 0
+
+    for content in (bytes(broken), data[: starts[cut] + 20]):
+        with pytest.raises(CorruptRecord) as caught:
+            record_starts(content)
+        assert caught.value.offset == starts[cut]
+        assert record_starts(content, 0, starts[cut]).tolist() == starts[:cut]
+
+
+# --- the schema ---
+
+
+def test_arrow_and_spark_mean_the_same_types() -> None:
+    assert to_arrow_schema(spark_schema(), timezone="UTC").equals(arrow_schema())
+    assert len(COLUMNS) == 18
+
+
+def test_a_schema_asks_for_columns_in_its_order() -> None:
+    assert check_columns(spark_schema(["body", "topic"])) == ["body", "topic"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ([("bodies", StringType())], "bodies.*expected one of topic, brokerName"),
+        ([("body", StringType())], "body = 'string': expected binary"),
+        ([("topic", StringType())] * 2, "topic.*each column once"),
+        ([], "at least one"),
+    ],
+)
+def test_a_schema_of_other_columns_is_refused(fields: list[tuple[str, StringType]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_columns(StructType([StructField(*field) for field in fields]))
