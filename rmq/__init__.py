@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from rmq.client.config import ClientConfig as ClientConfig
     from rmq.client.consumer import Consumer as Consumer
     from rmq.client.consumer import Delivery as Delivery
+    from rmq.client.discarded import DiscardedHalf as DiscardedHalf
+    from rmq.client.letters import DeadLetter as DeadLetter
+    from rmq.client.letters import Letters as Letters
+    from rmq.client.letters import Redriven as Redriven
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
@@ -63,6 +67,8 @@ _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.config": "ClientConfig",
     "rmq.client.consumer": "Consumer Delivery",
+    "rmq.client.discarded": "DiscardedHalf",
+    "rmq.client.letters": "DeadLetter Letters Redriven",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",

@@ -29,6 +29,7 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.deadletter import REASON
 from rmq.protocol.headers import (
     WARNING,
     ConsumerSendMsgBackRequestHeader,
@@ -45,6 +46,7 @@ from rmq.protocol.headers import (
     SearchOffsetResponseHeader,
     UnregisterClientRequestHeader,
     UpdateConsumerOffsetRequestHeader,
+    encode,
 )
 from rmq.remoting.pool import Pool
 
@@ -166,12 +168,17 @@ class Brokers:
         await self.call(address, RequestCode.CHECK_CLIENT_CONFIG, body=body.to_json())
 
     async def send_back(
-        self, message: StoredMessage, group: str, delay_level: int, max_reconsume_times: int
+        self,
+        message: StoredMessage,
+        group: str,
+        delay_level: int,
+        max_reconsume_times: int,
+        reason: str = "",
     ) -> None:
         """Give a message back that could not be consumed: the broker puts it into the group's retry topic.
 
         `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1 goes to the dead
-        letters.
+        letters. `reason` is what a dead letter keeps of it.
         """
         header = ConsumerSendMsgBackRequestHeader(
             message.physical_offset,
@@ -184,7 +191,8 @@ class Brokers:
             message.broker_name,
         )
         address = self.routes.master(message.broker_name) or message.store_host
-        await self.call(address, RequestCode.CONSUMER_SEND_MSG_BACK, header)
+        ext = encode(header) | ({REASON: reason} if reason else {})
+        await self.call(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 
     # --- queue locks ---
 

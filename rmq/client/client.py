@@ -15,7 +15,9 @@ from rmq.client.admin import Admin
 from rmq.client.answers import Answers
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer, ConsumerOptions, OnError
+from rmq.client.discarded import DiscardedHalf, discarded_halves, resume
 from rmq.client.identity import local_address, new_client_id
+from rmq.client.letters import ALL_LETTERS, DeadLetter, Letters, Redriven
 from rmq.client.names import parse_name_servers
 from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer, Observers
@@ -23,6 +25,7 @@ from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
 from rmq.client.puller import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
+from rmq.client.redrive import Progress, Redrive
 from rmq.client.scope import TaskScope
 from rmq.client.session import Session, wall_clock_ms
 from rmq.client.signing import SigningPool
@@ -200,6 +203,51 @@ class Client:
     def admin(self) -> Admin:
         """What administrators ask and tell the cluster. Names are full ones: no namespace is put on them."""
         return Admin(self._entered())
+
+    # --- what was given up ---
+
+    async def dead_letters(
+        self, group: str, letters: Letters = ALL_LETTERS, *, limit: int = 1000
+    ) -> list[DeadLetter]:
+        """The messages that `group` has given up, or those of them that `letters` describes: at most
+        `limit`, queue by queue, each in the order of their death; none when there are none.
+
+        Raises NoPermission when their topic may not be read, and as `PullConsumer.pull`. Cancelled: nothing
+        has happened."""
+        return await Redrive(self._entered(), self._full(group)).letters(letters, limit)
+
+    async def redrive(
+        self,
+        group: str,
+        letters: Letters = ALL_LETTERS,
+        *,
+        to: str | None = None,
+        rate: float | None = None,
+        progress: Progress | None = None,
+    ) -> Redriven:
+        """Send dead letters of `group` to their original topics again, or all to the topic `to`; all of
+        them, or those that `letters` describes.
+
+        At most `rate` a second. `progress(so_far)` is called after each. The messages keep their ids; a
+        letter that an earlier run has sent is not sent again. The letters stay where they are. What fails
+        for one letter alone is in the result's `failed`; an error that concerns all, such as a lost broker,
+        comes out. Raises as `dead_letters` and `Producer.send`. Cancelled: what is sent is sent, and the
+        next run goes on behind it."""
+        redrive = Redrive(self._entered(), self._full(group))
+        return await redrive.run(letters, to=to, rate=rate, progress=progress)
+
+    async def discarded_transactions(self, *, limit: int = 1000) -> list[DiscardedHalf]:
+        """The half messages whose producers gave no decision in all check-backs: at most `limit`, in the
+        order in which they were given up. One that was resumed stays in the list.
+
+        Raises as `PullConsumer.pull`. Cancelled: nothing has happened."""
+        return await discarded_halves(self._entered(), limit)
+
+    async def resume_transaction(self, half: DiscardedHalf) -> None:
+        """Have the producers of its group asked again what became of a half message, from the first check
+        on. Raises NoRoute, and the ResponseError of the broker when it is none. Cancelled: it may or may not
+        be resumed. Resumed twice, it may be committed twice."""
+        await resume(self._entered(), half)
 
     def _full(self, name: str) -> str:
         return wrapped(self.config.namespace, name)

@@ -35,6 +35,7 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.deadletter import reason_of
 from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
 from rmq.remoting.tasks import bare_errors
@@ -379,8 +380,9 @@ class Consumer:
             return
         if window.dropped or message.queue_offset not in window:
             return  # its queue is somebody else's, who gets it again
+        reason, limit = reason_of(error), self._max_reconsume_times
         try:
-            await self._session.brokers.send_back(message, self.group, delay_level, self._max_reconsume_times)
+            await self._session.brokers.send_back(message, self.group, delay_level, limit, reason)
         except (*UNREACHABLE, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
@@ -412,10 +414,9 @@ class Consumer:
         window = message.window
         if self.ordered or self._options.broadcasting or window is None or window.dropped:
             return
+        reason, limit = f"not consumed within {self._overdue.seconds:g} s", self._max_reconsume_times
         try:
-            await self._session.brokers.send_back(
-                message, self.group, OVERDUE_DELAY_LEVEL, self._max_reconsume_times
-            )
+            await self._session.brokers.send_back(message, self.group, OVERDUE_DELAY_LEVEL, limit, reason)
         except (*UNREACHABLE, ResponseError) as error:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, error)
         else:

@@ -40,6 +40,7 @@ from rmq.message import (
 )
 from rmq.protocol.bodies import ProcessQueueInfo
 from rmq.protocol.command import Command
+from rmq.protocol.deadletter import DLQ_REASON, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -371,19 +372,19 @@ class OrderedConsumer(Consumer):
         limit = self._options.max_reconsume_times
         if not window.dropped and not self._options.broadcasting:
             spent = limit is not None and message.reconsume_times >= limit
-            if (spent or delay_level < 0) and await self._bury(message):
+            if (spent or delay_level < 0) and await self._bury(message, reason_of(error)):
                 window.finish(message.queue_offset)
                 return
         message.reconsume_times += 1
         self._put_off(message, window)
 
-    async def _bury(self, message: PulledMessage) -> bool:
+    async def _bury(self, message: PulledMessage, reason: str) -> bool:
         """Send a message to the dead letters; False when that failed."""
         session = self._session
         queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
         try:
             address = session.brokers.master(queue)
-            request = self._burial(message, queue)
+            request = self._burial(message, queue, reason)
             response = await session.pool.call(address, request, session.config.send_timeout_ms / 1000)
             if response.code not in STATUSES:
                 raise for_code(response.code, response.remark, address)
@@ -398,7 +399,7 @@ class OrderedConsumer(Consumer):
             raise
         return True
 
-    def _burial(self, message: PulledMessage, queue: MessageQueue) -> Command:
+    def _burial(self, message: PulledMessage, queue: MessageQueue, reason: str) -> Command:
         """A send to the retry topic of a message that was tried too often: the broker makes it a dead
         letter."""
         times = str(message.reconsume_times)
@@ -407,6 +408,7 @@ class OrderedConsumer(Consumer):
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.message_id)
         properties[PROPERTY_RETRY_TOPIC] = wrapped(self._session.config.namespace, message.topic)
         properties[PROPERTY_RECONSUME_TIME] = properties[PROPERTY_MAX_RECONSUME_TIMES] = times
+        properties |= {DLQ_REASON: reason} if reason else {}
         text = checked_properties(properties)
         outgoing = Outgoing(
             queue.topic,

@@ -15,7 +15,7 @@ from rmq.client.transactional import Decision
 from rmq.errors import ReplyTimeout, ResponseError
 from rmq.message import Message, StoredMessage
 
-from .test_services import now_ms, system
+from .system import now_ms, system
 
 
 class Seen:
