@@ -48,12 +48,13 @@ from rmq.message import (
 )
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
-from rmq.protocol.codes import FLAG_ONEWAY, ResponseCode
+from rmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from rmq.protocol.record import Record, encode_properties
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
+    from rmq.protocol.cluster import ClusterGate
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.remoting.connection import Connection
@@ -73,6 +74,17 @@ SLAVE_IDLE_MS: Final = 60_000
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 _UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
 _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
+SLAVE_CODES: Final = frozenset(
+    (
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_DELAY_OFFSET,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.VIEW_MESSAGE_BY_ID,
+    )
+)
+"""What a slave asks its master by requests."""
 _NOT_NOW: Final = "service not available now: "
 
 log = logging.getLogger("rmq.broker")
@@ -101,6 +113,7 @@ class Broker:
         self.now_ms = now_ms
         self.clock = clock
         self.hooks = Hooks()
+        self.cluster: ClusterGate | None = None
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
         self.flush_wanted: Callable[[], None] = lambda: None
@@ -269,7 +282,7 @@ class Broker:
         for request in requests:
             handler = handlers.get(request.code)
             try:
-                if self.hooks.requests:
+                if self.hooks.requests and not self._of_our_slave(request):
                     self.hooks.admit(connection, request)
                 if handler is None:
                     raise _unsupported(request)
@@ -280,6 +293,11 @@ class Broker:
                 self._respond(request, response, connection)
         self.settle()
         self._handling, self._connection = False, None
+
+    def _of_our_slave(self, request: Command) -> bool:
+        """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
+        cluster = self.cluster
+        return cluster is not None and request.code in SLAVE_CODES and cluster.vouches(request)
 
     def _respond(self, request: Command, response: Command, connection: Connection) -> None:
         if not request.flag & FLAG_ONEWAY:

@@ -8,7 +8,7 @@ import socket
 
 from attrs import Attribute, Factory, frozen
 
-from rmq.config import at_least, between, java_key, setting
+from rmq.config import at_least, between, java_key, one_of, setting
 from rmq.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -190,6 +190,16 @@ class BrokerConfig:
 
     @property
     def bind_host(self) -> str:
+    profile: str = setting(
+        "compat",
+        help="secure: ACL, TLS on every port, signed registration and HA authentication; compat: as RocketMQ",
+        validator=one_of("compat", "secure"),
+        important=True,
+    )
+    cluster_secret_file: str = setting(
+        "", help="File with the secret of the cluster's servers: signs registrations and guards the HA port"
+    )
+    ha_secret_file: str = setting("", help="File with a secret for the HA port; empty: clusterSecretFile")
         """Where to listen: `bind_address`, else loopback until broker_ip1 says that others shall come in."""
         if self.bind_address:
             return self.bind_address

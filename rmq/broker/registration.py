@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attrs import evolve
@@ -31,10 +32,14 @@ if TYPE_CHECKING:
 
 
 class Registration:
-    """Requests to name servers. `address` and `ha_address` are what clients and slaves are told."""
+    """Requests to name servers. `address` and `ha_address` are what clients and slaves are told.
+
+    `vouch` signs what this broker asks other servers of its cluster, where there is a cluster secret.
+    """
 
     def __init__(self, config: BrokerConfig, topics: Topics, *, address: str, ha_address: str) -> None:
         self.config = config
+        self.vouch: Callable[[Command], Command] = lambda command: command
         self.address = address
         self._topics = topics
         self._ha_address = ha_address
@@ -62,7 +67,7 @@ class Registration:
             config.compressed_register,
             engine.crc32(body),
         )
-        return Command.request(RequestCode.REGISTER_BROKER, header, body)
+        return self.vouch(Command.request(RequestCode.REGISTER_BROKER, header, body))
 
     def unregister(self) -> Command:
         """UNREGISTER_BROKER."""
@@ -70,7 +75,7 @@ class Registration:
         header = UnRegisterBrokerRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id
         )
-        return Command.request(RequestCode.UNREGISTER_BROKER, header)
+        return self.vouch(Command.request(RequestCode.UNREGISTER_BROKER, header))
 
     def query_version(self) -> Command:
         """QUERY_DATA_VERSION: whether the name server has what `register` would tell."""
@@ -78,7 +83,7 @@ class Registration:
         header = QueryDataVersionRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id
         )
-        return Command.request(RequestCode.QUERY_DATA_VERSION, header, self.version.to_json())
+        return self.vouch(Command.request(RequestCode.QUERY_DATA_VERSION, header, self.version.to_json()))
 
     def is_stale(self, response: Command) -> bool:
         """Whether the answer to `query_version` asks for a registration. Anything unclear does."""

@@ -13,13 +13,16 @@ last record that both have, which it finds by asking for single records.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Awaitable, Callable
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import trio
+from attrs import field, frozen
 
 from rmq.broker.broker import Broker
 from rmq.broker.ha import MasterSession, SlaveSession
+from rmq.broker.ha_auth import GREETING_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, SECRET_KEY, Challenge
 from rmq.errors import (
     ConnectFailed,
     ConnectionLost,
@@ -34,9 +37,12 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
-from rmq.remoting.network import Network
+from rmq.remoting.address import with_scheme
+from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
+from rmq.remoting.sniff import PrefixedStream, unwrapped
 from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.tls import TlsContexts
 from rmq.store.store import Store
 
 RECEIVE_BYTES = 256 * 1024
@@ -45,6 +51,8 @@ RETRY_SECONDS = 5.0
 COPY_SECONDS = 10.0
 """How often a slave copies its master's tables, as RocketMQ's."""
 REQUEST_SECONDS = 5.0
+HANDSHAKE_SECONDS = 20.0
+"""For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
 TRANSPORT = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 REMOTE = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 
@@ -58,21 +66,84 @@ COPIED = {
 
 log = logging.getLogger("rmq.ha")
 
+T = TypeVar("T")
+
+
+@frozen
+class Guard:
+    """What stands between the log and whoever connects: TLS, a secret, both or, as in RocketMQ, nothing."""
+
+    tls: TlsContexts
+    secret: bytes = field(default=b"", repr=False)
+
+    @property
+    def closed(self) -> bool:
+        """Whether a peer must show something before it is a slave."""
+        return bool(self.secret) or self.tls.mode != "disabled"
+
+    async def admitted(self, raw: Stream) -> Stream:
+        """A slave's stream, past TLS and proof. Raises RemoteProtocolError, and what streams raise."""
+        stream, first = await unwrapped(raw, self.tls)
+        stream = PrefixedStream(first, stream)
+        if self.secret:
+            challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True)
+            magic = await _exactly(stream, len(MAGIC))
+            challenge.greeted(magic + await _exactly(stream, NONCE_BYTES) if magic == MAGIC else magic)
+            await stream.send_all(challenge.greeting)
+            challenge.check(await _exactly(stream, PROOF_BYTES))
+            await stream.send_all(challenge.proof())
+        return stream
+
+    async def introduce(self, stream: Stream) -> None:
+        """Prove to a master that we are its slave; have it prove that it is the master. Raises as above."""
+        challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=False)
+        await stream.send_all(challenge.greeting)
+        challenge.greeted(await _exactly(stream, GREETING_BYTES))
+        await stream.send_all(challenge.proof())
+        challenge.check(await _exactly(stream, PROOF_BYTES))
+
+
+async def _exactly(stream: Stream, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        piece = await stream.receive_some(count - len(data))
+        if not piece:
+            raise RemoteProtocolError(f"it hung up in the middle of the handshake (is {SECRET_KEY} right?)")
+        data += piece
+    return data
+
+
+async def _within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream: Stream) -> T:
+    with trio.move_on_after(seconds):
+        return await work(stream)
+    raise RemoteProtocolError(f"it did not finish the handshake within {seconds:g} s")
+
 
 # ---- master ----
 
 
-async def serve_slaves(broker: Broker, listener: Listener) -> NoReturn:
+async def serve_slaves(broker: Broker, listener: Listener, guard: Guard) -> NoReturn:
     """Accept slaves until cancelled; the listener is closed then."""
     try:
         async with trio.open_nursery() as nursery:
             while True:
                 stream = await listener.accept()
-                nursery.start_soon(_serve_slave, broker, stream)
+                nursery.start_soon(_welcome, broker, stream, guard)
     finally:
         with trio.CancelScope(shield=True):
             await listener.aclose()
     raise AssertionError("the loop above does not end")
+
+
+async def _welcome(broker: Broker, raw: Stream, guard: Guard) -> None:
+    """Serve a peer that may be served. Who may not is told nothing of the log."""
+    try:
+        stream = await _within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.closed else raw
+    except (*TRANSPORT, RemoteProtocolError) as error:
+        log.warning("no slave: %s is refused: %s", raw.peer, error)
+        await trio.aclose_forcefully(raw)
+    else:
+        await _serve_slave(broker, stream)
 
 
 async def _serve_slave(broker: Broker, stream: Stream) -> None:
@@ -153,12 +224,13 @@ async def _both(
 
 
 class Follower:
-    """A slave's two loops. `dialed` is the network that links and requests go over."""
+    """A slave's two loops. Links go over `network`, requests over `pool`; `guard` is its master's too."""
 
-    def __init__(self, broker: Broker, network: Network, pool: Pool) -> None:
+    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard) -> None:
         self._broker = broker
         self._network = network
         self._pool = pool
+        self._guard = guard
 
     async def follow(self) -> NoReturn:
         """Keep a link to the master, whenever there is one."""
@@ -179,7 +251,14 @@ class Follower:
         broker = self._broker
         if broker.registration.master_address:
             await self._align(broker.registration.master_address)
-        stream = await self._network.dial(address)
+        target = with_scheme(address, self._guard.tls.config.scheme)
+        async with open_stream(self._network, target, tls=self._guard.tls) as stream:
+            if self._guard.secret:
+                await _within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
+            await self._copy_log(address, stream)
+
+    async def _copy_log(self, address: str, stream: Stream) -> None:
+        broker = self._broker
         config = broker.store.config
         session = SlaveSession(
             broker.append_raw,
@@ -213,8 +292,7 @@ class Follower:
                 grown = trio.Event()
 
         log.info("following master %s from %d", address, broker.store.max_physical_offset)
-        async with stream:
-            await _both(read, write)
+        await _both(read, write)
         log.info("master %s has closed the link", address)
 
     async def _align(self, master: str) -> None:
@@ -230,7 +308,7 @@ class Follower:
             ours = store.read(physical_offset)
             header = ViewMessageRequestHeader(physical_offset)
             request = Command.request(RequestCode.VIEW_MESSAGE_BY_ID, header)
-            answer = await self._pool.call(master, request, REQUEST_SECONDS)
+            answer = await self._call(master, request)
             return answer.code == ResponseCode.SUCCESS and ours is not None and answer.body == bytes(ours)
 
         cut = await find_cut(store, theirs, same)
@@ -251,10 +329,13 @@ class Follower:
             await trio.sleep(COPY_SECONDS if master else 1.0)
 
     async def _ask(self, master: str, code: int) -> Command:
-        answer = await self._pool.call(master, Command.request(code), REQUEST_SECONDS)
+        answer = await self._call(master, Command.request(code))
         if answer.code != ResponseCode.SUCCESS:
             raise for_code(answer.code, answer.remark, master)
         return answer
+
+    async def _call(self, master: str, request: Command) -> Command:
+        return await self._pool.call(master, self._broker.registration.vouch(request), REQUEST_SECONDS)
 
 
 async def find_cut(store: Store, theirs: int, same: Callable[[int], Awaitable[bool]]) -> int | None:

@@ -27,6 +27,7 @@ are retried; anything else ends the broker with that error, because a store that
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.flusher import Flusher
 from rmq.broker.host import PluginHost
-from rmq.broker.replication import Follower, serve_slaves
+from rmq.broker.replication import Follower, Guard, serve_slaves
 from rmq.config import parse_addresses
 from rmq.errors import (
     ConfigError,
@@ -52,6 +53,8 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.plugin import Plugin, load
+from rmq.profile import applied, cluster_secret
+from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.record import host_bytes
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.answers import Stranger
@@ -61,7 +64,7 @@ from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tasks import bare_errors
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk, RealDisk
 from rmq.store.store import Store
@@ -104,6 +107,8 @@ async def run(
     end.
     """
     _check(config, store_config)
+    config, tls = applied(config, tls or TlsConfig())
+    guard = _guard(config, tls)
     network = network or TcpNetwork()
     listeners = await open_listeners(network, _addresses(config))
     ha_listener = await _open_ha(network, config, store_config, listeners)
@@ -115,7 +120,7 @@ async def run(
         disk,
         now_ms or _wall_ms,
         network,
-        tls,
+        guard,
         plugin_settings or {},
     )
     stop = trio.Event() if stop is None else stop
@@ -209,7 +214,7 @@ async def _open(
     disk: Disk | None,
     now_ms: Callable[[], int],
     network: Network,
-    tls: TlsConfig | None,
+    guard: Guard,
     plugin_settings: Mapping[str, str],
 ) -> _Service:
     """Open the store and build the broker; on failure nothing stays open."""
@@ -231,6 +236,7 @@ async def _open(
             now_ms=now_ms,
             clock=trio.current_time,
         )
+        _use_secret(broker)
         broker.use_plugins(load(_plugin_names(config), plugin_settings, PluginHost(broker)))
     except BaseException:
         if store is not None:
@@ -239,7 +245,22 @@ async def _open(
             for listener in (*listeners, *([ha_listener] if ha_listener else [])):
                 await listener.aclose()
         raise
-    return _Service(broker, listeners, ha_listener, network=network, tls=tls, threads=disk is None)
+    return _Service(broker, listeners, ha_listener, network=network, guard=guard, threads=disk is None)
+
+
+def _guard(config: BrokerConfig, tls: TlsConfig) -> Guard:
+    """What guards the HA port. Raises ConfigError when its files are not usable."""
+    own = cluster_secret(config.ha_secret_file, "haSecretFile")
+    secret = own or cluster_secret(config.cluster_secret_file)
+    return Guard(TlsContexts(tls), secret.value if secret is not None else b"")
+
+
+def _use_secret(broker: Broker) -> None:
+    """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
+    secret = cluster_secret(broker.config.cluster_secret_file)
+    if secret is not None:
+        broker.cluster = ClusterGate(secret, broker.now_ms)
+        broker.registration.vouch = lambda command: secret.vouch(command, broker.now_ms(), os.urandom(16))
 
 
 def _plugin_names(config: BrokerConfig) -> tuple[str, ...]:
@@ -266,7 +287,7 @@ class _Service:
         ha_listener: Listener | None,
         *,
         network: Network,
-        tls: TlsConfig | None,
+        guard: Guard,
         threads: bool,
     ) -> None:
         self.broker = broker
@@ -275,7 +296,8 @@ class _Service:
         self._listeners = listeners
         self._ha_listener = ha_listener
         self._network = network
-        self._tls = tls
+        self._guard = guard
+        self._tls = guard.tls.config
         self._threads = threads
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
@@ -319,9 +341,9 @@ class _Service:
                 serving = partial(serve_listeners, self._listeners, self.broker, limits=limits, tls=self._tls)
                 addresses = await outer.start(serving)
                 if self._ha_listener is not None:
-                    inner.start_soon(serve_slaves, self.broker, self._ha_listener)
+                    inner.start_soon(serve_slaves, self.broker, self._ha_listener, self._guard)
                 if self.broker.is_slave:
-                    follower = Follower(self.broker, self._network, pool)
+                    follower = Follower(self.broker, self._network, pool, self._guard)
                     outer.start_soon(follower.follow)
                     outer.start_soon(follower.copy)
                 await self._start_registrars(outer, pool)

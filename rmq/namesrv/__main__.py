@@ -15,7 +15,9 @@ from rmq.config import dump_properties, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
+from rmq.profile import applied
 from rmq.remoting.tls import TlsConfig
+from rmq.remoting.tls_file import with_file
 
 EXIT_SETTINGS: Final = 2
 EXIT_LISTEN: Final = 3
@@ -53,7 +55,7 @@ def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
     config, tls = load_all((NamesrvConfig, TlsConfig), options.file, given)
     if options.file and not config.config_store_path:
         config = attrs.evolve(config, config_store_path=options.file)
-    return config, tls
+    return applied(config, with_file(tls))
 
 
 def banner(config: NamesrvConfig, tls: TlsConfig, addresses: Sequence[str]) -> str:

@@ -42,6 +42,15 @@ class NamesrvConfig:
     max_brokers: int = setting(10_000, help="More broker addresses are refused.", validator=at_least(1))
     max_queue_entries: int = setting(
         1_000_000, help="More pairs of a topic and a broker are refused.", validator=at_least(1)
+    profile: str = setting(
+        "compat",
+        help="secure: TLS only, and brokers must sign with the cluster secret; compat: as RocketMQ",
+        validator=one_of("compat", "secure"),
+        important=True,
+    )
+    cluster_secret_file: str = setting(
+        "", help="File with the secret that brokers must sign registrations with; empty: anybody registers"
+    )
     )
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)

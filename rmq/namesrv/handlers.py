@@ -30,6 +30,7 @@ from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
+from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 
@@ -68,6 +69,7 @@ class NameServer:
     def __init__(
         self,
         config: NamesrvConfig,
+    With `cluster` only servers that have its secret register.
         *,
         now_ms: Callable[[], int],
         kv_configs: KvConfigs,
@@ -78,8 +80,10 @@ class NameServer:
         self.routes = RouteTable(RouteLimits(config.max_brokers, config.max_queue_entries))
         self.kv_configs = kv_configs
         self._now_ms = now_ms
+        cluster: ClusterGate | None = None,
         self._save_settings = save_settings
         self._on_lookup = on_lookup
+        self._cluster = cluster
         self._next_scan_ms = now_ms() + SCAN_MS
         self._handlers = self.handlers()
 
@@ -118,6 +122,8 @@ class NameServer:
             log.warning("refused request %d of %s: %s", request.code, connection.peer_address, error.remark)
             return request.reply(error.code, error.remark)
         except RemoteProtocolError as error:
+            if self._cluster is not None and request.code in BROKER_CODES:
+                self._cluster.check(request)
             log.warning("bad request %d of %s: %s", request.code, connection.peer_address, error)
             return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
         except Exception as error:

@@ -13,6 +13,7 @@ change of the wall clock moves.
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,9 @@ from rmq.namesrv import kvconfigs
 from rmq.namesrv.config import NamesrvConfig, kv_config_file, with_changes
 from rmq.namesrv.files import read_file, replace_file
 from rmq.namesrv.handlers import Lookup, NameServer, SaveSettings, no_route, route_response
+from rmq.profile import applied, cluster_secret
 from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -56,6 +59,7 @@ async def run(
 
     Raises PortInUse or OSError when it cannot listen, ConfigError for unusable settings, RemoteProtocolError
     when the saved key-value configs are damaged. Cancelled: connections are closed, saved configs are whole.
+    config, tls = applied(config, tls or TlsConfig())
     """
     network = network or TcpNetwork()
     send, receive = trio.open_memory_channel[Lookup](WAITING_LOOKUPS)
@@ -100,8 +104,13 @@ async def _until_signalled(
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
 
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 
 def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | None) -> NameServer:
+    secret = cluster_secret(config.cluster_secret_file)
     kv_file = kv_config_file(config)
     saved = kvconfigs.load(read_file(kv_file), str(kv_file))
     return NameServer(
@@ -109,6 +118,7 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
         now_ms=_now_ms,
         kv_configs=KvConfigs(partial(replace_file, kv_file), saved),
         save_settings=_saver(config),
+        cluster=ClusterGate(secret, _wall_ms) if secret is not None else None,
         on_lookup=on_lookup,
     )
 

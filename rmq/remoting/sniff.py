@@ -95,17 +95,26 @@ def _until(deadline: float, limits: Limits) -> Iterator[None]:
 
 
 async def _sniff(raw: Stream, tls: TlsContexts) -> tuple[Stream, bytes]:
-    stream, first = raw, await _first_bytes(raw)
-    if first[0] == TLS and tls.mode != "disabled":
-        stream = await _secured(PrefixedStream(first, raw), tls)
-        first = await _first_bytes(stream)
-    elif first[0] == TLS:
-        raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
-    elif tls.mode == "enforcing":
-        raise RemoteProtocolError("the peer does not speak TLS, which tlsMode=enforcing asks for")
+    stream, first = await unwrapped(raw, tls)
     if first[0] not in (FRAME, UPGRADE):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
     return stream, first
+
+
+async def unwrapped(raw: Stream, tls: TlsContexts) -> tuple[Stream, bytes]:
+    """A new peer's stream, out of its TLS if it speaks that, and the bytes that were read from it already.
+
+    Raises RemoteProtocolError for what `tls` does not allow, BrokenResourceError when the peer goes away.
+    """
+    first = await _first_bytes(raw)
+    if first[0] == TLS and tls.mode != "disabled":
+        stream = await _secured(PrefixedStream(first, raw), tls)
+        return stream, await _first_bytes(stream)
+    if first[0] == TLS:
+        raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
+    if tls.mode == "enforcing":
+        raise RemoteProtocolError("the peer does not speak TLS, which tlsMode=enforcing asks for")
+    return raw, first
 
 
 async def _secured(stream: Stream, tls: TlsContexts) -> Stream:

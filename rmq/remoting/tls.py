@@ -68,7 +68,7 @@ class TlsConfig:
     @property
     def dialling(self) -> TlsConfig:
         """The same with the files for dialling in the places of those for both."""
-        own = {}
+        own: dict[str, Any] = {}
         if self.tls_client_cert_path:
             own = {
                 "tls_cert_path": self.tls_client_cert_path,

@@ -55,10 +55,10 @@ def with_file(config: TlsConfig) -> TlsConfig:
 def _value(key: str, name: str, text: str, source: str) -> Any:
     if isinstance(attrs.fields_dict(TlsConfig)[name].default, bool):
         return text.lower() == "true"  # as Java reads it
-    if name in ("tls_mode", "tls_client_auth"):
-        text = text.lower()
-        try:
-            TlsConfig(**{name: text})
-        except ConfigError as error:
-            raise ConfigError(key, text, error.expected, source) from None
-    return text
+    if name not in ("tls_mode", "tls_client_auth"):
+        return text
+    try:
+        attrs.evolve(TlsConfig(), **{name: text.lower()})  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(key, text, error.expected, source) from None
+    return text.lower()

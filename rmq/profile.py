@@ -1,0 +1,81 @@
+"""`profile = secure`: one line that turns every protection on, and refuses to start without what it needs."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Final, TypeVar
+
+import attrs
+
+from rmq.errors import ConfigError
+from rmq.protocol.cluster import SECRET_BYTES_MIN, ClusterSecret
+from rmq.remoting.tls import TlsConfig
+
+COMPAT: Final = "compat"
+SECURE: Final = "secure"
+
+_READ_BY_OTHERS: Final = 0o077
+
+log = logging.getLogger("rmq.config")
+
+C = TypeVar("C")
+
+
+def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
+    """The settings as their profile makes them. `config` is a broker's or a name server's.
+
+    Raises ConfigError, with everything that `secure` needs and that is not there, and how to make it.
+    """
+    settings: Any = config
+    if settings.profile != SECURE:
+        return config, tls
+    if tls.tls_mode == "permissive" or tls.tls_insecure_skip_verify or tls.tls_test_mode:
+        wanted = "without tlsMode=permissive, tlsInsecureSkipVerify and tlsTestMode, which undo it"
+        raise ConfigError("profile", SECURE, wanted)
+    missing = _missing(settings, tls)
+    if missing:
+        raise ConfigError("profile", SECURE, "these too: " + "; ".join(missing))
+    if hasattr(settings, "acl_enable"):
+        config = attrs.evolve(settings, acl_enable=True)
+    return config, attrs.evolve(tls, tls_mode="enforcing", tls_enable=True)
+
+
+def _missing(settings: Any, tls: TlsConfig) -> list[str]:
+    needs = (
+        (
+            tls.tls_cert_path,
+            "tlsCertPath and tlsKeyPath, a certificate (`rmq certs issue DIR NAME --host HOST` makes one)",
+        ),
+        (
+            tls.tls_trust_path,
+            "tlsTrustPath, the authority of the cluster's certificates (`rmq certs ca DIR` makes one)",
+        ),
+        (
+            settings.cluster_secret_file,
+            "clusterSecretFile, the secret that its servers share (`rmq certs secret FILE` makes one)",
+        ),
+    )
+    return [text for path, text in needs if not path or not os.path.exists(os.path.expanduser(path))]
+
+
+def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret | None:
+    """The secret that a file holds, without white space around it; None for an empty path.
+
+    Raises ConfigError when the file cannot be read or its text is too short to be a secret.
+    """
+    if not path:
+        return None
+    try:
+        with open(os.path.expanduser(path), "rb") as file:
+            value = file.read().strip()
+            mode = os.fstat(file.fileno()).st_mode
+    except OSError as error:
+        wanted = f"a file that can be read ({error.strerror}); `rmq certs secret FILE` makes one"
+        raise ConfigError(key, path, wanted) from None
+    if len(value) < SECRET_BYTES_MIN:
+        wanted = f"a file with {SECRET_BYTES_MIN} bytes or more; `rmq certs secret FILE` makes one"
+        raise ConfigError(key, path, wanted)
+    if mode & _READ_BY_OTHERS:
+        log.warning("%s: other users of this machine may read %s (chmod 600 ends that)", key, path)
+    return ClusterSecret(value)
