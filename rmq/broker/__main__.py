@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Final
 
+import attrs
 import trio
 
 from rmq.broker.config import BrokerConfig, is_loopback
@@ -42,6 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 Settings = tuple[BrokerConfig, StoreConfig, TlsConfig]
+_CLASSES: Final = (BrokerConfig, StoreConfig, TlsConfig)
 
 
 def settings(options: argparse.Namespace) -> Settings:
@@ -54,8 +58,20 @@ def settings(options: argparse.Namespace) -> Settings:
         given[key.strip()] = value
     if options.namesrvAddr:
         given["namesrv_addr"] = options.namesrvAddr
-    config, store_config, tls = load_all((BrokerConfig, StoreConfig, TlsConfig), options.file, given)
+    file = options.file
+    config, store_config, tls = load_all(_CLASSES, file, given)
+    if not file:
+        file = _kept_file(store_config)
+        if os.path.exists(file):
+            config, store_config, tls = load_all(_CLASSES, file, given)
+    if not config.config_store_path:
+        config = attrs.evolve(config, config_store_path=file)
     return config, store_config, tls
+
+
+def _kept_file(store_config: StoreConfig) -> str:
+    """Where a broker without a configuration file keeps the settings that are changed at run time."""
+    return str(pathlib.Path(store_config.store_path_root_dir).expanduser() / "config" / "broker.properties")
 
 
 def durability(store_config: StoreConfig) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq import config as settings
 from rmq.broker.topics import check_name
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
+from rmq.files import settings_saver
 from rmq.message import SYSTEM_TOPICS, MessageQueue
 from rmq.protocol import bodies
 from rmq.protocol.codes import (
@@ -82,8 +84,8 @@ class Admin:
             RequestCode.GET_BROKER_RUNTIME_INFO: self._on_runtime_info,
             RequestCode.VIEW_BROKER_STATS_DATA: self._on_stats,
             RequestCode.GET_ALL_DELAY_OFFSET: self._on_delay_offsets,
-            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self._on_clean,
-            RequestCode.DELETE_EXPIRED_COMMITLOG: self._on_clean,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self._on_clean_queues,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self._on_clean_log,
             RequestCode.CLEAN_UNUSED_TOPIC: self._on_clean_topics,
         }
 
@@ -165,6 +167,7 @@ class Admin:
     def _on_get_config(self, request: Command, connection: Any, now: int) -> Command:
         version = self.config_version.to_json().decode()
         text = settings.dump_properties(self.config, self.store_config)
+        text += settings.properties_text(_of_java())
         text = text.replace("durability=\n", f"durability={self.store_config.level}\n")  # when not given
         return request.reply(header=GetBrokerConfigResponseHeader(version), body=text.encode())
 
@@ -174,11 +177,16 @@ class Admin:
         try:
             self._configure(changes, now)
         except ConfigError as error:
-            raise _refused(str(error)) from None
+            raise _refused(f"nothing was changed: {error}") from None
+        except OSError as error:
+            raise _refused(f"nothing was changed: it cannot be kept: {error}") from None
         return request.reply()
 
     def _configure(self, changes: Mapping[str, str], now: int) -> None:
-        """Take new values of settings that may change at run time, all or none. Raises ConfigError."""
+        """Take and keep new values of settings that may change at run time, all or none.
+
+        Raises ConfigError for what may not change, OSError when it cannot be kept.
+        """
         of_store = {
             key: text for key, text in changes.items() if settings.knows(type(self.store_config), key)
         }
@@ -189,6 +197,8 @@ class Admin:
         }
         config = settings.evolve(self.config, of_broker)
         store_config = settings.evolve(self.store_config, of_store)
+        if changes and (save := settings_saver(config.config_store_path)) is not None:
+            save(changes)
         self.config, self.store_config = config, store_config
         self.config_version = self.config_version.following(now)
         self.changed(config, store_config)
@@ -209,7 +219,12 @@ class Admin:
             **{f"{name}ThreadPoolQueueHeadWaitTimeMills": zero for name, zero in idle.items()},
             "sendThreadPoolQueueCapacity": str(self.config.send_thread_pool_queue_capacity),
             "pullThreadPoolQueueCapacity": str(self.config.pull_thread_pool_queue_capacity),
+            "queryThreadPoolQueueCapacity": "20000",
+            "EndTransactionQueueSize": "0",
+            "EndTransactionThreadPoolQueueCapacity": "100000",
             "pageCacheLockTimeMills": "0",
+            "dispatchMaxBuffer": "0",
+            "remainTransientStoreBufferNumbs": str(2**31 - 1),  # RocketMQ's answer without such a pool
             "startAcceptSendRequestTimeStamp": str(self.config.start_accept_send_request_time_stamp),
             **self._store_figures(),
             **self._stats.runtime(now),
@@ -245,7 +260,7 @@ class Admin:
 
     def _on_stats(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(ViewBrokerStatsDataRequestHeader)
-        windows = self._stats.windows(header.stats_name, header.stats_key)
+        windows = self._stats.windows(header.stats_name, header.stats_key, now)
         if windows is None:
             raise _refused(f"The stats <{header.stats_name}> <{header.stats_key}> not exist")
         items = (bodies.BrokerStatsItem(window.sum, window.tps, window.average) for window in windows)
@@ -254,10 +269,28 @@ class Admin:
     def _on_delay_offsets(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self.delay_offsets())
 
-    def _on_clean(self, request: Command, connection: Any, now: int) -> Command:
-        """Look for expired files now. Queues have none of their own: they are trimmed with the log."""
-        log.info("cleaning asked for by %s: %s", connection.peer_address, self._store.clean(now))
+    # --- cleaning ---
+
+    def _on_clean_log(self, request: Command, connection: Any, now: int) -> Command:
+        """Remove the files of the log that are older than fileReservedTime, whatever deleteWhen says."""
+        report = self._store.clean(now, asked=True)
+        log.info("expired files of the log are removed for %s: %s", connection.peer_address, report)
         return request.reply()
+
+    def _on_clean_queues(self, request: Command, connection: Any, now: int) -> Command:
+        """Remove the queue files of messages that the log has no more."""
+        removed = self._store.clean_queues()
+        log.info("%d expired queue files are removed for %s", removed, connection.peer_address)
+        return request.reply()
+
+
+def _of_java() -> dict[str, str]:
+    """Settings that only RocketMQ has and that its exportConfigs and exportMetrics cannot do without."""
+    return {
+        "filterServerNums": "0",
+        "useTLS": "false",
+        "clientCallbackExecutorThreads": str(os.cpu_count() or 1),
+    }
 
 
 def _refused(remark: str) -> ResponseError:

@@ -65,6 +65,11 @@ class BrokerConfig:
     bind_address: str = setting("", help="Address to listen on; when empty broker_ip1 decides")
     vip_channel_enabled: bool = setting(True, help="Listen also on listen_port - 2, as some clients expect")
 
+    config_store_path: str = setting(
+        "",
+        help="Properties file that takes settings changed at run time; empty: the one given with -c, "
+        "else config/broker.properties in the store",
+    )
     auto_create_topic_enable: bool = setting(
         True, help="Make unknown topics on their first message", important=True
     )

@@ -79,6 +79,11 @@ class FilterTable:
         """The group's filter for the topic, dead or alive; None for a group that filters by tags."""
         return self._table.get(topic, {}).get(group)
 
+    def row(self, topic: str, group: str) -> dict[str, Any] | None:
+        """The group's filter for the topic as it stands in the file."""
+        known = self.get(topic, group)
+        return None if known is None else known.row(self._bloom.bits)
+
     def of_retries(self, group: str) -> MessageFilter:
         """A test of a message that came back from the group: by the filter of the topic it was in first."""
 

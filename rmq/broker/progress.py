@@ -86,7 +86,7 @@ class Progress:
         body = bodies.ConsumeStats()
         for topic in self._consumed(group, names):
             body.offset_table.update(self._lags(group, topic))
-            body.consume_tps += self._stats.consume_tps(group, topic.topic_name)
+            body.consume_tps += self._stats.consume_tps(group, topic.topic_name, now)
         return request.reply(body=body.to_json())
 
     def _on_all_consume_stats(self, request: Command, connection: Any, now: int) -> Command:
@@ -96,7 +96,7 @@ class Progress:
             row = []
             for topic in self._consumed(group, self._offsets.topics_of(group)):
                 if topic.order or not only_ordered:
-                    tps = self._stats.consume_tps(group, topic.topic_name)
+                    tps = self._stats.consume_tps(group, topic.topic_name, now)
                     row.append(bodies.ConsumeStats(self._lags(group, topic), tps))
             body.total_diff += sum(
                 lag.broker_offset - lag.consumer_offset for one in row for lag in one.offset_table.values()

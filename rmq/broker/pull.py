@@ -273,8 +273,9 @@ class Pull:
     # ---- reading and answering ----
 
     def _get(self, header: PullMessageRequestHeader, offset: int, plan: Plan) -> GetResult:
-        limits = self.store_config
-        return self._store.get(
+        limits, clock = self.store_config, self._waits.clock
+        began = clock()
+        result = self._store.get(
             header.topic,
             header.queue_id,
             offset,
@@ -283,6 +284,8 @@ class Pull:
             plan.matches,
             plan.matches_record,
         )
+        self._stats.read((clock() - began) * 1000)
+        return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
         capacity = self.config.pull_thread_pool_queue_capacity
@@ -292,6 +295,7 @@ class Pull:
                 "[OVERLOAD]system busy, start flow control for a while: "
                 f"{self._waits.held} pulls wait for messages, pullThreadPoolQueueCapacity is {capacity}",
             )
+        self._stats.miss()
         wait_ms = header.suspend_timeout_millis
         if not self.config.long_polling_enable:
             wait_ms = self.config.short_polling_time_mills
@@ -335,6 +339,7 @@ class Pull:
         size = result.size if code == _SUCCESS else 0
         head = engine.encode_pull_reply_head(request, code, result.status, offsets, size)
         if not size:
+            self._stats.miss()
             connection.write(head)
             return
         connection.write([head, *result.buffers])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.errors import CorruptRecord, for_code
+from rmq.protocol import json
 from rmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.frame import MAX_FRAME
@@ -26,6 +27,7 @@ from rmq.protocol.headers import (
 
 if TYPE_CHECKING:
     from rmq.broker.clients import Clients
+    from rmq.broker.filter_table import FilterTable
     from rmq.protocol.command import Command
     from rmq.store.store import Lookup, Store
 
@@ -39,9 +41,10 @@ UNITS_MAX: Final = 1_000
 class Query:
     """Answers from the store; changes nothing."""
 
-    def __init__(self, store: Store, clients: Clients) -> None:
+    def __init__(self, store: Store, clients: Clients, filters: FilterTable | None = None) -> None:
         self._store = store
         self._clients = clients
+        self._filters = filters
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -133,8 +136,15 @@ class Query:
             body.subscription_data = self._clients.subscription(header.consumer_group, topic)
             if body.subscription_data is None:
                 body.filter_data = f"{header.consumer_group}@{topic} is not online!"
+            else:
+                body.filter_data = self._filter_text(topic, header.consumer_group)
         remark = None if body.queue_data else f"Index {header.index} of {queue_id}@{topic} is not exist!"
         return request.reply(remark=remark, body=body.to_json())
+
+    def _filter_text(self, topic: str, group: str) -> str:
+        """The group's SQL filter as JSON; "null" when it filters by tags."""
+        known = None if self._filters is None else self._filters.row(topic, group)
+        return json.dumps(known).decode()
 
     def _units(self, topic: str, queue_id: int, index: int, count: int) -> list[ConsumeQueueData]:
         units = []

@@ -55,6 +55,13 @@ class Schedule:
         """Level -> the queue offset that is delivered next."""
         return dict(self._next)
 
+    def figures(self) -> dict[str, str]:
+        """The rows of the runtime figures: how far each level is, and where it ends."""
+        return {
+            f"scheduleMessageOffset_{level}": f"{offset},{self._store.max_offset(SCHEDULE_TOPIC, level - 1)}"
+            for level, offset in self._next.items()
+        }
+
     def load(self, data: bytes | None) -> None:
         """Take the progress of delayOffset.json; a level that it does not name begins at its first one."""
         table = json.loads(data).get("offsetTable", {}) if data else {}

@@ -108,6 +108,16 @@ class _Latencies:
         if now - self.since_ms >= 60_000:
             self.last, self.now, self.since_ms = self.now, [0] * len(_LATENCY_NAMES), now
 
+    def percentile(self, share: float) -> float:
+        """The upper limit, in ms, of the class that this share of the puts does not exceed."""
+        counts = [sum(pair) for pair in zip(self.last, self.now, strict=True)]
+        left = share * sum(counts)
+        for limit, count in zip((*_LATENCY_LIMITS_MS, self.longest_ms), counts, strict=True):
+            left -= count
+            if left <= 0:
+                return float(min(limit, self.longest_ms))
+        return float(self.longest_ms)
+
     def text(self) -> str:
         counts = [sum(pair) for pair in zip(self.last, self.now, strict=True)]
         return "".join(f"{name}:{count} " for name, count in zip(_LATENCY_NAMES, counts, strict=True))
@@ -119,6 +129,7 @@ class Stats:
     def __init__(self, now: int, *, cluster: str = "") -> None:
         self.boot_ms = now
         self.failed_puts = 0
+        self.longest_read_ms = 0.0
         self._cluster = cluster
         self._put: dict[str, _Meter] = {}
         self._get: dict[str, _Meter] = {}
@@ -156,6 +167,10 @@ class Stats:
     def miss(self) -> None:
         """One pull found nothing."""
         self._missed += 1
+
+    def read(self, elapsed_ms: float) -> None:
+        """One pull's look into the store took so long."""
+        self.longest_read_ms = max(self.longest_read_ms, elapsed_ms)
 
     def send_back(self, group: str, topic: str) -> None:
         """One message came back from a group to be consumed again."""
@@ -210,8 +225,11 @@ class Stats:
 
     # --- reading ---
 
-    def windows(self, name: str, key: str) -> tuple[Window, Window, Window] | None:
-        """Minute, hour and day of a counter by RocketMQ's name (TOPIC_PUT_NUMS …) and key, if any."""
+    def windows(self, name: str, key: str, now: int | None = None) -> tuple[Window, Window, Window] | None:
+        """Minute, hour and day of a counter by RocketMQ's name (TOPIC_PUT_NUMS …) and key, if any.
+
+        They end with the last sample, or, with `now`, at this moment, which is what a person wants to see.
+        """
         place = self._places().get(name)
         if place is None:
             return None
@@ -219,11 +237,16 @@ class Stats:
         meter = table.get(key)
         if meter is None:
             return None
-        return (
-            _window(meter.minute, self._minutes, index),
-            _window(meter.hour, self._hours, index),
-            _window(meter.day, self._days, index),
+        rows = (
+            (meter.minute, self._minutes, MINUTE_STEP_MS),
+            (meter.hour, self._hours, HOUR_STEP_MS),
+            (meter.day, self._days, DAY_STEP_MS),
         )
+        if now is None:
+            minute, hour, day = (_window(samples, times, index) for samples, times, _ in rows)
+        else:
+            minute, hour, day = (_live_window(meter, *row, index, now) for row in rows)
+        return minute, hour, day
 
     def _places(self) -> dict[str, tuple[Mapping[str, _Meter], int]]:
         return {
@@ -236,15 +259,15 @@ class Stats:
             "BROKER_GET_NUMS": ({self._cluster: self._all_get}, 0),
         }
 
-    def consume_tps(self, group: str, topic: str) -> float:
-        """Messages a second that a group was given of a topic in the last minute."""
-        meter = self._get.get(f"{topic}@{group}")
-        return _window(meter.minute, self._minutes, 0).tps if meter is not None else 0.0
+    def consume_tps(self, group: str, topic: str, now: int | None = None) -> float:
+        """Messages a second that a group was given of a topic in the last minute; `now` as in `windows`."""
+        windows = self.windows("GROUP_GET_NUMS", f"{topic}@{group}", now)
+        return 0.0 if windows is None else windows[0].tps
 
-    def put_tps(self, topic: str) -> float:
-        """Messages a second that were stored for a topic in the last minute."""
-        meter = self._put.get(topic)
-        return _window(meter.minute, self._minutes, 0).tps if meter is not None else 0.0
+    def put_tps(self, topic: str, now: int | None = None) -> float:
+        """Messages a second that were stored for a topic in the last minute; `now` as in `windows`."""
+        windows = self.windows("TOPIC_PUT_NUMS", topic, now)
+        return 0.0 if windows is None else windows[0].tps
 
     def runtime(self, now: int) -> dict[str, str]:
         """The figures of GET_BROKER_RUNTIME_INFO that come from here, under RocketMQ's names."""
@@ -258,6 +281,9 @@ class Stats:
             "putMessageFailedTimes": str(self.failed_puts),
             "putMessageEntireTimeMax": str(self._latencies.longest_ms),
             "putMessageDistributeTime": self._latencies.text(),
+            "putLatency99": f"{self._latencies.percentile(0.99):.2f}",
+            "putLatency999": f"{self._latencies.percentile(0.999):.2f}",
+            "getMessageEntireTimeMax": str(int(self.longest_read_ms)),
             **self._rates(now),
             **self._days_totals(now),
         }
@@ -307,9 +333,21 @@ def _day(now: int) -> int:
 
 
 def _window(samples: deque[Sample], times: deque[int], index: int) -> Window:
-    first, last = samples[0], samples[-1]
+    return _between(samples[0], samples[-1], times[-1] - times[-len(samples)], index)
+
+
+def _live_window(
+    meter: _Meter, samples: deque[Sample], times: deque[int], step_ms: int, index: int, now: int
+) -> Window:
+    """From a sample to this moment."""
+    ages = [now - times[at - len(samples)] for at in range(len(samples))]
+    whole = step_ms * ((samples.maxlen or 0) - 1)
+    oldest = 1 if ages[0] > whole and len(ages) > 1 else 0
+    return _between(samples[oldest], (meter.count, meter.size, meter.calls), ages[oldest], index)
+
+
+def _between(first: Sample, last: Sample, span_ms: int, index: int) -> Window:
     total = last[index] - first[index]
-    span_ms = times[-1] - times[-len(samples)]
     calls = last[2] - first[2]
     tps = total * 1000 / span_ms if span_ms > 0 else 0.0
     return Window(total, tps, total / calls if calls > 0 else 0.0)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import frozen
 
-from rmq.config import at_least, between, parse_properties, properties_text, setting
+from rmq.config import at_least, between, setting
 
 
 @frozen
@@ -60,16 +59,3 @@ class NamesrvConfig:
 def kv_config_file(config: NamesrvConfig) -> Path:
     """Where the key-value configs are kept."""
     return Path(config.kv_config_path).expanduser()
-
-
-def with_changes(text: str, changes: Mapping[str, str]) -> str:
-    """Properties text in which `changes` hold; other lines, comments and order stay as they are."""
-    left = dict(changes)
-    lines = []
-    for line in text.splitlines():
-        key = next(iter(parse_properties(line)), None) if not line.endswith("\\") else None
-        if key in changes:
-            line = properties_text({key: left.pop(key)}).rstrip("\n") if key in left else ""
-        lines.append(line)
-    body = "\n".join(line for line in lines)
-    return body + ("\n" if body else "") + properties_text(left)

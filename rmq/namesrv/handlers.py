@@ -24,6 +24,7 @@ from rmq.errors import (
     ResponseError,
     SystemFailure,
 )
+from rmq.files import SaveSettings
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
@@ -42,7 +43,6 @@ CRC_BITS: Final = 0x7FFF_FFFF
 """RocketMQ drops the sign bit of a CRC32."""
 
 Handler = Callable[[Command, Connection, int], Command | None]
-SaveSettings = Callable[[dict[str, str]], None]
 
 _NO_ROUTE: Final = (
     "No topic route info in name server for the topic: {}"

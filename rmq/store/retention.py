@@ -10,7 +10,7 @@ from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig
 from rmq.store.disk import DiskUsage
 
-_MOST_FILES = 10  # of one call, as in Java: the caller comes back soon
+MOST_FILES = 10  # of one call, as in Java: the caller comes back soon
 
 
 @frozen
@@ -25,7 +25,7 @@ class DiskState:
 
 @frozen
 class CleanReport:
-    """What one `Store.clean` removed, in files, and why it looked: "", "time", "space" or "forced"."""
+    """What one `Store.clean` removed, in files, and why: "", "time", "space", "forced" or "asked"."""
 
     log_files: int = 0
     queue_files: int = 0
@@ -62,15 +62,17 @@ def why_clean(usage: DiskUsage, config: StoreConfig, now_ms: int) -> str:
     return "time" if hour in {int(part) for part in config.delete_when.split(";")} else ""
 
 
-def expired_files(log: CommitLog, config: StoreConfig, now_ms: int, *, forced: bool) -> int:
-    """How many of the oldest files may go now. The last file never goes.
+def expired_files(
+    log: CommitLog, config: StoreConfig, now_ms: int, *, forced: bool, most: int = MOST_FILES
+) -> int:
+    """How many of the oldest files may go now, at most `most`. The last file never goes.
 
     A file is as old as its last record; the first record of the next file is the nearest later time that
     is cheap to read.
     """
     oldest = now_ms - config.file_reserved_time * 3_600_000
     count = 0
-    for base in log.segments.bases[1 : _MOST_FILES + 1]:
+    for base in log.segments.bases[1 : most + 1]:
         stored = log.store_timestamp(base)
         if not forced and (stored < 0 or stored > oldest):
             break

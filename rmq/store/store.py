@@ -45,7 +45,7 @@ from rmq.store.reader import (
 )
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
 from rmq.store.reput import Reput, entries_of
-from rmq.store.retention import CleanReport, DiskState, disk_state, expired_files, why_clean
+from rmq.store.retention import MOST_FILES, CleanReport, DiskState, disk_state, expired_files, why_clean
 from rmq.store.scan import Scan, Scanned
 
 log = logging.getLogger("rmq.store")
@@ -621,15 +621,17 @@ class Store:
         self._units, self._owners = [self._units[at] for at in kept], [self._owners[at] for at in kept]
         self._queues.remove_topic(topic)
 
-    def clean(self, now_ms: int) -> CleanReport:
+    def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:
         """Remove whole log files, oldest first, that are expired or must make room; trim queues and index
-        with them.
+        with them. `asked`: at any hour, and all that are expired.
 
         With very many queues the rest of their trimming is left to `dispatch`. Raises StoreError.
         """
         usage = self.disk.usage(self._log.segments.folder)
-        reason = why_clean(usage, self.config, now_ms)
-        files = expired_files(self._log, self.config, now_ms, forced=reason == "forced") if reason else 0
+        reason = why_clean(usage, self.config, now_ms) or ("asked" if asked else "")
+        most = len(self._log.segments.bases) if reason == "asked" else MOST_FILES
+        forced = reason == "forced"
+        files = expired_files(self._log, self.config, now_ms, forced=forced, most=most) if reason else 0
         for _ in range(files):
             self._log.segments.remove_first()
         if not files:
@@ -638,6 +640,16 @@ class Store:
         self._queues.begin_trim()
         removed = self._queues.trim_some(self._log.start)
         return CleanReport(files, removed, self._index.trim(self._log.start), reason)
+
+    def clean_queues(self) -> int:
+        """Drop what lies before the log's start from all queues now; returns how many files went. The last
+        unit of a queue stays, since it says where the queue goes on. A file that cannot go is logged.
+        """
+        self._queues.begin_trim()
+        removed = 0
+        while not self._queues.is_trimmed:
+            removed += self._queues.trim_some(self._log.start)
+        return removed
 
     def disk_state(self) -> DiskState:
         """How full the disk is and whether records may be taken; looked at once a second.

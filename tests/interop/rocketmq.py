@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -31,6 +32,8 @@ JDK_FLAGS = [
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
     "-Djava.net.preferIPv4Stack=true",
 ]
+
+MQADMIN = "org.apache.rocketmq.tools.command.MQAdminStartup"
 
 LOGBACK = """<configuration>
   <appender name="file" class="ch.qos.logback.core.FileAppender">
@@ -181,6 +184,34 @@ class Process:
     def said(self) -> str:
         """The end of what the process printed, for error messages."""
         return "\n".join(self.lines[-20:]) + "\n" + self.log.read_text("utf-8", "replace")[-3000:]
+
+
+class Mqadmin:
+    """mqadmin's commands, run one after the other in one JVM (java/Mqadmin.java)."""
+
+    def __init__(self, process: Process, namesrv: str) -> None:
+        self.process = process
+        self.namesrv = namesrv
+
+    def __call__(self, command: str, *arguments: str, seconds: float = 60) -> str:
+        """Runs `command -n NAMESRV arguments` and returns all that it printed."""
+        return self.run(command, "-n", self.namesrv, *arguments, seconds=seconds)
+
+    def run(self, *arguments: str, seconds: float = 60) -> str:
+        """Runs the arguments as they are. Raises StartFailed when the command ended the JVM."""
+        process, before = self.process, len(self.process.rows)
+        assert process.child.stdin is not None
+        process.child.stdin.write(json.dumps(arguments).encode() + b"\n")
+        process.child.stdin.flush()
+
+        def is_answered() -> bool:
+            return len(process.rows) > before or process.child.poll() is not None
+
+        wait_until(is_answered, seconds, " ".join(arguments), every=0.01)
+        if len(process.rows) == before:
+            raise StartFailed(f"{arguments} ended the JVM: {process.said()}")
+        said: str = process.rows[before]["said"]
+        return said
 
 
 class Java:
@@ -335,10 +366,22 @@ class Processes:
         if "success" not in said:
             raise StartFailed(said)
 
+    def mqadmin_shell(self, namesrv: str) -> Mqadmin:
+        """Starts a JVM that runs mqadmin's commands against this name server."""
+        return Mqadmin(self.program("Mqadmin"), namesrv)
+
+    def mqadmin_for(self, seconds: float, *arguments: str) -> str:
+        """Runs a command of mqadmin that has no end; returns what it printed in that time."""
+        process = self.start(
+            self.java.command(MQADMIN, *arguments, home=self.home), f"mqadmin-{arguments[0]}"
+        )
+        with suppress(subprocess.TimeoutExpired):
+            process.child.wait(seconds)
+        process.kill()
+        return process.said()
+
     def mqadmin(self, *arguments: str) -> str:
         """Runs mqadmin to its end and returns all that it printed."""
-        command = self.java.command(
-            "org.apache.rocketmq.tools.command.MQAdminStartup", *arguments, home=self.home
-        )
+        command = self.java.command(MQADMIN, *arguments, home=self.home)
         done = subprocess.run(command, capture_output=True, text=True, timeout=90, cwd=self.folder)
         return done.stdout + done.stderr

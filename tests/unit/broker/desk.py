@@ -13,6 +13,7 @@ from attrs import define, field
 from rmq.broker.admin import Admin
 from rmq.broker.clients import Clients
 from rmq.broker.config import BrokerConfig
+from rmq.broker.filter_table import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
 from rmq.broker.offsets import Offsets
@@ -104,7 +105,8 @@ class Desk:
         self.offsets = Offsets(self.topics, self.store, self.saved["offsets"].save)
         self.clients = Clients(self.config, groups=self.groups, topics=self.topics)
         self.locks = Locks()
-        self.query = Query(self.store, self.clients)
+        self.filters = FilterTable(self.config, lambda: self.clock.now)
+        self.query = Query(self.store, self.clients, self.filters)
         self.progress = Progress(
             self.config,
             self.store,
@@ -166,10 +168,10 @@ class Desk:
         return record.physical_offset
 
 
-def aged() -> Desk:
+def aged(**store_settings: Any) -> Desk:
     """A desk whose topic T has ten messages in queue 0, whose files are all expired but the last."""
     every_hour = ";".join(f"{hour:02}" for hour in range(24))
-    desk = Desk(mapped_file_size_commit_log=4096, delete_when=every_hour)
+    desk = Desk(mapped_file_size_commit_log=4096, delete_when=every_hour, **store_settings)
     desk.topic("T")
     for _ in range(10):
         desk.put("T", body=bytes(1000))

@@ -58,6 +58,7 @@ def test_lag_of_each_queue() -> None:
     desk.stats.get("g", "U", 30, 1)
     for second in range(10_000, 70_000, 10_000):
         desk.stats.step(START + second)
+    desk.clock.now = START + 60_000
     found = stats(desk)
     assert found.offset_table == {
         queue(0): bodies.OffsetWrapper(4, 3, START + 2_000),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -182,7 +183,18 @@ def test_units_with_the_subscription_of_a_group() -> None:
     data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[wanted])])
     desk.clients.heartbeat(data, Line(), "JAVA", 407, START)
     body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
-    assert (body.subscription_data, body.filter_data) == (wanted, None)
+    assert (body.subscription_data, body.filter_data) == (wanted, "null")
+
+
+def test_units_with_the_sql_filter_of_a_group() -> None:
+    desk = filled()
+    wanted = SubscriptionData("T", "a > 3", expression_type="SQL92", sub_version=7)
+    data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[wanted])])
+    desk.filters.register("g", [wanted])
+    desk.clients.heartbeat(data, Line(), "JAVA", 407, START)
+    body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
+    shown = json.loads(body.filter_data or "")
+    assert (shown["expression"], shown["expressionType"], shown["clientVersion"]) == ("a > 3", "SQL92", 7)
 
 
 def test_the_captured_queries_of_an_administrator() -> None:

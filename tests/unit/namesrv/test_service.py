@@ -20,8 +20,9 @@ import trio
 import trio.testing
 
 from rmq.errors import ConfigError, PortInUse, RemoteProtocolError
+from rmq.files import with_changes
 from rmq.namesrv.__main__ import banner, main, parse, settings
-from rmq.namesrv.config import NamesrvConfig, with_changes
+from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import Stranger, run
 from rmq.protocol import headers
 from rmq.protocol.bodies import (
