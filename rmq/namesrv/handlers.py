@@ -24,14 +24,13 @@ from rmq.errors import (
     ResponseError,
     SystemFailure,
 )
-from rmq.files import SaveSettings
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
-from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.cluster import ClusterGate
+from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 
@@ -42,7 +41,13 @@ SCAN_MS: Final = 10_000
 CRC_BITS: Final = 0x7FFF_FFFF
 """RocketMQ drops the sign bit of a CRC32."""
 
+BROKER_CODES: Final = frozenset(
+    (RequestCode.REGISTER_BROKER, RequestCode.UNREGISTER_BROKER, RequestCode.QUERY_DATA_VERSION)
+)
+"""What brokers tell, and nobody else: they change routes, or keep a broker in them."""
+
 Handler = Callable[[Command, Connection, int], Command | None]
+SaveSettings = Callable[[dict[str, str]], None]
 
 _NO_ROUTE: Final = (
     "No topic route info in name server for the topic: {}"
@@ -64,26 +69,26 @@ class NameServer:
 
     `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
     raises OSError when it cannot. In cluster test mode `lookups` collects what the service has to ask for.
+    With `cluster` only servers that have its secret register.
     """
 
     def __init__(
         self,
         config: NamesrvConfig,
-    With `cluster` only servers that have its secret register.
         *,
         now_ms: Callable[[], int],
         kv_configs: KvConfigs,
         save_settings: SaveSettings | None = None,
         on_lookup: Callable[[Lookup], bool] | None = None,
+        cluster: ClusterGate | None = None,
     ) -> None:
         self.config = config
+        self._cluster = cluster
         self.routes = RouteTable(RouteLimits(config.max_brokers, config.max_queue_entries))
         self.kv_configs = kv_configs
         self._now_ms = now_ms
-        cluster: ClusterGate | None = None,
         self._save_settings = save_settings
         self._on_lookup = on_lookup
-        self._cluster = cluster
         self._next_scan_ms = now_ms() + SCAN_MS
         self._handlers = self.handlers()
 
@@ -117,13 +122,13 @@ class NameServer:
                 ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request code {request.code} is not supported here"
             )
         try:
+            if self._cluster is not None and request.code in BROKER_CODES:
+                self._cluster.check(request)
             return handler(request, connection, now_ms)
         except ResponseError as error:
             log.warning("refused request %d of %s: %s", request.code, connection.peer_address, error.remark)
             return request.reply(error.code, error.remark)
         except RemoteProtocolError as error:
-            if self._cluster is not None and request.code in BROKER_CODES:
-                self._cluster.check(request)
             log.warning("bad request %d of %s: %s", request.code, connection.peer_address, error)
             return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
         except Exception as error:
