@@ -92,27 +92,27 @@ class Brokers:
     # --- offsets of a queue ---
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
+        """The offset that the next message will get; while the master is down, what a slave has."""
         header = GetMaxOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
-        response = await self.call(self.master(queue), RequestCode.GET_MAX_OFFSET, header)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_MAX_OFFSET, header)
         return response.read(GetMaxOffsetResponseHeader).offset
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the oldest message that is still there."""
         header = GetMinOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
-        response = await self.call(self.master(queue), RequestCode.GET_MIN_OFFSET, header)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_MIN_OFFSET, header)
         return response.read(GetMinOffsetResponseHeader).offset
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at that time or later."""
         header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
-        response = await self.call(self.master(queue), RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+        response = await self.call(self.reader(queue)[1], RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return response.read(SearchOffsetResponseHeader).offset
 
     async def earliest_time(self, queue: MessageQueue) -> int:
         """When the oldest message was stored, in ms."""
         header = GetEarliestMsgStoretimeRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
-        response = await self.call(self.master(queue), RequestCode.GET_EARLIEST_MSG_STORETIME, header)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_EARLIEST_MSG_STORETIME, header)
         return response.read(GetEarliestMsgStoretimeResponseHeader).timestamp
 
     # --- offsets of a group ---

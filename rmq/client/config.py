@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from rmq.config import at_least, between, setting
+from rmq.config import at_least, between, one_of, setting
 from rmq.errors import ConfigError
 
 KIB = 1024
@@ -99,6 +99,12 @@ class ClientConfig:
         unit="ms",
         java="pullTimeDelayMillsWhenException",
         validator=at_least(1),
+    )
+    offset_reset: str = setting(
+        "nearest",
+        help="Where a group goes on whose messages were removed before it read them: at the one that is"
+        " nearest, or at the `first` or the `last` of the queue",
+        validator=one_of("nearest", "first", "last"),
     )
     queue_max_messages: int = setting(
         1_000,

@@ -184,7 +184,7 @@ class Owner(Protocol):
         """Messages have come, which are in their window already."""
 
     def moved(self, queue: MessageQueue, next_offset: int) -> None:
-        """The broker says that the queue goes on at `next_offset`; its puller ends."""
+        """What was asked for is not there: the queue goes on at `next_offset`; its puller ends."""
 
 
 class Puller:
@@ -238,8 +238,10 @@ class Puller:
         answer = self._form.answer(response, asked, address, window)
         self._broker_id = answer.broker_id
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
-            log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, answer.next_offset)
-            self._owner.moved(window.queue, answer.next_offset)
+            places = {"first": answer.min_offset, "last": answer.max_offset}
+            next_offset = places.get(config.offset_reset, answer.next_offset)
+            log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
+            self._owner.moved(window.queue, next_offset)
             return
         messages = answer.messages
         if messages:

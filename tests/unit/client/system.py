@@ -14,6 +14,7 @@ from rmq.broker import service as broker_service
 from rmq.broker.config import BrokerConfig
 from rmq.client.client import Client
 from rmq.client.config import ClientConfig
+from rmq.client.consumer import Consumer
 from rmq.message import Message
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
@@ -94,3 +95,13 @@ async def fill(made: System, topic: str, count: int) -> None:
     async with made.client() as client, client.producer("p") as producer, trio.open_nursery() as nursery:
         for number in range(count):
             nursery.start_soon(producer.send, Message(topic, b"%d" % number, tags="ab"[number % 2]))
+
+
+async def take(consumer: Consumer, count: int) -> list[int]:
+    got: list[int] = []
+    async for delivery in consumer:
+        async with delivery as message:
+            got.append(int(message.body))
+        if len(got) == count:
+            break
+    return got

@@ -12,20 +12,9 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
-from rmq.client.consumer import Consumer
 from rmq.message import Message, MessageQueue, StoredMessage
 
-from .system import fill, system
-
-
-async def take(consumer: Consumer, count: int) -> list[int]:
-    got: list[int] = []
-    async for delivery in consumer:
-        async with delivery as message:
-            got.append(int(message.body))
-        if len(got) == count:
-            break
-    return got
+from .system import fill, system, take
 
 
 async def test_two_members_share_a_backlog_and_nothing_comes_twice(clock: MockClock) -> None:
