@@ -19,7 +19,9 @@ from rmq.broker.service import run_until_signalled
 from rmq.config import dump_properties, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
+from rmq.profile import applied
 from rmq.remoting.tls import TlsConfig
+from rmq.remoting.tls_file import with_file
 from rmq.store.config import StoreConfig
 
 EXIT_FAILED: Final = 1
@@ -66,6 +68,7 @@ def settings(options: argparse.Namespace) -> Settings:
             config, store_config, tls = load_all(_CLASSES, file, given)
     if not config.config_store_path:
         config = attrs.evolve(config, config_store_path=file)
+    config, tls = applied(config, with_file(tls))
     return config, store_config, tls
 
 

@@ -197,7 +197,7 @@ class Broker:
         self.recall = Recall(
             config, timers=self.timers, topics=self.topics, store_host=self.store_host, put=self.send.put
         )
-        self.query = Query(store, self.clients)
+        self.query = Query(store, self.clients, self.filters)
         self.admin = Admin(config, store, topics=self.topics, offsets=self.offsets, stats=self.stats)
         self.progress = Progress(
             config,
@@ -592,6 +592,7 @@ class Broker:
             "subscriptionConflicts": str(self.clients.conflicts.subscriptions),
             "clientIdConflicts": str(self.clients.conflicts.client_ids),
             "conflictsTotal": str(self.clients.conflicts.found),
+            **self.schedule.figures(),
         }
 
     def _topics_changed(self) -> None:

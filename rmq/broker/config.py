@@ -65,6 +65,11 @@ class BrokerConfig:
     bind_address: str = setting("", help="Address to listen on; when empty broker_ip1 decides")
     vip_channel_enabled: bool = setting(True, help="Listen also on listen_port - 2, as some clients expect")
 
+    config_store_path: str = setting(
+        "",
+        help="Properties file that takes settings changed at run time; empty: the one given with -c, "
+        "else config/broker.properties in the store",
+    )
     auto_create_topic_enable: bool = setting(
         True, help="Make unknown topics on their first message", important=True
     )
@@ -185,6 +190,11 @@ class BrokerConfig:
         important=True,
         validator=at_least(1),
     )
+    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
+    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
+
+    @property
+    def bind_host(self) -> str:
     profile: str = setting(
         "compat",
         help="secure: ACL, TLS on every port, signed registration and HA authentication; compat: as RocketMQ",
@@ -195,11 +205,6 @@ class BrokerConfig:
         "", help="File with the secret of the cluster's servers: signs registrations and guards the HA port"
     )
     ha_secret_file: str = setting("", help="File with a secret for the HA port; empty: clusterSecretFile")
-    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
-    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
-
-    @property
-    def bind_host(self) -> str:
         """Where to listen: `bind_address`, else loopback until broker_ip1 says that others shall come in."""
         if self.bind_address:
             return self.bind_address

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from attrs import frozen
@@ -42,7 +41,6 @@ class NamesrvConfig:
     max_brokers: int = setting(10_000, help="More broker addresses are refused.", validator=at_least(1))
     max_queue_entries: int = setting(
         1_000_000, help="More pairs of a topic and a broker are refused.", validator=at_least(1)
-    )
     profile: str = setting(
         "compat",
         help="secure: TLS only, and brokers must sign with the cluster secret; compat: as RocketMQ",
@@ -52,6 +50,7 @@ class NamesrvConfig:
     cluster_secret_file: str = setting(
         "", help="File with the secret that brokers must sign registrations with; empty: anybody registers"
     )
+    )
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)
     )
@@ -60,16 +59,3 @@ class NamesrvConfig:
 def kv_config_file(config: NamesrvConfig) -> Path:
     """Where the key-value configs are kept."""
     return Path(config.kv_config_path).expanduser()
-
-
-def with_changes(text: str, changes: Mapping[str, str]) -> str:
-    """Properties text in which `changes` hold; other lines, comments and order stay as they are."""
-    left = dict(changes)
-    lines = []
-    for line in text.splitlines():
-        key = next(iter(parse_properties(line)), None) if not line.endswith("\\") else None
-        if key in changes:
-            line = properties_text({key: left.pop(key)}).rstrip("\n") if key in left else ""
-        lines.append(line)
-    body = "\n".join(line for line in lines)
-    return body + ("\n" if body else "") + properties_text(left)

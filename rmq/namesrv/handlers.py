@@ -24,11 +24,13 @@ from rmq.errors import (
     ResponseError,
     SystemFailure,
 )
+from rmq.files import SaveSettings
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
+from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -47,7 +49,6 @@ BROKER_CODES: Final = frozenset(
 """What brokers tell, and nobody else: they change routes, or keep a broker in them."""
 
 Handler = Callable[[Command, Connection, int], Command | None]
-SaveSettings = Callable[[dict[str, str]], None]
 
 _NO_ROUTE: Final = (
     "No topic route info in name server for the topic: {}"

@@ -16,17 +16,16 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
 import trio
 
 from rmq.config import parse_addresses
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
+from rmq.files import read_file, replace_file, settings_saver
 from rmq.namesrv import kvconfigs
-from rmq.namesrv.config import NamesrvConfig, kv_config_file, with_changes
-from rmq.namesrv.files import read_file, replace_file
-from rmq.namesrv.handlers import Lookup, NameServer, SaveSettings, no_route, route_response
+from rmq.namesrv.config import NamesrvConfig, kv_config_file
+from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.bodies import TopicRouteData
@@ -104,7 +103,6 @@ async def _until_signalled(
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
 
-
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
@@ -117,23 +115,10 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
         config,
         now_ms=_now_ms,
         kv_configs=KvConfigs(partial(replace_file, kv_file), saved),
-        save_settings=_saver(config),
+        save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
         cluster=ClusterGate(secret, _wall_ms) if secret is not None else None,
     )
-
-
-def _saver(config: NamesrvConfig) -> SaveSettings | None:
-    """What keeps settings changed at run time; None when there is no properties file to put them in."""
-    if not config.config_store_path or config.config_store_path.endswith(".toml"):
-        return None
-    path = Path(config.config_store_path).expanduser()
-
-    def save(changes: dict[str, str]) -> None:
-        before = (read_file(path) or b"").decode("utf-8", "surrogateescape")
-        replace_file(path, with_changes(before, changes).encode("utf-8", "surrogateescape"))
-
-    return save
 
 
 async def _expire(server: NameServer) -> NoReturn:
