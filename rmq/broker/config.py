@@ -190,11 +190,6 @@ class BrokerConfig:
         important=True,
         validator=at_least(1),
     )
-    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
-    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
-
-    @property
-    def bind_host(self) -> str:
     profile: str = setting(
         "compat",
         help="secure: ACL, TLS on every port, signed registration and HA authentication; compat: as RocketMQ",
@@ -205,6 +200,17 @@ class BrokerConfig:
         "", help="File with the secret of the cluster's servers: signs registrations and guards the HA port"
     )
     ha_secret_file: str = setting("", help="File with a secret for the HA port; empty: clusterSecretFile")
+    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`)", important=True)
+    acl_file: str = setting(
+        "", help="File of accounts; empty: plain_acl.yml beside the configuration file, else ROCKETMQ_HOME/conf"
+    )
+    acl_audit_file: str = setting(
+        "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)"
+    )
+    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
+
+    @property
+    def bind_host(self) -> str:
         """Where to listen: `bind_address`, else loopback until broker_ip1 says that others shall come in."""
         if self.bind_address:
             return self.bind_address

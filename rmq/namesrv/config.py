@@ -41,6 +41,7 @@ class NamesrvConfig:
     max_brokers: int = setting(10_000, help="More broker addresses are refused.", validator=at_least(1))
     max_queue_entries: int = setting(
         1_000_000, help="More pairs of a topic and a broker are refused.", validator=at_least(1)
+    )
     profile: str = setting(
         "compat",
         help="secure: TLS only, and brokers must sign with the cluster secret; compat: as RocketMQ",
@@ -50,7 +51,16 @@ class NamesrvConfig:
     cluster_secret_file: str = setting(
         "", help="File with the secret that brokers must sign registrations with; empty: anybody registers"
     )
+    acl_enable: bool = setting(
+        False, help="Check signatures and permissions (plugin `acl`).", important=True
     )
+    acl_file: str = setting(
+        "", help="File of accounts; empty: plain_acl.yml beside the configuration file, else ROCKETMQ_HOME/conf."
+    )
+    acl_audit_file: str = setting(
+        "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)."
+    )
+    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order.")
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)
     )

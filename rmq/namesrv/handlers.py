@@ -30,7 +30,6 @@ from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
-from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import Command

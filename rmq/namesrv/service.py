@@ -103,6 +103,7 @@ async def _until_signalled(
 def _now_ms() -> int:
     return int(trio.current_time() * 1000)
 
+
 def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
