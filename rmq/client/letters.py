@@ -75,6 +75,10 @@ def read_letter(message: StoredMessage, namespace: str = "") -> DeadLetter:
     )
 
 
+def _as_set(ids: Iterable[str]) -> frozenset[str]:
+    return frozenset(ids)
+
+
 @frozen
 class Letters:
     """Which dead letters are meant: those that meet all conditions; without any, all.
@@ -83,7 +87,7 @@ class Letters:
     bound when they died, the second exclusive. `where(letter)` is a condition of your own.
     """
 
-    ids: frozenset[str] = field(default=frozenset(), converter=frozenset)
+    ids: frozenset[str] = field(default=frozenset(), converter=_as_set)
     since_ms: int | None = None
     until_ms: int | None = None
     where: Callable[[DeadLetter], bool] | None = None

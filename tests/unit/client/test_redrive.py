@@ -284,7 +284,9 @@ async def test_a_discarded_half_message_is_listed_and_checked_again(clock: MockC
             assert len(asked) == 3
             decision = rmq.COMMIT
             await client.resume_transaction(half)
-            async with client.consumer("g", {"Payments": "*"}, consume_from="first") as consumer:
-                async with await anext(consumer) as message:
-                    assert message.body == b"7"
+            async with (
+                client.consumer("g", {"Payments": "*"}, consume_from="first") as consumer,
+                await anext(consumer) as message,
+            ):
+                assert message.body == b"7"
             assert len(asked) == 4
