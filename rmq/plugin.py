@@ -41,8 +41,6 @@ __all__ = [
 ]
 
 ENTRY_POINTS = "rmq.plugins"
-CONFIG_FILE = "configFile"
-"""The key under which a plugin's `config` holds the path of the configuration file, if there is one."""
 
 log = logging.getLogger("rmq.plugin")
 
@@ -226,6 +224,12 @@ def _handlers(plugins: Sequence[tuple[str, Plugin]]) -> dict[int, Handler]:
             raise PluginRefused(name, f"answers request code {codes}, as another plugin does")
         found |= added
     return found
+
+
+def named(config: Any) -> tuple[str, ...]:
+    """The plugins that a server's settings ask for: `plugins`, and `acl` first when `aclEnable` is true."""
+    names: tuple[str, ...] = config.plugins
+    return ("acl", *names) if config.acl_enable and "acl" not in names else names
 
 
 def load(names: Sequence[str], config: Mapping[str, str], host: Host) -> Hooks:

@@ -1,1 +1,76 @@
-"""Access control for the broker and the name server, as a plug-in: `aclEnable=true`."""
+"""Access control as a plug-in: `aclEnable=true` in the configuration of a broker or of a name server.
+
+Accounts stand in plain_acl.yml, as in RocketMQ (`plainfile`, `files`). A request is refused unless a
+signature proves its account (`verify`) and one table says that the account may (`rules`). docs/security.md
+tells the rest.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from typing import Final
+
+import trio
+
+from rmq.errors import AccessDenied, RemoteProtocolError
+from rmq.plugin import Handler, Host, Peer, Plugin
+from rmq.protocol.command import Command
+from rmq_acl.audit import Audit
+from rmq_acl.commands import Commands
+from rmq_acl.files import AclFiles, find
+from rmq_acl.rules import RULES, Level, check
+from rmq_acl.verify import identify
+
+__all__ = ["AclPlugin"]
+
+POLL_SECONDS: Final = 1.0
+"""The files of accounts are looked at this often."""
+
+
+class AclPlugin(Plugin):
+    """The gate: raises AccessDenied for whatever is not allowed."""
+
+    def __init__(self, config: Mapping[str, str], host: Host) -> None:
+        super().__init__(config, host)
+        settings = host.config
+        self.files = AclFiles(find(settings.acl_file, settings.config_store_path, os.environ))
+        self.files.load()
+        self.audit = Audit(settings.acl_audit_file, time.monotonic)
+        self._commands = Commands(self.files, host)
+        self._admitted: Command | None = None
+
+    def on_request(self, peer: Peer, command: Command) -> None:
+        """Let a request through, or refuse it with AccessDenied."""
+        try:
+            sender = identify(command, self.files.accounts, peer.peer_address)
+            check(command, sender, self.host.topic_of)
+        except AccessDenied as error:
+            self.audit.refused(peer.peer_address, command, error.remark)
+            raise
+        except (RemoteProtocolError, TypeError) as error:  # a header whose values are no texts
+            self.audit.refused(peer.peer_address, command, "its header cannot be read")
+            raise AccessDenied(
+                remark="the header cannot be read, so that nobody can have signed it"
+            ) from error
+        if RULES[command.code].level is Level.ADMIN:
+            self._admitted = command
+            self.audit.admin(peer.peer_address, command)
+
+    def on_response(self, peer: Peer, command: Command, response: Command) -> None:
+        """Note that what an administrator asked has failed."""
+        if command is self._admitted:
+            self._admitted = None
+            if response.code:
+                self.audit.admin(peer.peer_address, command, f"failed with code {response.code}")
+
+    def handlers(self) -> Mapping[int, Handler]:
+        """The requests about accounts, 50-54."""
+        return self._commands.handlers()
+
+    async def run(self) -> None:
+        """Take new accounts when a file has changed."""
+        while True:
+            await trio.sleep(POLL_SECONDS)
+            self.files.poll()

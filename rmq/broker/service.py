@@ -52,7 +52,7 @@ from rmq.errors import (
     ResponseError,
     StoreError,
 )
-from rmq.plugin import Plugin, load
+from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.record import host_bytes
@@ -63,7 +63,7 @@ from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners
 from rmq.remoting.stream import Listener
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tasks import bare_errors, restarting
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk, RealDisk
@@ -76,8 +76,6 @@ READY_SECONDS = 3.0
 REPUT_SECONDS = 0.01
 """For so long records gather before the index gets them."""
 REPUT_RECORDS = 500
-RESTART_SECONDS = (1.0, 60.0)
-"""First and longest pause before a plugin's task is started again."""
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 """What may go wrong with a name server; it is tried again."""
 
@@ -237,7 +235,7 @@ async def _open(
             clock=trio.current_time,
         )
         _use_secret(broker)
-        broker.use_plugins(load(_plugin_names(config), plugin_settings, PluginHost(broker)))
+        broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
     except BaseException:
         if store is not None:
             store.close()
@@ -261,12 +259,6 @@ def _use_secret(broker: Broker) -> None:
     if secret is not None:
         broker.cluster = ClusterGate(secret, broker.now_ms)
         broker.registration.vouch = lambda command: secret.vouch(command, broker.now_ms(), os.urandom(16))
-
-
-def _plugin_names(config: BrokerConfig) -> tuple[str, ...]:
-    if config.acl_enable and "acl" not in config.plugins:
-        return ("acl", *config.plugins)
-    return config.plugins
 
 
 def _wall_ms() -> int:
@@ -332,7 +324,7 @@ class _Service:
             for loop in (self._waits, self._expire, self._persist):
                 inner.start_soon(loop)
             for name, plugin in self.broker.hooks.tasks:
-                inner.start_soon(self._run_plugin, name, plugin)
+                inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with Pool(self._network, Stranger(), tls=self._tls) as pool, trio.open_nursery() as outer:
                 limits = Limits(
                     idle_seconds=self.config.server_channel_max_idle_time_seconds,
@@ -439,22 +431,6 @@ class _Service:
     def _write_saves(self, saves: Mapping[str, bytes]) -> None:
         for name, data in saves.items():
             self.store.save_config(name, data)
-
-    async def _run_plugin(self, name: str, plugin: Plugin) -> None:
-        """Run a plugin's task; when it fails, again after a pause."""
-        pause, longest = RESTART_SECONDS
-        while True:
-            began = trio.current_time()
-            try:
-                await plugin.run()
-            except Exception as error:
-                log.error("plugin %s failed, starting it again: %s", name, error, exc_info=error)
-            else:
-                return
-            if trio.current_time() - began > longest:
-                pause = RESTART_SECONDS[0]
-            await trio.sleep(pause)
-            pause = min(2 * pause, longest)
 
     # ---- name servers ----
 

@@ -15,6 +15,7 @@ from rmq.config import dump_properties, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
+from rmq.plugin import PluginRefused
 from rmq.profile import applied
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.tls_file import with_file
@@ -87,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(dump_properties(config, tls, important=not options.printConfigItem), end="")
             return 0
         run_until_signalled(config, tls, lambda addresses: print(banner(config, tls, addresses), flush=True))
-    except ConfigError as error:
+    except (ConfigError, PluginRefused) as error:
         return _failed(error, EXIT_SETTINGS)
     except (PortInUse, OSError) as error:
         return _failed(error, EXIT_LISTEN)

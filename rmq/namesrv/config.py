@@ -51,11 +51,10 @@ class NamesrvConfig:
     cluster_secret_file: str = setting(
         "", help="File with the secret that brokers must sign registrations with; empty: anybody registers"
     )
-    acl_enable: bool = setting(
-        False, help="Check signatures and permissions (plugin `acl`).", important=True
-    )
+    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`).", important=True)
     acl_file: str = setting(
-        "", help="File of accounts; empty: plain_acl.yml beside the configuration file, else ROCKETMQ_HOME/conf."
+        "",
+        help="File of accounts; empty: plain_acl.yml beside the settings file, else ROCKETMQ_HOME/conf.",
     )
     acl_audit_file: str = setting(
         "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)."

@@ -28,6 +28,7 @@ from rmq.files import SaveSettings
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
+from rmq.plugin import Hooks
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
 from rmq.protocol.cluster import ClusterGate
@@ -91,6 +92,12 @@ class NameServer:
         self._on_lookup = on_lookup
         self._next_scan_ms = now_ms() + SCAN_MS
         self._handlers = self.handlers()
+        self._hooks = Hooks()
+
+    def use_plugins(self, hooks: Hooks) -> None:
+        """Call these hooks from now on. Raises PluginRefused when they answer what the server does."""
+        self._handlers = hooks.completing(self._handlers)
+        self._hooks = hooks
 
     # What connections and the clock bring.
 
@@ -99,8 +106,12 @@ class NameServer:
         now_ms = self._now_ms()
         for request in requests:
             response = self.answer(request, connection, now_ms)
-            if response is not None and not request.is_oneway:
+            if response is None:
+                continue
+            if not request.is_oneway:
                 _send(connection, request, response)
+            if self._hooks.responses:
+                self._hooks.observe(self._hooks.responses, connection, request, response)
 
     def closed(self, connection: Connection) -> None:
         """Forget the brokers that registered over this connection."""
@@ -117,13 +128,16 @@ class NameServer:
     def answer(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         """The response to one request; None when it comes later."""
         handler = self._handlers.get(request.code)
-        if handler is None:
-            return request.reply(
-                ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f"request code {request.code} is not supported here"
-            )
         try:
             if self._cluster is not None and request.code in BROKER_CODES:
                 self._cluster.check(request)
+            elif self._hooks.requests:
+                self._hooks.admit(connection, request)
+            if handler is None:
+                return request.reply(
+                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+                    f"request code {request.code} is not supported here",
+                )
             return handler(request, connection, now_ms)
         except ResponseError as error:
             log.warning("refused request %d of %s: %s", request.code, connection.peer_address, error.remark)

@@ -26,7 +26,9 @@ from rmq.files import read_file, replace_file, settings_saver
 from rmq.namesrv import kvconfigs
 from rmq.namesrv.config import NamesrvConfig, kv_config_file
 from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
+from rmq.namesrv.host import PluginHost
 from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.cluster import ClusterGate
@@ -39,7 +41,7 @@ from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tasks import bare_errors, restarting
 from rmq.remoting.tls import TlsConfig
 
 LOOKUP_SECONDS = 3.0
@@ -56,8 +58,9 @@ async def run(
 ) -> NoReturn:
     """Be a name server until cancelled; `started` gets the addresses as bound.
 
-    Raises PortInUse or OSError when it cannot listen, ConfigError for unusable settings, RemoteProtocolError
-    when the saved key-value configs are damaged. Cancelled: connections are closed, saved configs are whole.
+    Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
+    RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved
+    configs are whole.
     """
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
@@ -65,11 +68,15 @@ async def run(
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
     server = _name_server(config, partial(_take, send) if asks else None)
+    hooks = load(named(config), {}, PluginHost(server, _wall_ms))
+    server.use_plugins(hooks)
     limits = Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
     address = join_address(config.bind_address, config.listen_port)
     with bare_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_expire, server)
+            for name, plugin in hooks.tasks:
+                nursery.start_soon(restarting, f"plugin {name}", plugin.run)
             if asks:
                 nursery.start_soon(_look_up, receive, Pool(network, Stranger(), tls=tls), production)
             addresses = await nursery.start(

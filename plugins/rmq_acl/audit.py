@@ -1,0 +1,135 @@
+"""The audit log: what administrators did and what was refused, one line each, without secrets.
+
+    admin  who=manager from=10.0.0.4:51234 action=DELETE_TOPIC_IN_BROKER(215) on=topic:Orders result=allowed
+
+Lines go to the logger `rmq.audit`, and to a file of their own when `aclAuditFile` names one. Refusals cost an
+attacker nothing, so lines past a rate are counted instead of written.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from rmq.config import parse_properties
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.recall import RECALL_MESSAGE
+from rmq.protocol.signature import ACCESS_KEY
+
+LINES_MAX: Final = 50
+"""Lines a second."""
+FILE_BYTES: Final = 10 * 1024 * 1024
+FILES: Final = 10
+
+_SUBJECTS: Final = (
+    "topic",
+    "group",
+    "consumerGroup",
+    "groupName",
+    "srcGroup",
+    "destGroup",
+    "accessKey",
+    "globalWhiteAddrs",
+    "brokerName",
+    "namespace",
+    "key",
+    "clientId",
+)
+"""Header fields that say what a request is about; none ever holds a secret."""
+_CONFIG_CODES: Final = frozenset({RequestCode.UPDATE_BROKER_CONFIG, RequestCode.UPDATE_NAMESRV_CONFIG})
+
+log = logging.getLogger("rmq.audit")
+
+
+class Audit:
+    """Writes lines; `clock` gives seconds."""
+
+    def __init__(self, path: str, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._file = _open(path) if path else None
+        self._second = -1
+        self._lines = 0
+        self.left_out = 0
+
+    def admin(self, peer: str, command: Command, result: str = "allowed") -> None:
+        """An administrator's request was let through, or has failed."""
+        self._line("admin", peer, command, result)
+
+    def refused(self, peer: str, command: Command, reason: str) -> None:
+        """A request was refused."""
+        self._line("refused", peer, command, reason)
+
+    def _line(self, kind: str, peer: str, command: Command, result: str) -> None:
+        if not self._may_write():
+            return
+        ext = _ext(command)
+        who = ext.get(ACCESS_KEY, "-")
+        words = {
+            "who": who,
+            "from": peer,
+            "action": action(command.code),
+            "on": " ".join(_subjects(command, ext)) or "-",
+            "result": result,
+        }
+        self._write(kind + " " + " ".join(f"{name}={clean(text)}" for name, text in words.items()))
+
+    def _may_write(self) -> bool:
+        second = int(self._clock())
+        if second != self._second:
+            self._second, self._lines = second, 0
+            missed, self.left_out = self.left_out, 0
+            if missed:
+                self._write(f"{missed} more lines were left out")
+        self._lines += 1
+        self.left_out += self._lines > LINES_MAX
+        return self._lines <= LINES_MAX
+
+    def _write(self, line: str) -> None:
+        log.info("%s", line)
+        if self._file is not None:
+            self._file.handle(log.makeRecord(log.name, logging.INFO, __name__, 0, "%s", (line,), None))
+
+
+def action(code: int) -> str:
+    """A request code in words."""
+    if code == RECALL_MESSAGE:
+        return f"RECALL_MESSAGE({code})"
+    known = code in RequestCode._value2member_map_
+    return f"{RequestCode(code).name}({code})" if known else f"({code})"
+
+
+def clean(text: object) -> str:
+    """A text that fits one word of one line, so that nobody forges lines."""
+    short = str(text)[:300]
+    plain = short.isprintable() and not any(letter in short for letter in ' "=') and short != ""
+    return short if plain else ascii(short)
+
+
+def _ext(command: Command) -> Mapping[str, str]:
+    try:
+        return command.ext
+    except Exception:  # an unreadable header is refused, and still worth a line
+        return {}
+
+
+def _subjects(command: Command, ext: Mapping[str, str]) -> list[str]:
+    subjects = [f"{name}:{ext[name]}" for name in _SUBJECTS if name in ext]
+    if "b" in ext:  # the topic in the short headers of sends
+        subjects.append(f"topic:{ext['b']}")
+    if command.code in _CONFIG_CODES:
+        subjects += [f"setting:{key}" for key in parse_properties(command.body.decode("utf-8", "replace"))]
+    return subjects
+
+
+def _open(path: str) -> logging.Handler:
+    path = os.path.expanduser(path)
+    os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # the owner's alone from the start
+    handler = logging.handlers.RotatingFileHandler(
+        path, maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8", delay=True
+    )
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    return handler

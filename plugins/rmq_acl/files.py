@@ -1,0 +1,176 @@
+"""The accounts' files on disk: found, read, watched, changed.
+
+As in RocketMQ there is one main file, plain_acl.yml, and any number of others in the folder `acl` beside it.
+All of them together are taken, or none: an error keeps the accounts that were read before.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, Final
+
+from rmq.errors import ConfigError
+from rmq.protocol.bodies import DataVersion
+from rmq_acl import plainfile
+from rmq_acl.accounts import Accounts
+from rmq_acl.plainfile import AclFile, AclFileError
+
+FILE_NAME: Final = "plain_acl.yml"
+FOLDER_NAME: Final = "acl"
+SUFFIXES: Final = (".yml", ".yaml")
+OWNER_ONLY: Final = 0o600
+HOW_TO_MAKE_ONE: Final = "`rmq acl add NAME --admin --file FILE` makes one"
+
+_READ_BY_OTHERS: Final = 0o077
+
+log = logging.getLogger("rmq.acl")
+
+
+def find(named: str, settings_file: str, environment: Mapping[str, str]) -> Path:
+    """The main file: the one that is named, else beside the settings file, else RocketMQ's.
+
+    Raises ConfigError when there is none.
+    """
+    if named:
+        return Path(named).expanduser().absolute()
+    home = environment.get("ROCKETMQ_HOME", "")
+    places = [Path(settings_file).expanduser().absolute().parent] if settings_file else []
+    places += [Path(home) / "conf"] if home else []
+    for place in places:
+        if (place / FILE_NAME).exists() or (place / FOLDER_NAME).is_dir():
+            return place / FILE_NAME
+    wanted = " or ".join(["a file of accounts", *(str(place / FILE_NAME) for place in places)])
+    raise ConfigError("aclFile", named, f"{wanted}; {HOW_TO_MAKE_ONE}")
+
+
+class AclFiles:
+    """What was read last: `accounts`, and the files they stand in, the main one first."""
+
+    def __init__(self, main: Path) -> None:
+        self.main = main
+        self.files: tuple[AclFile, ...] = ()
+        self.accounts = Accounts()
+        self._stamps: tuple[object, ...] = ()
+        self._warned: set[str] = set()
+
+    def load(self) -> None:
+        """Read all files. Raises AclFileError; the accounts stay as they were then."""
+        stamps = self._stamp()
+        paths = list(self._paths())
+        if not paths:
+            raise AclFileError(str(self.main), 0, f"is not there; {HOW_TO_MAKE_ONE}")
+        self._take(tuple(plainfile.read(str(path), self._bytes(path)) for path in paths))
+        self._stamps = stamps
+
+    def poll(self) -> bool:
+        """Read the files again if one has changed; whether there are new accounts. Errors are logged once."""
+        stamps = self._stamp()
+        if stamps == self._stamps:
+            return False
+        self._stamps = stamps
+        try:
+            self.load()
+        except AclFileError as error:
+            log.error("accounts stay as they were: %s", error)
+            return False
+        log.info(
+            "%d accounts read from %s", len(self.accounts.table), ", ".join(file.path for file in self.files)
+        )
+        return True
+
+    def path_of(self, access_key: str) -> str:
+        """The file that an account stands in, or shall stand in."""
+        for file in self.files:
+            if any(account.access_key == access_key for account in file.accounts):
+                return file.path
+        return str(self.main)
+
+    def change(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> None:
+        """Rewrite one file with what `edit` makes of its content, and a new version.
+
+        The new file is checked before it takes the old one's place in one step. Raises AclFileError, and then
+        nothing has changed.
+        """
+        old = self._read_again(path)
+        tree = deepcopy(dict(old.tree))
+        edit(tree)
+        version = old.version.following(now_ms)
+        tree[plainfile.DATA_VERSION] = [{"counter": version.counter, "timestamp": version.timestamp}]
+        data = plainfile.write(tree)
+        new = plainfile.read(path, data)
+        files = tuple(new if file.path == path else file for file in self.files)
+        self._take(files if new in files else (new, *files), lambda: _replace(path, data))
+        self._stamps = self._stamp()
+
+    def versions(self) -> dict[str, DataVersion]:
+        """The version of each file by its path."""
+        return {file.path: file.version for file in self.files}
+
+    def _take(self, files: tuple[AclFile, ...], first: Callable[[], None] = lambda: None) -> None:
+        accounts = plainfile.merge(files)
+        first()
+        if not any(account.admin for account in accounts.table.values()):
+            log.warning("no account in %s is an administrator", self.main)
+        self.accounts, self.files = accounts, files
+
+    def _read_again(self, path: str) -> AclFile:
+        """The file as it is now: somebody may have edited it a moment ago."""
+        return plainfile.read(path, self._bytes(Path(path)) if os.path.exists(path) else b"")
+
+    def _paths(self) -> Iterator[Path]:
+        if self.main.exists():
+            yield self.main
+        for folder, names, files in os.walk(self.main.parent / FOLDER_NAME):
+            names.sort()
+            yield from (Path(folder, name) for name in sorted(files) if name.endswith(SUFFIXES))
+
+    def _stamp(self) -> tuple[object, ...]:
+        return tuple(_stamp_of(path) for path in self._paths())
+
+    def _bytes(self, path: Path) -> bytes:
+        try:
+            data, mode = path.read_bytes(), path.stat().st_mode
+        except OSError as error:
+            raise AclFileError(str(path), 0, f"cannot be read: {error.strerror}") from None
+        if mode & _READ_BY_OTHERS and str(path) not in self._warned:
+            self._warned.add(str(path))
+            log.warning("other users of this machine may read the secrets in %s (chmod 600 ends that)", path)
+        return data
+
+
+def _stamp_of(path: Path) -> object:
+    try:
+        found = path.stat()
+    except OSError:
+        return (str(path), None)
+    return (str(path), found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Put `data` in the place of a file, in one step; its mode stays, a new file is the owner's alone."""
+    path = os.path.realpath(path)
+    beside = f"{path}.new"
+    try:
+        mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else OWNER_ONLY
+        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY)) as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+        _sync_folder(os.path.dirname(path))
+    except OSError as error:
+        raise AclFileError(path, 0, f"cannot be written: {error.strerror}") from None
+
+
+def _sync_folder(folder: str) -> None:
+    descriptor = os.open(folder or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,43 @@
+"""What plugins see of the name server that they run in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from rmq.errors import LocalProtocolError
+
+if TYPE_CHECKING:
+    from rmq.message import Message
+    from rmq.namesrv.config import NamesrvConfig
+    from rmq.namesrv.handlers import NameServer
+
+
+class PluginHost:
+    """The `rmq.plugin.Host` of a name server: it stores no message."""
+
+    def __init__(self, server: NameServer, wall_ms: Callable[[], int]) -> None:
+        self._server = server
+        self.now_ms = wall_ms
+
+    @property
+    def config(self) -> NamesrvConfig:
+        """The name server's configuration."""
+        return self._server.config
+
+    @property
+    def address(self) -> str:
+        """Nobody is told one."""
+        return ""
+
+    def put(self, message: Message) -> None:
+        """Raises LocalProtocolError."""
+        raise LocalProtocolError("a name server stores no messages")
+
+    def topic_of(self, physical_offset: int) -> str | None:
+        """There is no message here."""
+        return None
+
+    def stats(self) -> Mapping[str, str]:
+        """There are no figures."""
+        return {}
