@@ -204,13 +204,16 @@ class CommitLog:
         with self._flush_lock:
             timestamp, end = self.timestamp, self.end
             if self.failure:
-                self._write_again(self.flushed, end)
+                self.write_again(self.flushed, end)
                 self.segments.sync(self.flushed, end)
                 self.flushed, self.flushed_timestamp = end, timestamp
                 self.failure = ""
             return self.flushed
 
-    def _write_again(self, start: int, end: int) -> None:
+    def write_again(self, start: int, end: int) -> None:
+        """Write the records from `start` to `end` once more where they are, for a sync that can be believed.
+        Raises CorruptRecord, StoreError.
+        """
         scan = Scan(self.segments, start, stop=end)
         at = start
         for record in scan:

@@ -65,6 +65,7 @@ class Recoverer:
     _short: dict[ConsumeQueue, int] = field(factory=dict)
     _by_name: dict[tuple[bytes, int], ConsumeQueue] = field(factory=dict)
     _timestamp: int = 0
+    _unsynced_from: int | None = None
 
     def run(self, checkpoint: Checkpoint, *, clean: bool, rebuild: bool) -> Recovery:
         """Recover log and queues. Raises CorruptRecord for damage, StoreError when files cannot be read or
@@ -79,7 +80,10 @@ class Recoverer:
             self._rebuild_short(end)
         if not clean:
             self.queues.cut_files()
-            # What a killed process wrote is in the page cache only; from here on it counts as synced.
+            # What a killed process wrote is in the page cache only, and if its sync had failed, no other one
+            # takes it from there. From here on it counts as synced.
+            if self._unsynced_from is not None:
+                self.commit_log.write_again(min(self._unsynced_from, end), end)
             self.commit_log.segments.sync(start, end)
         path = self.commit_log.segments.path(end) if cut else None
         return Recovery(clean, start, records, end, path, rebuilt)
@@ -155,6 +159,8 @@ class Recoverer:
             if held is not None:
                 self.restore(held)
             held = record
+            if self._unsynced_from is None and record.store_timestamp >= (synced_before_ms or 0):
+                self._unsynced_from = record.position
             records += 1
             if records % _REPORT_EVERY == 0:
                 self.progress("log", record.position - start, segments.stop - start)

@@ -8,6 +8,7 @@ were not synced. Each image is recovered and compared with what producers had be
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from typing import Any
 
 from attrs import define, field
@@ -108,6 +109,7 @@ class Campaign:
         self.now_ms += self._chance.choice([0, 1, 20, 700, 4000])
         kinds = [self._send] * 8 + [self._flush] * 4 + [self._checkpoint, self._save, self._dispatch]
         rare = [self._restart, self._kill, self._failed_write, self._failed_sync]
+        rare.append(self._failed_sync_of_queues)
         self._chance.choice([*kinds * 3, *rare])()
 
     def _put(self) -> None:
@@ -168,7 +170,17 @@ class Campaign:
             self._flush()
         except StoreError:
             self._disk.heal()
-            self._kill()
+            self._chance.choice([self._mend, self._kill])()
+        self._disk.heal()
+
+    def _mend(self) -> None:
+        self._store.mend()
+        self.told.acknowledged = {queue: len(bodies) for queue, bodies in self.told.sent.items()}
+
+    def _failed_sync_of_queues(self) -> None:
+        self._disk.fail("sync", self._chance.choice(["consumequeue", "index"]))
+        with suppress(StoreError):
+            self._checkpoint()
         self._disk.heal()
 
     # ---- what must be left ----

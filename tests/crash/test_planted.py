@@ -28,7 +28,7 @@ from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from tests.unit.broker.rig import Rig, send
 
-from .images import ROOT, START_MS, campaign, open_store
+from .images import ROOT, START_MS, campaign, open_store, read_all
 
 pytestmark = pytest.mark.crash
 
@@ -124,7 +124,30 @@ def rejoin() -> None:
     assert bytes(slave.read_raw(0, end)) == bytes(master.read_raw(0, end))
 
 
-CHECKS = [images, damage, disk_level, replicated_level, forged_acknowledgement, rejoin]
+def queue_sync() -> None:
+    """After a failed sync of queue files, a clean stop and a power cut, the queues are whole."""
+    for seed in range(20):
+        disk, now_ms = MemoryDisk(seed), START_MS
+        store = open_store(disk, now_ms)
+        store._now_ms = lambda: now_ms  # noqa: B023
+        for fails in (True, False):
+            for _ in range(30):
+                store.put(Record("Orders", 0, b"body"))
+                store.commit()
+            now_ms += 100_000
+            store.dispatch()
+            store.flush()
+            if fails:
+                disk.fail("sync", "consumequeue")
+            with suppress(StoreError):
+                store.flush_queues()
+            store.flush_checkpoint()
+        store.close()
+        disk.crash()
+        assert len(read_all(open_store(disk, now_ms), ("Orders", 0))) == 60
+
+
+CHECKS = [images, queue_sync, damage, disk_level, replicated_level, forged_acknowledgement, rejoin]
 
 
 # ---- the faults ----
@@ -274,6 +297,39 @@ def recovered_log_not_synced(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Store, "_load", load)
 
 
+def mended_without_writing_again(patch: pytest.MonkeyPatch) -> None:
+    """After a failed sync the next one is believed, though the kernel dropped the pages."""
+
+    def mend(store: Store) -> int:
+        store._log.failure = ""
+        return store.flush()
+
+    patch.setattr(Store, "mend", mend)
+
+
+def recovered_without_writing_again(patch: pytest.MonkeyPatch) -> None:
+    """A broker killed after a failed sync finds its messages, and believes the next sync of them."""
+    real = Store._load
+
+    def load(store: Store, *args: Any) -> Any:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(CommitLog, "write_again", lambda *args: None)
+            return real(store, *args)
+
+    patch.setattr(Store, "_load", load)
+
+
+def a_failed_sync_of_queues_vouched_for(patch: pytest.MonkeyPatch) -> None:
+    """The checkpoint moves on over queue files whose sync failed once."""
+    real = Store.flush_queues
+
+    def flush_queues(store: Store) -> None:
+        store._unvouched = False
+        real(store)
+
+    patch.setattr(Store, "flush_queues", flush_queues)
+
+
 FAULTS: list[tuple[Plant, Callable[[], None]]] = [
     (no_sync_of_the_log, images),
     (sync_of_the_last_file_only, images),
@@ -291,6 +347,9 @@ FAULTS: list[tuple[Plant, Callable[[], None]]] = [
     (config_written_in_place, images),
     (page_loss_taken_for_damage, images),
     (recovered_log_not_synced, images),
+    (mended_without_writing_again, images),
+    (recovered_without_writing_again, images),
+    (a_failed_sync_of_queues_vouched_for, queue_sync),
 ]
 
 
