@@ -13,7 +13,11 @@ from typing import ClassVar
 
 
 class RmqError(Exception):
-    """The root of all errors that rmq raises on purpose."""
+    """The root of all errors that rmq raises on purpose.
+
+    `retriable`: the same request may succeed elsewhere or later. `hint` says in one sentence what to do.
+    `broker` is the name or address of the server that it happened at, empty when it concerns none.
+    """
 
     retriable: ClassVar[bool] = False
     hint: str = ""
@@ -22,6 +26,8 @@ class RmqError(Exception):
 
 class ConfigError(RmqError):
     """A setting has a wrong value: `key`, `value`, what was `expected`, and where it was written."""
+
+    hint = "correct the setting where it is written"
 
     def __init__(self, key: str, value: object, expected: str, source: str = "") -> None:
         where = f" ({source})" if source else ""
@@ -32,6 +38,8 @@ class ConfigError(RmqError):
 class InvalidName(RmqError, ValueError):
     """A topic or group name that RocketMQ does not allow."""
 
+    hint = "use 1 to 127 letters, digits and the characters % | _ -"
+
     def __init__(self, kind: str, name: str, reason: str) -> None:
         super().__init__(f"{kind} {name!r} is not a valid name: {reason}")
         self.kind, self.name, self.reason = kind, name, reason
@@ -40,27 +48,32 @@ class InvalidName(RmqError, ValueError):
 class LocalProtocolError(RmqError):
     """We would have sent nonsense: a bug in rmq or in the caller's arguments."""
 
+    hint = "correct the call; if it is right, this is a bug of rmq"
+
 
 class RemoteProtocolError(RmqError):
     """The other side sent nonsense: its connection ends."""
+
+    hint = "check that a RocketMQ server listens there, and that both sides agree on TLS"
 
 
 class ConnectFailed(RmqError, ConnectionError):
     """No connection to `address` could be made; `cause` says at which stage and why."""
 
     retriable = True
+    hint = "check that the server runs, and that the address it registered is reachable from here"
 
     def __init__(self, address: str, cause: object) -> None:
         super().__init__(f"cannot connect to {address}: {cause}")
         self.address, self.cause = address, cause
         self.broker = address
-        self.hint = "check that the server runs, and that the address it registered is reachable from here"
 
 
 class ConnectionLost(RmqError, ConnectionError):
     """The connection to `address` ended while something was waiting for it."""
 
     retriable = True
+    hint = "try again; the request may have been carried out"
 
     def __init__(self, address: str, cause: object = None) -> None:
         super().__init__(f"connection to {address} was lost" + (f": {cause}" if cause else ""))
@@ -72,6 +85,7 @@ class RequestTimeout(RmqError, TimeoutError):
     """`address` did not answer request `code` within `seconds`. It may have been carried out."""
 
     retriable = True
+    hint = "try again or wait longer; the request may have been carried out"
 
     def __init__(self, address: str, code: int, seconds: float) -> None:
         super().__init__(f"{address} did not answer request {code} within {seconds:g} s")
@@ -83,6 +97,7 @@ class ReplyTimeout(RequestTimeout):
     """The question was stored, but nobody replied to it within `seconds`."""
 
     retriable = False
+    hint = "check that consumers of the topic run, and that they reply"
 
     def __init__(self, message_id: str, topic: str, code: int, seconds: float) -> None:
         RmqError.__init__(self, f"nobody replied to message {message_id} in {topic} within {seconds:g} s")
@@ -93,6 +108,8 @@ class ReplyTimeout(RequestTimeout):
 
 class PortInUse(RmqError, OSError):
     """Another process listens on `address`."""
+
+    hint = "see which process listens there, for example with ss -ltnp"
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -105,20 +122,41 @@ class ResponseError(RmqError):
     """The other side refused a request: `code` and `remark` are its words, `address` tells who."""
 
     code: int = 1
+    hint = "read the remark: it is the server's own reason"
     refresh_route: ClassVar[bool] = False
 
     def __init__(self, code: int | None = None, remark: str | None = None, address: str = "") -> None:
         self.code = type(self).code if code is None else code
         self.remark = remark or ""
         self.address = self.broker = address
+        if type(self) is ResponseError:
+            self.hint = _HINTS.get(self.code, self.hint)
         who = f"{address}: " if address else ""
         super().__init__(f"{who}{type(self).__name__} ({self.code}): {self.remark or 'no reason given'}")
+
+
+_HINTS = {
+    4: "read the remark, and send the message again",
+    15: "take a newer client: the broker does not serve one of this version",
+    18: "take another name: there is a topic of that name",
+    27: "wait for the next heartbeat: the broker has no filter data of this consumer yet",
+    28: "wait for the next heartbeat: the broker has newer filter data",
+    203: "end the transaction with the producer group that began it",
+    207: "look at what the client does with the message: it was not consumed in time",
+    208: "check the id: there is no such message",
+    209: "read the remark; only an administrator may change accounts",
+    210: "read the remark; only an administrator may delete accounts",
+    211: "read the remark; only an administrator may change the white addresses",
+    215: "slow down: the broker limits how fast this client may ask",
+}
+"""For the codes that have no class of their own."""
 
 
 class SystemFailure(ResponseError):
     """The server failed inside; its log has the traceback."""
 
     code, retriable = 1, True
+    hint = "read the remark and the server's log, and try again"
 
 
 class SystemBusy(ResponseError):
@@ -132,30 +170,35 @@ class RequestCodeNotSupported(ResponseError):
     """The server does not know this request."""
 
     code = 3
+    hint = "check that it is a server of the right kind, and new enough for this request"
 
 
 class FlushDiskTimeout(ResponseError):
     """Stored, but not on disk in time. As an answer to a send it is a status, not an error."""
 
     code = 10
+    hint = "the message is stored; if this repeats, the disk is slow: see syncFlushTimeout"
 
 
 class SlaveNotAvailable(ResponseError):
     """Stored, but there is no slave to copy it to. As an answer to a send it is a status."""
 
     code = 11
+    hint = "the message is stored; start a slave, or let the master be an ASYNC_MASTER"
 
 
 class FlushSlaveTimeout(ResponseError):
     """Stored, but not on a slave in time. As an answer to a send it is a status."""
 
     code = 12
+    hint = "the message is stored; if this repeats, the slave or the network to it is slow"
 
 
 class MessageIllegal(ResponseError):
     """The broker does not take this message: its size, properties or topic name."""
 
     code = 13
+    hint = "correct the message as the remark says"
 
 
 class ServiceNotAvailable(ResponseError):
@@ -183,43 +226,49 @@ class PullNotFound(ResponseError):
     """No message at that offset yet."""
 
     code = 19
+    hint = "wait: the pull goes on when there are messages"
 
 
 class PullRetryImmediately(ResponseError):
     """Nothing matched in the part that was looked at; go on from the offset in the answer."""
 
     code = 20
+    hint = "go on from the offset in the answer"
 
 
 class PullOffsetMoved(ResponseError):
     """The offset is outside what the queue holds; the answer names the valid one."""
 
     code = 21
+    hint = "go on from the offset in the answer"
 
 
 class QueryNotFound(ResponseError):
     """Nothing is stored for that question."""
 
     code = 22
+    hint = "check the key, the id and the time; old messages are deleted after fileReservedTime"
 
 
 class SubscriptionParseFailed(ResponseError):
     """The broker cannot read the filter expression."""
 
     code = 23
+    hint = "correct the expression; SQL92 needs enablePropertyFilter=true on the broker"
 
 
 class SubscriptionNotExist(ResponseError):
     """The group has no subscription to this topic at the broker (yet)."""
 
     code = 24
-    hint = "members of one group must have the same subscriptions"
+    hint = "let all members of the group subscribe to the same; a new one waits for its heartbeat"
 
 
 class SubscriptionNotLatest(ResponseError):
     """The broker has a newer subscription of this group than the one in the request."""
 
     code = 25
+    hint = "restart the members that have the older subscription"
 
 
 class SubscriptionGroupNotExist(ResponseError):
@@ -233,6 +282,7 @@ class NoBuyerId(ResponseError):
     """The message lacks the buyer id that this broker's unit asks for."""
 
     code, retriable = 204, True
+    hint = "give the message the property that its unit asks for"
 
 
 class NotInCurrentUnit(ResponseError):
@@ -246,6 +296,7 @@ class ConsumerNotOnline(ResponseError):
     """No member of the group is connected."""
 
     code = 206
+    hint = "start a member of the group"
 
 
 _KINDS: dict[int, type[ResponseError]] = {kind.code: kind for kind in ResponseError.__subclasses__()}
@@ -260,6 +311,7 @@ class NoRoute(RmqError):
     """No name server knows a broker for `topic`."""
 
     retriable = True
+    hint = "create the topic, or check that a broker is registered at the name servers"
 
     def __init__(self, topic: str, asked: Sequence[str] = (), detail: str = "") -> None:
         servers = f" at {', '.join(asked)}" if asked else ""
@@ -271,13 +323,16 @@ class NoRoute(RmqError):
 class SendFailed(RmqError):
     """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause."""
 
+    retriable = True
+    hint = "see the attempts: the last one's hint counts"
+
     def __init__(self, attempts: Sequence[tuple[str, BaseException, float]]) -> None:
         tries = "; ".join(f"{broker} after {elapsed:.3f} s: {error}" for broker, error, elapsed in attempts)
         super().__init__(f"not sent after {len(attempts)} attempt(s): {tries}")
         self.attempts = list(attempts)
         if attempts:
             self.broker, self.__cause__ = attempts[-1][0], attempts[-1][1]
-            self.hint = getattr(attempts[-1][1], "hint", "")
+            self.hint = getattr(attempts[-1][1], "hint", "") or self.hint
 
 
 class AccessDenied(ResponseError):
@@ -290,9 +345,13 @@ class AccessDenied(ResponseError):
 class StoreError(RmqError):
     """The store cannot do what was asked."""
 
+    hint = "look at the broker's log and disk; rmq store check looks into the store's folder"
+
 
 class CorruptRecord(StoreError):
     """A record at `offset` of `path` is damaged: `reason`. It is not the end of the log."""
+
+    hint = "look with rmq store check, then mend it with rmq store repair"
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
         super().__init__(f"{path}: damaged record at offset {offset}: {reason}")
@@ -302,13 +361,19 @@ class CorruptRecord(StoreError):
 class DiskFull(StoreError):
     """The store's disk has no room; the text has the figures."""
 
+    hint = "free some room, or keep messages for less time (fileReservedTime)"
+
 
 class OffsetOutOfRange(StoreError):
     """An offset outside what the store holds."""
 
+    hint = "read between the queue's minimum and maximum offset"
+
 
 class StoreLocked(StoreError):
     """Another broker owns the store folder `path`."""
+
+    hint = "the folder's lock file is held by a living process: find it with lsof or fuser"
 
     def __init__(self, path: str) -> None:
         super().__init__(

@@ -48,6 +48,8 @@ log = logging.getLogger("rmq.plugin")
 class PluginRefused(RmqError):
     """A plugin named in the configuration cannot be used; nothing has been started."""
 
+    hint = "correct the setting plugins, or install the plugin"
+
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"plugin {name!r}: {reason}")
         self.name = name

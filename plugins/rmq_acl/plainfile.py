@@ -47,6 +47,8 @@ T = TypeVar("T")
 class AclFileError(RmqError):
     """A file of accounts cannot be used; nothing of it has been."""
 
+    hint = "correct the file at the line that is named"
+
     def __init__(self, path: str, line: int, reason: str) -> None:
         super().__init__(f"{path}:{line}: {reason}" if line else f"{path}: {reason}")
         self.path, self.line, self.reason = path, line, reason

@@ -40,12 +40,16 @@ _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
 class FilterSyntaxError(RmqError):
     """The expression cannot be compiled; the text says where and why."""
 
+    hint = "correct the expression"
+
 
 class EvaluationError(RmqError):
     """The expression cannot be evaluated for this message (the message is not delivered).
 
     `kind` is the class that Java's filter throws in the same case: RuntimeException or ClassCastException.
     """
+
+    hint = "let the expression fit the properties of the messages"
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)

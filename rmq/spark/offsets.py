@@ -32,6 +32,8 @@ _SHAPE: Final = 'offsets as {"topic":{"broker-a":{"0":12}}}'
 class DataLoss(RmqError):
     """Messages that were to be read are not there."""
 
+    hint = "keep messages for longer (fileReservedTime), or allow the loss"
+
 
 @frozen
 class QueueRange:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 from pathlib import Path
 
 import pytest
 
+import rmq
 from rmq import errors
 from rmq.errors import (
     AccessDenied,
@@ -30,6 +33,9 @@ from rmq.errors import (
     TopicNotExist,
     for_code,
 )
+from rmq.protocol.codes import ResponseCode
+
+NEEDS_EXTRAS = {"rmq.client.otel", "rmq.__main__", "rmq.broker.__main__", "rmq.namesrv.__main__"}
 
 
 def test_every_error_is_an_rmq_error() -> None:
@@ -53,6 +59,55 @@ def test_a_response_code_picks_its_class(code: int, kind: type[ResponseError]) -
     error = for_code(code, "why", "127.0.0.1:10911")
     assert type(error) is kind
     assert (error.code, error.remark, error.address) == (code, "why", "127.0.0.1:10911")
+
+
+def all_kinds() -> list[type[RmqError]]:
+    for module in pkgutil.walk_packages(rmq.__path__, "rmq."):
+        if module.name not in NEEDS_EXTRAS and not module.name.startswith("rmq.spark"):
+            importlib.import_module(module.name)
+    found: dict[type[RmqError], None] = {}
+    waiting: list[type[RmqError]] = [RmqError]
+    while waiting:
+        kind = waiting.pop()
+        found |= {kind: None} if kind.__module__.startswith("rmq.") else {}
+        waiting += kind.__subclasses__()
+    return list(found)
+
+
+def test_every_kind_says_whether_to_try_again_and_what_to_do() -> None:
+    kinds = [kind for kind in all_kinds() if kind is not RmqError]
+    assert len(kinds) > 35
+    assert {type(kind.retriable) for kind in kinds} == {bool}
+    assert [kind.__name__ for kind in kinds if not is_one_sentence(kind.hint)] == []
+    assert [kind.__name__ for kind in kinds if not isinstance(kind.broker, str)] == []
+
+
+def is_one_sentence(hint: object) -> bool:
+    return isinstance(hint, str) and 10 < len(hint) < 110 and hint[0].islower() and hint[-1] not in ".!"
+
+
+@pytest.mark.parametrize("code", [code for code in ResponseCode if code != ResponseCode.SUCCESS])
+def test_every_response_code_says_what_to_do(code: ResponseCode) -> None:
+    error = for_code(code, "why", "127.0.0.1:10911")
+    assert is_one_sentence(error.hint), error.hint
+    assert (error.broker, error.code) == ("127.0.0.1:10911", code)
+    own = code not in (200, 201, 202)  # a client says these of a transaction, and no server
+    assert (error.hint != ResponseError.hint) is own
+
+
+@pytest.mark.parametrize(
+    ("error", "broker"),
+    [
+        (ConnectFailed("h:1", "refused"), "h:1"),
+        (ConnectionLost("h:1"), "h:1"),
+        (RequestTimeout("h:1", 310, 3.0), "h:1"),
+        (SendFailed([("a", ConnectionLost("h:1"), 0.1)]), "a"),
+        (NoRoute("T"), ""),
+    ],
+)
+def test_what_went_wrong_on_the_way_may_be_tried_again(error: RmqError, broker: str) -> None:
+    assert (error.retriable, error.broker) == (True, broker)
+    assert is_one_sentence(error.hint)
 
 
 def test_an_unknown_code_is_a_plain_response_error() -> None:
