@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 from rmq.client.session import Member, Session
+from rmq.client.stacks import stacks
 from rmq.message import PROPERTY_PRODUCER_GROUP, StoredMessage
 from rmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -75,10 +76,13 @@ class Answers:
             member.rebalance_soon()
 
     def _running_info(self, request: Command, connection: Connection) -> Command:
-        group = request.read(GetConsumerRunningInfoRequestHeader).consumer_group
-        if (member := self._member(group)) is None:
-            return _no_member(request, group)
-        return request.reply(body=member.running_info().to_json())
+        header = request.read(GetConsumerRunningInfoRequestHeader)
+        if (member := self._member(header.consumer_group)) is None:
+            return _no_member(request, header.consumer_group)
+        info = member.running_info()
+        if header.jstack_enable:
+            info.jstack = stacks()
+        return request.reply(body=info.to_json())
 
     def _status(self, request: Command, connection: Connection) -> Command:
         header = request.read(GetConsumerStatusRequestHeader)

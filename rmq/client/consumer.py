@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from rmq.client.inbox import Inbox
 from rmq.client.names import UNREACHABLE
 from rmq.client.observer import Observer
 from rmq.client.overdue import Hand, Overdue
+from rmq.client.pace import Pace
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
 from rmq.client.rebalance import Strategy
@@ -30,7 +31,6 @@ from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
     ConsumerData,
     ConsumerRunningInfo,
-    ConsumeStatus,
     ProcessQueueInfo,
 )
 from rmq.protocol.codes import ResponseCode
@@ -109,7 +109,7 @@ class Consumer:
         self._later_came = anyio.Event()
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._overdue = Overdue(session.config.consume_timeout_ms / 1000, self._expire)
-        self._failed_count: dict[str, int] = {}
+        self._pace = Pace()
         self._taken = 0
 
     def _assign(self, membership: Membership) -> Assignments:
@@ -399,7 +399,7 @@ class Consumer:
         return self._session.config.max_reconsume_times if limit is None else limit
 
     def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
-        self._failed_count[message.topic] = self._failed_count.get(message.topic, 0) + 1
+        self._pace.failure(_queue_topic(message))
         if error is not None:
             log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
 
@@ -445,6 +445,7 @@ class Consumer:
     # --- what pulling needs: see pulling.Owner ----------------------------------------------------
 
     def arrived(self, messages: Sequence[PulledMessage]) -> None:
+        self._pace.arrived(_queue_topic(messages[0]), len(messages))
         self._inbox.put(messages)
 
     def moved(self, queue: MessageQueue, next_offset: int) -> None:
@@ -454,6 +455,7 @@ class Consumer:
 
     def describe(self) -> ConsumerData:
         """What the heartbeat says of this member."""
+        self._pace.sample(self._session.now(), self._pending())
         consume_from = self._options.consume_from
         return ConsumerData(
             group_name=self.group,
@@ -486,11 +488,15 @@ class Consumer:
             },
             subscription_set=sorted(self._subscriptions.values(), key=lambda data: data.topic),
             mq_table={queue: self._window_info(queue) for queue in self.queues},
-            status_table={
-                topic: ConsumeStatus(consume_failed_msgs=self._failed_count.get(topic, 0))
-                for topic in sorted(self._subscriptions)
-            },
+            status_table=self._pace.rates(sorted(self._subscriptions), session.now(), self._pending()),
         )
+
+    def _pending(self) -> Counter[str]:
+        """Topic -> messages that were pulled and are not done with."""
+        pending = Counter[str]()
+        for queue, puller in self._assignments.pullers.items():
+            pending[queue.topic] += len(puller.window)
+        return pending
 
     def _window_info(self, queue: MessageQueue) -> ProcessQueueInfo:
         window = self._assignments.pullers[queue].window
@@ -528,6 +534,11 @@ class Consumer:
             result.remark = repr(error)
         result.spent_time_mills = int((self._session.now() - began) * 1000)
         connection.reply(request.reply(body=result.to_json()))
+
+
+def _queue_topic(message: PulledMessage) -> str:
+    """Where it was pulled from, which for a retried message is not its topic."""
+    return message.topic if message.window is None else message.window.queue.topic
 
 
 class Delivery:

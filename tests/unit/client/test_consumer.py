@@ -842,6 +842,31 @@ class TestQuestions:
         assert [data.topic for data in info.subscription_set] == ["%RETRY%g", "T"]
         window = info.mq_table[MessageQueue("T", "a", 0)]
         assert window.commit_offset == 7  # none has the tag
+        assert info.jstack is None
+
+    async def test_its_tasks_and_rates(self, setting: World, clock: MockClock) -> None:
+        fill(setting.cluster, 6, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as taker,
+        ):
+            for _ in range(6):
+                async with await taker.__anext__():
+                    pass
+            await trio.sleep(2)
+            answer = await self.call(
+                setting,
+                RequestCode.GET_CONSUMER_RUNNING_INFO,
+                consumerGroup="g",
+                clientId=client.client_id,
+                jstackEnable="true",
+            )
+            info = ConsumerRunningInfo.from_json(answer.body)
+        assert 0 < info.status_table["T"].consume_ok_tps <= 3
+        assert info.status_table["T"].pull_tps == info.status_table["T"].consume_ok_tps
+        assert "TASK: " in (info.jstack or "")
+        assert "rmq.client.pulling.Puller.run" in (info.jstack or "")
+        assert "MainThread" in (info.jstack or "")
 
     async def test_questions_about_other_groups(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.consumer("g", {"T": "*"}):
