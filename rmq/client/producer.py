@@ -212,6 +212,14 @@ class Producer:
         Its form is not checked again, and observers do not see it. Otherwise as `send`."""
         return await self._send(outgoing, queue, sharding_key)
 
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues that a topic's messages are spread over, in the order on which sharding keys rest.
+
+        Raises NoRoute. Cancelled: nothing has happened."""
+        self._check_open()
+        full = wrapped(self._session.config.namespace, topic)
+        return (await self._rotation(full, self._timeout)).route.publish_queues
+
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> None:
