@@ -20,7 +20,7 @@ from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
 from rmq.protocol.record import Record
 from rmq.store import recovery, scan
 from rmq.store.commitlog import CommitLog
-from rmq.store.config import BrokerRole, FlushDiskType
+from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.files import ConfigFiles
 from rmq.store.queues import Queues
 from rmq.store.segments import Segments
@@ -28,7 +28,7 @@ from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from tests.unit.broker.rig import Rig, send
 
-from .images import ROOT, START_MS, campaign, open_store, read_all
+from .images import ROOT, SETTINGS, START_MS, campaign, open_store, read_all
 
 pytestmark = pytest.mark.crash
 
@@ -127,14 +127,15 @@ def rejoin() -> None:
 def queue_sync() -> None:
     """After a failed sync of queue files, a clean stop and a power cut, the queues are whole."""
     for seed in range(20):
-        disk, now_ms = MemoryDisk(seed), START_MS
-        store = open_store(disk, now_ms)
-        store._now_ms = lambda: now_ms  # noqa: B023
+        disk, clock = MemoryDisk(seed), [START_MS]
+        config = StoreConfig(store_path_root_dir=ROOT, **SETTINGS)
+        store = Store(disk, config, store_host=bytes(8), now_ms=lambda: clock[0])  # noqa: B023
+        store.load()
         for fails in (True, False):
             for _ in range(30):
                 store.put(Record("Orders", 0, b"body"))
                 store.commit()
-            now_ms += 100_000
+            clock[0] += 100_000
             store.dispatch()
             store.flush()
             if fails:
@@ -144,7 +145,7 @@ def queue_sync() -> None:
             store.flush_checkpoint()
         store.close()
         disk.crash()
-        assert len(read_all(open_store(disk, now_ms), ("Orders", 0))) == 60
+        assert len(read_all(open_store(disk, clock[0]), ("Orders", 0))) == 60
 
 
 CHECKS = [images, queue_sync, damage, disk_level, replicated_level, forged_acknowledgement, rejoin]
