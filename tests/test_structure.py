@@ -25,6 +25,9 @@ ASYNC_PLACES = (
     "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/embedded.py",
+    "rmq/spark/cluster.py",
+    "rmq/spark/reading.py",
+    "rmq/spark/sink.py",
     "rmq/plugin.py",  # Plugin.run, which a plugin may override
 )
 

@@ -1,0 +1,186 @@
+"""Cluster: what the driver asks of a cluster — which queues there are, where they begin and end, what a group
+has committed — and the event loop in a thread that the plain functions of Spark's interface need.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from rmq.client.client import Client, connect
+from rmq.client.config import ClientConfig
+from rmq.client.names import UNREACHABLE
+from rmq.client.puller import PullConsumer
+from rmq.errors import NoRoute
+from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
+from rmq.remoting.tasks import bare_errors
+from rmq.spark.offsets import Offsets
+from rmq.spark.options import ConnectOptions, ReadOptions
+
+T = TypeVar("T")
+
+ROUTES_MS = 5_000
+"""New queues are seen after so long."""
+QUESTIONS_AT_ONCE = 64
+PAUSE_SECONDS = 0.2
+
+
+def client_of(options: ConnectOptions, **settings: Any) -> Client:
+    """A client of the cluster that the options name. Raises ConfigError."""
+    timeout = options.request_timeout_ms
+    config = ClientConfig(request_timeout_ms=timeout, poll_name_server_interval_ms=ROUTES_MS, **settings)
+    return connect(
+        options.name_server, credentials=options.credentials(), tls=options.tls_config(), config=config
+    )
+
+
+class Loop:
+    """An event loop in a thread of its own, and what is entered in it: `with Loop() as loop`."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self.portal: BlockingPortal
+
+    def __enter__(self) -> Self:
+        self.portal = self._stack.enter_context(start_blocking_portal("trio"))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._stack.__exit__(kind, error, trace)
+
+    def enter(self, block: Any) -> Any:
+        """Enter an async context manager, to be left with the loop; returns what it gives."""
+        return self._stack.enter_context(self.portal.wrap_async_context_manager(block))
+
+    def call(self, function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
+        """Run an async function in the loop and return its result."""
+        return self.portal.call(function, *arguments)
+
+
+class Cluster:
+    """Open connections to the cluster of a read: `with Cluster(options) as cluster`.
+
+    What cannot be reached is tried again for `patience` seconds; then, and for what brokers refuse, the
+    client's errors come out.
+    """
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._patience = options.pull_timeout_ms / 1000
+        self._loop = Loop()
+        self._puller: PullConsumer
+
+    def __enter__(self) -> Self:
+        self._loop.__enter__()
+        try:
+            client = self._loop.enter(client_of(self._options))
+            self._puller = self._loop.enter(client.pull_consumer(self._options.group))
+        except BaseException:
+            self._loop.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return self._loop.__exit__(kind, error, trace)
+
+    def queues(self, *, patient: bool = False) -> list[MessageQueue]:
+        """The queues of the topics that the options choose, as the name servers know them now.
+
+        Raises NoRoute for a topic that is named and not there, when `patient` only after a while."""
+        return self._loop.call(self._queues, NoRoute if patient else ())
+
+    def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
+        """For each queue the offset of its oldest message and the one that its next message will get."""
+        return self._ask(self._bounds, queues)
+
+    def at_time(self, queues: Iterable[MessageQueue], timestamp_ms: int) -> Offsets:
+        """For each queue the offset of the first message stored then or later."""
+
+        async def search(queue: MessageQueue) -> int:
+            return await self._puller.search_offset(queue, timestamp_ms)
+
+        return self._ask(search, queues)
+
+    def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
+        """Where the group goes on in each queue; None where it never was."""
+        return self._ask(lambda queue: self._puller.committed(queue), queues)
+
+    def recorded(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
+        """The same from the brokers' own tables, which do not say 0 of what was never committed."""
+        return self._ask(lambda queue: self._puller.recorded(queue), queues)
+
+    def commit(self, offsets: Offsets) -> None:
+        """Commit offsets for the group."""
+
+        async def commit(queue: MessageQueue) -> None:
+            await self._puller.commit(queue, offsets[queue])
+
+        self._ask(commit, offsets)
+
+    # --- in the loop ---
+
+    async def _queues(self, waits_for: Any) -> list[MessageQueue]:
+        options = self._options
+        topics: Iterable[str] = options.topics
+        if options.topic_pattern:
+            topics = _matching(options.topic_pattern, await self._patiently(self._puller.topics))
+        found: list[MessageQueue] = []
+        for topic in topics:
+            found += await self._patiently(self._puller.message_queues, topic, waits_for=waits_for)
+        if options.queues:
+            return [queue for queue in options.queues if queue in found]
+        return found
+
+    async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
+        return await self._puller.min_offset(queue), await self._puller.max_offset(queue)
+
+    def _ask(
+        self, question: Callable[[MessageQueue], Awaitable[T]], queues: Iterable[MessageQueue]
+    ) -> dict[MessageQueue, T]:
+        return self._loop.call(self._ask_all, question, list(queues))
+
+    async def _ask_all(
+        self, question: Callable[[MessageQueue], Awaitable[T]], queues: list[MessageQueue]
+    ) -> dict[MessageQueue, T]:
+        answers: dict[MessageQueue, T] = {}
+        limit = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
+
+        async def ask(queue: MessageQueue) -> None:
+            async with limit:
+                answers[queue] = await self._patiently(question, queue)
+
+        with bare_errors():
+            async with anyio.create_task_group() as tasks:
+                for queue in queues:
+                    tasks.start_soon(ask, queue)
+        return {queue: answers[queue] for queue in queues}
+
+    async def _patiently(
+        self, function: Callable[..., Awaitable[T]], *arguments: Any, waits_for: Any = ()
+    ) -> T:
+        deadline = anyio.current_time() + self._patience
+        expected = UNREACHABLE if waits_for == () else (*UNREACHABLE, waits_for)
+        while True:
+            try:
+                return await function(*arguments)
+            except expected:
+                if anyio.current_time() >= deadline:
+                    raise
+                await anyio.sleep(PAUSE_SECONDS)
+
+
+def _matching(pattern: str, topics: Iterable[str]) -> list[str]:
+    """Topics that the whole pattern matches; RocketMQ's own and retry topics only when it names a `%`."""
+    matches = re.compile(pattern).fullmatch
+    plain = (topic for topic in topics if "%" in pattern or not topic.startswith("%"))
+    return sorted(topic for topic in plain if matches(topic) and topic not in NOT_SENDABLE_TOPICS)

@@ -1,0 +1,240 @@
+"""Reading a range of one queue as Arrow batches, by pulls whose records are decoded many at once.
+
+The range is cut into slices, and some slices are pulled at the same time over one connection, for a broker
+gives only so much in one answer (32 messages or 256 KiB, unless it is set up to give more). What comes out
+is in the queue's order, without a gap but what a filter left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from anyio.abc import TaskGroup
+from attrs import define, field
+
+from rmq.client.names import UNREACHABLE
+from rmq.client.puller import PullConsumer
+from rmq.client.pulling import RawPull
+from rmq.errors import ResponseError
+from rmq.protocol.codes import ResponseCode
+from rmq.remoting.tasks import bare_errors
+from rmq.spark.cluster import Loop, client_of
+from rmq.spark.offsets import QueueRange, lost
+from rmq.spark.options import ReadOptions
+from rmq.spark.records import decode_batch, record_starts
+
+REMOVING = "MESSAGE_WAS_REMOVING"
+PAUSE_SECONDS = 0.05
+FILTERED_SLICE = 8
+"""A filtered pull may look at many messages for few: slices are so many times longer then."""
+GROW_AFTER = 16
+"""Answers in a row that gave all that was asked for, after which more is asked for."""
+_OFFSET_AT = 20
+"""Where a record has its queue offset (see rmq.protocol.record)."""
+
+log = logging.getLogger(__name__)
+
+
+def read_range(options: ReadOptions, wanted: QueueRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """The messages of a range, in order, as batches of these columns.
+
+    Raises DataLoss for messages that are not there any more (unless those are to be skipped), and the
+    client's errors when the broker cannot be reached for `pullTimeoutMs`."""
+    hidden = bool(options.tags) and "tags" not in columns
+    decoded = [*columns, "tags"] if hidden else list(columns)
+    tags = pa.array(sorted(options.tags)) if options.tags else None
+    with Loop() as loop:
+        puller = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
+        reader = loop.enter(RangeReader(puller, wanted, options))
+        while data := loop.call(reader.next):
+            batch = decode_batch(
+                data,
+                record_starts(data),
+                decoded,
+                broker_name=wanted.queue.broker_name,
+                decompress=options.decompress,
+            )
+            if tags is not None:
+                batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
+            yield batch.select(columns) if hidden else batch
+
+
+@define(eq=False)
+class _Slice:
+    """A part of the range, and what has been pulled of it."""
+
+    start: int
+    stop: int
+    parts: list[bytes | memoryview] = field(factory=list)
+    count: int = 0
+    size: int = 0
+    error: Exception | None = None
+    done: anyio.Event = field(factory=anyio.Event)
+
+
+class RangeReader:
+    """Pulls a range ahead of who takes it: `async with RangeReader(...) as reader`."""
+
+    def __init__(self, puller: PullConsumer, wanted: QueueRange, options: ReadOptions) -> None:
+        self._puller = puller
+        self._queue = wanted.queue
+        self._at = wanted.start
+        self._stop = wanted.stop
+        self._options = options
+        self._filtered = options.is_filtered
+        self._stride = options.pull_batch
+        self._full_answers = 0
+        self._slices: deque[_Slice] = deque()
+        self._tasks: TaskGroup
+
+    async def __aenter__(self) -> Self:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._tasks.cancel_scope.cancel()
+        with bare_errors():
+            await self._tasks.__aexit__(None, None, None)
+
+    async def next(self) -> bytes:
+        """The next records, back to back: about `batchRows` or `batchBytes` of them; empty at the end.
+
+        Raises what a pull raised, at the place where its records would have come."""
+        options = self._options
+        parts: list[bytes | memoryview] = []
+        rows = size = 0
+        while rows < options.batch_rows and size < options.batch_bytes:
+            self._fill()
+            if not self._slices:
+                break
+            first = self._slices[0]
+            await first.done.wait()
+            if first.error is not None:
+                raise first.error
+            self._slices.popleft()
+            parts += first.parts
+            rows += first.count
+            size += first.size
+        return b"".join(parts)
+
+    def _fill(self) -> None:
+        """Have as many slices under way as may be."""
+        length = self._stride * (FILTERED_SLICE if self._filtered else 1)
+        while self._at < self._stop and len(self._slices) < self._options.pulls_in_flight:
+            piece = _Slice(self._at, min(self._at + length, self._stop))
+            self._at = piece.stop
+            self._slices.append(piece)
+            self._tasks.start_soon(self._pull_slice, piece)
+
+    async def _pull_slice(self, piece: _Slice) -> None:
+        try:
+            at = piece.start
+            while at < piece.stop:
+                at = await self._advance(piece, at)
+        except Exception as error:  # for whoever takes the slice
+            piece.error = error
+        finally:
+            piece.done.set()
+
+    async def _advance(self, piece: _Slice, at: int) -> int:
+        """One pull; where the slice goes on."""
+        asked = min(piece.stop - at, self._options.pull_batch)
+        answer = await self._pull(at, asked)
+        if answer.code == ResponseCode.SUCCESS:
+            return self._take(piece, at, asked, answer)
+        if answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and answer.status != REMOVING:
+            if self._filtered and answer.next_offset > at:
+                return self._passed_over(at, min(answer.next_offset, piece.stop), answer)
+            if answer.next_offset == at:
+                await anyio.sleep(PAUSE_SECONDS)
+                return at
+        ahead = answer.next_offset if answer.code != ResponseCode.PULL_NOT_FOUND else 0
+        return self._missing(at, min(ahead, piece.stop) if ahead > at else piece.stop, answer)
+
+    async def _pull(self, at: int, count: int) -> RawPull:
+        """Pull, again and again while the broker is not there or too busy."""
+        deadline = anyio.current_time() + self._options.pull_timeout_ms / 1000
+        while True:
+            try:
+                return await self._puller.pull_raw(
+                    self._queue, at, max_messages=count, expression=self._options.expression
+                )
+            except (*UNREACHABLE, ResponseError) as error:
+                again = not isinstance(error, ResponseError) or error.retriable
+                if not again or anyio.current_time() >= deadline:
+                    raise
+                log.info("pull from %s at %d: %s", self._queue, at, error)
+            await anyio.sleep(PAUSE_SECONDS)
+
+    def _take(self, piece: _Slice, at: int, asked: int, answer: RawPull) -> int:
+        """Keep the records of an answer that belong to the slice; where it goes on."""
+        body = answer.body
+        starts = record_starts(body)
+        offsets = queue_offsets(body, starts)
+        low, high = np.searchsorted(offsets, (at, piece.stop))
+        begin = int(starts[low]) if low < len(starts) else len(body)
+        end = int(starts[high]) if high < len(starts) else len(body)
+        if end > begin:
+            piece.parts.append(body if end - begin == len(body) else memoryview(body)[begin:end])
+            piece.size += end - begin
+            piece.count += int(high - low)
+        if self._filtered:
+            return self._passed_over(at, min(max(answer.next_offset, at + 1), piece.stop), answer)
+        mine = offsets[low:high]
+        self._learn(asked, len(mine))
+        expected = np.arange(at, at + len(mine))
+        if len(mine) and np.array_equal(mine, expected):
+            return at + len(mine)
+        return self._missing_between(at, mine, piece.stop, answer)
+
+    def _missing_between(self, at: int, offsets: Any, stop: int, answer: RawPull) -> int:
+        last = int(offsets[-1]) + 1 if len(offsets) else stop
+        self._missing(at, last, answer)
+        return last
+
+    def _learn(self, asked: int, given: int) -> None:
+        """Ask for what the broker gives: slices that need a second pull are slow."""
+        if given < asked:
+            self._stride = max(given, 1)
+            self._full_answers = 0
+        elif asked >= self._stride:
+            self._full_answers += 1
+            if self._full_answers >= GROW_AFTER:
+                self._stride = min(2 * self._stride, self._options.pull_batch)
+                self._full_answers = 0
+
+    def _passed_over(self, at: int, ahead: int, answer: RawPull) -> int:
+        """A filter left messages out; but what is older than the oldest may have been wanted."""
+        if answer.min_offset > at:
+            self._missing(at, min(answer.min_offset, ahead), answer)
+        return ahead
+
+    def _missing(self, at: int, ahead: int, answer: RawPull) -> int:
+        """Messages [at, ahead) are not all there. Raises DataLoss unless they are to be skipped."""
+        queue = self._queue
+        loss = (
+            f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}: of messages {at} to {ahead - 1}"
+            f" some are gone ({answer.status or answer.code}), the broker has {answer.min_offset} to"
+            f" {answer.max_offset - 1}"
+        )
+        if self._options.fail_on_data_loss:
+            raise lost([loss])
+        log.warning("skipped, since failOnDataLoss is false: %s", loss)
+        return ahead
+
+
+def queue_offsets(data: bytes, starts: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The queue offsets of the records that begin at `starts`."""
+    raw = np.frombuffer(data, np.uint8)
+    return raw[starts[:, None] + (_OFFSET_AT + np.arange(8))].view(">i8").ravel().astype(np.int64)

@@ -1,0 +1,219 @@
+"""Reading topics in batches and streams: the plans, made in the driver. See `reading` for the tasks.
+
+A read is exact because a range [start, stop) of a queue is always the same messages: Spark keeps the ranges
+in its checkpoint, and whatever of a range is missing raises DataLoss (or is skipped and logged).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from rmq.message import MessageQueue
+from rmq.spark.bounds import batch_bounds, first_offsets
+from rmq.spark.cluster import Cluster
+from rmq.spark.offsets import (
+    Offsets,
+    Plan,
+    limited,
+    lost,
+    offsets_of,
+    offsets_tree,
+    plan,
+    split,
+)
+from rmq.spark.options import ReadOptions, read_options
+from rmq.spark.schema import check_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+POLL_SECONDS = 0.1
+"""Spark asks for new messages without a pause; this is the pause."""
+
+log = logging.getLogger(__name__)
+
+
+def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
+    """The reader of `spark.read`. Raises ConfigError."""
+    return BatchReader(read_options(options, streaming=False), check_columns(schema))
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
+    """The reader of `spark.readStream`. Raises ConfigError."""
+    return StreamReader(read_options(options, streaming=True), check_columns(schema))
+
+
+def _read(
+    options: ReadOptions, columns: Sequence[str], partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    from rmq.spark.reading import read_range
+
+    if partition.value is None:  # what Spark makes of an empty list of partitions
+        return iter(())
+    return read_range(options, partition.value, columns)
+
+
+def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
+    """The tasks of a plan. Raises DataLoss where something is lost, unless it is to be skipped."""
+    if found.losses and options.fail_on_data_loss:
+        raise lost(found.losses)
+    for loss in found.losses:
+        log.warning("skipped, since failOnDataLoss is false: %s", loss)
+    pieces = split(
+        found.ranges,
+        min_partitions=options.min_partitions,
+        max_records=options.max_records_per_partition,
+    )
+    return [InputPartition(piece) for piece in pieces]
+
+
+def _up_to(target: Offsets, known: Offsets, end: Offsets) -> Offsets:
+    """`end` without what came after `target`, except that nothing goes back behind `known`."""
+    return {
+        queue: max(min(offset, target.get(queue, 0)), min(offset, known.get(queue, 0)))
+        for queue, offset in end.items()
+        if queue in target or queue in known
+    }
+
+
+class BatchReader(DataSourceReader):
+    """One batch; where it ends is fixed when it is planned."""
+
+    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        with Cluster(self._options) as cluster:
+            start, end = batch_bounds(cluster, self._options)
+            return _partitions(plan(start, end, cluster.bounds(end)), self._options)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._columns, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Spark keeps one in the driver for as long as a query runs; copies without any state read."""
+
+    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+        self._options = options
+        self._columns = columns
+        self._cluster: Cluster | None = None
+        self._first: Offsets | None = None
+        self._target: Offsets | None = None
+        self._newest: Offsets | None = None
+        self._polled_at = 0.0
+        self._batch_at: float | None = None
+        self._told: set[str] = set()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StreamReader, (self._options, self._columns)
+
+    # --- planning, in the driver ---
+
+    def initialOffset(self) -> dict[str, Any]:
+        if self._first is None:
+            self._first = first_offsets(self._open(), self._options)
+        return offsets_tree(self._first)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        most = self._options.max_offsets_per_trigger
+        return ReadMaxRows(most) if most else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = {queue: most for queue, (_, most) in self._bounds(patient=True).items()}
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        known = offsets_of(start)
+        self._pause()
+        bounds = self._bounds(patient=True)
+        self._newest = {queue: most for queue, (_, most) in bounds.items()}
+        begin = {**{queue: least for queue, (least, _) in bounds.items()}, **known}
+        end = self._end(known, self._newest)
+        if self._target is not None:
+            end = _up_to(self._target, known, end)
+        if self._waits(begin, end):
+            return offsets_tree(known)
+        if isinstance(limit, ReadMaxRows):
+            end = limited(begin, end, limit.max_rows)
+        if end != known:
+            self._batch_at = time.monotonic()
+        return offsets_tree(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._newest is None else offsets_tree(self._newest)
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _partitions(plan(offsets_of(start), offsets_of(end), self._bounds()), self._options)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Commit for the group, for those who watch its lag; nothing is read from there."""
+        if not self._options.group_id:
+            return
+        try:
+            self._open().commit(offsets_of(end))
+        except Exception as error:  # the query is right without
+            log.warning("the offsets of group %s are not committed: %s", self._options.group_id, error)
+
+    def stop(self) -> None:
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.__exit__(None, None, None)
+
+    # --- reading, in a task ---
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return _read(self._options, self._columns, partition)
+
+    # --- parts ---
+
+    def _open(self) -> Cluster:
+        if self._cluster is None:
+            self._cluster = Cluster(self._options).__enter__()
+        return self._cluster
+
+    def _bounds(self, *, patient: bool = False) -> dict[MessageQueue, tuple[int, int]]:
+        cluster = self._open()
+        return cluster.bounds(cluster.queues(patient=patient))
+
+    def _pause(self) -> None:
+        wait = self._polled_at + POLL_SECONDS - time.monotonic()
+        if wait > 0:
+            time.sleep(wait)
+        self._polled_at = time.monotonic()
+
+    def _end(self, known: Offsets, newest: Mapping[MessageQueue, int]) -> Offsets:
+        """Where the queues end. One that is gone keeps its place: its broker may come back."""
+        gone = {queue: offset for queue, offset in known.items() if queue not in newest}
+        back = {queue: offset for queue, offset in known.items() if offset > newest.get(queue, offset)}
+        losses = [f"{queue} is gone, it was read up to {offset}" for queue, offset in gone.items()]
+        losses += [
+            f"{queue} was read up to {offset}, it ends at {newest[queue]}" for queue, offset in back.items()
+        ]
+        if losses and self._options.fail_on_data_loss:
+            raise lost(losses)
+        for loss in set(losses) - self._told:
+            log.warning("skipped, since failOnDataLoss is false: %s", loss)
+        self._told = set(losses)
+        return {**gone, **newest}
+
+    def _waits(self, begin: Offsets, end: Offsets) -> bool:
+        """Whether there are too few messages for a batch, and not for too long."""
+        least = self._options.min_offsets_per_trigger
+        if not least or self._target is not None or self._batch_at is None:
+            return False
+        ready = sum(max(offset - begin.get(queue, offset), 0) for queue, offset in end.items())
+        waited_ms = (time.monotonic() - self._batch_at) * 1000
+        return ready < least and waited_ms < self._options.max_trigger_delay_ms

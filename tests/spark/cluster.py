@@ -1,0 +1,87 @@
+"""A real name server and broker in a thread of the test's process, and messages to send to it."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import trio
+
+from rmq import embedded
+from rmq.client import blocking
+from rmq.message import Message, MessageQueue
+
+START_SECONDS = 20
+
+
+class Pair:
+    """A name server and a broker that run, and a client of them."""
+
+    def __init__(self, system: embedded.System, token: trio.lowlevel.TrioToken) -> None:
+        self.names = system.namesrv_address
+        self.system = system
+        self._token = token
+
+    def make_topic(self, topic: str, queues: int) -> None:
+        """Make a topic, or change its number of queues."""
+        trio.from_thread.run(self.system.create_topic, topic, queues, trio_token=self._token)
+
+    def send(self, topic: str, count: int, *, first: int = 0, queues: int = 2, **more: Any) -> None:
+        """Send `count` messages "b<number>" in turn to the queues of the topic."""
+        with blocking.connect(self.names) as client, client.producer("tests") as producer:
+            for queue_id in range(queues):
+                mine = range(first + (queue_id - first) % queues, first + count, queues)
+                queue = MessageQueue(topic, self.broker, queue_id)
+                if messages := [Message(topic, b"b%d" % number, **more) for number in mine]:
+                    producer.send_batch(messages, queue=queue)
+
+    @property
+    def broker(self) -> str:
+        return str(embedded.SETTINGS["brokerName"])
+
+    def options(self, topic: str, **more: object) -> dict[str, str]:
+        """Options of a read or write."""
+        return {"nameServer": self.names, "topic": topic, **{key: str(value) for key, value in more.items()}}
+
+
+@contextmanager
+def running(
+    folder: pathlib.Path, *, settings: Mapping[str, str] | None = None, **ports: int
+) -> Iterator[Pair]:
+    """Run a pair over a folder for the length of the block."""
+    started = threading.Event()
+    found: list[Pair] = []
+    ended: list[BaseException] = []
+    stop: list[Callable[[], None]] = []
+
+    async def main() -> None:
+        with trio.CancelScope() as scope:
+            async with embedded.open(folder, settings=settings, **ports) as system:
+                token = trio.lowlevel.current_trio_token()
+                found.append(Pair(system, token))
+                stop.append(lambda: token.run_sync_soon(scope.cancel))
+                started.set()
+                await trio.sleep_forever()
+
+    def run() -> None:
+        try:
+            trio.run(main)
+        except BaseException as error:
+            ended.append(error)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    assert started.wait(START_SECONDS)
+    try:
+        if ended:
+            raise ended[0]
+        yield found[0]
+    finally:
+        for one in stop:
+            one()
+        thread.join(START_SECONDS)
