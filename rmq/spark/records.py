@@ -32,7 +32,7 @@ from rmq.spark.walk import every, walk
 Array: TypeAlias = np.ndarray[Any, Any]
 Data: TypeAlias = bytes | memoryview | Array
 
-_HEAD: Final = np.dtype(
+HEAD: Final = np.dtype(
     [
         ("size", ">i4"),
         ("magic", ">u4"),
@@ -123,7 +123,7 @@ class Records:
         self._refuse(
             (starts < 0) | (starts > len(buffer) - FIXED_SIZE), "less than a record's bytes are left here"
         )
-        self.head = head = every(buffer, _HEAD)[starts]
+        self.head = head = every(buffer, HEAD)[starts]
         size = head["size"].astype(np.int64)
         self._refuse(
             (head["magic"] != MESSAGE_MAGIC) | (size < FIXED_SIZE) | (starts + size > len(buffer)),
@@ -142,7 +142,7 @@ class Records:
         sys_flag = self.head["sysFlag"]
         self._born_host = _HOST + _WIDER * ((sys_flag & SYS_BORNHOST_V6) != 0)
         self._store_host = _HOST + _WIDER * ((sys_flag & SYS_STOREHOST_V6) != 0)
-        self._stored_at = at + _HEAD.itemsize + self._born_host
+        self._stored_at = at + HEAD.itemsize + self._born_host
         tail_at = self._stored_at + 8 + self._store_host
         self._body_at = tail_at + _TAIL.itemsize
         self._refuse(self._body_at + 3 > end, "the record is too short for its hosts")
@@ -203,7 +203,7 @@ class Records:
         return pa.array(texts, pa.string()).take(found.indices)
 
     def born_hosts(self) -> pa.Array:
-        return self.hosts(self._at + _HEAD.itemsize, self._born_host)
+        return self.hosts(self._at + HEAD.itemsize, self._born_host)
 
     def store_hosts(self) -> pa.Array:
         return self.hosts(self._stored_at + 8, self._store_host)

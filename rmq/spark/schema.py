@@ -69,6 +69,8 @@ def check_columns(schema: StructType) -> list[str]:
         if found.dataType != expected:
             asked = found.dataType.simpleString()
             raise ConfigError(f"schema column {found.name}", asked, expected.simpleString())
+        if not found.nullable:
+            raise ConfigError(f"schema column {found.name}", "not null", "a column that may be null")
     names: list[str] = schema.fieldNames()
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:

@@ -1,0 +1,34 @@
+"""The Spark data source `rmqstore`: the files of a RocketMQ store as rows, without a broker.
+
+Spark imports every module named pyspark_* and takes its DefaultSource; so nothing heavy is imported here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from rmq.spark.store_source import StoreReader
+
+
+class DefaultSource(DataSource):
+    """`spark.read.format("rmqstore").option(...).load(folder)`. Options and columns: docs/spark.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "rmqstore"
+
+    def schema(self) -> StructType:
+        from rmq.spark.schema import spark_schema
+
+        return spark_schema()
+
+    def reader(self, schema: StructType) -> StoreReader:
+        from rmq.spark.store_options import StoreOptions
+        from rmq.spark.store_source import StoreReader
+
+        return StoreReader(StoreOptions.of(self.options), schema)

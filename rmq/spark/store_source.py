@@ -1,0 +1,214 @@
+"""The reader behind the data source `rmqstore`: a store's files in parallel, without a broker.
+
+The driver finds the end of the log and cuts the files into chunks (or the consume queues into ranges of
+units); each task reads one and depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from attrs import define
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmq.errors import ConfigError, CorruptRecord
+from rmq.spark.records import HEAD, Records, decode_batch
+from rmq.spark.schema import arrow_schema, check_columns
+from rmq.spark.store_files import (
+    LogFile,
+    QueueUnits,
+    check_no_hole,
+    log_end,
+    log_files,
+    queue_folders,
+    queue_range,
+    queue_units,
+)
+from rmq.spark.store_options import StoreOptions
+from rmq.spark.store_scan import Batch, ChunkScan, Damage
+from rmq.spark.walk import every
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+log = logging.getLogger("rmq.spark")
+
+_UNITS_AT_ONCE: Final = 1 << 18
+"""Units of a consume queue that a task reads: their records are some 64 MiB and more of the log."""
+
+
+@define(slots=False)
+class Chunk(InputPartition):
+    """A part of a file: the records that begin at begin <= place < end. The log ends at `limit`."""
+
+    file: LogFile
+    begin: int
+    end: int
+    limit: int
+
+
+@define(slots=False)
+class QueuePart(InputPartition):
+    """The records of a queue's units with first <= queue offset < end; the log ends at `limit`."""
+
+    topic: str
+    queue_id: int
+    folder: str
+    first: int
+    end: int
+    limit: int
+
+
+class StoreReader(DataSourceReader):
+    """Reads what the options say, in the columns of `schema`. Raises ConfigError."""
+
+    def __init__(self, options: StoreOptions, schema: StructType) -> None:
+        self._options = options
+        self._columns = check_columns(schema)
+        self._batch = Batch(options.batch_rows, options.batch_bytes)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The parts to read. Raises ConfigError, StoreError, CorruptRecord when a file is missing."""
+        options = self._options
+        files = log_files(options.path)
+        if options.on_corrupt == "fail":
+            check_no_hole(files)
+        limit = log_end(files)
+        if options.via == "consumequeue":
+            return _queue_parts(options.path, options.topics, limit)
+        return [chunk for file in files for chunk in _chunks(file, limit, options.chunk_bytes)]
+
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        """The rows of one part. Raises CorruptRecord when onCorrupt=fail; an empty batch is never given."""
+        if isinstance(partition, Chunk):
+            found = self._read_chunk(partition)
+        elif isinstance(partition, QueuePart):
+            found = self._read_queue(partition)
+        else:  # Spark's stand-in for a plan without parts
+            return
+        for batch in found:
+            if batch.num_rows:
+                yield batch
+
+    # --- by the commit log ---
+
+    def _read_chunk(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        buffer = chunk.file.map()
+        limit = min(max(chunk.limit - chunk.file.base, 0), chunk.file.size)
+        scan = ChunkScan(buffer, chunk.file.base, limit, self._batch)
+        for found in scan.rows(chunk.begin, chunk.end, partial(self._decode, buffer)):
+            if isinstance(found, Damage):
+                yield from self._damaged(chunk.file, found)
+            else:
+                yield found
+
+    def _decode(self, buffer: Array, starts: Array) -> pa.RecordBatch:
+        options = self._options
+        if options.topics:
+            topics = Records(buffer, starts, "").topics()
+            chosen = pc.is_in(topics, value_set=pa.array(options.topics))
+            starts = starts[chosen.to_numpy(zero_copy_only=False)]
+        return decode_batch(
+            buffer,
+            starts,
+            self._columns,
+            broker_name=options.broker_name,
+            decompress=options.decompress,
+            check_crc=options.verify_crc,
+        )
+
+    def _damaged(self, file: LogFile, damage: Damage) -> Iterator[pa.RecordBatch]:
+        """Do with damage what onCorrupt says."""
+        position = file.base + damage.position
+        if self._options.on_corrupt == "fail":
+            raise CorruptRecord(
+                file.path,
+                position,
+                f"{damage.reason}; the next good place is {position + damage.size}. Restore the file, or "
+                "read on with option onCorrupt=skip or onCorrupt=report",
+            )
+        log.warning(
+            "%s: %d bytes from offset %d on are skipped: %s", file.path, damage.size, position, damage.reason
+        )
+        if self._options.on_corrupt == "report":
+            properties = {"file": file.path, "bytes": str(damage.size), "reason": damage.reason}
+            row = {"physicalOffset": position, "properties": properties}
+            yield pa.RecordBatch.from_pylist(
+                [{name: row.get(name) for name in self._columns}], schema=arrow_schema(self._columns)
+            )
+
+    # --- by a consume queue ---
+
+    def _read_queue(self, part: QueuePart) -> Iterator[pa.RecordBatch]:
+        units = queue_units(part.folder, part.first, part.end)
+        files = log_files(self._options.path)
+        lost = units.physical_offset >= part.limit
+        if lost.any():
+            yield from self._lost(part, units, lost)
+        # Units of records that retention has removed stay for a while: they are no damage.
+        for file in files:
+            end = min(file.base + file.size, part.limit)
+            here = (units.physical_offset >= file.base) & (units.physical_offset < end)
+            inside = QueueUnits(*(field[here] for field in units))
+            for cut in self._batch.cut(np.cumsum(inside.size, dtype=np.int64)):
+                yield from self._decode_units(part, file, QueueUnits(*(field[cut] for field in inside)))
+
+    def _lost(self, part: QueuePart, units: QueueUnits, lost: Array) -> Iterator[pa.RecordBatch]:
+        first = int(units.queue_offset[lost][0])
+        file = LogFile(part.folder, 0, 0)
+        reason = f"unit {first} and {int(lost.sum()) - 1} others name places after the end of the log"
+        yield from self._damaged(file, Damage(int(units.physical_offset[lost][0]), 0, reason))
+
+    def _decode_units(self, part: QueuePart, file: LogFile, units: QueueUnits) -> Iterator[pa.RecordBatch]:
+        # Mapped anew for each batch: the pages of the one before are given back.
+        buffer = file.map()
+        starts = units.physical_offset - file.base
+        while len(starts):
+            try:
+                _check_units(buffer, part.queue_id, starts, units)
+                yield self._decode(buffer, starts)
+                return
+            except CorruptRecord as error:
+                bad = starts == error.offset
+                size = int(units.size[bad][0])
+                yield from self._damaged(file, Damage(error.offset, size, error.reason))
+            units = QueueUnits(*(field[~bad] for field in units))
+            starts = starts[~bad]
+
+
+def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits) -> None:
+    """Raise CorruptRecord at a record that is not what its unit says."""
+    fits = starts <= len(buffer) - HEAD.itemsize
+    head = every(buffer, HEAD)[np.where(fits, starts, 0)]
+    fits &= (head["size"] == units.size) & (head["queueId"] == queue_id)
+    fits &= head["queueOffset"] == units.queue_offset
+    if not fits.all():
+        wrong = int(np.argmin(fits))
+        number = int(units.queue_offset[wrong])
+        raise CorruptRecord("record", int(starts[wrong]), f"unit {number} of its queue names another record")
+
+
+def _chunks(file: LogFile, limit: int, size: int) -> Iterator[Chunk]:
+    end = min(file.size, limit - file.base)
+    for begin in range(0, max(end, 0), size):
+        yield Chunk(file, begin, min(begin + size, end), limit)
+
+
+def _queue_parts(path: str, topics: Sequence[str], limit: int) -> list[InputPartition]:
+    parts: list[InputPartition] = []
+    for topic in topics:
+        folders = queue_folders(path, topic)
+        if not folders:
+            raise ConfigError("rmqstore option topic", topic, f"a topic with consume queues in {path}")
+        for queue_id, folder in folders.items():
+            first, end = queue_range(folder)
+            for begin in range(first, end, _UNITS_AT_ONCE):
+                stop = min(begin + _UNITS_AT_ONCE, end)
+                parts.append(QueuePart(topic, queue_id, folder, begin, stop, limit))
+    return parts
