@@ -24,6 +24,9 @@ SEND_V2_CODES: Final = frozenset(
 )
 """Requests whose header has the one-letter names of SendMessageRequestHeaderV2."""
 
+SECRET_FIELDS: Final = frozenset({"secretKey", "Signature", "SecurityToken"})
+"""Header fields that no log shows."""
+
 _opaques = count(1)
 
 
@@ -137,7 +140,8 @@ class Command:
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
-        fields = dict(self.ext) or self.header
+        fields = {name: "***" if name in SECRET_FIELDS else value for name, value in self.ext.items()}
+        fields = fields or self.header
         return (
             f"<{kind} {self.code} opaque={self.opaque} remark={self.remark!r} {fields} body={len(self.body)}>"
         )

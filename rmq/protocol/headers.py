@@ -109,7 +109,7 @@ class CreateAccessConfigRequestHeader:
     """Header of UPDATE_AND_CREATE_ACL_CONFIG (50)."""
 
     access_key: str
-    secret_key: str | None = None
+    secret_key: str | None = field(default=None, repr=False)
     white_remote_address: str | None = None
     admin: bool = False
     default_topic_perm: str | None = None
