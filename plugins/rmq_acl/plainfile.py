@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import yaml
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from rmq.errors import RmqError
 from rmq.message import RETRY_PREFIX
@@ -38,6 +38,8 @@ ACCOUNT_KEYS: Final = (
 )
 KEY_LENGTH_MIN: Final = 7
 """Letters of an access key and of a secret: RocketMQ wants more than six."""
+
+_TEXT: Final = "tag:yaml.org,2002:str"
 
 log = logging.getLogger("rmq.acl")
 
@@ -170,7 +172,7 @@ class _Reader:
         topics = dict(self._single(given.get("topicPerms"), "topicPerms"))
         groups = {_group(name): owned for name, owned in self._single(given.get("groupPerms"), "groupPerms")}
         groups |= {_group(name): owned for name, owned in topics.items() if name.startswith(RETRY_PREFIX)}
-        return _with(account, topics, groups), node
+        return evolve(account, topics=topics, groups=groups), node
 
     def _key(self, node: yaml.Node, given: Mapping[str, yaml.Node], name: str) -> str:
         text = self.text(given.get(name), name)
@@ -213,12 +215,6 @@ def name_and_permission(text: str) -> tuple[str, int]:
     return name, permissions.parse(permission)
 
 
-def _with(account: Account, topics: dict[str, int], groups: dict[str, int]) -> Account:
-    from attrs import evolve
-
-    return evolve(account, topics=topics, groups=groups)
-
-
 def _group(name: str) -> str:
     return name.removeprefix(RETRY_PREFIX)
 
@@ -240,6 +236,18 @@ def _is_null(node: yaml.Node) -> bool:
 
 
 def _tree(root: yaml.Node) -> dict[str, Any]:
-    """The content as plain values; names and secrets of accounts as they are written."""
+    """The content as plain values; what accounts are called and their secrets stay as they are written."""
+    for node in _nodes(root, ACCOUNTS):
+        for account in node.value:
+            for key in (ACCESS_KEY, SECRET_KEY):
+                for scalar in _nodes(account, key):
+                    scalar.tag = _TEXT
     tree: dict[str, Any] = yaml.constructor.SafeConstructor().construct_document(root)
     return tree
+
+
+def _nodes(mapping: yaml.Node, name: str) -> Iterator[yaml.Node]:
+    """What stands under a key, unless that is nothing."""
+    for key, value in mapping.value:
+        if key.value == name and not _is_null(value):
+            yield value
