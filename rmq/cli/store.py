@@ -26,6 +26,13 @@ from rmq.store.repair import Lost, cut_tail, rebuild, skip_damaged
 SHOWN = 50
 Step = Callable[[str, int, int], None]
 FOLDER = click.argument("folder", type=click.Path(exists=True, file_okay=False), metavar="DIR")
+LOG = click.option(
+    "--commitlog",
+    "commit_log",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Where the log is (storePathCommitLog), when not in DIR/commitlog.",
+)
 DELAYS = click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelayLevel, if it was changed.")
 
 
@@ -39,17 +46,19 @@ def store() -> None:
 
 @store.command("check")
 @FOLDER
+@LOG
 @DELAYS
-def check_command(folder: str, delay_levels: str) -> None:
+def check_command(folder: str, commit_log: str | None, delay_levels: str) -> None:
     """Compare log, queues, index, checkpoint and config with each other. Changes nothing."""
     with _explained("check"):
-        report = _check(folder, delay_levels)
+        report = _check(folder, commit_log, delay_levels)
         _show(report)
     sys.exit(0 if report.is_clean else EXIT_FAILED)
 
 
 @store.command()
 @FOLDER
+@LOG
 @DELAYS
 @click.option("--cut-tail", "cut", is_flag=True, help="Cut what follows the last good record.")
 @click.option("--skip-damaged", "skip", is_flag=True, help="Overwrite damage that good records follow.")
@@ -57,7 +66,14 @@ def check_command(folder: str, delay_levels: str) -> None:
 @click.option("--rebuild-index", "index", is_flag=True, help="Make the key index again from the log.")
 @click.option("--report", "target", type=click.Path(dir_okay=False), help="What was given up, as JSON lines.")
 def repair(
-    folder: str, delay_levels: str, cut: bool, skip: bool, queues: bool, index: bool, target: str | None
+    folder: str,
+    commit_log: str | None,
+    delay_levels: str,
+    cut: bool,
+    skip: bool,
+    queues: bool,
+    index: bool,
+    target: str | None,
 ) -> None:
     """Mend what is asked for, then check again. Make a copy of the folder first.
 
@@ -69,7 +85,7 @@ def repair(
         )
     with _explained("repair"):
         disk = RealDisk()
-        report = _check(folder, delay_levels)
+        report = _check(folder, commit_log, delay_levels)
         save = partial(_save, pathlib.Path(target or f"skipped-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"))
         if cut:
             cut_tail(disk, folder, report, save)
@@ -78,20 +94,25 @@ def repair(
         if queues or index:
             with _bar() as progress:
                 rebuild(disk, folder, report, queues=queues, index=index, now_ms=_now_ms, progress=progress)
-        report = _check(folder, delay_levels)
+        report = _check(folder, commit_log, delay_levels)
         _show(report)
     sys.exit(0 if report.is_clean else EXIT_FAILED)
 
 
 @store.command("dump")
 @FOLDER
+@LOG
 @click.option("--topic", help="Only this topic.")
 @click.option("--from", "start", type=click.IntRange(0), default=0, help="Physical offset to begin at.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many records.")
-def dump_command(folder: str, topic: str | None, start: int, limit: int | None) -> None:
+def dump_command(
+    folder: str, commit_log: str | None, topic: str | None, start: int, limit: int | None
+) -> None:
     """Print records as JSON lines, in the order of the log."""
     with _explained("dump"):
-        for row in dump(ReadOnlyDisk(), folder, topic=topic, start=start, limit=limit):
+        for row in dump(
+            ReadOnlyDisk(), folder, commit_log=commit_log or "", topic=topic, start=start, limit=limit
+        ):
             click.echo(json.dumps(row, ensure_ascii=False))
 
 
@@ -109,9 +130,15 @@ def _explained(name: str) -> Iterator[None]:
         sys.exit(EXIT_SETTINGS if unread else status_of(error))
 
 
-def _check(folder: str, delay_levels: str) -> Report:
+def _check(folder: str, commit_log: str | None, delay_levels: str) -> Report:
     with _bar() as progress:
-        return check(ReadOnlyDisk(), folder, delays=delay_table(delay_levels), progress=progress)
+        return check(
+            ReadOnlyDisk(),
+            folder,
+            commit_log=commit_log or "",
+            delays=delay_table(delay_levels),
+            progress=progress,
+        )
 
 
 @contextmanager

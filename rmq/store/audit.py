@@ -63,6 +63,7 @@ class Report:
     """What `check` found. `counts`: findings by kind, of which `findings` has the first thousand each."""
 
     folder: str
+    commit_log: str = ""  # the log's own folder, where it is not commitlog/ below `folder`
     records: int = 0
     log_bytes: int = 0
     queues: int = 0
@@ -88,6 +89,11 @@ class Report:
             self.findings.append(Finding(kind, path, offset, detail))
 
     @property
+    def log_folder(self) -> str:
+        """Where the log's files are."""
+        return self.commit_log or os.path.join(self.folder, "commitlog")
+
+    @property
     def is_clean(self) -> bool:
         """Nothing was found."""
         return not self.counts
@@ -97,17 +103,19 @@ def check(
     disk: Disk,
     folder: str,
     *,
+    commit_log: str = "",
     delays: dict[int, int] | None = None,
     progress: Progress = lambda stage, done, total: None,
 ) -> Report:
-    """Check everything in a store's folder. `delays` is the table of `messageDelayLevel`.
+    """Check everything in a store's folder. `delays` is the table of `messageDelayLevel`; `commit_log` the
+    folder of the log (storePathCommitLog), when it is not in the store's.
 
     Raises StoreError when there is no store or a file cannot be read.
     """
-    report = Report(folder, clean_stop=not disk.exists(os.path.join(folder, "abort")))
+    report = Report(folder, commit_log, clean_stop=not disk.exists(os.path.join(folder, "abort")))
     if not report.clean_stop:
         report.notes.append("abort is there: a broker runs on it, or was killed; the next start recovers")
-    runs = log_runs(disk, folder, report)
+    runs = log_runs(disk, report)
     queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
     queues.load(runs[0].start if runs else 0, _topics(disk, folder))
     index = IndexAudit(disk, os.path.join(folder, "index"), report.add)
@@ -133,12 +141,14 @@ def check(
 # ---- the log ----
 
 
-def log_runs(disk: Disk, folder: str, report: Report) -> list[Segments]:
+def log_runs(disk: Disk, report: Report) -> list[Segments]:
     """The log's files as runs without a hole, each of files of the usual size. StoreError without any."""
-    place = os.path.join(folder, "commitlog")
+    place = report.log_folder
     sizes = {int(name): disk.size(os.path.join(place, name)) for name in _named(disk, place)}
     if not sizes:
-        raise StoreError(f"{folder}: no store is here: commitlog has no files")
+        raise StoreError(
+            f"{report.folder}: no store is here: {place} has no files (--commitlog names another place)"
+        )
     usual = report.file_size = Counter(sizes.values()).most_common(1)[0][0]
     runs: list[Segments] = []
     after = min(sizes)
@@ -319,14 +329,20 @@ def _check_config(disk: Disk, folder: str, report: Report) -> None:
 
 
 def dump(
-    disk: Disk, folder: str, *, topic: str | None = None, start: int = 0, limit: int | None = None
+    disk: Disk,
+    folder: str,
+    *,
+    commit_log: str = "",
+    topic: str | None = None,
+    start: int = 0,
+    limit: int | None = None,
 ) -> Iterator[dict[str, object]]:
     """The good records from physical offset `start` on, as plain values; bodies as text, or else in hex.
 
     Raises StoreError when there is no store.
     """
     given = 0
-    for run in log_runs(disk, folder, Report(folder)):
+    for run in log_runs(disk, Report(folder, commit_log)):
         if run.stop <= start:
             continue
         run.bases = [base for base in run.bases if base + run.file_size > start]

@@ -65,7 +65,7 @@ def cut_tail(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing
     """Cut what follows the log's last good record; `save` gets it before. Raises StoreError."""
     lost = []
     with locked(disk, folder):
-        for run in log_runs(disk, folder, Report(folder))[-1:]:
+        for run in log_runs(disk, Report(folder, report.commit_log))[-1:]:
             for gap in report.gaps:
                 if gap.tail:
                     lost.append(_taken(run, gap.start, gap.stop, gap.reason, "torn tail"))
@@ -83,7 +83,7 @@ def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_not
     with locked(disk, folder):
         plans = [
             (run, gap, plan)
-            for run in log_runs(disk, folder, Report(folder))
+            for run in log_runs(disk, Report(folder, report.commit_log))
             for gap in report.gaps
             if not gap.tail and run.start <= gap.start < run.stop
             for plan in [list(_plan(disk, folder, run, gap))]
@@ -218,4 +218,5 @@ def _config(folder: str, report: Report) -> StoreConfig:
     if report.index_slots and report.index_file_size:
         sizes["max_hash_slot_num"] = report.index_slots
         sizes["max_index_num"] = (report.index_file_size - 40 - 4 * report.index_slots) // 20
-    return StoreConfig(store_path_root_dir=folder, **sizes)  # type: ignore[arg-type]
+    paths = {"store_path_root_dir": folder, "store_path_commit_log": report.commit_log}
+    return StoreConfig(**paths, **sizes)  # type: ignore[arg-type]

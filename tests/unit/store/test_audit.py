@@ -297,3 +297,22 @@ def test_the_repaired_store_opens_with_its_own_sizes(folder: Path) -> None:
     store.load()
     assert store.max_offset("TopicTest", 0) > 0
     store.abandon()
+
+
+def test_a_log_outside_the_folder_is_named(folder: Path, tmp_path: Path) -> None:
+    """storePathCommitLog may lie on another disk than the rest."""
+    log = tmp_path / "fast-disk" / "log"
+    log.parent.mkdir()
+    (folder / "commitlog").rename(log)
+    said = CliRunner().invoke(command, ["store", "check", str(folder)])
+    assert said.exit_code == 2
+    assert "--commitlog" in said.output
+    (folder / "consumequeue" / "TopicTest").rename(tmp_path / "lost")
+    place = [str(folder), "--commitlog", str(log)]
+    said = CliRunner().invoke(command, ["store", "check", *place])
+    assert (said.exit_code, "missing" in said.output) == (1, True)
+    said = CliRunner().invoke(command, ["store", "repair", *place, "--rebuild-queues"])
+    assert said.exit_code == 0, said.output
+    assert not (folder / "commitlog").exists()
+    said = CliRunner().invoke(command, ["store", "dump", *place, "--limit", "3"])
+    assert len(said.output.splitlines()) == 3
