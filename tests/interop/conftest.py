@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.interop.rocketmq import Java, Process, Processes
+
+if TYPE_CHECKING:
+    from tests.interop.cluster import Cluster
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +54,16 @@ def servers(processes: Processes) -> Servers:
 def broker(servers: Servers, tmp_path: pathlib.Path) -> Process:
     """A broker, registered with the name server of `servers`."""
     return servers.broker(tmp_path / "store")
+
+
+@pytest.fixture(scope="module")
+def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two masters, shared by the tests of a module; see tests/interop/cluster.py."""
+    from tests.interop.cluster import Cluster
+
+    folder = tmp_path_factory.mktemp("cluster")
+    with Processes(java, folder, broker_heap="256m") as started:
+        yield Cluster(started, folder, os.environ.get("RMQ_INTEROP_SERVERS", "rmq"))
 
 
 StartBroker = Callable[[pathlib.Path], Process]
