@@ -17,6 +17,7 @@ SUBCOMMANDS = {
         "Send a data set through name server, broker and two consumers; show the figures.",
     ),
     "dev": ("rmq.cli.dev", "Run a name server and a broker in one process, for development."),
+    "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
     "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
     "namesrv": ("rmq.cli.services", "Run a name server (the same as python -m rmq.namesrv)."),
     "broker": ("rmq.cli.services", "Run a broker (the same as python -m rmq.broker)."),

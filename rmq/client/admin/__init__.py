@@ -5,16 +5,14 @@
         for row in await client.admin.consumer_progress("billing"):
             print(row.message_queue, row.lag)
 
-The rooms `topics`, `groups`, `offsets`, `cluster`, `messages` and `acl` hold the methods. A `broker` is named
-by its name or by an address, a `cluster` by its name; where both may be left out, all masters are meant. What
-changes several servers does so one after the other: when one fails, its error has a note on those that have
-changed already. Works with our servers and with Java's.
+The modules `topics`, `groups`, `offsets`, `messages`, `cluster`, `reports` and `acl` hold the methods. A
+`broker` is named by its name or by an address, a `cluster` by its name; where both may be left out, all
+masters are meant. What changes several servers does so one after the other: when one fails, its error has a
+note on those that have changed already. Works with our servers and with Java's.
 """
 
 from rmq.client.admin.acl import Acl
-from rmq.client.admin.cluster import Cluster
-from rmq.client.admin.messages import Messages
-from rmq.client.admin.topics import Topics
+from rmq.client.admin.reports import Reports
 from rmq.client.admin.values import (
     AclAccount,
     AclConfig,
@@ -43,5 +41,5 @@ __all__ = [
 ]
 
 
-class Admin(Topics, Messages, Cluster, Acl):
+class Admin(Reports, Acl):
     """See the module. Errors are those of `rmq.client.admin.calls`."""

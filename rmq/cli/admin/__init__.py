@@ -1,0 +1,151 @@
+"""`rmq admin NAME`: the commands of RocketMQ's mqadmin, under its names and with its options.
+
+What they print has mqadmin's columns. Two things differ on purpose: a command that fails ends with a status
+that is not 0, and no secret is printed. docs/reference/admin.md has the list of differences.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+_ROOMS: Final = {
+    "Topics": (
+        "topics",
+        {
+            "updateTopic": "Make a topic or change it.",
+            "deleteTopic": "Delete a topic from brokers and name servers.",
+            "updateTopicPerm": "Change what a topic allows.",
+            "topicRoute": "Show where a topic's queues are.",
+            "topicStatus": "Show the ends of a topic's queues.",
+            "topicClusterList": "Show which clusters have a topic.",
+            "topicList": "List all topics.",
+            "updateOrderConf": "Read, write or delete the queues of an ordered topic.",
+            "allocateMQ": "Show how queues would be shared out among addresses.",
+            "statsAll": "Show rates and lag of all topics and groups.",
+        },
+    ),
+    "Groups and offsets": (
+        "groups",
+        {
+            "updateSubGroup": "Make a consumer group or change it.",
+            "deleteSubGroup": "Delete a consumer group.",
+            "getConsumerConfig": "Show the settings of a consumer group.",
+            "consumerProgress": "Show how far groups are, and how fast.",
+            "consumerStatus": "Show what members of a group say of themselves.",
+            "cloneGroupOffset": "Give a group the offsets of another.",
+            "resetOffsetByTime": "Set a group to a time; members need no restart.",
+            "skipAccumulatedMessage": "Set a group to the end of a topic.",
+            "startMonitoring": "Watch all groups: what is left, who is stuck.",
+        },
+    ),
+    "Connections": (
+        "connections",
+        {
+            "producerConnection": "Show the members of a producer group.",
+            "consumerConnection": "Show the members of a consumer group and what they want.",
+            "producer": "Show all producers of a broker.",
+        },
+    ),
+    "Brokers": (
+        "brokers",
+        {
+            "brokerStatus": "Show the figures of brokers.",
+            "updateBrokerConfig": "Change a setting of running brokers.",
+            "getBrokerConfig": "Show the settings of brokers.",
+            "brokerConsumeStats": "Show the progress of all groups on a broker.",
+            "cleanExpiredCQ": "Remove files of queues whose messages are gone.",
+            "deleteExpiredCommitLog": "Remove log files past their time now.",
+            "cleanUnusedTopic": "Remove queues of topics that do not exist.",
+            "queryCq": "Show raw units of a consume queue.",
+        },
+    ),
+    "Clusters and name servers": (
+        "cluster",
+        {
+            "clusterList": "List all brokers with their rates.",
+            "wipeWritePerm": "Take the write permission from a broker.",
+            "addWritePerm": "Give the write permission back to a broker.",
+            "updateKvConfig": "Keep a value at the name servers.",
+            "deleteKvConfig": "Forget a value at the name servers.",
+            "getNamesrvConfig": "Show the settings of name servers.",
+            "updateNamesrvConfig": "Change a setting of running name servers.",
+        },
+    ),
+    "Probes": (
+        "probes",
+        {
+            "sendMsgStatus": "Send messages to a broker and time them.",
+            "clusterRT": "Time sends to every broker, again and again.",
+            "checkMsgSendRT": "Time sends to a topic's queues.",
+        },
+    ),
+    "Messages": (
+        "messages",
+        {
+            "queryMsgById": "Show messages by their offset ids; send or consume them again.",
+            "queryMsgByKey": "Find messages by a key.",
+            "queryMsgByUniqueKey": "Show messages by the producer's id; have one consumed.",
+            "queryMsgByOffset": "Show the message at an offset of a queue.",
+            "queryMsgTraceById": "Show what a message's trace tells.",
+            "printMsg": "Print the messages of a topic.",
+            "printMsgByQueue": "Print or count the messages of a queue.",
+            "sendMessage": "Send a message.",
+            "consumeMessage": "Read messages without committing offsets.",
+        },
+    ),
+    "Access control": (
+        "acl",
+        {
+            "updateAclConfig": "Make an account or change it.",
+            "deleteAclConfig": "Remove an account.",
+            "clusterAclConfigVersion": "Show the versions of account files.",
+            "updateGlobalWhiteAddr": "Set the addresses that need no account.",
+            "getAclConfig": "Show accounts, without their secrets.",
+        },
+    ),
+    "Exports": (
+        "exports",
+        {
+            "exportMetadata": "Write topics and groups into a JSON file.",
+            "exportConfigs": "Write main settings of a cluster into a JSON file.",
+            "exportMetrics": "Write rates and sizes of a cluster into a JSON file.",
+        },
+    ),
+}
+# Heading -> (module, command name -> line of help): kept here so that help imports nothing.
+
+COMMANDS: Final[dict[str, str]] = {
+    name: f"rmq.cli.admin.{module}" for module, commands in _ROOMS.values() for name in commands
+}
+"""Command name -> the module that has it."""
+
+
+class AdminGroup(click.Group):
+    """Imports a command's module only to run it or to show its own help."""
+
+    def list_commands(self, context: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        commands: dict[str, click.Command] = importlib.import_module(COMMANDS[name]).COMMANDS
+        return commands[name]
+
+    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, (_, commands) in _ROOMS.items():
+            with formatter.section(heading):
+                formatter.write_dl(list(commands.items()))
+
+
+@click.command(
+    cls=AdminGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
+def admin() -> None:
+    """RocketMQ's mqadmin: the same 57 names, the same options.
+
+    For people there are shorter forms: rmq topic, group, msg, cluster, broker, acl.
+    """

@@ -1,0 +1,408 @@
+"""The commands of `rmq admin` about messages."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from rmq.cli.admin.command import (
+    COUNT,
+    NUMBER,
+    Commands,
+    as_time,
+    cell_text,
+    java_text,
+    row,
+    say,
+    seconds_stamp,
+    stamp,
+)
+from rmq.cli.admin.probes import result_text
+from rmq.client.admin.messages import TOOLS_GROUP
+from rmq.errors import ConfigError, NoRoute, QueryNotFound
+from rmq.message import TRACE_TOPIC, Message, MessageQueue, StoredMessage
+from rmq.protocol.codes import PERM_WRITE
+from rmq.protocol.trace import TraceContext, TraceType
+
+if TYPE_CHECKING:
+    from rmq.cli.target import Target
+    from rmq.client.client import Client
+    from rmq.client.puller import PullConsumer
+
+COMMANDS = Commands()
+
+PULL_MESSAGES = 32
+
+topic_option = click.option("-t", "--topic", required=True, help="The topic.")
+begin_option = click.option(
+    "-b", "--beginTimestamp", "begin", callback=as_time, help="Stored at this time or later."
+)
+end_option = click.option("-e", "--endTimestamp", "end", callback=as_time, help="Stored before this time.")
+charset_option = click.option("-c", "--charsetName", "charset", default="UTF-8", help="Of the bodies.")
+expression_option = click.option(
+    "-s", "--subExpression", "expression", default="*", help="Such as TagA || TagB."
+)
+
+
+# --- one message ---
+
+
+@COMMANDS.add("queryMsgById")
+@click.option("-i", "--msgId", "ids", required=True, help="Offset ids, separated by commas.")
+@click.option("-g", "--consumerGroup", "group", help="With -d: have a member of this group consume them.")
+@click.option("-d", "--clientId", "client_id", help="With -g: that member.")
+@click.option("-s", "--sendMessage", "send", type=bool, default=False, help="Send them again: true or false.")
+@click.option("-u", "--unitName", "unit", help="Taken for the sake of scripts; units are not supported.")
+async def query_by_id(
+    client: Client, ids: str, group: str | None, client_id: str | None, send: bool, unit: str | None
+) -> None:
+    """Show messages by their offset ids; send them, or have them consumed, once more."""
+    for message_id in filter(None, (piece.strip() for piece in ids.split(","))):
+        if group and client_id:
+            say(java_text(await client.admin.consume_directly(group, client_id, message_id)))
+        elif send:
+            await _send_again(client, await client.admin.view_message(message_id))
+        else:
+            await _print_message(client, await client.admin.view_message(message_id))
+
+
+async def _send_again(client: Client, message: StoredMessage) -> None:
+    say(f"prepare resend msg. originalMsgId={message.offset_message_id}")
+    again = Message(message.topic, message.body, tags=message.tags, keys=message.keys, flag=message.flag)
+    async with client.producer("ReSendMsgById") as producer:
+        say(result_text(await producer.send(again)))
+
+
+@COMMANDS.add("queryMsgByUniqueKey")
+@topic_option
+@click.option("-i", "--msgId", "message_id", required=True, help="The producer's id.")
+@click.option("-a", "--showAll", "show_all", is_flag=True, help="All with this id, not only the first.")
+@click.option("-g", "--consumerGroup", "group", help="With -d: have a member of this group consume it.")
+@click.option("-d", "--clientId", "client_id", help="With -g: that member.")
+async def query_by_unique_key(
+    client: Client, topic: str, message_id: str, show_all: bool, group: str | None, client_id: str | None
+) -> None:
+    """Show the messages with a producer's id; or have one consumed once more."""
+    if group and client_id:
+        say(java_text(await client.admin.consume_directly(group, client_id, message_id, topic)))
+        return
+    found = (await client.admin.query_unique_key(topic, message_id)).messages
+    if not found:
+        raise QueryNotFound(None, f"no message of topic {topic} has the id {message_id}")
+    for message in found if show_all else found[:1]:
+        await _print_message(client, message)
+
+
+@COMMANDS.add("queryMsgByOffset")
+@topic_option
+@click.option("-b", "--brokerName", "broker", required=True, help="The broker's name.")
+@click.option("-i", "--queueId", "queue_id", type=NUMBER, required=True, help="The queue's number.")
+@click.option("-o", "--offset", type=NUMBER, required=True, help="The offset in the queue.")
+async def query_by_offset(client: Client, topic: str, broker: str, queue_id: int, offset: int) -> None:
+    """Show the message at an offset of a queue."""
+    await _print_message(client, await client.admin.message_at(MessageQueue(topic, broker, queue_id), offset))
+
+
+async def _print_message(client: Client, message: StoredMessage) -> None:
+    """All of a message; its body goes into a file of its own; then what groups did with it."""
+    keys = " ".join(message.keys)
+    rows = {
+        "OffsetID": message.offset_message_id,
+        "Topic": message.topic,
+        "Tags": f"[{java_text(message.tags)}]",
+        "Keys": f"[{keys or 'null'}]",
+        "Queue ID": message.queue_id,
+        "Queue Offset": message.queue_offset,
+        "CommitLog Offset": message.physical_offset,
+        "Reconsume Times": message.reconsume_times,
+        "Born Timestamp": stamp(message.born_timestamp),
+        "Store Timestamp": stamp(message.store_timestamp),
+        "Born Host": message.born_host,
+        "Store Host": message.store_host,
+        "System Flag": message.sys_flag,
+        "Properties": cell_text(message.properties),
+        "Message Body Path": _body_file(message),
+    }
+    for name, value in rows.items():
+        say(f"{name + ':':<20} {cell_text(value)}")
+    say("\n")
+    tracks = await client.admin.message_tracks(message)
+    if not tracks:
+        say("WARN: No Consumer")
+    for track in tracks:
+        say(
+            f"MessageTrack [consumerGroup={track.group}, trackType={track.state}, "
+            f"exceptionDesc={track.detail or 'null'}]"
+        )
+
+
+def _body_file(message: StoredMessage) -> pathlib.Path:
+    """The body in a new folder that only this user can read."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rmq-body-"))
+    path = folder / message.offset_message_id
+    path.write_bytes(message.body)
+    return path
+
+
+@COMMANDS.add("queryMsgByKey")
+@topic_option
+@click.option("-k", "--msgKey", "key", required=True, help="The key.")
+async def query_by_key(client: Client, topic: str, key: str) -> None:
+    """Find messages by a key."""
+    found = (await client.admin.query_message(topic, key)).messages
+    if not found:
+        raise QueryNotFound(None, f"no message of topic {topic} has the key {key}")
+    widths = (-50, 4, 40)
+    row(widths, "#Message ID", "#QID", "#Offset")
+    for message in found:
+        row(widths, message.message_id, message.queue_id, message.queue_offset)
+
+
+# --- traces ---
+
+
+@COMMANDS.add("queryMsgTraceById")
+@click.option("-i", "--msgId", "message_id", required=True, help="The producer's id.")
+@click.option("-t", "--traceTopic", "topic", default=TRACE_TOPIC, help="The topic of traces.")
+async def query_trace(client: Client, message_id: str, topic: str) -> None:
+    """Show when a message was sent and consumed, and by whom."""
+    trace = await client.admin.trace(message_id, topic=topic)
+    if not trace.events:
+        raise QueryNotFound(None, f"topic {topic} has no trace of {message_id}")
+    sent = [event for event in trace.events if event.type in (TraceType.PUB, TraceType.END_TRANSACTION)]
+    taken = [event for event in trace.events if event.type is TraceType.SUB_AFTER]
+    # What comes after consuming does not say where and when: that stands in what came before.
+    before = {event.request_id: event for event in trace.events if event.type is TraceType.SUB_BEFORE}
+    for event in sent:
+        _print_trace(("#Type", "#ProducerGroup", "#ClientHost", "#SendTime"), [("Pub", event, event)])
+    groups: dict[str, list[tuple[str, TraceContext, TraceContext]]] = {}
+    for event in taken:
+        first = before.get(event.request_id, event)
+        groups.setdefault(event.group or first.group, []).append(("Sub", event, first))
+    for events in groups.values():
+        _print_trace(("#Type", "#ConsumerGroup", "#ClientHost", "#ConsumerTime"), events)
+
+
+def _print_trace(heads: Sequence[str], events: list[tuple[str, TraceContext, TraceContext]]) -> None:
+    widths = (-10, -20, -20, -20, -10, -10)
+    row(widths, *heads, "#CostTimes", "#Status")
+    for kind, event, first in events:
+        host = event.beans[0].client_host or first.beans[0].client_host
+        when = seconds_stamp(event.timestamp_ms or first.timestamp_ms)
+        status = "success" if event.success else "failed"
+        group = event.group or first.group
+        row(widths, kind, group, host, when, f"{event.cost_ms}ms", status)
+    say()
+
+
+# --- many messages ---
+
+
+@COMMANDS.add("printMsg")
+@topic_option
+@charset_option
+@expression_option
+@begin_option
+@end_option
+@click.option("-d", "--printBody", "print_body", type=bool, default=True, help="Bodies too: true or false.")
+async def print_messages(
+    client: Client,
+    topic: str,
+    begin: int | None,
+    end: int | None,
+    charset: str,
+    expression: str,
+    print_body: bool,
+) -> None:
+    """Print the messages of a topic, queue by queue."""
+    async with client.pull_consumer(TOOLS_GROUP) as puller:
+        for queue in await puller.message_queues(topic):
+            first, last = await _bounds(puller, queue, begin, end)
+            say(f"minOffset={first}, maxOffset={last}, {java_text(queue)}")
+            async for message in _between(puller, queue, first, last, expression):
+                _print_line(message, charset if print_body else None)
+            say("-" * 56)
+
+
+@COMMANDS.add("printMsgByQueue")
+@topic_option
+@click.option("-a", "--brokerName", "broker", required=True, help="The broker's name.")
+@click.option("-i", "--queueId", "queue_id", type=NUMBER, required=True, help="The queue's number.")
+@charset_option
+@expression_option
+@begin_option
+@end_option
+@click.option("-p", "--printMsg", "print_all", type=bool, default=False, help="Print them: true or false.")
+@click.option("-d", "--printBody", "print_body", type=bool, default=False, help="Bodies too: true or false.")
+@click.option("-f", "--calculate", "count_tags", type=bool, default=False, help="Count tags: true or false.")
+async def print_queue(
+    client: Client,
+    topic: str,
+    broker: str,
+    queue_id: int,
+    begin: int | None,
+    end: int | None,
+    **how: str,
+) -> None:
+    """Print the messages of a queue, or count them by tag."""
+    queue = MessageQueue(topic, broker, queue_id)
+    tags: Counter[str] = Counter()
+    async with client.pull_consumer(TOOLS_GROUP) as puller:
+        first, last = await _bounds(puller, queue, begin, end)
+        async for message in _between(puller, queue, first, last, how["expression"]):
+            tags[message.tags or ""] += 1
+            if how["print_all"]:
+                _print_line(message, how["charset"] if how["print_body"] else None)
+    if how["count_tags"]:
+        for tag, count in tags.most_common():
+            if tag:
+                say(f"Tag: {cell_text(tag):<30} Count: {count}")
+
+
+async def _bounds(
+    puller: PullConsumer, queue: MessageQueue, begin: int | None, end: int | None
+) -> tuple[int, int]:
+    """The offsets between two times: from the first on, before the last."""
+    first = await puller.min_offset(queue) if begin is None else await puller.search_offset(queue, begin)
+    last = await puller.max_offset(queue) if end is None else await puller.search_offset(queue, end)
+    return first, last
+
+
+async def _between(
+    puller: PullConsumer, queue: MessageQueue, first: int, last: int, expression: str = "*"
+) -> AsyncIterator[StoredMessage]:
+    offset = first
+    while offset < last:
+        wanted = min(PULL_MESSAGES, last - offset)
+        found = await puller.pull(queue, offset, max_messages=wanted, expression=expression)
+        for message in found.messages:
+            if message.queue_offset < last:
+                yield message
+        if found.next_offset <= offset:
+            return
+        offset = found.next_offset
+
+
+def _print_line(message: StoredMessage, charset: str | None) -> None:
+    """One message in one line; without `charset` its body is left out."""
+    body = "NOT PRINT BODY"
+    if charset:
+        try:
+            body = message.body.decode(charset, "backslashreplace")
+        except LookupError:
+            raise ConfigError("charsetName", charset, "a character set such as UTF-8 or GBK") from None
+    queue = f"queueId={message.queue_id}, queueOffset={message.queue_offset}"
+    say(
+        f"MSGID: {message.message_id} MessageExt [brokerName={message.broker_name}, {queue}, "
+        f"storeSize={message.size}, sysFlag={message.sys_flag}, bornTimestamp={message.born_timestamp}, "
+        f"bornHost=/{message.born_host}, storeTimestamp={message.store_timestamp}, "
+        f"storeHost=/{message.store_host}, msgId={message.offset_message_id}, "
+        f"commitLogOffset={message.physical_offset}, bodyCRC={message.body_crc}, "
+        f"reconsumeTimes={message.reconsume_times}, topic={message.topic}, "
+        f"properties={cell_text(message.properties)}] BODY: {cell_text(body)}"
+    )
+
+
+@COMMANDS.add("consumeMessage")
+@topic_option
+@click.option("-b", "--brokerName", "broker", help="The broker's name.")
+@click.option("-i", "--queueId", "queue_id", type=NUMBER, help="The queue's number; needs -b.")
+@click.option("-o", "--offset", type=NUMBER, help="The first offset; needs -i.")
+@click.option(
+    "-g", "--consumerGroup", "group", default=TOOLS_GROUP, help="As this group; nothing is committed."
+)
+@click.option("-c", "--MessageNumber", "count", type=COUNT, default=128, help="At most so many.")
+@click.option("-s", "--beginTimestamp", "begin", callback=as_time, help="Stored at this time or later.")
+@click.option("-e", "--endTimestamp", "end", callback=as_time, help="Stored before this time.")
+async def consume_messages(
+    client: Client,
+    topic: str,
+    broker: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    group: str,
+    count: int,
+    **times: int | None,
+) -> None:
+    """Read messages of a topic, or of one queue, oldest first; offsets stay as they are."""
+    _check_place(broker, queue_id, offset)
+    begin, end = _check_times(times["begin"], times["end"])
+    async with client.pull_consumer(group) as puller:
+        queues = [
+            queue for queue in await puller.message_queues(topic) if broker in (None, queue.broker_name)
+        ]
+        if queue_id is not None and broker is not None:
+            queues = [MessageQueue(topic, broker, queue_id)]
+        for queue in queues:
+            first, last = await _bounds(puller, queue, begin, end)
+            first = max(first, offset or 0)
+            if last - first > count:
+                say(f"The older {count} message of the {queue.queue_id} queue will be provided")
+                last = first + count
+            async for message in _between(puller, queue, first, last):
+                say("Consume ok")
+                _print_line(message, "UTF-8")
+                count -= 1
+            if count <= 0:
+                return
+
+
+def _check_place(broker: str | None, queue_id: int | None, offset: int | None) -> None:
+    if queue_id is not None and not broker:
+        raise click.UsageError("Please set the brokerName before queueId!")
+    if offset is not None and queue_id is None:
+        raise click.UsageError("Please set queueId before offset!")
+
+
+def _check_times(begin: int | None, end: int | None) -> tuple[int | None, int | None]:
+    now = time.time() * 1000
+    for name, value in (("beginTimestamp", begin), ("endTimestamp", end)):
+        if value is not None and value > now:
+            raise click.UsageError(f"Please set the {name} before now!")
+    if begin is not None and end is not None and begin > end:
+        raise click.UsageError("Please make sure that the beginTimestamp is not after the endTimestamp")
+    return begin, end
+
+
+# --- sending ---
+
+
+@COMMANDS.add("sendMessage", connected=False)
+@topic_option
+@click.option("-p", "--body", required=True, help="The body, as text.")
+@click.option("-k", "--key", "keys", default="", help="Its keys, separated by blanks.")
+@click.option("-c", "--tags", help="Its tag.")
+@click.option("-b", "--broker", help="Send it to this broker.")
+@click.option("-i", "--qid", "queue_id", type=NUMBER, help="Send it to this queue; needs -b.")
+@click.option("-m", "--msgTraceEnable", "trace", type=bool, default=False, help="Trace it: true or false.")
+async def send_message(
+    target: Target, topic: str, body: str, broker: str | None, queue_id: int | None, trace: bool, **texts: str
+) -> None:
+    """Send a message."""
+    from rmq.client.trace import MessageTrace
+
+    if queue_id is not None and not broker:
+        raise click.UsageError("Broker name must be set if the queue is chosen!")
+    message = Message(topic, body.encode(), tags=texts["tags"], keys=texts["keys"])
+    async with target.connect(plugins=(MessageTrace(),) if trace else ()) as client:
+        queue = await _chosen_queue(client, topic, broker, queue_id) if broker else None
+        async with client.producer("RMQ_ADMIN") as producer:
+            result = await producer.send(message, queue=queue)
+    widths = (-32, -4, -20, -34)
+    row(widths, "#Broker Name", "#QID", "#Send Result", "  #MsgId")
+    queue = result.message_queue
+    row(widths, queue.broker_name, queue.queue_id, result.status, f"  {result.message_id}")
+
+
+async def _chosen_queue(client: Client, topic: str, broker: str, queue_id: int | None) -> MessageQueue:
+    """The queue that is named; without a number the broker's first. Raises NoRoute."""
+    for data in (await client.admin.topic_route(topic)).queue_datas:
+        if data.broker_name == broker and data.perm & PERM_WRITE:
+            return MessageQueue(topic, broker, queue_id or 0)
+    raise NoRoute(topic, client.admin.name_servers, f"broker {broker} has no queue of it that can be written")
