@@ -23,7 +23,7 @@ from attrs import define, field
 from rmq.client.names import UNREACHABLE
 from rmq.client.puller import PullConsumer
 from rmq.client.pulling import RawPull
-from rmq.errors import ResponseError
+from rmq.errors import ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
 from rmq.remoting.tasks import bare_errors
 from rmq.spark.cluster import Loop, client_of
@@ -32,6 +32,8 @@ from rmq.spark.options import ReadOptions
 from rmq.spark.records import decode_batch, record_starts
 
 REMOVING = "MESSAGE_WAS_REMOVING"
+PASSING = (*UNREACHABLE, SystemBusy, ServiceNotAvailable)
+"""What may be over soon."""
 PAUSE_SECONDS = 0.05
 FILTERED_SLICE = 8
 """A filtered pull may look at many messages for few: slices are so many times longer then."""
@@ -170,9 +172,8 @@ class RangeReader:
                 return await self._puller.pull_raw(
                     self._queue, at, max_messages=count, expression=self._options.expression
                 )
-            except (*UNREACHABLE, ResponseError) as error:
-                again = not isinstance(error, ResponseError) or error.retriable
-                if not again or anyio.current_time() >= deadline:
+            except PASSING as error:
+                if anyio.current_time() >= deadline:
                     raise
                 log.info("pull from %s at %d: %s", self._queue, at, error)
             await anyio.sleep(PAUSE_SECONDS)
@@ -199,9 +200,11 @@ class RangeReader:
         return self._missing_between(at, mine, piece.stop, answer)
 
     def _missing_between(self, at: int, offsets: Any, stop: int, answer: RawPull) -> int:
-        last = int(offsets[-1]) + 1 if len(offsets) else stop
-        self._missing(at, last, answer)
-        return last
+        if not len(offsets):
+            return self._missing(at, stop, answer)
+        first = int(np.argmax(offsets != np.arange(at, at + len(offsets))))
+        self._missing(at + first, int(offsets[first]), answer)
+        return int(offsets[-1]) + 1
 
     def _learn(self, asked: int, given: int) -> None:
         """Ask for what the broker gives: slices that need a second pull are slow."""

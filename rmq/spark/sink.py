@@ -23,7 +23,7 @@ from rmq.client.names import UNREACHABLE
 from rmq.client.outgoing import BATCH, Outgoing
 from rmq.client.producer import Producer
 from rmq.client.routes import select_by_key
-from rmq.errors import ConfigError, ResponseError, SendFailed
+from rmq.errors import ConfigError, SendFailed, ServiceNotAvailable, SystemBusy
 from rmq.message import MessageQueue, validate_topic
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.encoding import (
@@ -229,9 +229,8 @@ class Sender:
         while result is None:
             try:
                 result = await self._producer.send_packed(outgoing, queue=queue)
-            except (*UNREACHABLE, ResponseError) as error:
-                again = not isinstance(error, ResponseError) or error.retriable
-                if not again or not left:
+            except (*UNREACHABLE, SystemBusy, ServiceNotAvailable):
+                if not left:
                     raise
                 left -= 1
                 await anyio.sleep(PAUSE_SECONDS)

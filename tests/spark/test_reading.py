@@ -1,0 +1,155 @@
+"""A range read over a fake broker: pulls overlap and fall short, the rows are exact or the loss is named."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from trio.testing import MockClock
+
+from rmq.errors import ConnectFailed, NoPermission
+from rmq.message import MessageQueue
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.spark.offsets import DataLoss, QueueRange
+from rmq.spark.options import read_options
+from rmq.spark.reading import RangeReader, queue_offsets
+from rmq.spark.records import record_starts
+from tests.unit.client.cluster import CUT, Broker, Cluster
+from tests.unit.client.world import World, world
+
+QUEUE = MessageQueue("T", "a", 0)
+PULL = RequestCode.PULL_MESSAGE
+COUNT = 500
+
+
+@pytest.fixture
+def broker() -> Broker:
+    cluster = Cluster.of("a")
+    cluster.topic("T", queues=1)
+    for number in range(COUNT):
+        cluster["a"].put("T", 0, b"x" * (number % 7 + 1), f"TAGS\x01{'xy'[number % 5 == 0]}")
+    return cluster["a"]
+
+
+@pytest.fixture
+async def setting(broker: Broker, autojump_clock: MockClock) -> AsyncIterator[World]:
+    async with world(broker.cluster) as made:
+        yield made
+
+
+async def read(setting: World, start: int, stop: int, **options: object) -> list[int]:
+    """The queue offsets of what a read of the range gives."""
+    given = {"nameServer": "fake:1", "topic": "T", **{key: str(value) for key, value in options.items()}}
+    found: list[int] = []
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        reader = RangeReader(puller, QueueRange(QUEUE, start, stop), read_options(given, streaming=False))
+        async with reader:
+            while data := await reader.next():
+                found += queue_offsets(data, record_starts(data)).tolist()
+    return found
+
+
+def answers(broker: Broker, **limits: int) -> None:
+    """Have the broker give less than is asked for, or filter as brokers do: look at some, give what fits."""
+    usual = broker._answers[PULL]
+
+    def pull(request: Command, connection: Any) -> Command | None:
+        if "most" in limits:
+            request.ext["maxMsgNums"] = str(min(int(request.ext["maxMsgNums"]), limits["most"]))
+        if "looks_at" not in limits:
+            return usual(request, connection)
+        at, most = int(request.ext["queueOffset"]), int(request.ext["maxMsgNums"])
+        seen = [record for record in broker.logs["T", 0] if at <= record.queue_offset][: limits["looks_at"]]
+        fits = [record for record in seen if record.properties == "TAGS\x01y"][:most]
+        ahead = fits[-1].queue_offset + 1 if len(fits) == most else seen[-1].queue_offset + 1
+        code = ResponseCode.SUCCESS if fits else ResponseCode.PULL_RETRY_IMMEDIATELY
+        return broker._found(request, code, fits, ahead)
+
+    broker._answers[PULL] = pull
+
+
+@pytest.mark.parametrize("most", [1, 7, 32, 1000])
+@pytest.mark.parametrize("options", [{}, {"pullBatch": 50, "pullsInFlight": 3}, {"pullsInFlight": 1}])
+async def test_whatever_a_broker_gives_at_once_the_range_comes_out(
+    setting: World, broker: Broker, most: int, options: dict[str, object]
+) -> None:
+    answers(broker, most=most)
+    assert await read(setting, 3, 497, batchRows=100, **options) == list(range(3, 497))
+
+
+async def test_pulls_adapt_to_what_the_broker_gives(setting: World, broker: Broker) -> None:
+    answers(broker, most=32)
+    assert len(await read(setting, 0, COUNT, pullsInFlight=2)) == COUNT
+    assert broker.count(PULL) < 1.5 * COUNT / 32
+
+
+@pytest.mark.parametrize("looks_at", [3, 40, 1000])
+@pytest.mark.parametrize("batch", [1, 4, 100])
+async def test_a_filter_may_leave_gaps(setting: World, broker: Broker, looks_at: int, batch: int) -> None:
+    answers(broker, looks_at=looks_at)
+    found = await read(setting, 2, 483, filter="y", pullBatch=batch)
+    assert found == list(range(5, 483, 5))
+
+
+async def test_a_gap_without_a_filter_is_loss(setting: World, broker: Broker) -> None:
+    del broker.logs["T", 0][300:310]
+    with pytest.raises(DataLoss, match="300 to 309"):
+        await read(setting, 0, COUNT)
+    kept = await read(setting, 0, COUNT, failOnDataLoss=False)
+    assert kept == [*range(300), *range(310, COUNT)]
+
+
+async def test_a_queue_that_ends_before_the_range_is_loss(setting: World) -> None:
+    with pytest.raises(DataLoss, match=f"{COUNT} to {COUNT + 9}"):
+        await read(setting, 490, COUNT + 10)
+    assert await read(setting, 490, COUNT + 10, failOnDataLoss=False) == list(range(490, COUNT))
+    assert await read(setting, COUNT + 10, COUNT + 20, failOnDataLoss=False) == []
+
+
+def _moved(to: int, code: int, status: str) -> Any:
+    def answer(request: Command, _: Any) -> Command:
+        ext = {"nextBeginOffset": to, "minOffset": to, "maxOffset": COUNT, "suggestWhichBrokerId": 0}
+        return request.reply(code, status, header={key: str(value) for key, value in ext.items()})
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (ResponseCode.PULL_OFFSET_MOVED, "OFFSET_TOO_SMALL"),
+        (ResponseCode.PULL_RETRY_IMMEDIATELY, "MESSAGE_WAS_REMOVING"),
+    ],
+)
+@pytest.mark.parametrize("filter", ["*", "x"])
+async def test_what_retention_took_is_loss(
+    setting: World, broker: Broker, code: int, status: str, filter: str
+) -> None:
+    options: dict[str, object] = {"filter": filter, "pullsInFlight": 1, "pullBatch": 100}
+    broker.script(PULL, _moved(60, code, status))
+    with pytest.raises(DataLoss, match=f"messages 0 to 59 some are gone.*{status}"):
+        await read(setting, 0, 100, **options)
+    broker.script(PULL, _moved(60, code, status))
+    assert await read(setting, 0, 100, **options, failOnDataLoss=False) == list(range(60, 100))
+
+
+async def test_a_lost_connection_changes_nothing(setting: World, broker: Broker) -> None:
+    broker.script(PULL, CUT, ResponseCode.SYSTEM_BUSY, CUT)
+    assert await read(setting, 0, COUNT, pullBatch=20) == list(range(COUNT))
+
+
+async def test_a_broker_that_stays_away_or_refuses_ends_the_read(setting: World, broker: Broker) -> None:
+    broker.script(PULL, ResponseCode.NO_PERMISSION)
+    with pytest.raises(NoPermission):
+        await read(setting, 0, COUNT, pullsInFlight=1)
+    broker.script(PULL, *[CUT] * 1000)
+    with pytest.raises(Exception, match=r"10\.0\.0\.2|connection") as caught:
+        await read(setting, 0, COUNT, pullTimeoutMs=2000)
+    assert isinstance(caught.value, ConnectionError | ConnectFailed)
+
+
+async def test_an_empty_range_asks_for_nothing(setting: World, broker: Broker) -> None:
+    assert await read(setting, 5, 5) == []
+    assert broker.count(PULL) == 0
