@@ -1,7 +1,7 @@
 """plain_acl.yml: text -> accounts, and changes to it. Pure; nothing here ever shows a secret.
 
-A file is read as a whole or not at all. An error names the file, the line, the field and what to write; it
-never quotes the text, because the next word may be a secret.
+A file is read as a whole or not at all. An error names the file, the line, the field and what to write. Of
+the text it quotes at most a permission or an address: what cannot be parsed may be a secret.
 """
 
 from __future__ import annotations

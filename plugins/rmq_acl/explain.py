@@ -1,0 +1,41 @@
+"""Why an account may do something or not, in words. Pure; `rmq acl explain` prints it."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from rmq.message import RETRY_PREFIX, TRACE_TOPIC
+from rmq_acl.accounts import INTERNAL_TOPICS, Account
+from rmq_acl.permissions import NAMES, PUB
+from rmq_acl.rules import GROUP, TOPIC, may
+
+
+@frozen
+class Verdict:
+    """The decision, and what decided it."""
+
+    allowed: bool
+    reason: str
+
+
+def explain(account: Account, kind: str, name: str, needed: int) -> Verdict:
+    """The decision of the broker about a topic or a group, with its reason."""
+    return Verdict(may(account, kind, name, needed), _reason(account, kind, name, needed))
+
+
+def _reason(account: Account, kind: str, name: str, needed: int) -> str:
+    if kind == TOPIC and name.startswith(RETRY_PREFIX):
+        group = name[len(RETRY_PREFIX) :]
+        return f"a retry topic belongs to its group: {_reason(account, GROUP, group, needed)}"
+    if kind == TOPIC and name == TRACE_TOPIC and needed == PUB:
+        return "every account may write traces"
+    if account.unlimited:
+        return "an administrator without permissions of its own may do everything"
+    single, default = (
+        (account.topics, account.default_topic) if kind == TOPIC else (account.groups, account.default_group)
+    )
+    if name in single:
+        return f"{kind}Perms has {name}={NAMES[single[name]]}"
+    if kind == TOPIC and name in INTERNAL_TOPICS:
+        return "it holds messages of all topics, so that only an entry in topicPerms opens it"
+    return f"{kind}Perms has no entry for it, and default{kind.capitalize()}Perm is {NAMES[default]}"

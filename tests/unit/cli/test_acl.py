@@ -1,0 +1,115 @@
+"""`rmq acl` on a file, and on a cluster that guards itself."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from rmq.cli.acl import acl
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "plain_acl.yml"
+
+
+def rmq_acl(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(acl, [*arguments, "--file", str(file)])
+
+
+def made(file: Path, *arguments: str) -> str:
+    """Makes an account; returns its secret."""
+    said = rmq_acl(file, "add", *arguments)
+    assert said.exit_code == 0, said.output
+    return said.stdout.splitlines()[-1]
+
+
+def test_an_account_is_made_with_a_secret_that_is_shown_once(file: Path) -> None:
+    secret = made(file, "manager", "--admin")
+    other = made(
+        file, "orders-app", "--topic", "Orders=PUB|SUB", "--group", "g=SUB", "--white", "10.0.0.{1,2}"
+    )
+    assert len(secret) == len(other) == 32
+    assert secret != other
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    accounts = yaml.safe_load(file.read_text())["accounts"]
+    assert accounts[0] == {"accessKey": "manager", "secretKey": secret, "admin": True}
+    assert accounts[1]["topicPerms"] == ["Orders=PUB|SUB"]
+    for form in ("table", "json", "yaml"):
+        said = rmq_acl(file, "list", "-o", form)
+        assert "Orders=PUB|SUB" in said.stdout
+        assert secret not in said.output
+        assert other not in said.output
+
+
+def test_rotate_and_set_change_one_thing(file: Path) -> None:
+    old = made(file, "manager", "--admin")
+    made(file, "orders-app", "--topic", "Orders=PUB")
+    said = rmq_acl(file, "rotate", "manager")
+    new = said.stdout.splitlines()[-1]
+    assert rmq_acl(file, "set", "manager", "--topic", "Audit=SUB").exit_code == 0
+    assert rmq_acl(file, "set", "orders-app", "--default-topic", "SUB").exit_code == 0
+    manager, app = yaml.safe_load(file.read_text())["accounts"]
+    assert (manager["secretKey"], manager["admin"], manager["topicPerms"]) == (new, True, ["Audit=SUB"])
+    assert new != old
+    assert (app["topicPerms"], app["defaultTopicPerm"]) == (["Orders=PUB"], "SUB")
+
+
+def test_remove_asks_first(file: Path) -> None:
+    made(file, "manager", "--admin")
+    made(file, "orders-app")
+    said = CliRunner().invoke(acl, ["remove", "orders-app", "--file", str(file)], input="n\n")
+    assert (said.exit_code, "nothing was changed" in said.output) == (1, True)
+    assert rmq_acl(file, "remove", "orders-app", "--yes").exit_code == 0
+    assert "orders-app" not in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("orders-app", "Orders", "PUB"), 0, "may PUB topic Orders: topicPerms has Orders=PUB"),
+        (("orders-app", "Orders", "sub"), 1, "may not SUB topic Orders: topicPerms has Orders=PUB"),
+        (("orders-app", "Other", "SUB"), 0, "topicPerms has no entry for it, and defaultTopicPerm is SUB"),
+        (("orders-app", "RMQ_SYS_TRACE_TOPIC", "PUB"), 0, "every account may write traces"),
+        (("orders-app", "SCHEDULE_TOPIC_XXXX", "SUB"), 1, "only an entry in topicPerms opens it"),
+        (("orders-app", "g", "SUB", "--group"), 0, "may SUB group g: groupPerms has g=SUB"),
+        (("orders-app", "%RETRY%other", "SUB"), 1, "belongs to its group: groupPerms has no entry"),
+        (("manager", "SCHEDULE_TOPIC_XXXX", "SUB"), 0, "an administrator without permissions of its own"),
+        (("nobody1", "Orders", "SUB"), 1, "there is no account nobody1"),
+    ],
+)
+def test_explain_says_why(file: Path, arguments: tuple[str, ...], status: int, text: str) -> None:
+    made(file, "manager", "--admin")
+    made(file, "orders-app", "--topic", "Orders=PUB", "--group", "g=SUB", "--default-topic", "SUB")
+    said = rmq_acl(file, "explain", *arguments)
+    assert (said.exit_code, text in said.output) == (status, True), said.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "text"),
+    [
+        (("add", "short"), 2, "too short: 7 characters or more"),
+        (("add", "orders-app", "--topic", "Orders"), 2, "name=permission"),
+        (("add", "orders-app", "--white", "1.2"), 2, "an address of 4 parts"),
+        (("add", "manager"), 1, "there is an account manager already"),
+        (("rotate", "nobody1"), 1, "there is no account nobody1"),
+    ],
+)
+def test_what_is_wrong_is_said(file: Path, arguments: tuple[str, ...], status: int, text: str) -> None:
+    made(file, "manager", "--admin")
+    before = file.read_bytes()
+    said = rmq_acl(file, *arguments)
+    assert (said.exit_code, text in said.output) == (status, True), said.output
+    assert file.read_bytes() == before
+
+
+def test_a_damaged_file_is_left_alone(file: Path) -> None:
+    file.write_text("accounts: [")
+    for arguments in (("list",), ("add", "orders-app")):
+        said = rmq_acl(file, *arguments)
+        assert (said.exit_code, f"{file}:" in said.output, "not YAML" in said.output) == (1, True, True)
+    assert file.read_text() == "accounts: ["
