@@ -18,6 +18,7 @@ SUBCOMMANDS = {
     ),
     "dev": ("rmq.cli.dev", "Run a name server and a broker in one process, for development."),
     "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
+    "acl": ("rmq.cli.acl", "Accounts of a cluster or of a file: who may do what, and why."),
     "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
     "namesrv": ("rmq.cli.services", "Run a name server (the same as python -m rmq.namesrv)."),
     "broker": ("rmq.cli.services", "Run a broker (the same as python -m rmq.broker)."),
