@@ -6,7 +6,12 @@ Exit status of every sub-command: 0 it did what was asked, 1 it failed, 2 wrong 
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, Final
 
 import click
 
@@ -17,16 +22,44 @@ SUBCOMMANDS = {
         "Send a data set through name server, broker and two consumers; show the figures.",
     ),
     "dev": ("rmq.cli.dev", "Run a name server and a broker in one process, for development."),
+    "certs": ("rmq.cli.certs", "Make an authority, certificates and the secret of a cluster."),
+    "namesrv": ("rmq.cli.services", "Run a name server (the same as python -m rmq.namesrv)."),
+    "broker": (
+        "rmq.cli.services",
+        "Run a broker, or look after running ones: broker status, broker config ...",
+    ),
+    "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
+    "pub": ("rmq.cli.pub", "Send messages from the command line, a file or standard input."),
+    "sub": ("rmq.cli.sub", "Consume a topic as a member of a group."),
+    "tail": ("rmq.cli.tail", "Look at a topic, live, without a group."),
+    "msg": ("rmq.cli.msg", "Find messages, follow their traces, deliver them again."),
+    "cluster": ("rmq.cli.cluster", "Show clusters and brokers, and how fast they answer."),
+    "topic": ("rmq.cli.topic", "List, look at, make, change and delete topics."),
+    "group": ("rmq.cli.group", "List, look at, make, move and delete consumer groups; their lag."),
+    "dlq": ("rmq.cli.dlq", "Look at a group's dead letters, and send them to their topics again."),
+    "transactions": ("rmq.cli.transactions", "Half messages without a decision: list them, check again."),
     "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
     "acl": ("rmq.cli.acl", "Accounts of a cluster or of a file: who may do what, and why."),
-    "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
-    "namesrv": ("rmq.cli.services", "Run a name server (the same as python -m rmq.namesrv)."),
-    "broker": ("rmq.cli.services", "Run a broker (the same as python -m rmq.broker)."),
+    "context": ("rmq.cli.context", "Name clusters, so that -n need not be typed."),
+    "errors": ("rmq.cli.errors", "Explain a response code or an error: what it means, what to do."),
+    "completion": ("rmq.cli.completion", "Print the completion script of bash, zsh or fish."),
 }
+
+# The sections of `rmq --help`; what is in none stands in the last.
+SECTIONS: Final = {
+    "Run": ("dev", "namesrv", "broker", "demo"),
+    "Messages": ("pub", "sub", "tail", "bench", "msg", "dlq", "transactions"),
+    "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
+    "More": (),
+}
+
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
 
 
 class LazyGroup(click.Group):
-    """A group that imports a sub-command's module only to run it or to show its own help."""
+    """A group that imports a sub-command's module only to run it or to show its own help, and that says in
+    one line what is wrong with a command line."""
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(SUBCOMMANDS)
@@ -35,19 +68,51 @@ class LazyGroup(click.Group):
         if name not in SUBCOMMANDS:
             return None
         module = importlib.import_module(SUBCOMMANDS[name][0])
-        found: click.Command = getattr(module, name)
+        # A command called as a word of Python's, such as import, has another name in its module.
+        found: click.Command = getattr(module, name, None) or getattr(module, f"{name}_command")
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in SUBCOMMANDS.items()])
+        placed = {name for names in SECTIONS.values() for name in names}
+        rest = tuple(name for name in SUBCOMMANDS if name not in placed)
+        for title, names in SECTIONS.items():
+            with formatter.section(title):
+                present = [name for name in names or rest if name in SUBCOMMANDS]
+                formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in present])
+
+    def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
+        if not standalone_mode:
+            return super().main(args, standalone_mode=False, **extra)
+        try:
+            # click returns a status that --help and --version end with.
+            sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
+        except click.Abort:
+            click.echo("interrupted", err=True)
+            sys.exit(EXIT_INTERRUPTED)
+        except click.ClickException as error:
+            click.echo(_one_line(error), err=True)
+            sys.exit(error.exit_code)
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                raise
+            # Nobody reads any more: what is still to be flushed goes nowhere.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(0)
+
+
+def _one_line(error: click.ClickException) -> str:
+    """What is wrong, of which command, and where its usage stands."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context else "rmq"
+    text = " ".join(error.format_message().split())
+    return f"{path}: {text}" + (f" See {path} --help." if error.exit_code == EXIT_USAGE else "")
 
 
 @click.command(
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, settings or input, 3 cannot listen or data folder"
-    " taken, 130 interrupted.",
+    epilog="Exit status: 0 done, 1 failed or something is wrong, 2 wrong usage, settings or input, 3 cannot"
+    " listen or data folder taken, 130 interrupted.",
 )
 @click.version_option(package_name="rmq", prog_name="rmq")
 def command() -> None:

@@ -24,6 +24,21 @@ def namesrv(arguments: tuple[str, ...]) -> None:
 
 @click.command(context_settings=PASS_THROUGH)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def broker(arguments: tuple[str, ...]) -> None:
-    """Run a broker; `rmq broker --help` lists the options."""
+@click.pass_context
+def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Run a broker; `rmq broker --help` lists the options.
+
+    With the name of an operation (`rmq broker status`), look after brokers that run.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        from rmq.cli.broker import operations
+
+        with operations.make_context("broker", list(arguments), parent=context.parent) as own:
+            operations.invoke(own)
+        return
+    if arguments == ("--help",):
+        from rmq.cli.broker import operations
+
+        click.echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
+        click.echo("\nWithout a command it runs a broker:\n")
     _run("broker", arguments)

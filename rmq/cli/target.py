@@ -108,7 +108,7 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
         given = Context(
             namesrv=namesrv or "",
             access_key=access_key or "",
-            secret_key=_read_secret(secret_key_file) if secret_key_file else "",
+            secret_key=read_secret(secret_key_file) if secret_key_file else "",
             tls=tls,
             tls_ca=tls_ca or "",
             tls_cert=tls_cert or "",
@@ -167,7 +167,8 @@ def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials
     return Credentials(access_key, secret)
 
 
-def _read_secret(path: pathlib.Path) -> str:
+def read_secret(path: pathlib.Path) -> str:
+    """The secret in a file of its own. Raises click's usage error."""
     try:
         secret = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:

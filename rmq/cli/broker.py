@@ -1,0 +1,200 @@
+"""`rmq broker status|config|clean|...`: look after brokers that run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.target import Target, target_options
+from rmq.cli.times import clock_text
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
+    from rmq.protocol.bodies import BrokerStatsData
+
+BROKER = click.argument("broker")
+
+
+@click.group("broker")
+def operations() -> None:
+    """Look after brokers that run. BROKER is a name, which means its master, or an address."""
+
+
+@operations.command()
+@BROKER
+@output_option
+@target_options
+def status(target: Target, broker: str, output: Format) -> None:
+    """Show the figures of a broker, under RocketMQ's names."""
+
+    async def work(admin: Admin) -> dict[str, str]:
+        return await admin.broker_runtime(broker)
+
+    show(ask(target, work), output)
+
+
+@operations.group()
+def config() -> None:
+    """Show or change the settings of brokers."""
+
+
+@config.command("get")
+@BROKER
+@click.argument("keys", nargs=-1)
+@output_option
+@target_options
+def get_config(target: Target, broker: str, keys: tuple[str, ...], output: Format) -> None:
+    """Show the settings of a broker, or those that are named."""
+
+    async def work(admin: Admin) -> dict[str, str]:
+        return await admin.broker_config(broker)
+
+    found = ask(target, work)
+    unknown = [key for key in keys if key not in found]
+    if unknown:
+        refuse(
+            f"broker {broker} has no setting {', '.join(unknown)}; `rmq broker config get {broker}` lists all"
+        )
+    show({key: found[key] for key in keys or sorted(found)}, output)
+
+
+@config.command("set")
+@click.argument("changes", nargs=-1, required=True, metavar="KEY=VALUE...")
+@part_options
+@target_options
+def set_config(target: Target, changes: tuple[str, ...], cluster: str, broker: str) -> None:
+    """Change settings of a broker (-b), a cluster's masters (-c), or all masters, until their next start."""
+    pairs = [text.partition("=") for text in changes]
+    wrong = [key for key, mark, _ in pairs if not mark or not key]
+    if wrong:
+        raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE", param_hint="KEY=VALUE")
+
+    async def work(admin: Admin) -> list[str]:
+        wanted = {key.strip(): value.strip() for key, _, value in pairs}
+        return await admin.update_broker_config(wanted, cluster=cluster, broker=broker)
+
+    done(", ".join(changes), ask(target, work))
+
+
+@operations.command()
+@click.option("--queues", is_flag=True, help="Files of queues whose messages are gone.")
+@click.option("--topics", is_flag=True, help="Queues of topics that do not exist any more.")
+@click.option("--logs", is_flag=True, help="Log files that are past their time.")
+@yes_option
+@part_options
+@target_options
+def clean(
+    target: Target, queues: bool, topics: bool, logs: bool, yes: bool, cluster: str, broker: str
+) -> None:
+    """Remove files that are not needed any more, of a broker (-b), of a cluster (-c), or of all brokers."""
+    if not (queues or topics or logs):
+        raise click.UsageError("say what to clean: --queues, --topics, --logs")
+    agree(yes, f"Remove such files from {broker or cluster or 'all brokers'}?")
+
+    async def work(admin: Admin) -> list[str]:
+        steps = [
+            step
+            for wanted, step in (
+                (queues, admin.clean_expired_queues),
+                (topics, admin.clean_unused_topics),
+                (logs, admin.delete_expired_logs),
+            )
+            if wanted
+        ]
+        addresses: list[str] = []
+        for step in steps:
+            addresses = await step(cluster=cluster, broker=broker)
+        return addresses
+
+    done("cleaned", ask(target, work))
+
+
+@operations.command("wipe-write")
+@BROKER
+@yes_option
+@target_options
+def wipe_write(target: Target, broker: str, yes: bool) -> None:
+    """Take the write permission from all topics of a broker, so that producers leave it."""
+    agree(yes, f"Take the write permission from all topics of {broker}?")
+    _perm(target, broker, ask(target, lambda admin: admin.wipe_write_perm(broker)))
+
+
+@operations.command("add-write")
+@BROKER
+@target_options
+def add_write(target: Target, broker: str) -> None:
+    """Give the write permission back to all topics of a broker."""
+    _perm(target, broker, ask(target, lambda admin: admin.add_write_perm(broker)))
+
+
+def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:
+    if not any(counts.values()):
+        refuse(f"no topic of broker {broker} was changed; `rmq cluster list` shows the names there are")
+    for address, count in counts.items():
+        click.echo(f"{count} topics of {broker} changed at {address}")
+
+
+@operations.command()
+@BROKER
+@click.argument("name")
+@click.argument("key")
+@output_option
+@target_options
+def stats(target: Target, broker: str, name: str, key: str, output: Format) -> None:
+    """Show a counter over the last minute, hour and day.
+
+    NAME is TOPIC_PUT_NUMS, TOPIC_PUT_SIZE (KEY a topic), GROUP_GET_NUMS, GROUP_GET_SIZE, SNDBCK_PUT_NUMS (KEY
+    topic@group) or BROKER_PUT_NUMS, BROKER_GET_NUMS (KEY the cluster's name).
+    """
+
+    async def work(admin: Admin) -> BrokerStatsData:
+        return await admin.broker_stats(broker, name, key)
+
+    found = ask(target, work)
+    windows = {"minute": found.stats_minute, "hour": found.stats_hour, "day": found.stats_day}
+    show([{"last": last, "sum": one.sum, "tps": one.tps} for last, one in windows.items()], output)
+
+
+@operations.command()
+@BROKER
+@output_option
+@target_options
+def connections(target: Target, broker: str, output: Format) -> None:
+    """Show the producers and consumers that are connected to a broker."""
+    show(ask(target, lambda admin: _connections(admin, broker)), output)
+
+
+async def _connections(admin: Admin, broker: str) -> list[dict[str, Any]]:
+    from rmq.errors import ConsumerNotOnline
+
+    rows = [
+        _connection("producer", group, one.client_id, one.remote_ip, one.language, one.last_update_timestamp)
+        for group, members in (await admin.producers(broker)).items()
+        for one in members
+    ]
+    for group in await admin.group_configs(broker):
+        try:
+            found = await admin.consumer_connection(group, broker=broker)
+        except ConsumerNotOnline:
+            continue
+        rows += [
+            _connection("consumer", group, one.client_id, one.client_addr, one.language, 0)
+            for one in found.connection_set
+        ]
+    return rows
+
+
+def _connection(
+    kind: str, group: str, client_id: str, address: str, language: object, seen: int
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "group": group,
+        "client_id": client_id,
+        "address": address,
+        "language": language,
+        "last_heartbeat": clock_text(seen),
+    }

@@ -1,0 +1,157 @@
+"""`rmq cluster`: what the name servers know, and how fast brokers answer."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmq.cli.asking import ask, refuse
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.report import percentile
+from rmq.cli.target import Target, run, target_options
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
+    from rmq.client.producer import Producer
+    from rmq.message import MessageQueue
+    from rmq.protocol.bodies import BrokerData
+
+COLUMNS = (
+    "cluster",
+    "broker",
+    "id",
+    "address",
+    "version",
+    "in_tps",
+    "out_tps",
+    "messages_today",
+    "disk_ratio",
+)
+
+
+@click.group()
+def cluster() -> None:
+    """Show the clusters, their brokers, and how fast they answer."""
+
+
+@cluster.command("list")
+@output_option
+@target_options
+def list_clusters(target: Target, output: Format) -> None:
+    """List all brokers: address, version, rates, messages of today, how full the disk is."""
+    show(ask(target, lambda admin: _brokers(admin, "")), output, columns=COLUMNS)
+
+
+@cluster.command("show")
+@click.argument("name")
+@output_option
+@target_options
+def show_cluster(target: Target, name: str, output: Format) -> None:
+    """List the brokers of one cluster."""
+    rows = ask(target, lambda admin: _brokers(admin, name))
+    if not rows:
+        refuse(f"no cluster {name}; `rmq cluster list` shows those there are")
+    show(rows, output, columns=COLUMNS)
+
+
+async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
+    info = await admin.cluster_info()
+    return [
+        await _broker(admin, name, data, number)
+        for cluster_name, names in sorted(info.cluster_addr_table.items())
+        if cluster_name == wanted or not wanted
+        for name in sorted(names)
+        if (data := info.broker_addr_table.get(name)) is not None
+        for number in sorted(data.broker_addrs)
+    ]
+
+
+async def _broker(admin: Admin, name: str, data: BrokerData, number: int) -> dict[str, Any]:
+    """A broker with its figures; a broker that does not answer has its `error` instead."""
+    from rmq.errors import RmqError
+
+    row: dict[str, Any] = {
+        "cluster": data.cluster,
+        "broker": name,
+        "id": number,
+        "address": data.broker_addrs[number],
+    }
+    try:
+        figures = await admin.broker_runtime(data.broker_addrs[number])
+    except RmqError as error:
+        return row | {"version": "does not answer", "error": str(error)}
+    today = int(figures.get("msgPutTotalTodayNow", "0")) - int(figures.get("msgPutTotalTodayMorning", "0"))
+    return row | {
+        "version": figures.get("brokerVersionDesc", ""),
+        "in_tps": rate(figures.get("putTps", "")),
+        "out_tps": rate(figures.get("getTransferedTps", "")),
+        "messages_today": today,
+        "disk_ratio": rate(figures.get("commitLogDiskRatio", "")),
+        "error": None,
+    }
+
+
+def rate(text: str) -> float:
+    """The first of the numbers that a broker writes for a rate: that of the last ten seconds."""
+    words = text.split()
+    try:
+        return float(words[0]) if words else 0.0
+    except ValueError:
+        return 0.0
+
+
+@cluster.command()
+@click.option(
+    "--amount", type=click.IntRange(1, 100_000), default=100, show_default=True, help="Messages each."
+)
+@click.option(
+    "--size", type=click.IntRange(0, 1 << 20), default=128, show_default=True, help="Bytes of a body."
+)
+@output_option
+@target_options
+def rt(target: Target, amount: int, size: int, output: Format) -> None:
+    """Send probes to every master and show how long each took, in ms.
+
+    They go to the topic with the cluster's name, which every broker has.
+    """
+    show(run(_rt, target, amount, size), output)
+
+
+async def _rt(target: Target, amount: int, size: int) -> list[dict[str, Any]]:
+    from rmq.message import MessageQueue
+
+    async with target.connect() as client, client.producer("rmq-cli-rt") as producer:
+        info = await client.admin.cluster_info()
+        return [
+            {"cluster": data.cluster, "broker": name}
+            | await _probe(producer, MessageQueue(data.cluster, name, 0), amount, size)
+            for name, data in sorted(info.broker_addr_table.items())
+            if 0 in data.broker_addrs
+        ]
+
+
+async def _probe(producer: Producer, queue: MessageQueue, amount: int, size: int) -> dict[str, Any]:
+    from rmq.errors import RmqError
+    from rmq.message import Message
+
+    took: list[float] = []
+    error: RmqError | None = None
+    for _ in range(amount):
+        began = time.perf_counter()
+        try:
+            await producer.send(Message(queue.topic, b"\0" * size), queue=queue)
+        except RmqError as failure:
+            error = failure
+            continue
+        took.append((time.perf_counter() - began) * 1000)
+    took.sort()
+    points = {f"p{share}": percentile(took, share / 100) for share in (50, 99)}
+    return {
+        "sent": len(took),
+        "failed": amount - len(took),
+        **points,
+        "max": percentile(took, 1.0),
+        "error": str(error) if error else None,
+    }

@@ -1,0 +1,95 @@
+"""`rmq completion SHELL`, and what the shell is told of topics, groups and contexts."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
+
+import click
+
+if TYPE_CHECKING:
+    from rmq.client.client import Client
+
+VARIABLE: Final = "_RMQ_COMPLETE"
+PATIENCE_SECONDS: Final = 1.0
+"""A shell that waits longer for the Tab key is a nuisance: then nothing is suggested."""
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    bash: eval "$(rmq completion bash)" in ~/.bashrc; zsh: the same in ~/.zshrc; fish: rmq completion fish >
+    ~/.config/fish/completions/rmq.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    from rmq.cli import command
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(command, {}, "rmq", VARIABLE)
+    # Not source(): for bash that would start a bash to ask for its version.
+    click.echo(script.source_template % script.source_vars())
+
+
+def complete_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Topics of the cluster that the line names, if it answers soon."""
+
+    async def ask(client: Client) -> list[str]:
+        return sorted(topic for topic in await client.admin.topics() if not topic.startswith("%"))
+
+    return _asked(context, incomplete, ask)
+
+
+def complete_group(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Consumer groups of the cluster that the line names, as far as they have retry topics."""
+    from rmq.message import RETRY_PREFIX
+
+    async def ask(client: Client) -> list[str]:
+        names = await client.admin.topics()
+        return sorted(name.removeprefix(RETRY_PREFIX) for name in names if name.startswith(RETRY_PREFIX))
+
+    return _asked(context, incomplete, ask)
+
+
+def complete_context(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Names of contexts."""
+    from rmq.cli.contexts import read_contexts
+    from rmq.errors import RmqError
+
+    try:
+        names = read_contexts().contexts
+    except RmqError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def _asked(
+    context: click.Context, incomplete: str, ask: Callable[[Client], Awaitable[list[str]]]
+) -> list[str]:
+    """What the cluster says; nothing when it does not answer, since a Tab key is no place for errors."""
+    import os
+
+    import trio
+
+    from rmq.cli.contexts import Context
+    from rmq.cli.target import resolve
+    from rmq.errors import RmqError
+
+    options = context.params
+
+    async def within() -> list[str]:
+        given = Context(namesrv=options.get("namesrv") or "", tls=bool(options.get("tls")))
+        target = resolve(given, options.get("name"), os.environ)
+        with trio.move_on_after(PATIENCE_SECONDS):
+            async with target.connect() as client:
+                return await ask(client)
+        return []
+
+    try:
+        names = trio.run(within)
+    except (RmqError, OSError):
+        return []
+    return [name for name in names if name.startswith(incomplete)]

@@ -1,0 +1,142 @@
+"""`rmq context`: named clusters, so that `-n` need not be typed."""
+
+from __future__ import annotations
+
+import pathlib
+
+import click
+from attrs import evolve
+
+from rmq.cli.contexts import Context, Contexts, contexts_path, read_contexts, write_contexts
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.target import fail, read_secret
+from rmq.errors import ConfigError, RmqError
+
+
+@click.group()
+def context() -> None:
+    """Named clusters: their name servers, account and TLS settings.
+
+    They lie in contexts.yaml in your configuration folder, readable only by you. Secrets are never shown.
+    """
+
+
+@context.command()
+@click.argument("name")
+@click.option("-n", "--namesrvAddr", "namesrv", required=True, metavar="HOST:PORT;...", help="Name servers.")
+@click.option("--access-key", default="", metavar="NAME", help="Account; the secret is asked for.")
+@click.option(
+    "--secret-key-file",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    help="File to take the account's secret from, instead of asking.",
+)
+@click.option("--tls", is_flag=True, help="Speak TLS.")
+@click.option("--tls-ca", default="", metavar="FILE", help="PEM file of authorities to trust.")
+@click.option("--tls-cert", default="", metavar="FILE", help="PEM file of an own certificate.")
+@click.option("--tls-key", default="", metavar="FILE", help="PEM file of its key.")
+@click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only.")
+@click.option("--replace", is_flag=True, help="Replace the context of that name.")
+def add(
+    name: str,
+    namesrv: str,
+    access_key: str,
+    secret_key_file: pathlib.Path | None,
+    replace: bool,
+    **tls: str | bool,
+) -> None:
+    """Add a cluster under NAME. The first one becomes the current one."""
+    contexts = _read()
+    if name in contexts.contexts and not replace:
+        fail(ConfigError("context", name, "a new name, or --replace"))
+    secret = ""
+    if access_key:
+        secret = (
+            read_secret(secret_key_file)
+            if secret_key_file
+            else click.prompt("Secret key", hide_input=True, err=True)
+        )
+    files = {
+        key: str(pathlib.Path(value).absolute())
+        for key, value in tls.items()
+        if isinstance(value, str) and value
+    }
+    flags = {key: value for key, value in tls.items() if isinstance(value, bool)}
+    made = Context(namesrv=namesrv, access_key=access_key, secret_key=secret, **files, **flags)  # type: ignore[arg-type]
+    _write(Contexts(contexts.current or name, {**contexts.contexts, name: made}))
+    click.echo(f"context {name} {'replaced' if name in contexts.contexts else 'added'} in {contexts_path()}")
+
+
+@context.command()
+@click.argument("name")
+def use(name: str) -> None:
+    """Make NAME the cluster that commands without -n and --context talk to."""
+    contexts = _read()
+    _known(contexts, name)
+    _write(evolve(contexts, current=name))
+    click.echo(f"context {name} is current")
+
+
+@context.command("list")
+@output_option
+def list_contexts(output: Format) -> None:
+    """List the clusters; the current one is marked."""
+    contexts = _read()
+    rows = [
+        {
+            "current": "*" if name == contexts.current else "",
+            "name": name,
+            "namesrv": one.namesrv,
+            "access_key": one.access_key,
+            "tls": one.tls_config() is not None,
+        }
+        for name, one in contexts.contexts.items()
+    ]
+    show(rows, output)
+
+
+@context.command("show")
+@click.argument("name", required=False)
+@output_option
+def show_context(name: str | None, output: Format) -> None:
+    """Show a cluster, the current one without NAME."""
+    contexts = _read()
+    wanted = name or contexts.current
+    if not wanted:
+        fail(
+            ConfigError(
+                "context", "", "a NAME, since no context is current; `rmq context use NAME` makes it so"
+            )
+        )
+    _known(contexts, wanted)
+    show({"name": wanted, **contexts.contexts[wanted].shown()}, output)
+
+
+@context.command()
+@click.argument("name")
+def remove(name: str) -> None:
+    """Forget the cluster NAME."""
+    contexts = _read()
+    _known(contexts, name)
+    rest = {key: value for key, value in contexts.contexts.items() if key != name}
+    _write(Contexts("" if name == contexts.current else contexts.current, rest))
+    click.echo(f"context {name} removed")
+
+
+def _read() -> Contexts:
+    try:
+        return read_contexts()
+    except RmqError as error:
+        fail(error)
+
+
+def _write(contexts: Contexts) -> None:
+    try:
+        write_contexts(contexts)
+    except OSError as error:
+        fail(error)
+
+
+def _known(contexts: Contexts, name: str) -> None:
+    if name not in contexts.contexts:
+        there = ", ".join(contexts.contexts) or "none"
+        fail(ConfigError("context", name, f"one that there is ({there}); `rmq context add` makes one"))

@@ -1,0 +1,292 @@
+"""`rmq group`: list, look at, make, move and delete consumer groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
+from rmq.cli.completion import complete_group, complete_topic
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.target import Target, target_options
+from rmq.cli.times import Place, as_place, clock_text
+from rmq.message import validate_group
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin, OffsetReset, QueueProgress
+    from rmq.protocol.bodies import Connection, ConsumerConnection, SubscriptionGroupConfig
+
+GROUP = click.argument("group", shell_complete=complete_group)
+TOPIC = click.argument("topic", shell_complete=complete_topic)
+TO_THE_END = -1
+
+
+@click.group()
+def group() -> None:
+    """List, look at, make, move and delete consumer groups."""
+
+
+@group.command("list")
+@click.option("-a", "--all", "every", is_flag=True, help="Also the groups of RocketMQ's own tools.")
+@part_options
+@output_option
+@target_options
+def list_groups(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
+    """List groups: how many messages each has left, and how fast it consumes."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        rows: dict[str, dict[str, Any]] = {}
+        for address in await admin.broker_addresses(cluster=cluster, broker=broker):
+            for name, config in (await admin.group_configs(address, system=every)).items():
+                row = rows.setdefault(name, {"group": name, "lag": 0, "tps": 0.0, "brokers": 0})
+                row |= {"brokers": row["brokers"] + 1, "retry_max": config.retry_max_times}
+            for progress in await admin.broker_consume_stats(address):
+                if progress.group in rows:
+                    rows[progress.group]["lag"] += progress.lag
+                    rows[progress.group]["tps"] += progress.consume_tps
+        return [rows[name] for name in sorted(rows)]
+
+    show(ask(target, work), output)
+
+
+@group.command("show")
+@GROUP
+@output_option
+@target_options
+def show_group(target: Target, group: str, output: Format) -> None:
+    """Show how a group is set up on each of its brokers."""
+
+    async def work(admin: Admin) -> dict[str, SubscriptionGroupConfig]:
+        return await admin.group_config(group)
+
+    found = ask(target, work)
+    if not found:
+        refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
+    rows = [
+        {
+            "broker": address,
+            "consume": config.consume_enable,
+            "broadcast": config.consume_broadcast_enable,
+            "retry_queues": config.retry_queue_nums,
+            "retry_max": config.retry_max_times,
+        }
+        for address, config in found.items()
+    ]
+    show(rows, output)
+
+
+@group.command()
+@GROUP
+@click.option(
+    "--retry-max", type=click.IntRange(-1), default=16, show_default=True, help="Retries of a message."
+)
+@click.option("--retry-queues", type=click.IntRange(1, 1024), default=1, help="Queues of its retry topic.")
+@click.option("--consume/--no-consume", default=True, help="Whether it may consume.")
+@click.option("--broadcast/--no-broadcast", default=True, help="Whether it may broadcast.")
+@part_options
+@target_options
+def create(
+    target: Target,
+    group: str,
+    retry_max: int,
+    retry_queues: int,
+    consume: bool,
+    broadcast: bool,
+    cluster: str,
+    broker: str,
+) -> None:
+    """Make a group, or change it, on every master of the cluster, or of all clusters."""
+
+    async def work(admin: Admin) -> list[str]:
+        return await admin.create_group(
+            group,
+            cluster=cluster,
+            broker=broker,
+            retry_max_times=retry_max,
+            retry_queues=retry_queues,
+            consume_enable=consume,
+            broadcast_enable=broadcast,
+        )
+
+    done(f"group {group} made", ask(target, work))
+
+
+@group.command()
+@GROUP
+@click.option("--offsets", is_flag=True, help="Also forget how far it was.")
+@yes_option
+@part_options
+@target_options
+def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, broker: str) -> None:
+    """Delete a group, its retries and its dead letters."""
+
+    async def look(admin: Admin) -> bool:
+        return bool(await admin.group_config(validate_group(group)))
+
+    async def work(admin: Admin) -> list[str]:
+        return await admin.delete_group(group, cluster=cluster, broker=broker, remove_offset=offsets)
+
+    if not ask(target, look):
+        refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
+    agree(yes, f"Delete group {group} from {broker or cluster or 'all brokers'}?")
+    done(f"group {group} deleted", ask(target, work))
+
+
+@group.command()
+@GROUP
+@click.option("--topic", default="", help="Only this topic.")
+@output_option
+@target_options
+def lag(target: Target, group: str, topic: str, output: Format) -> None:
+    """Show how many messages a group has left in each queue."""
+
+    async def work(admin: Admin) -> list[QueueProgress]:
+        return await admin.consumer_progress(group, topic)
+
+    found = ask(target, work)
+    rows = [
+        {
+            "topic": row.message_queue.topic,
+            "broker": row.message_queue.broker_name,
+            "queue_id": row.message_queue.queue_id,
+            "broker_offset": row.broker_offset,
+            "consumer_offset": row.consumer_offset,
+            "lag": row.lag,
+            "last_consumed": clock_text(row.last_timestamp),
+        }
+        for row in found
+    ]
+    show(rows, output)
+    if output == "table":
+        click.echo(f"\n{sum(row.lag for row in found)} messages left")
+
+
+@group.command()
+@GROUP
+@TOPIC
+@click.option(
+    "--to", "place", callback=as_place, required=True, help="earliest, latest, -10m, or a date and time."
+)
+@yes_option
+@output_option
+@target_options
+def reset(target: Target, group: str, topic: str, place: Place, yes: bool, output: Format) -> None:
+    """Let a group go on elsewhere in a topic: what lies between is consumed again, or never.
+
+    Members that run are told and go on there at once.
+    """
+    where = place if isinstance(place, str) else clock_text(place)
+    timestamp = {"first": 0, "last": TO_THE_END}.get(place) if isinstance(place, str) else place
+    _move(
+        target,
+        f"Reset group {group} in topic {topic} to {where}?",
+        (group, topic, timestamp or 0),
+        yes,
+        output,
+    )
+
+
+@group.command()
+@GROUP
+@TOPIC
+@yes_option
+@output_option
+@target_options
+def skip(target: Target, group: str, topic: str, yes: bool, output: Format) -> None:
+    """Let a group go on at the end: it never gets what it has not consumed yet."""
+    question = f"Let group {group} skip all that it has not consumed of topic {topic}?"
+    _move(target, question, (group, topic, TO_THE_END), yes, output)
+
+
+def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool, output: Format) -> None:
+    group, topic, timestamp = where
+
+    async def look(admin: Admin) -> None:
+        await admin.topic_route(topic)
+        validate_group(group)
+
+    async def work(admin: Admin) -> list[OffsetReset]:
+        return await admin.reset_offset(group, topic, timestamp)
+
+    ask(target, look)
+    agree(yes, question)
+    rows = [
+        {
+            "broker": row.message_queue.broker_name,
+            "queue_id": row.message_queue.queue_id,
+            "broker_offset": row.broker_offset,
+            "was": row.consumer_offset,
+            "now": row.new_offset,
+        }
+        for row in ask(target, work)
+    ]
+    show(rows, output)
+
+
+@group.command()
+@GROUP
+@click.option("--stack", is_flag=True, help="Also what their threads or tasks do now.")
+@output_option
+@target_options
+def members(target: Target, group: str, stack: bool, output: Format) -> None:
+    """Show who is connected, what each subscribes to and how many queues it has."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        found = await admin.consumer_connection(group)
+        return [await _member(admin, group, found, one, stack=stack) for one in found.connection_set]
+
+    rows = ask(target, work)
+    show(rows, output, columns=("client_id", "address", "language", "version", "queues", "subscriptions"))
+    if output == "table":
+        wishes = {str(row["subscriptions"]) for row in rows if row["subscriptions"] is not None}
+        if len(wishes) > 1:
+            click.echo("members of one group must subscribe to the same: messages are lost", err=True)
+        for row in rows if stack else []:
+            click.echo(f"\n{row['client_id']}\n{row['stack'] or 'it does not say'}")
+
+
+async def _member(
+    admin: Admin, group: str, found: ConsumerConnection, one: Connection, *, stack: bool
+) -> dict[str, Any]:
+    """A member with what it says of itself; those fields are None when it does not answer."""
+    from rmq.errors import RmqError
+    from rmq.protocol.codes import MQVersion
+
+    version = MQVersion(one.version).name if one.version in set(MQVersion) else str(one.version)
+    row: dict[str, Any] = {
+        "client_id": one.client_id,
+        "address": one.client_addr,
+        "language": one.language,
+        "version": version,
+        "consume_type": found.consume_type,
+        "message_model": found.message_model,
+        "queues": None,
+        "subscriptions": None,
+        "stack": None,
+    }
+    try:
+        info = await admin.consumer_running_info(group, one.client_id, stack=stack)
+    except RmqError:
+        return row
+    wanted = {
+        data.topic: data.sub_string for data in sorted(info.subscription_set, key=lambda data: data.topic)
+    }
+    return row | {"queues": len(info.mq_table), "subscriptions": wanted, "stack": info.jstack}
+
+
+@group.command()
+@click.argument("source", shell_complete=complete_group)
+@click.argument("copy", shell_complete=complete_group)
+@click.option("--topic", default="", help="Only this topic.")
+@yes_option
+@target_options
+def clone(target: Target, source: str, copy: str, topic: str, yes: bool) -> None:
+    """Let group COPY go on where group SOURCE is."""
+
+    async def work(admin: Admin) -> None:
+        await admin.clone_offsets(validate_group(source), validate_group(copy), topic)
+
+    agree(yes, f"Set the offsets of group {copy} to those of {source}?")
+    ask(target, work)
+    click.echo(f"group {copy} goes on where {source} is")

@@ -1,0 +1,179 @@
+"""`rmq msg`: find messages, follow their traces, deliver them again."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmq.cli.asking import agree, ask, refuse, yes_option
+from rmq.cli.completion import complete_group, complete_topic
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.printing import Style, message_row, style_option
+from rmq.cli.pub import pub
+from rmq.cli.sub import expression, filter_options
+from rmq.cli.tail import View, grep_option, show_messages
+from rmq.cli.target import Target, run, target_options
+from rmq.cli.times import Place, as_place, clock_text
+
+if TYPE_CHECKING:
+    import re
+
+    from rmq.client.admin import Admin, MessageTrack
+    from rmq.client.admin.values import Lookup, Trace
+    from rmq.message import StoredMessage
+    from rmq.protocol.bodies import ConsumeMessageDirectlyResult
+
+ID = click.argument("message_id", metavar="ID")
+FOUND = ("stored", "broker", "queue_id", "queue_offset", "message_id", "tags", "keys", "body")
+BODY_SHOWN = 200
+
+
+@click.group()
+def msg() -> None:
+    """Find messages, follow their traces, deliver them again."""
+
+
+msg.add_command(pub, "send")
+
+
+@msg.command()
+@ID
+@click.option("--topic", default="", help="Its topic: needed for an id that a producer gave.")
+@click.option("--groups", is_flag=True, help="Also which groups have consumed it.")
+@output_option
+@target_options
+def get(target: Target, message_id: str, topic: str, groups: bool, output: Format) -> None:
+    """Show one message, by its offset id, or with --topic by its unique id."""
+
+    async def work(admin: Admin) -> tuple[StoredMessage, list[MessageTrack]]:
+        message = await admin.view_message(message_id, topic)
+        return message, await admin.message_tracks(message) if groups else []
+
+    message, tracks = ask(target, work)
+    row = message_row(message)
+    if groups:
+        row["groups"] = {track.group: track.state for track in tracks}
+    if output == "table":
+        row |= {key: clock_text(row[key]) for key in ("born_timestamp", "store_timestamp")}
+    show(row, output)
+
+
+@msg.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("key")
+@click.option("--from", "begin", callback=as_place, default="first", help="Stored then or later.")
+@click.option("--to", "end", callback=as_place, default="last", help="Stored then or before.")
+@click.option("--max", "most", type=click.IntRange(1, 10_000), default=64, show_default=True)
+@output_option
+@target_options
+def find(target: Target, topic: str, key: str, begin: Place, end: Place, most: int, output: Format) -> None:
+    """Find messages by a key, or by the id that their producer gave."""
+    span = {
+        "begin": begin if isinstance(begin, int) else 0,
+        "end": end if isinstance(end, int) else int(time.time() * 1000) + 86_400_000,
+    }
+
+    async def work(admin: Admin) -> Lookup:
+        found = await admin.query_message(topic, key, max_messages=most, **span)
+        return found if found.messages else await admin.query_unique_key(topic, key, **span)
+
+    found = ask(target, work)
+    if not found.messages:
+        refuse(
+            f"topic {topic} has no message with key {key} then; the indexes reach to"
+            f" {clock_text(found.index_timestamp)}"
+        )
+    rows = [message_row(message) for message in found.messages]
+    if output == "table":
+        rows = [_short(row) for row in rows]
+    show(rows, output, columns=FOUND)
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    body = row.get("body", f"base64 {row.get('body_base64')}")
+    return row | {"stored": clock_text(row["store_timestamp"]), "body": body[:BODY_SHOWN]}
+
+
+@msg.command()
+@ID
+@click.option("--trace-topic", default="RMQ_SYS_TRACE_TOPIC", show_default=True)
+@output_option
+@target_options
+def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> None:
+    """Show what happened to a message, by its unique id, as far as clients and brokers traced it."""
+
+    async def work(admin: Admin) -> Trace:
+        return await admin.trace(message_id, topic=trace_topic)
+
+    events = ask(target, work).events
+    if not events:
+        refuse(f"nothing was traced of message {message_id} in topic {trace_topic}; do its clients trace?")
+    rows = [
+        {
+            "time": clock_text(event.timestamp_ms),
+            "what": event.type.value,
+            "group": event.group,
+            "success": event.success,
+            "cost_ms": event.cost_ms,
+            "client": bean.client_host,
+            "store": bean.store_host,
+            "retries": bean.retry_times,
+        }
+        for event in events
+        for bean in event.beans
+        if bean.message_id == message_id
+    ]
+    show(rows, output)
+
+
+@msg.command("print")
+@click.argument("topic", shell_complete=complete_topic)
+@click.option(
+    "--from", "start", callback=as_place, default="first", help="Where to begin. [default: earliest]"
+)
+@click.option("--to", "end", callback=as_place, default="last", help="Where to end. [default: the end now]")
+@filter_options
+@grep_option
+@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@style_option("line")
+@target_options
+def print_messages(
+    target: Target,
+    topic: str,
+    start: Place,
+    end: Place,
+    tags: str | None,
+    sql: str | None,
+    grep: re.Pattern[bytes] | None,
+    most: int | None,
+    output: Style,
+) -> None:
+    """Print the messages of a topic from one time to another."""
+    view = View(topic, start, expression(tags, sql), grep, end, output)
+    run(show_messages, target, view, most)
+
+
+@msg.command()
+@click.argument("group", shell_complete=complete_group)
+@ID
+@click.option("--topic", default="", help="Its topic: needed for an id that a producer gave.")
+@click.option("--client", default="", help="The member to give it to. [default: the first]")
+@yes_option
+@output_option
+@target_options
+def resend(
+    target: Target, group: str, message_id: str, topic: str, client: str, yes: bool, output: Format
+) -> None:
+    """Give a stored message to a member of a group once more, now. Offsets stay as they are."""
+
+    async def work(admin: Admin) -> ConsumeMessageDirectlyResult:
+        member = client or (await admin.consumer_connection(group)).connection_set[0].client_id
+        return await admin.consume_directly(group, member, message_id, topic)
+
+    agree(yes, f"Let group {group} consume message {message_id} once more?")
+    result = ask(target, work)
+    show(result, output)
+    if result.consume_result not in ("CR_SUCCESS", "CR_COMMIT"):
+        refuse(f"the member did not consume message {message_id}: {result.remark or result.consume_result}")

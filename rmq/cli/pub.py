@@ -1,0 +1,147 @@
+"""`rmq pub`: send messages from arguments, files or standard input."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import click
+from attrs import field, frozen
+
+from rmq.cli.completion import complete_topic
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.progress import progress_bar
+from rmq.cli.target import Target, run, target_options
+from rmq.cli.times import duration_ms
+from rmq.errors import RmqError
+
+LEVELS = range(1, 19)
+FEW = 10
+"""So many results are listed one by one; more are summed up, unless JSON or YAML is asked for."""
+
+
+@frozen
+class Sending:
+    """What to send and how."""
+
+    topic: str
+    bodies: Iterator[bytes] = field(repr=False)
+    total: int | None
+    group: str
+    marks: dict[str, Any]
+    sharding_key: str | None
+    concurrency: int
+    keep: int
+    """So many results are kept to be shown."""
+
+
+def _properties(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for name, mark, _ in pairs:
+        if not mark or not name:
+            raise click.BadParameter(f"{name!r} is not NAME=VALUE")
+    return {name: value for name, _, value in pairs}
+
+
+def _delay(context: click.Context, parameter: click.Parameter, given: str | None) -> dict[str, int]:
+    if given is None:
+        return {}
+    if given.isdigit():
+        if int(given) not in LEVELS:
+            raise click.BadParameter("a level is 1 to 18; a time has a unit, such as 10s")
+        return {"delay_level": int(given)}
+    try:
+        return {"delay_ms": duration_ms(given)}
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("body", required=False)
+@click.option("-f", "--file", type=click.File("rb"), help="One message: the whole file; - is standard input.")
+@click.option(
+    "-l", "--lines", type=click.File("rb"), help="A message a line of this file. [default: standard input]"
+)
+@click.option("--tags", metavar="TAG", help="Tag of the messages.")
+@click.option("--keys", multiple=True, metavar="KEY", help="Key to look them up by; repeatable.")
+@click.option("--property", "properties", multiple=True, callback=_properties, metavar="NAME=VALUE")
+@click.option(
+    "--delay",
+    "delay",
+    callback=_delay,
+    metavar="10s|LEVEL",
+    help="Deliver later: a time, or a level 1 to 18.",
+)
+@click.option("--sharding-key", metavar="KEY", help="Equal keys go to one queue, in order.")
+@click.option("--count", type=click.IntRange(1), default=1, help="Send BODY or the file so many times.")
+@click.option(
+    "--concurrency", type=click.IntRange(1, 1024), default=1, help="Sends in flight; over 1 unordered."
+)
+@click.option("--group", default="rmq-cli-pub", show_default=True, help="Producer group.")
+@output_option
+@target_options
+def pub(
+    target: Target,
+    topic: str,
+    body: str | None,
+    file: BinaryIO | None,
+    lines: BinaryIO | None,
+    output: Format,
+    **options: Any,
+) -> None:
+    """Send messages to TOPIC: BODY, a file, or the lines of standard input.
+
+    Prints where each went, or a summary of many. The first error ends it; what was sent before stays sent.
+    """
+    if sum(source is not None for source in (body, file, lines)) > 1:
+        raise click.UsageError("give one of BODY, --file and --lines")
+    bodies, total = _bodies(body, file, lines, options["count"])
+    sending = Sending(
+        topic,
+        bodies,
+        total,
+        options["group"],
+        {key: options[key] for key in ("tags", "keys", "properties")} | options["delay"],
+        options["sharding_key"],
+        options["concurrency"],
+        keep=FEW if output == "table" else 1 << 62,
+    )
+    run(_pub, target, sending, output)
+
+
+def _bodies(
+    body: str | None, file: BinaryIO | None, lines: BinaryIO | None, count: int
+) -> tuple[Iterator[bytes], int | None]:
+    """The bodies to send, and how many when that is known."""
+    if body is not None or file is not None:
+        whole = body.encode("utf-8", "surrogateescape") if body is not None else file.read()  # type: ignore[union-attr]
+        return iter([whole] * count if count <= FEW else (whole for _ in range(count))), count
+    if count != 1:
+        raise click.UsageError("--count goes with BODY or --file")
+    if lines is None and sys.stdin.isatty():
+        click.echo("a message a line; Ctrl-D ends", err=True)
+    source = lines or sys.stdin.buffer
+    return (line.rstrip(b"\r\n") for line in source), None
+
+
+async def _pub(target: Target, sending: Sending, output: Format) -> None:
+    from rmq.cli.pub_run import send_all
+
+    with progress_bar("sent", sending.total) as step:
+        outcome = await send_all(target, sending, step)
+    if outcome.count <= sending.keep:
+        show(outcome.rows, output)
+    else:
+        rate = outcome.count / outcome.seconds if outcome.seconds else 0.0
+        click.echo(
+            f"{outcome.count} messages sent to {sending.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)"
+        )
+    for note in outcome.notes():
+        click.echo(f"rmq pub: {note}", err=True)
+    if outcome.error is not None:
+        before = f"; {outcome.count} messages were sent before" if outcome.count else ""
+        error: RmqError = outcome.error
+        error.hint = f"{error.hint}{before}" if error.hint else before.lstrip("; ")
+        raise error

@@ -1,0 +1,170 @@
+"""`rmq tail`: look at a topic, live, without being a member of any group."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+from attrs import define, field, frozen
+
+from rmq.cli.completion import complete_topic
+from rmq.cli.printing import Style, print_message, style_option
+from rmq.cli.sub import expression, filter_options
+from rmq.cli.target import Target, run, target_options
+from rmq.cli.times import Place, as_place
+
+if TYPE_CHECKING:
+    import trio
+
+    from rmq.client.puller import PullConsumer
+    from rmq.client.subscription import Sql
+    from rmq.message import MessageQueue, StoredMessage
+
+GROUP = "TOOLS_CONSUMER"
+"""A group that every broker has from its start, for tools; no offset of it is ever stored."""
+WAIT_SECONDS = 15.0
+LOOK_AGAIN_SECONDS = 10.0
+RETRY_SECONDS = 3.0
+BATCH = 32
+
+
+@frozen
+class View:
+    """What to look at and what of it to print."""
+
+    topic: str
+    start: Place
+    wanted: str | Sql
+    grep: re.Pattern[bytes] | None
+    end: Place | None
+    """Where to end; None: never."""
+    style: Style
+
+
+@define
+class Tail:
+    """The state of one run: which queues are followed, how many messages may still be printed."""
+
+    view: View
+    puller: PullConsumer
+    nursery: trio.Nursery
+    left: int | None
+    queues: set[MessageQueue] = field(factory=set)
+
+
+def _pattern(
+    context: click.Context, parameter: click.Parameter, given: str | None
+) -> re.Pattern[bytes] | None:
+    try:
+        return re.compile(given.encode("utf-8", "surrogateescape")) if given else None
+    except re.error as error:
+        raise click.BadParameter(f"{given!r} is no regular expression: {error}") from None
+
+
+grep_option = click.option("--grep", callback=_pattern, metavar="REGEX", help="Only bodies that have this.")
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.option("--from", "start", callback=as_place, default="last", show_default=True, help="Where to begin.")
+@filter_options
+@grep_option
+@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--no-follow", is_flag=True, help="End at what is the end now.")
+@style_option("line")
+@target_options
+def tail(
+    target: Target,
+    topic: str,
+    start: Place,
+    tags: str | None,
+    sql: str | None,
+    grep: re.Pattern[bytes] | None,
+    most: int | None,
+    no_follow: bool,
+    output: Style,
+) -> None:
+    """Show the messages of TOPIC as they come, from its end on.
+
+    Joins no group and stores no offset: nobody else notices. --from takes earliest, latest, -10m or a date
+    and time. Messages of one queue come in order. Dead letters: rmq tail %DLQ%billing.
+    """
+    view = View(topic, start, expression(tags, sql), grep, "last" if no_follow else None, output)
+    run(show_messages, target, view, most)
+
+
+async def show_messages(target: Target, view: View, most: int | None) -> None:
+    """Prints what `view` says, at most `most` messages. Raises as a pull consumer."""
+    import trio
+
+    from rmq.remoting.tasks import bare_errors
+
+    async with target.connect() as client, client.pull_consumer(GROUP) as puller:
+        with bare_errors():
+            async with trio.open_nursery() as nursery:
+                state = Tail(view, puller, nursery, most)
+                await _begin(state, view.start)
+                while view.end is None:
+                    await trio.sleep(LOOK_AGAIN_SECONDS)
+                    await _begin(state, "first")  # queues that the topic got meanwhile
+
+
+async def _begin(state: Tail, start: Place) -> None:
+    """Starts a task for each queue that has none yet."""
+    for queue in await state.puller.message_queues(state.view.topic):
+        if queue not in state.queues:
+            state.queues.add(queue)
+            at = await _place(state.puller, queue, start)
+            end = None if state.view.end is None else await _place(state.puller, queue, state.view.end)
+            state.nursery.start_soon(_follow, state, queue, at, end)
+
+
+async def _place(puller: PullConsumer, queue: MessageQueue, start: Place) -> int:
+    if start == "first":
+        return await puller.min_offset(queue)
+    if start == "last":
+        return await puller.max_offset(queue)
+    return await puller.search_offset(queue, start)
+
+
+async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) -> None:
+    """Prints what comes in one queue, up to `end`; a broker that is away is asked again."""
+    import trio
+
+    from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy
+
+    passing = (ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy)
+    wait = WAIT_SECONDS if end is None else 0.0
+    while end is None or at < end:
+        try:
+            found = await state.puller.pull(
+                queue, at, max_messages=BATCH, expression=state.view.wanted, wait=wait
+            )
+        except passing as error:
+            if end is not None:
+                raise
+            click.echo(f"rmq tail: {queue.broker_name}/{queue.queue_id}: {error}; trying again", err=True)
+            await trio.sleep(RETRY_SECONDS)
+            continue
+        for message in found.messages:
+            if end is None or message.queue_offset < end:
+                _offer(state, message)
+        at = found.next_offset
+        if not found.messages and end is not None:
+            return
+
+
+def _offer(state: Tail, message: StoredMessage) -> None:
+    """Prints a message that --grep takes; the last of --max ends the run."""
+    if state.left == 0 or (state.view.grep and not state.view.grep.search(message.body)):
+        return
+    try:
+        print_message(message, state.view.style)
+    except BrokenPipeError:
+        state.left = 0  # the tasks of the other queues are to print nothing more
+        raise
+    if state.left is not None:
+        state.left -= 1
+        if state.left == 0:
+            state.nursery.cancel_scope.cancel()

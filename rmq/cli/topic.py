@@ -1,0 +1,250 @@
+"""`rmq topic`: list, look at, make, change and delete topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import evolve
+
+from rmq.cli.asking import agree, as_perm, ask, done, part_options, perm_text, refuse, yes_option
+from rmq.cli.completion import complete_topic
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.target import Target, target_options
+from rmq.cli.times import clock_text
+from rmq.message import validate_topic
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
+    from rmq.protocol.bodies import TopicConfig
+
+QUEUES_MAX = 1024
+TOPIC = click.argument("topic", shell_complete=complete_topic)
+QUEUES = click.IntRange(1, QUEUES_MAX)
+
+
+@click.group()
+def topic() -> None:
+    """List, look at, make, change and delete topics."""
+
+
+@topic.command("list")
+@click.option("-a", "--all", "every", is_flag=True, help="Also retry topics, dead letters and the system's.")
+@part_options
+@output_option
+@target_options
+def list_topics(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
+    """List topics: on how many brokers, with how many queues, and what is allowed."""
+
+    async def work(admin: Admin) -> dict[str, list[TopicConfig]]:
+        found: dict[str, list[TopicConfig]] = {}
+        for address in await admin.broker_addresses(cluster=cluster, broker=broker):
+            for name, config in (await admin.topic_configs(address, system=every)).items():
+                found.setdefault(name, []).append(config)
+        return dict(sorted(found.items()))
+
+    show([_listed(name, configs) for name, configs in ask(target, work).items()], output)
+
+
+def _listed(name: str, configs: list[TopicConfig]) -> dict[str, Any]:
+    return {
+        "topic": name,
+        "brokers": len(configs),
+        "read_queues": sum(config.read_queue_nums for config in configs),
+        "write_queues": sum(config.write_queue_nums for config in configs),
+        "perm": "/".join(sorted({perm_text(config.perm) for config in configs})),
+        "order": any(config.order for config in configs),
+    }
+
+
+@topic.command("show")
+@TOPIC
+@output_option
+@target_options
+def show_topic(target: Target, topic: str, output: Format) -> None:
+    """Show how a topic is set up on each of its brokers."""
+
+    async def work(admin: Admin) -> dict[str, TopicConfig]:
+        return await admin.topic_config(topic)
+
+    rows = [{"broker": name, **_setting(config)} for name, config in ask(target, work).items()]
+    show(rows, output)
+
+
+def _setting(config: TopicConfig) -> dict[str, Any]:
+    return {
+        "read_queues": config.read_queue_nums,
+        "write_queues": config.write_queue_nums,
+        "perm": perm_text(config.perm),
+        "order": config.order,
+        "filter_type": config.topic_filter_type,
+        "sys_flag": config.topic_sys_flag,
+    }
+
+
+@topic.command()
+@TOPIC
+@click.option("--queues", type=QUEUES, default=8, show_default=True, help="Queues on each broker.")
+@click.option("--perm", default="rw", callback=as_perm, show_default=True, help="rw, r, w or none.")
+@click.option("--order", is_flag=True, help="An ordered topic: name servers note its queues.")
+@click.option("--if-missing", is_flag=True, help="Do nothing, with status 0, when there is one.")
+@part_options
+@target_options
+def create(
+    target: Target,
+    topic: str,
+    queues: int,
+    perm: int,
+    order: bool,
+    if_missing: bool,
+    cluster: str,
+    broker: str,
+) -> None:
+    """Make a topic on every master of the cluster, or of all clusters."""
+
+    async def work(admin: Admin) -> list[str] | None:
+        validate_topic(topic)
+        if await admin.topic_exists(topic):
+            return None
+        return await admin.create_topic(
+            topic, cluster=cluster, broker=broker, queues=queues, perm=perm, order=order
+        )
+
+    addresses = ask(target, work)
+    if addresses is None and if_missing:
+        click.echo(f"topic {topic} exists already; nothing was changed")
+    elif addresses is None:
+        refuse(f"topic {topic} exists already; `rmq topic update` changes it, --if-missing lets it be")
+    else:
+        done(f"topic {topic} made with {queues} queues each", addresses)
+
+
+@topic.command()
+@TOPIC
+@click.option("--queues", type=QUEUES, help="Queues on each broker, for reading and writing.")
+@click.option("--read-queues", type=QUEUES, help="Queues that are read, on each broker.")
+@click.option("--write-queues", type=QUEUES, help="Queues that are written, on each broker.")
+@click.option("--perm", callback=as_perm, help="rw, r, w or none.")
+@click.option("--order/--no-order", default=None, help="Whether it is an ordered topic.")
+@part_options
+@target_options
+def update(
+    target: Target,
+    topic: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: int | None,
+    order: bool | None,
+    cluster: str,
+    broker: str,
+) -> None:
+    """Change a topic on every master; what is not named stays. Masters that lack the topic get it.
+
+    To have fewer queues without losing messages, lower --write-queues first, and --read-queues when the
+    others are consumed.
+    """
+    changes = {
+        "read_queue_nums": read_queues or queues,
+        "write_queue_nums": write_queues or queues,
+        "perm": perm,
+        "order": order,
+    }
+    wanted: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+
+    async def work(admin: Admin) -> list[str]:
+        (some, *_) = (await admin.topic_config(topic)).values()
+        addresses = await admin.broker_addresses(cluster=cluster, broker=broker)
+        for address in addresses:
+            present = (await admin.topic_configs(address)).get(topic, some)
+            await admin.put_topic(evolve(present, **wanted), broker=address)
+        return addresses
+
+    done(f"topic {topic} changed", ask(target, work))
+
+
+@topic.command()
+@TOPIC
+@click.argument("perm", callback=as_perm)
+@part_options
+@target_options
+def perm(target: Target, topic: str, perm: int, cluster: str, broker: str) -> None:
+    """Change what is allowed on a topic: rw, r, w or none."""
+
+    async def work(admin: Admin) -> dict[str, TopicConfig]:
+        return await admin.set_topic_perm(topic, perm, cluster=cluster, broker=broker)
+
+    done(f"topic {topic} allows {perm_text(perm)}", ask(target, work))
+
+
+@topic.command()
+@TOPIC
+@yes_option
+@part_options
+@target_options
+def delete(target: Target, topic: str, yes: bool, cluster: str, broker: str) -> None:
+    """Delete a topic and its messages."""
+    where = broker or cluster or "all brokers"
+
+    async def look(admin: Admin) -> None:
+        await admin.topic_route(validate_topic(topic))
+
+    async def work(admin: Admin) -> list[str]:
+        return await admin.delete_topic(topic, cluster=cluster, broker=broker)
+
+    ask(target, look)
+    agree(yes, f"Delete topic {topic} with its messages from {where}?")
+    done(f"topic {topic} deleted", ask(target, work))
+
+
+@topic.command()
+@TOPIC
+@output_option
+@target_options
+def stats(target: Target, topic: str, output: Format) -> None:
+    """Show the ends of each queue and when its last message came."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        return [
+            {
+                "broker": queue.broker_name,
+                "queue_id": queue.queue_id,
+                "min_offset": ends.min_offset,
+                "max_offset": ends.max_offset,
+                "messages": ends.max_offset - ends.min_offset,
+                "last_message": clock_text(ends.last_update_timestamp),
+            }
+            for queue, ends in (await admin.topic_stats(topic)).items()
+        ]
+
+    show(ask(target, work), output)
+
+
+@topic.command()
+@TOPIC
+@output_option
+@target_options
+def route(target: Target, topic: str, output: Format) -> None:
+    """Show which brokers have a topic, and where clients connect."""
+
+    async def work(admin: Admin) -> list[dict[str, Any]]:
+        found = await admin.topic_route(topic)
+        brokers = {data.broker_name: data for data in found.broker_datas}
+        return [
+            {
+                "cluster": brokers[data.broker_name].cluster if data.broker_name in brokers else "",
+                "broker": data.broker_name,
+                "addresses": {
+                    str(number): address
+                    for number, address in sorted(brokers[data.broker_name].broker_addrs.items())
+                }
+                if data.broker_name in brokers
+                else {},
+                "read_queues": data.read_queue_nums,
+                "write_queues": data.write_queue_nums,
+                "perm": perm_text(data.perm),
+            }
+            for data in sorted(found.queue_datas, key=lambda data: data.broker_name)
+        ]
+
+    show(ask(target, work), output)
