@@ -286,8 +286,6 @@ class _Pieces:
     def _split(self, joined: Array) -> None:
         places = np.flatnonzero((joined - np.uint8(1)) < 2)
         opens = joined[places] == 2
-        second = ~opens & ~np.roll(opens, 1)  # a 0x01 after a 0x01 belongs to the value
-        places, opens = places[~second], opens[~second]
         at = np.flatnonzero(opens)
         begins = places[at]
         names_end = np.append(places, len(joined))[at + 1]
