@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.admin import Admin
 from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
+from rmq.broker.figures import Timings
 from rmq.broker.filter_table import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
@@ -54,6 +55,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
+    from rmq.figures import Histogram
     from rmq.protocol.cluster import ClusterGate
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
@@ -114,6 +116,8 @@ class Broker:
         self.clock = clock
         self.hooks = Hooks()
         self.cluster: ClusterGate | None = None
+        self.timings = Timings()
+        self.connections = 0
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
         self.flush_wanted: Callable[[], None] = lambda: None
@@ -123,6 +127,7 @@ class Broker:
         self.store_host = store_host
         self._chance = chance or Random()
         self._closed_to_sends: tuple[int, str] | None = None
+        self._chunk_at = 0.0  # when its handling began
         self._busy_until = 0.0
         self._complain_at = 0.0
         self._busy_ms = 0.0
@@ -142,6 +147,8 @@ class Broker:
         self.waits = Waits(self.clock)
         self.replicas = Replicas(store_config.ha_slave_fallbehind_max)
         self.replicas.moved = self.waits.replicas.reached
+        self.waits.flush.waited = self._noted(self.timings.flush_wait)
+        self.waits.replicas.waited = self._noted(self.timings.replication_wait)
         self.topics = Topics(config, save=lambda data: store.save_config("topics", data), now_ms=now_ms)
         self.groups = Groups(
             config, lambda data: store.save_config("subscriptionGroup", data), now_ms, slave=slave
@@ -275,7 +282,7 @@ class Broker:
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
         """Run the requests of one chunk, commit what they put, and answer."""
-        now = self.now_ms()
+        now, self._chunk_at = self.now_ms(), self.clock()
         self._handling, self._connection = True, connection
         self.send.refusal = self._why_refuse(now)
         handlers = self._handlers
@@ -305,8 +312,13 @@ class Broker:
         if self.hooks.responses:
             self.hooks.observe(self.hooks.responses, connection, request, response)
 
+    def opened(self, connection: Connection) -> None:
+        """A peer has come."""
+        self.connections += 1
+
     def closed(self, connection: Connection) -> None:
         """A connection has ended: forget its polls and its clients."""
+        self.connections -= 1
         self.waits.closed(connection)
         self.clients.closed(connection)
         self.relay.closed(connection)
@@ -317,7 +329,7 @@ class Broker:
 
     def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""
-        now = self.now_ms()
+        now, self._chunk_at = self.now_ms(), self.clock()
         self._handling, self._connection = True, connection
         self.send.refusal = self._why_refuse(now)
         try:
@@ -382,6 +394,7 @@ class Broker:
                 event = StoredEvent(topic, tally.count, tally.size, connection, mine, self.store_host)
                 self.hooks.observe(self.hooks.stored, event)
         self.stats.stored(seconds * 1000, count)
+        self.timings.write.observe(self.clock() - self._chunk_at, count)
 
     def _not_written(self, error: StoreError) -> None:
         code, remark = _refusal_of(error)
@@ -558,6 +571,9 @@ class Broker:
                 self._topics_changed()
 
     # ---- for the parts and the plugins ----
+
+    def _noted(self, histogram: Histogram) -> Callable[[float, int], None]:
+        return lambda since, times: histogram.observe(self.clock() - since, times)
 
     def put(self, record: Record) -> None:
         """Store a record of our own; it is readable when the present chunk ends. Raises StoreError."""

@@ -134,6 +134,11 @@ class Clients:
         """The members of a producer group, in order of arrival."""
         return list(self._producers.get(group, {}).values())
 
+    def counts(self) -> list[tuple[str, str, int]]:
+        """(producer or consumer, group, members) of all groups that have members."""
+        consumers = [("consumer", name, len(group.members)) for name, group in self._consumers.items()]
+        return consumers + [("producer", name, len(members)) for name, members in self._producers.items()]
+
     def producer_connection(self, client_id: str) -> Connection | None:
         """The connection of a client that has producers, or None."""
         return self._producer_connections.get(client_id)

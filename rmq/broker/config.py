@@ -207,6 +207,10 @@ class BrokerConfig:
     acl_audit_file: str = setting(
         "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)"
     )
+    metrics_address: str = setting(LOOPBACK, help="Address that plugin `metrics` listens on")
+    metrics_port: int = setting(
+        5557, help="Port of plugin `metrics`; 0 takes a free one", validator=between(0, 65535)
+    )
     plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
 
     @property

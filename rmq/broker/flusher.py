@@ -35,11 +35,15 @@ class Flusher:
         self._error: BaseException | None = None
         self._failed = Alarm()
         self._start: Callable[[], None] = lambda: None
+        self._began = 0.0
+        self.took: Callable[[float], None] = lambda seconds: None
+        """Told of each sync that went well, how long it took."""
 
     def kick(self) -> None:
         """Sync what is in the log now; if a sync is running, after it."""
         if not self._busy and not self._mending:
             self._busy = True
+            self._began = trio.current_time()
             self._start()
 
     async def run(
@@ -116,6 +120,7 @@ class Flusher:
         """In the loop again. Must not raise: trio has no place for it."""
         self._busy = False
         if error is None:
+            self.took(trio.current_time() - self._began)
             try:
                 self._done(position)
             except Exception as bug:

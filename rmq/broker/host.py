@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
+from rmq.broker.figures import figures_of
 from rmq.broker.topics import unknown_topic
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -20,6 +21,7 @@ from rmq.protocol.record import Record, encode_properties, record_keys
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
+    from rmq.figures import Figure
     from rmq.message import Message
 
 WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
@@ -87,3 +89,7 @@ class PluginHost:
     def stats(self) -> Mapping[str, str]:
         """The figures of brokerStatus."""
         return self._broker.admin.runtime(self._broker.now_ms())
+
+    def figures(self) -> list[Figure]:
+        """The broker's figures."""
+        return list(figures_of(self._broker))

@@ -110,6 +110,10 @@ class Offsets:
         """The groups that have offsets in the topic."""
         return {group for name, group in self._keys() if name == topic}
 
+    def pairs(self) -> list[tuple[str, str]]:
+        """All pairs of a topic and a group that has offsets in it."""
+        return list(self._keys())
+
     def delete_topic(self, topic: str) -> None:
         """Forget the offsets of a topic."""
         self._forget(f"{name}@{group}" for name, group in self._keys() if name == topic)

@@ -550,8 +550,9 @@ class Send:
     def _park(self, connection: Connection, waiting: list[Ack]) -> None:
         position = self._store.max_physical_offset
         if self._sync:
-            deadline = self._waits.clock() + self.store_config.sync_flush_timeout / 1000
-            self._waits.flush.park(ParkedSend(connection, position, deadline, waiting))
+            now = self._waits.clock()
+            deadline = now + self.store_config.sync_flush_timeout / 1000
+            self._waits.flush.park(ParkedSend(connection, position, deadline, waiting, now))
         else:
             self._await_slave(ParkedSend(connection, position, 0.0, waiting))
 
@@ -563,8 +564,10 @@ class Send:
         elif not replicas.are_near(parked.position):
             self._answer(parked, ResponseCode.SLAVE_NOT_AVAILABLE)
         else:
-            deadline = self._waits.clock() + self.store_config.slave_timeout / 1000
-            self._waits.replicas.park(ParkedSend(parked.connection, parked.position, deadline, parked.acks))
+            now = self._waits.clock()
+            deadline = now + self.store_config.slave_timeout / 1000
+            line = self._waits.replicas
+            line.park(ParkedSend(parked.connection, parked.position, deadline, parked.acks, now))
 
     def _flushed(self, parked: ParkedSend, in_time: bool) -> None:
         """On disk; or (10) stored, but not known to be on disk in time."""

@@ -295,6 +295,7 @@ class _Service:
         self._alarms = {address: Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
         self._flusher = Flusher(self.store, broker.flushed, lambda: broker.waits.flush.awaited)
+        self._flusher.took = broker.timings.flush.observe
         broker.waits.rescheduled = self._waits_alarm.ring
         broker.schedule.rescheduled = self._schedule_alarm.ring
         broker.reput_wanted = self._reput_alarm.ring

@@ -193,6 +193,25 @@ class Stats:
             for key in [key for key in table if key.endswith(f"@{group}")]:
                 del table[key]
 
+    # --- totals since the start: messages and bytes ---
+
+    @property
+    def missed(self) -> int:
+        """Pulls that found nothing."""
+        return self._missed
+
+    def totals_in(self) -> list[tuple[str, int, int]]:
+        """(topic, messages, bytes) that were stored."""
+        return [(topic, meter.count, meter.size) for topic, meter in self._put.items()]
+
+    def totals_out(self) -> list[tuple[tuple[str, str], int, int]]:
+        """((topic, group), messages, bytes) that were handed out."""
+        return _by_pair(self._get)
+
+    def totals_sent_back(self) -> list[tuple[tuple[str, str], int, int]]:
+        """((topic, group), messages, 0) that came back from consumers."""
+        return _by_pair(self._sent_back)
+
     # --- sampling ---
 
     def step(self, now: int) -> int:
@@ -321,6 +340,14 @@ class Stats:
             result[f"msgPutTotal{name}"] = str(totals.put)
             result[f"msgGetTotal{name}"] = str(totals.given)
         return result
+
+
+def _by_pair(meters: Mapping[str, _Meter]) -> list[tuple[tuple[str, str], int, int]]:
+    rows = []
+    for key, meter in meters.items():
+        topic, _, group = key.partition("@")
+        rows.append(((topic, group), meter.count, meter.size))
+    return rows
 
 
 def _due(times: deque[int], now: int, step_ms: int) -> bool:

@@ -45,6 +45,7 @@ class ParkedSend:
     position: int
     deadline: float
     acks: list[Any] = field(repr=False)
+    since: float = 0.0
 
 
 def _not_wired(*_: Any) -> Any:
@@ -54,11 +55,13 @@ def _not_wired(*_: Any) -> Any:
 class ParkingLine:
     """Sends that wait until the log is safe up to their positions, in the order in which it grew.
 
-    `release(parked, in_time)` writes acknowledgements; `announce(deadline)` is told of each new deadline.
+    `release(parked, in_time)` writes acknowledgements; `announce(deadline)` is told of each new deadline,
+    `waited(since, acks)` of those that were reached and since when they stood here.
     """
 
     def __init__(self, announce: Callable[[float], None]) -> None:
         self.release: Callable[[ParkedSend, bool], None] = _not_wired
+        self.waited: Callable[[float, int], None] = lambda since, acks: None
         self.acks = 0
         self._announce = announce
         self._line: deque[ParkedSend] = deque()
@@ -93,6 +96,8 @@ class ParkingLine:
     def _release(self, in_time: bool) -> None:
         parked = self._line.popleft()
         self.acks -= len(parked.acks)
+        if in_time:
+            self.waited(parked.since, len(parked.acks))
         self.release(parked, in_time)
 
 

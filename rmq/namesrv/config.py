@@ -59,6 +59,10 @@ class NamesrvConfig:
     acl_audit_file: str = setting(
         "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)."
     )
+    metrics_address: str = setting("127.0.0.1", help="Address that plugin `metrics` listens on.")
+    metrics_port: int = setting(
+        5558, help="Port of plugin `metrics`; 0 takes a free one.", validator=between(0, 65535)
+    )
     plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order.")
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)

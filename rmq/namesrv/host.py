@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rmq.errors import LocalProtocolError
+from rmq.figures import Figure, single
 
 if TYPE_CHECKING:
     from rmq.message import Message
@@ -41,3 +42,13 @@ class PluginHost:
     def stats(self) -> Mapping[str, str]:
         """There are no figures."""
         return {}
+
+    def figures(self) -> list[Figure]:
+        """How much the name server knows."""
+        routes = self._server.routes
+        brokers = sum(len(broker.broker_addrs) for broker in routes.cluster_info().broker_addr_table.values())
+        topics = len(routes.topics().topic_list)
+        return [
+            single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
+            single("namesrv_topics", "gauge", "Topics that have a route", topics),
+        ]

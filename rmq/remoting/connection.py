@@ -43,7 +43,8 @@ class Endpoint(Protocol):
     """Who answers the requests of a connection: broker, name server, client.
 
     It may have a method `answered(response, connection)` too: responses to requests that it sent by `notify`
-    and not by `call` are handed to it, before the requests of the same chunk.
+    and not by `call` are handed to it, before the requests of the same chunk. And `opened(connection)`, which
+    a server calls before any request of a peer.
     """
 
     def handle(self, requests: list[Command], connection: Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import trio
@@ -81,6 +81,7 @@ class Server:
 
     def __init__(self, endpoint: Endpoint, limits: Limits, tls: TlsConfig | None = None) -> None:
         self._endpoint = endpoint
+        self._opened: Callable[[Connection], None] = getattr(endpoint, "opened", lambda connection: None)
         self._limits = limits
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
@@ -129,6 +130,7 @@ class Server:
     async def _converse(self, stream: Stream, first: bytes) -> None:
         connection = Connection(stream, self._endpoint, limits=self._limits, first=first)
         self._connections[connection] = None
+        self._opened(connection)
         try:
             await connection.run()
         finally:

@@ -1,0 +1,105 @@
+"""Figures for Prometheus, as a plug-in: `plugins = metrics`, then GET http://127.0.0.1:5557/metrics.
+
+Needs the extra `metrics` (prometheus-client). Nothing is done for a message: what the broker counts anyway is
+read when somebody scrapes. For a request two clock readings are taken, and for a refused one a counter moves.
+Every figure is listed in docs/metrics.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Final
+
+import trio
+
+from rmq.errors import ConfigError
+from rmq.figures import Figure, Histogram, single
+from rmq.plugin import Host, Peer, Plugin, PulledEvent
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq_metrics.http import serve
+from rmq_metrics.text import Exposition
+
+__all__ = ["MetricsPlugin"]
+
+NO_REFUSALS: Final = frozenset(
+    (ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+)
+"""Answers in the usual course of things."""
+
+log = logging.getLogger("rmq.metrics")
+
+
+class MetricsPlugin(Plugin):
+    """Serves the figures of the service that it runs in. Raises ConfigError without prometheus-client."""
+
+    def __init__(self, config: Mapping[str, str], host: Host) -> None:
+        super().__init__(config, host)
+        self.address: str = getattr(host.config, "metrics_address", "127.0.0.1")
+        self.port: int = getattr(host.config, "metrics_port", 5557)
+        self.listens_on: list[str] = []
+        self._began = 0.0
+        self._pulls = Histogram()
+        self._refusals: Counter[tuple[int, int]] = Counter()
+        try:
+            self._exposition = Exposition()
+        except ImportError:
+            wanted = "no `metrics` until prometheus-client is installed: pip install 'rmq[metrics]'"
+            raise ConfigError("plugins", "metrics", wanted) from None
+
+    def on_request(self, peer: Peer, command: Command) -> None:
+        """Note when the request's handling begins."""
+        self._began = perf_counter()
+
+    def on_response(self, peer: Peer, command: Command, response: Command) -> None:
+        """Count refusals."""
+        if response.code not in NO_REFUSALS:
+            self._refusals[command.code, response.code] += 1
+
+    def on_pulled(self, event: PulledEvent) -> None:
+        """Note how long it took to hand messages out: since the pull came, or the send that it waited for."""
+        self._pulls.observe(perf_counter() - self._began)
+
+    def figures(self) -> list[Figure]:
+        """The service's figures and this plug-in's own."""
+        refused = [
+            ((_name(RequestCode, request), _name(ResponseCode, reason)), count)
+            for (request, reason), count in self._refusals.items()
+        ]
+        labels = ("request", "reason")
+        return [
+            *self.host.figures(),
+            single(
+                "pull_seconds",
+                "histogram",
+                "From a pull, or the send that fed it, to its answer",
+                self._pulls.copy(),
+            ),
+            Figure("refusals", "counter", "Requests that were refused", refused, labels),
+        ]
+
+    async def page(self) -> bytes:
+        """The figures as text; they are read here and written in a thread, for that takes longer."""
+        return await trio.to_thread.run_sync(self._exposition.text, self.figures())
+
+    async def run(self) -> None:
+        """Serve scrapes for as long as the service runs."""
+        listeners = await trio.open_tcp_listeners(self.port, host=self.address)
+        self.listens_on = [_written(listener) for listener in listeners]
+        log.info("metrics on http://%s/metrics", self.listens_on[0])
+        await serve(listeners, self.page)
+
+
+def _name(codes: Any, code: int) -> str:
+    try:
+        return str(codes(code).name)
+    except ValueError:
+        return str(code)
+
+
+def _written(listener: trio.SocketListener) -> str:
+    host, port = listener.socket.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

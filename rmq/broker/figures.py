@@ -1,0 +1,153 @@
+"""The broker's figures, read from its tables when somebody looks; only durations are counted at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import Factory, define
+
+from rmq.figures import Figure, Histogram, Kind, single
+from rmq.message import SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from rmq.broker.broker import Broker
+
+Row = tuple[tuple[str, ...], float]
+
+
+@define
+class Timings:
+    """How long things took, in seconds."""
+
+    write: Histogram = Factory(Histogram)
+    """From a send's arrival until it is in the log, for each message."""
+    flush: Histogram = Factory(Histogram)
+    """A sync of the log."""
+    flush_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for the disk."""
+    replication_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for a slave."""
+
+
+def figures_of(broker: Broker) -> Iterator[Figure]:
+    """All figures of a broker. Costs a look-up for each queue and each offset of a group."""
+    yield from _traffic(broker)
+    yield from _queues(broker)
+    yield from _store(broker)
+    yield from _replicas(broker)
+    yield from _waiting(broker)
+    yield from _clients(broker)
+    yield from _durations(broker.timings)
+
+
+def _traffic(broker: Broker) -> Iterator[Figure]:
+    stats = broker.stats
+    into, out, back = stats.totals_in(), stats.totals_out(), stats.totals_sent_back()
+    pair = ("topic", "group")
+    yield Figure("messages_in", "counter", "Messages stored", [((t,), n) for t, n, _ in into], ("topic",))
+    yield Figure(
+        "bytes_in", "counter", "Bytes of stored messages", [((t,), s) for t, _, s in into], ("topic",)
+    )
+    yield Figure("messages_out", "counter", "Messages handed out", [(key, n) for key, n, _ in out], pair)
+    yield Figure("bytes_out", "counter", "Bytes handed out", [(key, s) for key, _, s in out], pair)
+    yield Figure(
+        "sent_back", "counter", "Messages that consumers sent back", [(k, n) for k, n, _ in back], pair
+    )
+    yield single("pulls_empty", "counter", "Pulls that found nothing", stats.missed)
+    yield single("sends_failed", "counter", "Messages that could not be written", stats.failed_puts)
+
+
+def _queues(broker: Broker) -> Iterator[Figure]:
+    store = broker.store
+    lows: list[Row] = []
+    highs: list[Row] = []
+    for topic, queue_id in store.queues():
+        labels = topic, str(queue_id)
+        lows.append((labels, max(0, store.min_offset(topic, queue_id))))
+        highs.append((labels, max(0, store.max_offset(topic, queue_id))))
+    names = ("topic", "queue")
+    yield Figure("queue_min_offset", "gauge", "Offset of the oldest message of a queue", lows, names)
+    yield Figure("queue_max_offset", "gauge", "Offset that the next message gets", highs, names)
+    lags: list[Row] = []
+    for topic, group in broker.offsets.pairs():
+        for queue_id, offset in broker.offsets.of(group, topic).items():
+            behind = store.max_offset(topic, queue_id) - max(offset, store.min_offset(topic, queue_id), 0)
+            lags.append(((group, topic, str(queue_id)), max(0, behind)))
+    help = "Messages of a queue that the group has not consumed yet and that are still there"
+    yield Figure("consumer_lag_messages", "gauge", help, lags, ("group", "topic", "queue"))
+    levels: list[Row] = [
+        ((str(level),), max(0, store.max_offset(SCHEDULE_TOPIC, level - 1) - offset))
+        for level, offset in broker.schedule.progress.items()
+    ]
+    yield Figure("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
+
+
+def _store(broker: Broker) -> Iterator[Figure]:
+    store = broker.store
+    high, low, state = store.max_physical_offset, store.min_physical_offset, store.disk_state()
+    rows: tuple[tuple[str, str, float], ...] = (
+        ("commitlog_bytes", "Bytes of the log", high - low),
+        ("commitlog_max_offset_bytes", "Physical offset of the log's end", high),
+        (
+            "commitlog_unflushed_bytes",
+            "Bytes of the log that are not synced yet",
+            max(0, high - store.flushed_offset),
+        ),
+        (
+            "dispatch_behind_bytes",
+            "Bytes of the log that queues and index lack",
+            max(0, store.dispatch_behind_bytes),
+        ),
+        ("disk_used_ratio", "Part of the store's disk that is used, 0 to 1", state.ratio),
+        ("disk_free_bytes", "Free bytes of the store's disk", state.free_bytes),
+        ("store_writable", "1 when messages are taken, as far as the disk goes", float(state.writable)),
+    )
+    for name, help, value in rows:
+        yield single(name, "gauge", help, value)
+
+
+def _replicas(broker: Broker) -> Iterator[Figure]:
+    end = broker.store.max_physical_offset
+    behind: list[Row] = [
+        ((peer,), max(0, end - at)) for peer, at in broker.replicas.rows().items() if at >= 0
+    ]
+    yield single("slaves", "gauge", "Slaves that are connected", len(broker.replicas))
+    yield Figure("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
+
+
+def _waiting(broker: Broker) -> Iterator[Figure]:
+    rows: tuple[tuple[str, str, float], ...] = (
+        ("held_pulls", "Pulls that wait for messages", broker.waits.held),
+        ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.waits.flush.acks),
+        ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.waits.replicas.acks),
+        ("transactions_pending", "Half messages without an end", broker.transactions.open_count),
+        ("timer_messages", "Messages that wait for their delivery time", len(broker.timers)),
+        (
+            "subscription_conflicts",
+            "Groups whose members subscribe differently",
+            broker.clients.conflicts.subscriptions,
+        ),
+    )
+    for name, help, value in rows:
+        yield single(name, "gauge", help, value)
+
+
+def _clients(broker: Broker) -> Iterator[Figure]:
+    counts = broker.clients.counts()
+    rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
+    yield Figure("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
+    yield single("connections", "gauge", "Open connections", broker.connections)
+
+
+def _durations(timings: Timings) -> Iterator[Figure]:
+    kind: Kind = "histogram"
+    yield single(
+        "send_write_seconds", kind, "From a send's arrival until it is in the log", timings.write.copy()
+    )
+    yield single("flush_seconds", kind, "A sync of the log", timings.flush.copy())
+    yield single(
+        "flush_wait_seconds", kind, "How long acknowledgements waited for the disk", timings.flush_wait
+    )
+    help = "How long acknowledgements waited for a slave"
+    yield single("replication_wait_seconds", kind, help, timings.replication_wait.copy())

@@ -1,0 +1,76 @@
+"""Figures of a service, as values: counters, gauges and histograms, for whoever shows them.
+
+Counting is done in plain Python where things happen; a Figure is made of it only when somebody looks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from attrs import frozen
+
+SECONDS: Final = (
+    0.0001,
+    0.00025,
+    0.0005,
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+)
+"""Upper limits of the buckets of durations."""
+
+
+class Histogram:
+    """How often values fell into each bucket: `counts[i]` up to `limits[i]`, the last above all limits."""
+
+    __slots__ = ("counts", "limits", "total")
+
+    def __init__(self, limits: Sequence[float] = SECONDS) -> None:
+        self.limits = limits
+        self.counts = [0] * (len(limits) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Count a value, `times` times."""
+        self.counts[bisect_left(self.limits, value)] += times
+        self.total += value * times
+
+    def copy(self) -> Histogram:
+        """As it is now."""
+        made = Histogram(self.limits)
+        made.counts, made.total = self.counts.copy(), self.total
+        return made
+
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@frozen
+class Figure:
+    """One figure: its rows are (values of the labels, number or Histogram).
+
+    `name` is in Prometheus' form without prefix, its unit last; a counter's ends in _total there.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    rows: Sequence[tuple[tuple[str, ...], float | Histogram]]
+    labels: tuple[str, ...] = ()
+
+
+def single(name: str, kind: Kind, help: str, value: float | Histogram) -> Figure:
+    """A figure without labels."""
+    return Figure(name, kind, help, [((), value)])

@@ -1,0 +1,233 @@
+"""The plug-in `metrics`: what Prometheus' own parser reads from it, and what a scrape may do wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("prometheus_client")
+
+from prometheus_client.parser import text_string_to_metric_families
+from rmq_metrics import MetricsPlugin
+from rmq_metrics.text import Exposition
+
+from rmq.broker import service
+from rmq.broker.config import BrokerConfig
+from rmq.broker.host import PluginHost
+from rmq.errors import AccessDenied
+from rmq.figures import SECONDS, Figure, Histogram, single
+from rmq.plugin import Host, hooks_of
+from rmq.protocol.command import Command
+from rmq.remoting.answers import Stranger
+from rmq.remoting.network import TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.store.config import FlushDiskType, StoreConfig
+from tests.unit.broker.rig import Rig, pull, send
+
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def samples(text: bytes) -> Samples:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def rig_with_metrics(**settings: Any) -> tuple[Rig, MetricsPlugin]:
+    rig = Rig(metrics_port=0, **settings)
+    plugin = MetricsPlugin({}, PluginHost(rig.broker))
+    rig.broker.use_plugins(hooks_of([("metrics", plugin)]))
+    return rig, plugin
+
+
+def scraped(plugin: MetricsPlugin) -> Samples:
+    return samples(Exposition().text(plugin.figures()))
+
+
+def value(found: Samples, name: str, **labels: str) -> float:
+    return found[f"rmq_{name}", tuple(sorted(labels.items()))]
+
+
+def test_what_went_in_and_out_is_counted() -> None:
+    rig, plugin = rig_with_metrics()
+    for _ in range(3):
+        rig.one(send("Orders", b"x" * 100))
+    rig.one(pull("Orders", consumer_group="g"))
+    found = scraped(plugin)
+    assert value(found, "messages_in_total", topic="Orders") == 3
+    assert value(found, "bytes_in_total", topic="Orders") > 300
+    assert value(found, "messages_out_total", topic="Orders", group="g") == 3
+    assert value(found, "send_write_seconds_count") == 3
+    assert value(found, "pull_seconds_count") == 1
+    assert value(found, "queue_max_offset", topic="Orders", queue="0") == 3
+    assert value(found, "commitlog_bytes") == rig.store.max_physical_offset > 300
+    assert value(found, "disk_used_ratio") < 1
+    assert value(found, "store_writable") == 1
+
+
+def test_lag_follows_and_is_never_negative() -> None:
+    rig, plugin = rig_with_metrics()
+    for _ in range(5):
+        rig.one(send("Orders"))
+    offsets, labels = rig.broker.offsets, {"group": "g", "topic": "Orders", "queue": "0"}
+    for offset, lag in ((0, 5), (2, 3), (5, 0), (99, 0), (-1, 5)):
+        offsets.put("g", "Orders", {0: offset})  # as a slave copies it, unchecked
+        assert value(scraped(plugin), "consumer_lag_messages", **labels) == lag
+    offsets.put("g", "Gone", {0: 7})
+    assert value(scraped(plugin), "consumer_lag_messages", group="g", topic="Gone", queue="0") == 0
+
+
+def test_no_figure_is_negative_and_all_are_described() -> None:
+    rig, plugin = rig_with_metrics()
+    rig.one(send("Orders"))
+    text = Exposition().text(plugin.figures()).decode()
+    for family in text_string_to_metric_families(text):
+        assert family.documentation, family.name
+        assert all(sample.value >= 0 for sample in family.samples), family.name
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names)) > 30
+
+
+def test_refusals_are_counted_by_reason() -> None:
+    rig, plugin = rig_with_metrics()
+    rig.one(Command.request(9999))
+    rig.one(pull("NoSuchTopic", consumer_group="g"))
+    rig.one(pull("NoSuchTopic", consumer_group="g"))
+    found = scraped(plugin)
+    assert value(found, "refusals_total", request="9999", reason="REQUEST_CODE_NOT_SUPPORTED") == 1
+    assert value(found, "refusals_total", request="PULL_MESSAGE", reason="TOPIC_NOT_EXIST") == 2
+
+
+def test_refusals_of_other_plugins_count_too() -> None:
+    class Closed(MetricsPlugin):
+        def on_request(self, peer: object, command: Command) -> None:
+            raise AccessDenied(remark="no")
+
+    rig = Rig()
+    plugin = Closed({}, PluginHost(rig.broker))
+    rig.broker.use_plugins(hooks_of([("closed", plugin)]))
+    rig.one(send("Orders"))
+    assert value(scraped(plugin), "refusals_total", request="SEND_MESSAGE_V2", reason="NO_PERMISSION") == 1
+
+
+def test_histograms_are_cumulative_and_hold_every_value() -> None:
+    histogram = Histogram()
+    for seconds in (0.0, 0.0001, 0.00011, 3.0, 11.0, 11.0):
+        histogram.observe(seconds)
+    histogram.observe(0.5, times=4)
+    found = samples(Exposition().text([single("t_seconds", "histogram", "t", histogram)]))
+    assert value(found, "t_seconds_bucket", le="0.0001") == 2
+    assert value(found, "t_seconds_bucket", le="0.00025") == 3
+    assert value(found, "t_seconds_bucket", le="0.5") == 7
+    assert value(found, "t_seconds_bucket", le="10.0") == 8
+    assert value(found, "t_seconds_bucket", le="+Inf") == value(found, "t_seconds_count") == 10
+    assert value(found, "t_seconds_sum") == pytest.approx(27.00021)
+    assert list(SECONDS) == sorted(SECONDS)
+
+
+def test_labels_may_hold_anything() -> None:
+    strange = 'a"b\\c\nd'
+    figure = Figure("things", "gauge", "t", [((strange,), 1)], ("which",))
+    assert value(samples(Exposition().text([figure])), "things", which=strange) == 1
+
+
+def test_the_process_is_measured_too() -> None:
+    _, plugin = rig_with_metrics()
+    found = scraped(plugin)
+    assert found["process_resident_memory_bytes", ()] > 1_000_000
+    assert found["process_open_fds", ()] > 0
+
+
+# --- over HTTP ---
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[tuple[MetricsPlugin, str]]:
+    _, plugin = rig_with_metrics()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(plugin.run)
+        with trio.fail_after(5):
+            while not plugin.listens_on:
+                await trio.lowlevel.checkpoint()
+        yield plugin, plugin.listens_on[0]
+        nursery.cancel_scope.cancel()
+
+
+async def said(address: str, request: bytes) -> bytes:
+    host, _, port = address.rpartition(":")
+    with trio.fail_after(5):
+        stream = await trio.open_tcp_stream(host, int(port))
+        async with stream:
+            await stream.send_all(request)
+            answer = b""
+            with suppress(trio.BrokenResourceError):  # a reset, where it hung up before it had read all
+                while data := await stream.receive_some():
+                    answer += data
+    return answer
+
+
+async def test_a_scrape() -> None:
+    async with serving() as (_, address):
+        answer = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"text/plain; version=0.0.4" in head
+    assert ("rmq_held_pulls", ()) in samples(body)
+
+
+@pytest.mark.parametrize(
+    ("request_text", "status"),
+    [
+        (b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n", b"404"),
+        (b"POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx", b"405"),
+        (b"\x00\x00\x00\x10nonsense\r\n\r\n", b"400"),
+        (b"GET /" + b"x" * 100_000, b"431"),
+    ],
+)
+async def test_other_requests_get_an_error_and_nothing_else(request_text: bytes, status: bytes) -> None:
+    async with serving() as (_, address):
+        answer = await said(address, request_text)
+        assert answer.split()[1:2] in ([status], [])  # a peer that sends too much may see a reset only
+        assert b"rmq_" not in answer
+        assert b" 200 " in await said(address, b"GET /metrics HTTP/1.0\r\n\r\n")
+
+
+async def test_peers_that_say_nothing_are_dropped(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving() as (_, address):
+        host, _, port = address.rpartition(":")
+        stream = await trio.open_tcp_stream(host, int(port))
+        assert await stream.receive_some() == b""
+
+
+async def test_a_whole_broker_serves_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plugins: list[MetricsPlugin] = []
+
+    def made(config: Mapping[str, str], host: Host) -> MetricsPlugin:
+        plugins.append(MetricsPlugin(config, host))
+        return plugins[0]
+
+    monkeypatch.setattr("rmq.plugin._installed", lambda: {"metrics": lambda: MetricsPlugin})
+    monkeypatch.setattr("rmq.plugin._build", lambda name, find, config, host: made(config, host))
+    config = BrokerConfig(listen_port=0, metrics_port=0, plugins=("metrics",), vip_channel_enabled=False)
+    files = {"max_hash_slot_num": 64, "max_index_num": 1024, "mapped_file_size_commit_log": 1 << 20}
+    store = StoreConfig(store_path_root_dir=str(tmp_path), flush_disk_type=FlushDiskType.SYNC_FLUSH, **files)
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        addresses = await nursery.start(partial(service.run, config, store, stop=stop))
+        async with Pool(TcpNetwork(), Stranger()) as pool:
+            await pool.call(addresses[0], send("Orders"), 5)
+            (address,) = plugins[0].listens_on
+            answer = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        stop.set()
+    found = samples(answer.partition(b"\r\n\r\n")[2])
+    assert value(found, "connections") == 1
+    assert value(found, "flush_seconds_count") >= 1
+    assert value(found, "flush_wait_seconds_count") == 1
+    assert value(found, "commitlog_unflushed_bytes") == 0
