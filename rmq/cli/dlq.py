@@ -1,0 +1,128 @@
+"""`rmq dlq`: look at the dead letters of a group, and send them to their topics again."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from rmq.cli.output import Format, body_text, output_option, show
+from rmq.cli.progress import progress_bar
+from rmq.cli.status import EXIT_FAILED
+from rmq.cli.target import Target, run, target_options
+from rmq.cli.times import as_place, clock_text
+
+if TYPE_CHECKING:
+    from rmq.client.letters import DeadLetter, Letters, Redriven
+
+T = TypeVar("T")
+
+BODY_SHOWN = 60
+FAILURES_SHOWN = 20
+
+
+@click.group()
+def dlq() -> None:
+    """Look at the dead letters of a group, and send them to their topics again."""
+
+
+def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds the options that say which letters are meant."""
+    for option in (
+        click.option("--reason", "reason", metavar="TEXT", help="Those whose reason contains this text."),
+        click.option("--topic", metavar="TOPIC", help="Those that came from this topic."),
+        click.option("--until", callback=as_place, metavar="WHEN", help="Those that died before then."),
+        click.option("--since", callback=as_place, metavar="WHEN", help="Those that died then or later."),
+        click.option("--id", "ids", multiple=True, metavar="ID", help="Those with these message ids."),
+    ):
+        command = option(command)
+    return command
+
+
+def _letters(
+    ids: tuple[str, ...], since: object, until: object, topic: str | None, reason: str | None
+) -> Letters:
+    from rmq.client.letters import Letters
+
+    def where(letter: DeadLetter) -> bool:
+        return (topic is None or letter.topic == topic) and (reason is None or reason in letter.reason)
+
+    return Letters(ids, _time(since, "--since"), _time(until, "--until"), where)
+
+
+def _time(place: object, option: str) -> int | None:
+    if isinstance(place, str):
+        raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)
+    return place if isinstance(place, int) else None
+
+
+@dlq.command("list")
+@click.argument("group")
+@_choice_options
+@click.option("--limit", type=click.IntRange(1), default=100, show_default=True, help="At most so many.")
+@output_option
+@target_options
+def list_letters(target: Target, group: str, limit: int, output: Format, **choice: Any) -> None:
+    """List dead letters of GROUP: when they died, where they came from, how often they were tried, and why
+    they were given up."""
+    letters = _letters(**choice)
+
+    async def work() -> list[DeadLetter]:
+        async with target.connect() as client:
+            return await client.dead_letters(group, letters, limit=limit)
+
+    show([_row(letter) for letter in run(work)], output)
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    message = letter.message
+    return {
+        "died": clock_text(letter.died_at_ms),
+        "topic": letter.topic,
+        "message_id": letter.message_id,
+        "times": letter.times,
+        "reason": letter.reason,
+        "tags": message.tags or "",
+        "keys": list(message.keys),
+        "body": body_text(message.body[:BODY_SHOWN]),
+    }
+
+
+@dlq.command()
+@click.argument("group")
+@_choice_options
+@click.option("--all", "every", is_flag=True, help="All letters; to be said when nothing else chooses.")
+@click.option("--to", metavar="TOPIC", help="Send them to this topic instead of their own.")
+@click.option("--rate", type=click.FloatRange(0, min_open=True), help="At most so many a second.")
+@target_options
+def redrive(
+    target: Target, group: str, every: bool, to: str | None, rate: float | None, **choice: Any
+) -> None:
+    """Send dead letters of GROUP to their topics again.
+
+    Interrupted, it can be started again: what was sent is not sent twice. The letters stay where they are.
+    Exit status 1 when a letter could not be sent.
+    """
+    if not every and not any(value for value in choice.values()):
+        raise click.UsageError("say which: --id, --since, --until, --topic, --reason, or --all")
+    letters = _letters(**choice)
+
+    async def work() -> Redriven:
+        with progress_bar(f"letters of {group}", None) as step:
+            async with target.connect() as client:
+                return await client.redrive(group, letters, to=to, rate=rate, progress=lambda _: step(1))
+
+    _tell(run(work))
+
+
+def _tell(result: Redriven) -> None:
+    click.echo(
+        f"{result.sent} sent again, {result.already} were sent before, {len(result.failed)} failed, of "
+        f"{result.looked_at} dead letters looked at"
+    )
+    for message_id, error in result.failed[:FAILURES_SHOWN]:
+        click.echo(f"rmq: {message_id}: {error}", err=True)
+    if result.failed:
+        sys.exit(EXIT_FAILED)
