@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from rmq_acl import AclPlugin
 
+from rmq.broker.config import BrokerConfig
 from rmq.broker.host import PluginHost
+from rmq.config import java_key, properties_text
+from rmq.namesrv.config import NamesrvConfig
 from rmq.plugin import hooks_of
+from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
+from rmq.protocol.headers import CreateTopicRequestHeader, DeleteTopicRequestHeader
 from rmq.protocol.signature import Credentials, signed
-from tests.unit.broker.rig import Rig, Wire
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import StoreConfig
+from tests.unit.broker.rig import Rig, Wire, pull, send
+from tests.unit.namesrv.test_handlers import Host
 
 ACCOUNTS = """
 globalWhiteRemoteAddresses: [10.5.5.5]
@@ -49,3 +59,79 @@ def test_cve_2024_23321_secrets_are_told_to_nobody(
     assert b"lowuser" in told.body
     assert b"-secret-" not in told.body
     assert file.read_text() == ACCOUNTS
+
+
+# CVE-2023-33246 and CVE-2023-37582: a setting changed from afar chose which file is written or what is run.
+
+BROKER_FIELDS = [
+    (cls, field) for cls in (BrokerConfig, StoreConfig, TlsConfig) for field in attrs.fields(cls)
+]
+NOT_NUMBERS = {"delete_when"}
+"""Of the settings that may change: what is neither number nor yes and no. It takes hours only."""
+
+
+def name_of(value: Any) -> str | None:
+    return getattr(value, "name", None)
+
+
+@pytest.mark.parametrize(("cls", "field"), BROKER_FIELDS, ids=name_of)
+def test_cve_2023_33246_only_listed_settings_of_a_broker_change_from_afar(
+    tmp_path: Path, cls: type[Any], field: attrs.Attribute[Any]
+) -> None:
+    """Of each setting: by its Java key and by its name, with a harmless change before it in the request."""
+    kept = tmp_path / "broker.conf"
+    rig = Rig(config_store_path=str(kept))
+    before = (rig.broker.admin.config, rig.broker.admin.store_config)
+    assert not field.metadata.get("runtime") or field.type in ("int", "bool") or field.name in NOT_NUMBERS
+    for key in dict.fromkeys((java_key(field), field.name)):
+        text = properties_text({"storeReplyMessageEnable": "false", key: "$(touch /tmp/x)"})
+        refused = rig.one(Command.request(RequestCode.UPDATE_BROKER_CONFIG, None, text.encode()))
+        assert refused.code == 1
+        assert (refused.remark or "").startswith("nothing was changed: ")
+        assert (rig.broker.admin.config, rig.broker.admin.store_config) == before
+        assert not kept.exists()
+
+
+def test_cve_2023_33246_the_published_attack_changes_nothing() -> None:
+    rig = Rig()
+    body = b"filterServerNums=1\nrocketmqHome=-c $@|sh . echo touch /tmp/x;\n"
+    refused = rig.one(Command.request(RequestCode.UPDATE_BROKER_CONFIG, None, body))
+    assert refused.code == 1
+    assert b"touch" not in rig.one(Command.request(RequestCode.GET_BROKER_CONFIG)).body
+
+
+@pytest.mark.parametrize("field", attrs.fields(NamesrvConfig), ids=name_of)
+def test_cve_2023_37582_no_path_of_a_name_server_changes_from_afar(field: attrs.Attribute[Any]) -> None:
+    """The name server wrote its settings into any file, with any text, after configStorePath was changed."""
+    host = Host()
+    assert not field.metadata.get("runtime") or field.type == "bool"
+    for key in dict.fromkeys((java_key(field), field.name)):
+        text = properties_text({"orderMessageEnable": "true", key: "/etc/cron.d/x"})
+        assert host.ask(RequestCode.UPDATE_NAMESRV_CONFIG, None, text.encode()).code == 16
+    assert not host.server.config.order_message_enable
+    assert host.changes == []
+
+
+def test_cve_2023_37582_the_published_attack_writes_nothing() -> None:
+    host = Host()
+    body = b"configStorePathName=productEnvName\nproductEnvName=/tmp/x\\n* * * * * root sh\n"
+    assert host.ask(RequestCode.UPDATE_NAMESRV_CONFIG, None, body).code == 16
+    assert host.changes == []
+
+
+@pytest.mark.parametrize("topic", ["../../../../tmp/x", "..", "a/../../b", "/etc/x", "a\\b", "a\0b"])
+def test_cve_2019_17572_topics_name_no_folder_but_their_own(topic: str) -> None:
+    """A topic made by a send named a folder outside the store, which the clean-up of topics then emptied."""
+    rig = Rig()
+    make = CreateTopicRequestHeader(topic, "TBW102", 1, 1, 6, "SINGLE_TAG")
+    requests = [
+        send(topic),
+        Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, make),
+        Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic)),
+        pull(topic),
+    ]
+    assert all(answer.code for answer in rig.ask(*requests))
+    assert rig.one(Command.request(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
+    assert topic not in rig.broker.topics.table
+    assert all(path.startswith("/store/") and ".." not in path for path in rig.disk._files)
+    assert not list(rig.store.queues())
