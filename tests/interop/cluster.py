@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.interop.conftest import Servers
@@ -18,23 +18,34 @@ SETTINGS = {
 }
 
 
+Start = Callable[[str, str], Process]
+"""Starts a consumer of a topic in a group."""
+
+
 class Cluster:
     """A name server and the masters broker-a and broker-b.
 
     `admin(command, *arguments)` runs mqadmin against them and returns what it printed; `alone` does so in a
-    process of its own, for commands that keep something in static fields or write into their folder.
+    process of its own, for commands that keep something in static fields or write into their folder. `more`
+    gives further settings of a broker by its name.
     """
 
-    def __init__(self, processes: Processes, folder: pathlib.Path, kind: str) -> None:
+    def __init__(
+        self,
+        processes: Processes,
+        folder: pathlib.Path,
+        kind: str,
+        more: Callable[[str], Mapping[str, str]] = lambda name: {},
+    ) -> None:
         self.processes = processes
         self.folder = folder
         self.servers = Servers(processes, kind)
         self.namesrv = self.servers.namesrv
-        self.brokers = {name: self._start(name) for name in ("broker-a", "broker-b")}
+        self.brokers = {name: self._start(name, more(name)) for name in ("broker-a", "broker-b")}
         self.admin: Mqadmin = processes.mqadmin_shell(self.namesrv)
 
-    def _start(self, name: str) -> Process:
-        return self.servers.broker(self.folder / name, brokerName=name, **SETTINGS)
+    def _start(self, name: str, more: Mapping[str, str]) -> Process:
+        return self.servers.broker(self.folder / name, brokerName=name, **SETTINGS, **more)
 
     def alone(self, command: str, *arguments: str) -> str:
         return self.processes.mqadmin(command, "-n", self.namesrv, *arguments)
@@ -95,9 +106,6 @@ class Cluster:
         command = [sys.executable, "-m", "tests.interop.consume", self.namesrv, topic, group]
         return self.processes.start(command, "rmq-consume")
 
-    def consumers(self) -> Iterable[Callable[[str, str], Process]]:
-        return (self.java_consumer, self.rmq_consumer)
-
     # --- what it says ---
 
     def committed(self, group: str, topic: str) -> int:
@@ -122,6 +130,11 @@ class Cluster:
             if row and "@" in row[0]
         ]
         return row[0]
+
+
+def name_of(start: Start, word: str) -> str:
+    """A name for the topic or the group of one test with one client."""
+    return f"{word}-{start.__name__.partition('_')[0]}"
 
 
 def rows(said: str, first: str) -> list[list[str]]:

@@ -66,4 +66,10 @@ def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cl
         yield Cluster(started, folder, os.environ.get("RMQ_INTEROP_SERVERS", "rmq"))
 
 
+@pytest.fixture(params=["java", "rmq"])
+def start(request: pytest.FixtureRequest, cluster: Cluster) -> Callable[[str, str], Process]:
+    """Starts a consumer of a topic in a group: with the Java client, and with ours."""
+    return cluster.java_consumer if request.param == "java" else cluster.rmq_consumer
+
+
 StartBroker = Callable[[pathlib.Path], Process]

@@ -11,11 +11,12 @@ import org.apache.rocketmq.common.message.MessageQueue;
 /**
  * Consume NAMESRV TOPIC GROUP [TAGS]: a concurrent push consumer. Prints a JSON line for each message and whenever the
  * queues of the topic assigned to it have changed; ends, handing its offsets in, when its standard input ends.
+ * -Dtrace=true sends traces.
  */
 public class Consume {
     public static void main(String[] args) throws Exception {
         String topic = args[1];
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2]);
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(args[2], Boolean.getBoolean("trace"));
         consumer.setNamesrvAddr(args[0]);
         consumer.setInstanceName("consume-" + ProcessHandle.current().pid());
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);

@@ -10,7 +10,7 @@ import org.apache.rocketmq.common.message.Message;
 /**
  * Produce NAMESRV TOPIC MODE COUNT PREFIX [SIZE]: sends PREFIX-0, PREFIX-1 ... and prints one JSON line for each answer.
  * MODE is sync, async, oneway or batch; message i carries the tag T(i mod 3) and its body's start as the key.
- * SIZE pads the bodies with spaces (4096 and more are compressed by the client).
+ * SIZE pads the bodies with spaces (4096 and more are compressed by the client). -Dtrace=true sends traces.
  */
 public class Produce {
     static DefaultMQProducer producer;
@@ -22,7 +22,7 @@ public class Produce {
         topic = args[1];
         prefix = args[4];
         size = args.length > 5 ? Integer.parseInt(args[5]) : 0;
-        producer = new DefaultMQProducer("interop-producer");
+        producer = new DefaultMQProducer("interop-producer", Boolean.getBoolean("trace"));
         producer.setNamesrvAddr(args[0]);
         producer.setSendMsgTimeout(10000);
         producer.start();
