@@ -40,6 +40,8 @@ SUBCOMMANDS = {
     "transactions": ("rmq.cli.transactions", "Half messages without a decision: list them, check again."),
     "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
     "acl": ("rmq.cli.acl", "Accounts of a cluster or of a file: who may do what, and why."),
+    "export": ("rmq.cli.exporting", "Write topics, groups, offsets and accounts to one YAML file."),
+    "import": ("rmq.cli.importing", "Make a cluster have what such a file says."),
     "context": ("rmq.cli.context", "Name clusters, so that -n need not be typed."),
     "errors": ("rmq.cli.errors", "Explain a response code or an error: what it means, what to do."),
     "completion": ("rmq.cli.completion", "Print the completion script of bash, zsh or fish."),
@@ -105,7 +107,7 @@ def _one_line(error: click.ClickException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context else "rmq"
     text = " ".join(error.format_message().split())
-    return f"{path}: {text}" + (f" See {path} --help." if error.exit_code == EXIT_USAGE else "")
+    return f"{path}: {text}" + (f"; see {path} --help" if error.exit_code == EXIT_USAGE else "")
 
 
 @click.command(

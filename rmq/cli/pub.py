@@ -131,7 +131,9 @@ async def _pub(target: Target, sending: Sending, output: Format) -> None:
 
     with progress_bar("sent", sending.total) as step:
         outcome = await send_all(target, sending, step)
-    if outcome.count <= sending.keep:
+    if outcome.count == 0:
+        pass  # the error says it, or there was no line
+    elif outcome.count <= sending.keep:
         show(outcome.rows, output)
     else:
         rate = outcome.count / outcome.seconds if outcome.seconds else 0.0

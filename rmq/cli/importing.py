@@ -1,0 +1,226 @@
+"""`rmq import`: make a cluster have what a YAML file says."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import Factory, define
+
+from rmq.cli.asking import agree, ask
+from rmq.cli.exporting import collect, masters
+from rmq.cli.output import Format, output_option, show
+from rmq.cli.progress import progress_bar
+from rmq.cli.target import Target, fail, target_options
+
+if TYPE_CHECKING:
+    from rmq.cli.manifest import Manifest, Settings
+    from rmq.client.admin import Admin
+
+PERMS = {"rw": 6, "r": 4, "w": 2, "none": 0}
+
+
+@define
+class Change:
+    """One thing to do on one broker: `was` is None for what is not there yet."""
+
+    kind: str
+    name: str
+    broker: str
+    was: Any
+    becomes: Any
+
+
+@define
+class Plan:
+    """What is to be changed, what cannot be, and where the masters are."""
+
+    addresses: dict[str, str]
+    changes: list[Change] = Factory(list)
+    notes: list[str] = Factory(list)
+
+
+@click.command("import")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path))
+@click.option("-c", "--cluster", default="", help="Only into this cluster. [default: all]")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@output_option
+@target_options
+def import_command(
+    target: Target, file: pathlib.Path, cluster: str, dry_run: bool, yes: bool, output: Format
+) -> None:
+    """Make the cluster have the topics, groups and offsets of FILE, as `rmq export` wrote it.
+
+    What is there and not in FILE stays. A second run finds nothing to change. Accounts that are there get
+    their permissions; one that is missing is only named, since the file has no secret for it.
+    """
+    from rmq.cli.manifest import Reader
+    from rmq.errors import RmqError
+
+    try:
+        manifest = Reader(file.read_text("utf-8"), str(file)).manifest()
+    except (RmqError, OSError, UnicodeDecodeError) as error:
+        fail(error)
+    plan = ask(target, lambda admin: compare(admin, manifest, cluster))
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+    if not plan.changes:
+        show([], output) if output != "table" else click.echo("nothing to change")
+        return
+    show([_shown(change) for change in plan.changes] if output == "table" else plan.changes, output)
+    if dry_run:
+        return
+    agree(yes, f"Make these {len(plan.changes)} changes?")
+    ask(target, lambda admin: carry_out(admin, plan))
+    if output == "table":
+        click.echo(f"{len(plan.changes)} changes made")
+
+
+def _shown(change: Change) -> Change:
+    """A change of what is there, without the fields that stay."""
+    if change.was is None:
+        return change
+    changed = [key for key in change.becomes if change.was.get(key) != change.becomes[key]]
+    was, becomes = ({key: side.get(key) for key in changed} for side in (change.was, change.becomes))
+    return Change(change.kind, change.name, change.broker, was, becomes)
+
+
+async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
+    """The changes that would make the cluster have what the manifest says. Raises ConfigError for a broker
+    that is not there."""
+    there = await collect(admin, cluster, offsets=True)
+    plan = Plan(await masters(admin, cluster))
+    for kind, wanted, present in (
+        ("topic", manifest.topics, there.topics),
+        ("group", manifest.groups, there.groups),
+    ):
+        for name, places in wanted.items():
+            for broker, settings in _by_broker(places, plan.addresses).items():
+                was = _by_broker(present.get(name, {}), plan.addresses).get(broker)
+                if was != settings:
+                    plan.changes.append(Change(kind, name, broker, was, settings))
+    for group, topics in manifest.offsets.items():
+        for topic, brokers in topics.items():
+            ends = await _ends(admin, topic)
+            for broker, offsets in brokers.items():
+                before = there.offsets.get(group, {}).get(topic, {}).get(broker, {})
+                _compare_offsets(plan, (group, topic, broker), before, offsets, ends)
+    _compare_accounts(plan, manifest, there)
+    return plan
+
+
+def _by_broker(places: dict[str, Settings], addresses: dict[str, str]) -> dict[str, Settings]:
+    from rmq.cli.manifest import EVERYWHERE
+    from rmq.errors import ConfigError
+
+    if EVERYWHERE in places:
+        return dict.fromkeys(addresses, places[EVERYWHERE])
+    for broker in places:
+        if broker not in addresses:
+            raise ConfigError("broker", broker, f"one of the cluster's masters: {', '.join(addresses)}")
+    return places
+
+
+async def _ends(admin: Admin, topic: str) -> dict[tuple[str, int], int]:
+    """Broker and queue -> the end of that queue; nothing for a topic that is not there yet."""
+    from rmq.errors import NoRoute, TopicNotExist
+
+    try:
+        stats = await admin.topic_stats(topic)
+    except (NoRoute, TopicNotExist):
+        return {}
+    return {(queue.broker_name, queue.queue_id): ends.max_offset for queue, ends in stats.items()}
+
+
+def _compare_offsets(
+    plan: Plan,
+    place: tuple[str, str, str],
+    was: dict[int, int],
+    wanted: dict[int, int],
+    ends: dict[tuple[str, int], int],
+) -> None:
+    """Offsets beyond the end of a queue, as after a wipe, are left out: a group there would miss messages."""
+    group, topic, broker = place
+    fits = {queue: offset for queue, offset in wanted.items() if offset <= ends.get((broker, queue), 0)}
+    beyond = sorted(set(wanted) - set(fits))
+    if beyond:
+        plan.notes.append(
+            f"group {group}: its offsets in {topic} at {broker} are left out in queues"
+            f" {', '.join(map(str, beyond))}, which end before them"
+        )
+    changed = {queue: offset for queue, offset in fits.items() if was.get(queue, 0) != offset}
+    if changed:
+        before = {queue: was.get(queue) for queue in changed}
+        plan.changes.append(Change("offsets", f"{group} in {topic}", broker, before, changed))
+
+
+def _compare_accounts(plan: Plan, manifest: Manifest, there: Manifest) -> None:
+    for name, account in manifest.accounts.items():
+        if name not in there.accounts:
+            plan.notes.append(f"account {name} is not there; `rmq acl add` makes it, with a secret")
+            continue
+        was = there.accounts[name]
+        # What is empty stays as it is: brokers cannot be told otherwise.
+        changed = [key for key, value in account.items() if value != was[key] and (value or key == "admin")]
+        if changed:
+            new = {key: account[key] for key in {"admin", *changed}}
+            plan.changes.append(Change("account", name, "", {key: was[key] for key in new}, new))
+
+
+async def carry_out(admin: Admin, plan: Plan) -> None:
+    """Make the changes, one after the other. The first error ends it; what was made stays, and the next run
+    goes on from there."""
+    with progress_bar("changes", len(plan.changes)) as step:
+        for change in plan.changes:
+            if change.kind == "account":
+                await _change_account(admin, change, plan)
+            else:
+                await _make(admin, change, plan.addresses.get(change.broker, change.broker))
+            step(1)
+
+
+async def _make(admin: Admin, change: Change, address: str) -> None:
+    from rmq.message import MessageQueue
+    from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+
+    new = change.becomes
+    if change.kind == "topic":
+        config = TopicConfig(
+            change.name,
+            new["read_queues"],
+            new["write_queues"],
+            PERMS[new["perm"]],
+            new["filter_type"],
+            new["sys_flag"],
+            new["order"],
+        )
+        await admin.put_topic(config, broker=address)
+    elif change.kind == "group":
+        group = SubscriptionGroupConfig(
+            change.name,
+            new["consume"],
+            new["consume_from_min"],
+            new["broadcast"],
+            new["retry_queues"],
+            new["retry_max"],
+            new["broker_id"],
+            new["which_broker_when_consume_slowly"],
+            new["notify_consumer_ids_changed"],
+        )
+        await admin.put_group(group, broker=address)
+    else:
+        name, _, topic = change.name.partition(" in ")
+        queues = {MessageQueue(topic, change.broker, queue): offset for queue, offset in new.items()}
+        await admin.set_offsets(name, queues)
+
+
+async def _change_account(admin: Admin, change: Change, plan: Plan) -> None:
+    from rmq.client.admin import AclAccount
+
+    texts: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in change.becomes.items()
+    }
+    for address in plan.addresses.values():
+        await admin.acl_put_account(AclAccount(change.name, **texts), broker=address)
