@@ -36,13 +36,12 @@ def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
     missing = _missing(settings, tls)
     if missing:
         raise ConfigError("profile", SECURE, "these too: " + "; ".join(missing))
-    if hasattr(settings, "acl_enable"):
-        config = attrs.evolve(settings, acl_enable=True)
+    config = attrs.evolve(settings, acl_enable=True)
     return config, attrs.evolve(tls, tls_mode="enforcing", tls_enable=True)
 
 
 def _missing(settings: Any, tls: TlsConfig) -> list[str]:
-    needs = (
+    needs = [
         (
             tls.tls_cert_path,
             "tlsCertPath and tlsKeyPath, a certificate (`rmq certs issue DIR NAME --host HOST` makes one)",
@@ -55,8 +54,42 @@ def _missing(settings: Any, tls: TlsConfig) -> list[str]:
             settings.cluster_secret_file,
             "clusterSecretFile, the secret that its servers share (`rmq certs secret FILE` makes one)",
         ),
-    )
+        (
+            _accounts_file(settings),
+            "aclFile, the accounts (`rmq acl add NAME --admin --file FILE` makes one)",
+        ),
+    ]
     return [text for path, text in needs if not path or not os.path.exists(os.path.expanduser(path))]
+
+
+def _accounts_file(settings: Any) -> str:
+    """The file of accounts that is named, or the first that is where it is looked for; else empty."""
+    if settings.acl_file:
+        return str(settings.acl_file)
+    beside = os.path.dirname(os.path.abspath(os.path.expanduser(settings.config_store_path)))
+    homes = [beside] if settings.config_store_path else []
+    homes += [os.path.join(home, "conf") for home in (os.environ.get("ROCKETMQ_HOME"),) if home]
+    places = [os.path.join(home, name) for home in homes for name in ("plain_acl.yml", "acl")]
+    return next(filter(os.path.exists, places), "")
+
+
+def exposure(config: Any, tls: TlsConfig, *, secret: str, unguarded: str) -> list[str]:
+    """Lines for the start banner of a service that other machines can reach: what they can do there.
+
+    `secret` says whether servers must know a secret, and `unguarded` what anybody can do otherwise.
+    """
+    found = []
+    if not config.acl_enable:
+        found.append("without ACL anybody there can do everything")
+    if tls.tls_mode != "enforcing":
+        found.append("without tlsMode=enforcing others can read and change what is on its way")
+    mutual = tls.tls_mode == "enforcing" and tls.tls_client_auth == "require"
+    if unguarded and not secret and not mutual:
+        found.append(f"without clusterSecretFile anybody there can {unguarded}")
+    if not found:
+        return []
+    lines = [f"WARNING: other machines can reach it, and {text}." for text in found]
+    return [*lines, "Set profile=secure or bindAddress=127.0.0.1, or protect the network (docs/tls.md)."]
 
 
 def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret | None:

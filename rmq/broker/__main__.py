@@ -19,10 +19,10 @@ from rmq.broker.service import run_until_signalled
 from rmq.config import dump_properties, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.plugin import PluginRefused
-from rmq.profile import applied
+from rmq.profile import applied, exposure
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.tls_file import with_file
-from rmq.store.config import StoreConfig
+from rmq.store.config import BrokerRole, StoreConfig
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
@@ -101,15 +101,15 @@ def banner(config: BrokerConfig, store_config: StoreConfig, tls: TlsConfig, addr
         f"  listens on    {', '.join(addresses)}",
         f"  clients use   {config.address(int(port))}",
         f"  name servers  {config.namesrv_addr or 'none (-n HOST:9876 names one)'}",
+        f"  profile       {config.profile}",
         f"  durability    {durability(store_config)}",
         f"  store         {store_config.store_path_root_dir}",
     ]
-    if not is_loopback(config.bind_host) and tls.tls_mode != "enforcing" and not config.acl_enable:
-        lines.append(
-            "WARNING: other machines can reach it without ACL and without TLS: anybody there can read and"
-            " write all topics. Set aclEnable=true, tlsMode=enforcing or bindAddress=127.0.0.1, or protect"
-            " the network."
-        )
+    if not is_loopback(config.bind_host):
+        hands_out = config.ha_enable and store_config.broker_role is not BrokerRole.SLAVE
+        copy = "copy the whole log from the HA port" if hands_out else ""
+        secret = config.ha_secret_file or config.cluster_secret_file
+        lines += exposure(config, tls, secret=secret, unguarded=copy)
     return "\n".join(lines)
 
 

@@ -16,7 +16,7 @@ from rmq.errors import ConfigError, PortInUse, RmqError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
 from rmq.plugin import PluginRefused
-from rmq.profile import applied
+from rmq.profile import applied, exposure
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.tls_file import with_file
 
@@ -62,11 +62,9 @@ def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
 def banner(config: NamesrvConfig, tls: TlsConfig, addresses: Sequence[str]) -> str:
     """What is said once the name server listens."""
     lines = [f"rmq name server listens on {', '.join(addresses)}"]
-    if not is_loopback(config.bind_address) and tls.tls_mode != "enforcing":
-        lines.append(
-            "WARNING: other machines can reach it without TLS: anybody there can register brokers and change"
-            " routes. Set tlsMode=enforcing, or bindAddress=127.0.0.1, or protect the network."
-        )
+    if not is_loopback(config.bind_address):
+        register = "register brokers and change routes"
+        lines += exposure(config, tls, secret=config.cluster_secret_file, unguarded=register)
     return "\n".join(lines)
 
 

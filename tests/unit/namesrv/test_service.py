@@ -374,6 +374,9 @@ def test_the_banner_warns_when_others_can_reach_it() -> None:
     for host in ("0.0.0.0", "::", "192.168.1.5", "broker.example.org"):
         wide = NamesrvConfig(bind_address=host)
         assert "WARNING" in banner(wide, TlsConfig(), [f"{host}:9876"])
-        assert "WARNING" not in banner(wide, TlsConfig(tls_mode="enforcing"), [f"{host}:9876"])
+        assert "WARNING" in banner(wide, TlsConfig(tls_mode="enforcing"), [f"{host}:9876"])
+        guarded = NamesrvConfig(bind_address=host, acl_enable=True, cluster_secret_file="secret")
+        assert "WARNING" in banner(guarded, TlsConfig(), [f"{host}:9876"])
+        assert "WARNING" not in banner(guarded, TlsConfig(tls_mode="enforcing"), [f"{host}:9876"])
     for host in ("localhost", "::1", "127.0.0.2"):
         assert "WARNING" not in banner(NamesrvConfig(bind_address=host), TlsConfig(), [host])
