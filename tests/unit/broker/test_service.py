@@ -512,22 +512,21 @@ async def test_a_port_in_use_is_told_before_the_store_is_touched(files: dict[str
     assert not os.path.exists(files["store_path_root_dir"])
 
 
-async def test_a_store_of_another_broker_is_told_and_the_port_is_free_again(files: dict[str, Any]) -> None:
-    async with broker(TcpNetwork(), None, files, listen_port=0):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        config = BrokerConfig(broker_name="b", listen_port=port, vip_channel_enabled=False)
+async def test_a_store_of_another_broker_is_told_and_the_port_is_free_again(
+    files: dict[str, Any], network: MemoryNetwork
+) -> None:
+    async with broker(network, None, files):
+        config = BrokerConfig(broker_name="b", listen_port=11911, vip_channel_enabled=False)
         with pytest.raises(StoreLocked):
-            await service.run(config, StoreConfig(**SMALL | files))
-        with socket.create_server(("127.0.0.1", port)):
-            pass
+            await service.run(config, StoreConfig(**SMALL | files), network=network)
+        await network.listen("127.0.0.1:11911")  # raises where one listens
 
 
-async def test_the_vip_port_answers_too(files: dict[str, Any]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    async with broker(TcpNetwork(), None, files, listen_port=port, vip_channel_enabled=True) as running:
-        answer = await running.pool.call(f"127.0.0.1:{port - 2}", send(), 5)
+async def test_the_vip_port_answers_too(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    async with broker(network, disk, vip_channel_enabled=True) as running:
+        answer = await running.pool.call("127.0.0.1:10909", send(), 5)
         assert answer.code == 0
 
 
