@@ -26,9 +26,11 @@ from rmq.client import consumer as async_consumer
 from rmq.client import producer as async_producer
 from rmq.client import puller as async_puller
 from rmq.client import transactional as async_transactional
+from rmq.client.blocking_admin import Admin
 from rmq.client.discarded import DiscardedHalf
 from rmq.client.letters import ALL_LETTERS, DeadLetter, Letters, Redriven
 from rmq.client.outgoing import SendResult
+from rmq.client.portal import wait_for
 from rmq.client.puller import PullResult
 from rmq.client.subscription import ALL, Sql
 from rmq.errors import LocalProtocolError
@@ -37,22 +39,6 @@ from rmq.remoting.tasks import bare_errors
 
 T = TypeVar("T")
 E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
-
-
-def _wait(
-    portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
-) -> T:
-    """Call in the loop's thread and wait; interrupted, the call is cancelled."""
-
-    async def call() -> T:
-        return await function(*arguments, **options)
-
-    future = portal.start_task_soon(call)
-    try:
-        return future.result()
-    except BaseException:
-        future.cancel()
-        raise
 
 
 class _Entered(Generic[E]):
@@ -73,7 +59,7 @@ class _Entered(Generic[E]):
         return self._block.__exit__(kind, error, trace)
 
     def _call(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any) -> T:
-        return _wait(self._portal, function, *arguments, **options)
+        return wait_for(self._portal, function, *arguments, **options)
 
     def _now(self, function: Callable[..., T], *arguments: Any) -> T:
         return self._portal.call(function, *arguments)
@@ -355,19 +341,24 @@ class Client:
         self, group: str, letters: Letters = ALL_LETTERS, *, limit: int = 1000
     ) -> list[DeadLetter]:
         """The messages that a group has given up."""
-        return _wait(self._entered(), self._inner.dead_letters, group, letters, limit=limit)
+        return wait_for(self._entered(), self._inner.dead_letters, group, letters, limit=limit)
 
     def redrive(self, group: str, letters: Letters = ALL_LETTERS, **options: Any) -> Redriven:
         """Send dead letters to their original topics again; the options are those of `rmq.Client.redrive`."""
-        return _wait(self._entered(), self._inner.redrive, group, letters, **options)
+        return wait_for(self._entered(), self._inner.redrive, group, letters, **options)
 
     def discarded_transactions(self, *, limit: int = 1000) -> list[DiscardedHalf]:
         """The half messages whose producers gave no decision."""
-        return _wait(self._entered(), self._inner.discarded_transactions, limit=limit)
+        return wait_for(self._entered(), self._inner.discarded_transactions, limit=limit)
 
     def resume_transaction(self, half: DiscardedHalf) -> None:
         """Have the producers of its group asked again."""
-        _wait(self._entered(), self._inner.resume_transaction, half)
+        wait_for(self._entered(), self._inner.resume_transaction, half)
+
+    @property
+    def admin(self) -> Admin:
+        """What administrators ask and tell the cluster, see `rmq.client.admin`."""
+        return Admin(self._entered(), self._inner.admin)
 
     def _entered(self) -> BlockingPortal:
         if self._portal is None:

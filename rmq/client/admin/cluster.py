@@ -161,5 +161,12 @@ class Cluster(Calls):
         await self._tell_names(RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(namespace, key))
 
 
+_ESCAPES = str.maketrans(
+    {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "=": "\\=", ":": "\\:", " ": "\\ "}
+)
+
+
 def _properties(changes: Mapping[str, str]) -> bytes:
-    return "".join(f"{key}={value}\n" for key, value in changes.items()).encode()
+    """Settings as Java properties: a line end in a value must not begin a second setting."""
+    lines = (f"{key.translate(_ESCAPES)}={value.translate(_ESCAPES)}\n" for key, value in changes.items())
+    return "".join(lines).encode()

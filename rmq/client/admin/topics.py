@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 from attrs import evolve
 
 from rmq.client.admin.calls import Calls, each
@@ -35,6 +36,9 @@ from rmq.protocol.headers import (
 
 ORDER_CONF = "ORDER_TOPIC_CONFIG"
 """The namespace of key-value configs that holds how many queues an ordered topic has on each broker."""
+
+REGISTERED_SECONDS = 2.0
+"""How long a change is waited for at a name server. Brokers tell it at once, but not before they answer."""
 
 
 class Topics(Calls):
@@ -107,7 +111,8 @@ class Topics(Calls):
         order: bool = False,
     ) -> list[str]:
         """Make a topic, or change it, on a `broker` (name or address), on all masters of a `cluster`, or on
-        all masters. Returns their addresses. Raises InvalidName, ConfigError.
+        all masters. Returns their addresses, when a name server knows the topic so (or after
+        `REGISTERED_SECONDS`). Raises InvalidName, ConfigError.
 
         With `order`, the name servers are told how many queues each broker has, so that a broker that is gone
         for a while does not move keys to other queues.
@@ -136,7 +141,31 @@ class Topics(Calls):
         await each(addresses, put)
         if config.order:
             await self._note_order(config, addresses, whole=not broker)
+        with anyio.move_on_after(REGISTERED_SECONDS):
+            while not await self._is_registered(config, addresses):
+                await anyio.sleep(REGISTERED_SECONDS / 100)
         return addresses
+
+    async def _is_registered(self, config: TopicConfig, addresses: list[str]) -> bool:
+        """Whether a name server has heard of the topic, as it is now, from the brokers at these addresses: a
+        client that sends at once must not find it missing."""
+        try:
+            route = await self.topic_route(config.topic_name)
+        except NoRoute:
+            return False
+        shape = (config.read_queue_nums, config.write_queue_nums, config.perm)
+        known = {
+            data.broker_name
+            for data in route.queue_datas
+            if (data.read_queue_nums, data.write_queue_nums, data.perm) == shape
+        }
+        there = {
+            address
+            for data in route.broker_datas
+            if data.broker_name in known
+            for address in data.broker_addrs.values()
+        }
+        return there >= set(addresses)
 
     async def _note_order(self, config: TopicConfig, addresses: list[str], *, whole: bool) -> None:
         """Write down the queues of an ordered topic; those of brokers that were not asked stay."""

@@ -7,7 +7,7 @@ from click.testing import CliRunner, Result
 
 from rmq.cli.admin import admin
 
-from .masters import Masters, running
+from tests.masters import Masters, running
 
 Run = Callable[..., Result]
 

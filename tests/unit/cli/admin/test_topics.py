@@ -5,7 +5,7 @@ import json
 import rmq
 
 from .conftest import Run
-from .masters import Masters
+from tests.masters import Masters
 
 
 def test_update_topic_on_the_cluster_then_route_status_and_list(masters: Masters, mqadmin: Run) -> None:
