@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from rmq.protocol import engine
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command, encode
+from rmq.store.store import Batch
 
 if TYPE_CHECKING:
     from rmq.protocol.record import Record
@@ -26,7 +27,7 @@ class Marked(list["Record"]):
         self.header = header
 
 
-Records = list["Record"] | tuple["Record", ...]
+Records = list["Record"] | tuple["Record", ...] | Batch
 Ack = tuple["Command", int, Records]
 """A request to acknowledge, the queue id that it is told, and its records."""
 
@@ -72,10 +73,11 @@ class Acks:
         template, pack = self._template, _PREFIX.pack
         frames = []
         for request, queue_id, records in acks:
-            record = records[0]
             if records.__class__ is not tuple:
                 frames.append(self._encoded(request, queue_id, records))
-            elif request.serialization == JSON:
+                continue
+            record = cast("Record", records[0])
+            if request.serialization == JSON:
                 header = template % (queue_id, record.physical_offset, record.queue_offset, request.opaque)
                 size = len(header)
                 frames.append(pack(size + 4, size))
@@ -103,7 +105,7 @@ class Acks:
     def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
         if isinstance(records, Marked):
             return encode(request.reply(0, None, self._header(queue_id, records)))
-        offset = records[0].queue_offset
+        offset = first_offset(records)
         return engine.encode_send_reply(
             request, self._ids(records), queue_id, offset, self._region, self._trace_on
         )
@@ -117,12 +119,22 @@ class Acks:
         return {
             "msgId": self._ids(records),
             "queueId": str(queue_id),
-            "queueOffset": str(records[0].queue_offset),
+            "queueOffset": str(first_offset(records)),
             "MSG_REGION": self._region,
             "TRACE_ON": self._trace_on,
             **(records.header if isinstance(records, Marked) else {}),
         }
 
-    def _ids(self, records: Iterable[Record]) -> str:
+    def _ids(self, records: Records) -> str:
         """The offset message ids, as RocketMQ gives them for a batch: separated by commas."""
-        return ",".join([f"{self._id_prefix}{record.physical_offset:016X}" for record in records])
+        offsets = (
+            records.physical_offsets
+            if isinstance(records, Batch)
+            else [record.physical_offset for record in records]
+        )
+        return ",".join([f"{self._id_prefix}{offset:016X}" for offset in offsets])
+
+
+def first_offset(records: Records) -> int:
+    """The queue offset of the first of these records."""
+    return records.queue_offset if isinstance(records, Batch) else records[0].queue_offset

@@ -277,6 +277,7 @@ class Broker:
         self._handlers = hooks.completing(self._handlers)
         self.hooks = hooks
         self.pull.observe = self._pulled if hooks.pulled else None
+        self.send.keeps_records = bool(hooks.stored)
 
     # ---- requests ----
 

@@ -64,6 +64,7 @@ from rmq.protocol.record import (
     record_of,
 )
 from rmq.store.config import BrokerRole, FlushDiskType, delay_table
+from rmq.store.store import Batch
 
 if TYPE_CHECKING:
     from random import Random
@@ -120,7 +121,8 @@ class Send:
     """Handles SEND_MESSAGE (10, 310), SEND_BATCH_MESSAGE and CONSUMER_SEND_MSG_BACK.
 
     `refusal` is why no message is taken now, as (code, remark), or None; the broker keeps it up to date.
-    `store_host` is the address in records, of 8 or 20 bytes.
+    `store_host` is the address in records, of 8 or 20 bytes. `keeps_records`: somebody wants to see each
+    record that was stored.
     """
 
     def __init__(
@@ -155,6 +157,7 @@ class Send:
         self.acks_at_once: list[Ack] = []
         self.returned: list[Command] = []
         self.tallies: dict[str, Tally] = {}
+        self.keeps_records = False
         self.configure(config, store_config)
         waits.flush.release = self._flushed
         waits.replicas.release = self._replicated
@@ -167,6 +170,7 @@ class Send:
         self._body_max = store_config.max_message_size
         self._indexed = store_config.message_index_enable
         self._levels = len(delay_table(store_config.message_delay_level))
+        self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
         self._suffix = f"\x02{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}"
         self._acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
         self._sync = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
@@ -253,15 +257,50 @@ class Send:
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
         shared[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         suffix = encode_properties(shared)
-        records = self._batch_records(request.body, header, connection, queue_id, suffix)
-        put = self._store.put
-        tally = self.tallies.get(header.topic) or self._tally(header.topic)
-        tally.count += len(records)
-        for record in records:
-            put(record)
-            tally.size += record.size
+        records = self._put_batch(request.body, header, connection, queue_id, suffix)
         if not request.flag & FLAG_ONEWAY:
             (self.acks if waits else self.acks_at_once).append((request, queue_id, records))
+
+    def _put_batch(
+        self,
+        body: bytes,
+        header: SendMessageRequestHeader,
+        connection: Connection,
+        queue_id: int,
+        suffix: str,
+    ) -> Batch | list[Record]:
+        """Put all messages of a batch, or none; at once, unless each one's record is wanted."""
+        tally = self.tallies.get(header.topic) or self._tally(header.topic)
+        if not self.keeps_records and len(body) < self._batch_room:
+            shared = self._shared(header, connection, queue_id)
+            try:
+                batch = self._store.put_batch(shared, body, suffix.encode())
+            except RemoteProtocolError as error:
+                raise self._illegal(str(error)) from None
+            if batch is not None:
+                tally.count += len(batch.physical_offsets)
+                tally.size += batch.size
+                return batch
+        records = self._batch_records(body, header, connection, queue_id, suffix)
+        for record in records:
+            self._store.put(record)
+            tally.size += record.size
+        tally.count += len(records)
+        return records
+
+    def _shared(self, header: SendMessageRequestHeader, connection: Connection, queue_id: int) -> Record:
+        """What the messages of a batch have in common."""
+        return Record(
+            header.topic,
+            queue_id,
+            b"",
+            "",
+            0,
+            header.sys_flag | self._targets[header.topic].sys_flag,
+            header.born_timestamp,
+            connection.state.get("host") or _host_of(connection),
+            header.reconsume_times or 0,
+        )
 
     def _batch_records(
         self,
@@ -522,7 +561,8 @@ class Send:
 
     def records(self) -> list[Record]:
         """The records of the pending batch whose senders get an answer."""
-        return [record for _, _, records in self.acks + self.acks_at_once for record in records]
+        stored = [records for _, _, records in self.acks + self.acks_at_once]
+        return [record for records in stored if not isinstance(records, Batch) for record in records]
 
     def acknowledge(self, connection: Connection) -> None:
         """The pending batch is committed: answer its senders, or park the answers until it is flushed."""

@@ -529,6 +529,82 @@ def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
     return messages
 
 
+def build_batch(
+    batch: bytes,
+    suffix: bytes,
+    place: tuple[int, int, int, int],
+    born: tuple[int, bytes],
+    stored: tuple[int, bytes],
+    reconsume_times: int,
+    topic: bytes,
+) -> tuple[list[bytes], list[tuple[int, int]], list[bytes]]:
+    """The records of a batch body, one after the other: their pieces, their (physical offset, size), and the
+    properties that they were sent with.
+
+    Each record gets `suffix` after its properties. `place` = (queue id, queue offset, physical offset, sys
+    flag) of the first; the rest as for `build_record`. Raises RemoteProtocolError.
+    """
+    queue_id, queue_offset, position, sys_flag = place
+    born_at, born_host = born
+    stored_at, store_host = stored
+    form = _RECORD[len(born_host), len(store_host)]
+    pack, read, read_length, pack_length = (
+        form.pack,
+        _BATCH_HEAD.unpack_from,
+        _PROPERTIES_LENGTH.unpack_from,
+        _PROPERTIES_LENGTH.pack,
+    )
+    crc, fixed = zlib.crc32, form.size + len(topic) + 2
+    pieces: list[bytes] = []
+    places: list[tuple[int, int]] = []
+    texts: list[bytes] = []
+    at, end = 0, len(batch)
+    try:
+        while at < end:
+            size, _, _, flag, length = read(batch, at)
+            text_at = at + 20 + length
+            text_length = read_length(batch, text_at)[0]
+            stop = text_at + 2 + text_length
+            if length < 0 or text_length < 0 or stop != at + size or stop > end:
+                raise RemoteProtocolError(f"the message at byte {at} of a batch has inconsistent lengths")
+            body, text = batch[at + 20 : text_at], batch[text_at + 2 : stop]
+            if not text.isascii():
+                text.decode()
+            properties = text + suffix if text[-1:] == b"\x02" or not text else b"%b\x02%b" % (text, suffix)
+            size = fixed + length + len(properties)
+            pieces += (
+                pack(
+                    size,
+                    MESSAGE_MAGIC,
+                    crc(body) & 0x7FFF_FFFF,
+                    queue_id,
+                    flag,
+                    queue_offset,
+                    position,
+                    sys_flag,
+                    born_at,
+                    born_host,
+                    stored_at,
+                    store_host,
+                    reconsume_times,
+                    0,
+                    length,
+                ),
+                body,
+                topic,
+                pack_length(len(properties)),
+                properties,
+            )
+            places.append((position, size))
+            texts.append(text)
+            queue_offset += 1
+            position += size
+            at = stop
+    except (struct_error, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
+    return pieces, places, texts
+
+
 def parse_properties(text: str) -> dict[str, str]:
     """The map of a properties text: name 0x01 value, joined by 0x02. A piece without both is dropped."""
     found = {}

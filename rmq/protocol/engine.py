@@ -5,6 +5,7 @@ They are plain functions over bytes, kept behind these names so that a compiled 
 """
 
 from rmq.protocol._pure import (
+    build_batch,
     build_record,
     crc32,
     encode_frame,
@@ -19,6 +20,7 @@ from rmq.protocol._pure import (
 )
 
 __all__ = [
+    "build_batch",
     "build_record",
     "crc32",
     "encode_frame",

@@ -74,6 +74,14 @@ class CommitLog:
         self.position += len(data)
         self.left -= len(data)
 
+    def append_all(self, pieces: list[bytes], size: int) -> None:
+        """Gather records of `size` bytes together, as `append` does each."""
+        if not self._chunks:
+            self._groups.append((self.position, self._chunks))
+        self._chunks += pieces
+        self.position += size
+        self.left -= size
+
     def roll(self, size: int) -> int:
         """Close the file: the record of `size` bytes goes to the next one. Returns its position."""
         if size + BLANK_SIZE > self.file_size:

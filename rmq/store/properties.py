@@ -47,6 +47,38 @@ def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Map
     return code
 
 
+class Marks:
+    """Tags code and index keys of many messages that differ in little but their unique keys: what is around
+    that key is looked at once.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], tuple[int, bool]] = {}
+
+    def __call__(self, properties: bytes) -> tuple[int, tuple[str, ...]]:
+        """(tags code, keys as `index_keys` gives them) of a message that is not delayed."""
+        start = properties.find(b"UNIQ_KEY\x01") + 9
+        if start < 9 or (start > 9 and properties[start - 10] != 2):
+            return unit_code(b"", properties, 0, {}), index_keys(properties)
+        stop = properties.find(b"\x02", start)
+        if stop < 0:
+            stop = len(properties)
+        around = properties[:start], properties[stop:]
+        known = self._known.get(around)
+        if known is None:
+            known = self._learn(around, properties)
+        if known[1]:
+            return known[0], index_keys(properties)
+        return known[0], (properties[start:stop].decode("utf-8", "replace"),)
+
+    def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:
+        if len(self._known) >= _CODES_LIMIT:
+            self._known.clear()
+        known = unit_code(b"", properties, 0, {}), len(index_keys(properties)) != 1
+        self._known[around] = known
+        return known
+
+
 def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int]) -> int | None:
     """When a record of that delay level is due; None without a level. A level above the table's is its
     highest.

@@ -22,7 +22,7 @@ from attrs import evolve
 from rmq.errors import OffsetOutOfRange, StoreError
 from rmq.message import SCHEDULE_TOPIC, StoredMessage
 from rmq.protocol import json
-from rmq.protocol.engine import build_record
+from rmq.protocol.engine import build_batch, build_record
 from rmq.protocol.record import Record, decode_record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
@@ -31,7 +31,7 @@ from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
-from rmq.store.properties import PREPARED, due_time, has_unit, is_indexed, unit_code, value_of
+from rmq.store.properties import PREPARED, Marks, due_time, has_unit, is_indexed, unit_code, value_of
 from rmq.store.queues import Arrival, Queues
 from rmq.store.reader import (
     GetResult,
@@ -50,13 +50,24 @@ from rmq.store.scan import Scan, Scanned
 
 log = logging.getLogger("rmq.store")
 
-__all__ = ["Arrival", "Lookup", "Store"]
+__all__ = ["Arrival", "Batch", "Lookup", "Store"]
 
 _COUNT_BACKLOG = 20_000  # records that wait for the index before commit() helps
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
 _RELAX_BYTES = 16 << 20
 _ROOM = 8  # a BLANK's
+_PROPERTIES_SURE = 8192
+
+
+class Batch(NamedTuple):
+    """Where the messages of a batch are: the first one's queue offset, their physical offsets, their bytes
+    together.
+    """
+
+    queue_offset: int
+    physical_offsets: list[int]
+    size: int
 
 
 class Lookup(NamedTuple):
@@ -102,6 +113,7 @@ class Store:
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
         self._entries: list[Entry] = []
+        self._marks = Marks()
         self._batch_ms = 0
         self._sync_lock = threading.Lock()
         self._unvouched = False  # a sync of queue or index files failed
@@ -278,6 +290,49 @@ class Store:
             queue.next = queue_offset + 1
         if record.keys and is_indexed(sys_flag):
             self._entries.append((record.topic, record.keys, position, now))
+
+    def put_batch(self, shared: Record, batch: bytes, suffix: bytes) -> Batch | None:
+        """Take the messages of a batch body into the pending batch, as `put` does each: `shared` says what is
+        the same for all, `suffix` comes after each one's properties.
+
+        The topic is not that of delayed messages. None when they do not surely fit the present file of the
+        log, or one has properties of over 8 KiB: put them one by one. Raises RemoteProtocolError, StoreError;
+        then the pending batch stays as it was.
+        """
+        commit_log = self._log
+        queue = self._queues.table.get((shared.topic, shared.queue_id)) or self._queues.make(
+            shared.topic, shared.queue_id
+        )
+        if not commit_log.pending:
+            self._begin_batch()
+        now, born_host = self._batch_ms, shared.born_host
+        sys_flag = shared.sys_flag | self._host_flag | (16 if len(born_host) == 20 else 0)
+        pieces, places, texts = build_batch(
+            batch,
+            suffix,
+            (shared.queue_id, queue.next, commit_log.position, sys_flag),
+            (shared.born_timestamp, born_host),
+            (now, self._store_host),
+            shared.reconsume_times,
+            queue.topic_bytes,
+        )
+        if not places:
+            return None
+        last, size = places[-1]
+        total = last + size - places[0][0]
+        if total + _ROOM > commit_log.left or max(map(len, texts)) + len(suffix) > _PROPERTIES_SURE:
+            return None
+        commit_log.append_all(pieces, total)
+        topic, marks, take_unit, entries = shared.topic, self._marks, self._units.append, self._entries
+        for (position, size), text in zip(places, texts, strict=True):
+            code, keys = marks(text)
+            take_unit((position, size, code))
+            if keys:
+                entries.append((topic, keys, position, now))
+        self._owners += [queue] * len(places)
+        first = queue.next
+        queue.next += len(places)
+        return Batch(first, [position for position, _ in places], total)
 
     def _begin_batch(self) -> None:
         self._queues.check_room(self._log.timestamp)

@@ -1,0 +1,109 @@
+"""A batch that is put at once is what its messages are, put one by one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmq.errors import RemoteProtocolError
+from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
+from rmq.protocol.record import Record, decode_properties, encode_properties, record_keys
+from rmq.store.disk import Disk
+from rmq.testing.disk import MemoryDisk
+
+from .stores import START_MS, bodies, open_store
+
+SUFFIX = "CLUSTER\x01c"
+WORDS = st.text("abü_ 1", min_size=1, max_size=12)
+PROPERTIES = st.fixed_dictionaries(
+    {},
+    optional={
+        PROPERTY_UNIQUE_KEY: WORDS,
+        PROPERTY_TAGS: WORDS,
+        PROPERTY_KEYS: WORDS,
+        "WAIT": st.just("true"),
+        "XUNIQ_KEY": WORDS,
+    },
+)
+MESSAGES = st.lists(
+    st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=60), PROPERTIES, st.booleans()),
+    min_size=1,
+    max_size=12,
+)
+
+
+def text_of(properties: dict[str, str], closed: bool) -> str:
+    text = encode_properties(properties).removesuffix("\x02")
+    return text + "\x02" if closed and text else text
+
+
+def packed(flag: int, body: bytes, text: str) -> bytes:
+    tail = text.encode()
+    size = 22 + len(body) + len(tail)
+    head = b"".join(number.to_bytes(4, "big", signed=True) for number in (size, 0, 0, flag, len(body)))
+    return head + body + len(tail).to_bytes(2, "big") + tail
+
+
+def one_by_one(disk: Disk, messages: list[tuple[int, bytes, dict[str, str], bool]], host: bytes) -> None:
+    store = open_store(disk, mapped_file_size_commit_log=1 << 20)
+    for flag, body, properties, closed in messages:
+        text = text_of(properties, closed)
+        whole = text + SUFFIX if not text or closed else f"{text}\x02{SUFFIX}"
+        code = tags_code(properties.get(PROPERTY_TAGS))
+        keys = record_keys(decode_properties(whole))
+        store.put(Record("Orders", 1, body, whole, flag, 0, 7, host, 2, 0, code, keys))
+    store.commit()
+    store.close()
+
+
+@given(MESSAGES, st.sampled_from([bytes(8), bytes(range(20))]))
+def test_at_once_is_byte_for_byte_one_by_one(
+    messages: list[tuple[int, bytes, dict[str, str], bool]], host: bytes
+) -> None:
+    expected, disk = MemoryDisk(), MemoryDisk()
+    one_by_one(expected, messages, host)
+    store = open_store(disk, mapped_file_size_commit_log=1 << 20)
+    batch = b"".join(packed(flag, body, text_of(props, closed)) for flag, body, props, closed in messages)
+    shared = Record("Orders", 1, b"", born_timestamp=7, born_host=host, reconsume_times=2)
+    placed = store.put_batch(shared, batch, SUFFIX.encode())
+    assert placed is not None
+    assert placed.queue_offset == 0
+    assert len(placed.physical_offsets) == len(messages)
+    store.commit()
+    assert store.max_physical_offset == placed.size
+    assert [store.unit("Orders", 1, n)[0] for n in range(len(messages))] == placed.physical_offsets  # type: ignore[index]
+    store.close()
+    for path in (*expected._files, *disk._files):
+        if "checkpoint" not in path and "lock" not in path:
+            assert disk.load(path) == expected.load(path), path
+
+
+def test_a_batch_that_may_not_fit_the_file_is_left_to_single_puts() -> None:
+    store = open_store(MemoryDisk(), mapped_file_size_commit_log=4096)
+    batch = packed(0, bytes(900), "") * 5
+    assert store.put_batch(Record("Orders", 0, b""), batch, b"") is None
+    assert store.put_batch(Record("Orders", 0, b""), packed(0, b"a", "A\x01" + "x" * 9000), b"") is None
+    assert not store.pending
+    placed = store.put_batch(Record("Orders", 0, b""), packed(0, b"one", "") + packed(0, b"two", ""), b"")
+    assert placed is not None
+    store.commit()
+    assert bodies(store) == [b"one", b"two"]
+    assert store.message_time("Orders", 0, 1) == START_MS
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        b"\0",
+        packed(0, b"a", "")[:-1],
+        packed(0, b"a", "") + b"junk",
+        packed(0, b"a", "é").replace(b"\xa9", b"\xff"),
+    ],
+)
+def test_a_broken_batch_leaves_nothing(batch: bytes) -> None:
+    store = open_store(MemoryDisk())
+    with pytest.raises(RemoteProtocolError, match="of a batch"):
+        store.put_batch(Record("Orders", 0, b""), packed(0, b"good", "") + batch, b"")
+    assert not store.pending
+    assert store.commit() == ()
