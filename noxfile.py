@@ -57,6 +57,14 @@ def interop(session: nox.Session) -> None:
 
 
 @nox.session
+def mqadmin(session: nox.Session) -> None:
+    """All commands of RocketMQ's own mqadmin 4.9.7 against our servers; needs a JDK and Maven."""
+    session.install("-e", ".[test]")
+    tests = sorted(map(str, pathlib.Path("tests/interop").glob("test_mqadmin*.py")))
+    session.run("python", "-m", "pytest", "-m", "interop", *tests, *session.posargs)
+
+
+@nox.session
 def crash(session: nox.Session) -> None:
     """Kills brokers under load (RMQ_KILL_CYCLES, 200) and cuts the power (RMQ_CRASH_IMAGES, 20000)."""
     session.install("-e", ".[test]")

@@ -18,11 +18,11 @@ pytestmark = [
     ),
 ]
 
-ADMIN = ("admin1", "admin-secret-1")
+ADMIN = ("manager1", "admin-secret-1")
 ACCOUNTS = """globalWhiteRemoteAddresses: []
 accounts:
-- {accessKey: admin1, secretKey: admin-secret-1, admin: true}
-- {accessKey: reader1, secretKey: reader-secret-1, defaultTopicPerm: SUB, defaultGroupPerm: SUB}
+- {accessKey: manager1, secretKey: admin-secret-1, admin: true}
+- {accessKey: reader01, secretKey: reader-secret-1, defaultTopicPerm: SUB, defaultGroupPerm: SUB}
 """
 
 
@@ -74,7 +74,7 @@ def test_get_acl_config_shows_accounts_without_secrets(secured: Cluster) -> None
     said = secured.admin("getAclConfig", "-b", secured.a)
     assert "globalWhiteRemoteAddresses" in said
     shown = [line.split(":", 1)[1].strip() for line in said.splitlines() if "accessKey" in line]
-    assert {"admin1", "reader1"} <= set(shown)
+    assert {"manager1", "reader01"} <= set(shown)
     assert "secret-1" not in said
 
 
@@ -116,15 +116,15 @@ def test_delete_acl_config(secured: Cluster) -> None:
 
 
 @pytest.mark.parametrize(
-    "account", [("reader1", "reader-secret-1"), ("admin1", "wrong-secret"), ("nobody", "x" * 8)]
+    "account", [("reader01", "reader-secret-1"), ("manager1", "wrong-secret"), ("nobody01", "x" * 8)]
 )
 def test_other_accounts_reach_none_of_the_five(secured: Cluster, account: tuple[str, str]) -> None:
     before = {name: (secured.folder / f"{name}.yml").read_text() for name in secured.brokers}
     use(secured.processes, *account)
     try:
         for command, *options in (
-            ("updateAclConfig", "-b", secured.a, "-a", "reader1", "-s", "reader-secret-2", "-m", "true"),
-            ("deleteAclConfig", "-b", secured.a, "-a", "admin1"),
+            ("updateAclConfig", "-b", secured.a, "-a", "reader01", "-s", "reader-secret-2", "-m", "true"),
+            ("deleteAclConfig", "-b", secured.a, "-a", "manager1"),
             ("updateGlobalWhiteAddr", "-b", secured.a, "-g", "*"),
             ("clusterAclConfigVersion", "-b", secured.a),
             ("getAclConfig", "-b", secured.a),
