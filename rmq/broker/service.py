@@ -71,6 +71,7 @@ from rmq.store.store import Store
 
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
+PROGRESS_SECONDS = 1.0
 READY_SECONDS = 3.0
 """How long `started` waits for the first registration."""
 REPUT_SECONDS = 0.01
@@ -221,7 +222,7 @@ async def _open(
         port = split_address(listeners[0].address).port
         host = await _host_bytes(config, port)
         opened = Store(disk or RealDisk(), store_config, store_host=host, now_ms=now_ms)
-        opened.load(_progress)
+        opened.load(_Progress())
         store = opened
         broker = Broker(
             config,
@@ -265,8 +266,19 @@ def _wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _progress(stage: str, done: int, total: int) -> None:
-    log.info("store: %s, %d of %d", stage, done, total)
+class _Progress:
+    """Says how far the opening of a store is, once a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock() + PROGRESS_SECONDS
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            share = done / max(total, 1)
+            log.info("opening the store: %s, %.0f %% (%d of %d)", stage, 100 * share, done, total)
 
 
 class _Service:

@@ -631,6 +631,18 @@ def test_as_a_process_it_starts_serves_and_stops_cleanly(tmp_path: pathlib.Path)
         process.communicate()
 
 
+def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 0.5, 1.0, 1.9, 2.1])
+    progress = service._Progress(lambda: next(times))
+    with caplog.at_level("INFO", "rmq.broker"):
+        for done in (10, 20, 30, 50):
+            progress("log", done, 80)
+    assert [entry.getMessage() for entry in caplog.records] == [
+        "opening the store: log, 25 % (20 of 80)",
+        "opening the store: log, 62 % (50 of 80)",
+    ]
+
+
 async def test_a_transient_store_pool_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     async with broker(MemoryNetwork(), MemoryDisk(), {"transient_store_pool_enable": True}):
         pass
