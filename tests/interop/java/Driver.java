@@ -1,0 +1,301 @@
+import com.alibaba.fastjson.JSON;
+import com.alibaba.fastjson.JSONObject;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
+import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
+import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
+import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.LocalTransactionState;
+import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.TransactionListener;
+import org.apache.rocketmq.client.producer.TransactionMQProducer;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
+import org.apache.rocketmq.client.utils.MessageUtil;
+import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
+import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
+import org.apache.rocketmq.common.protocol.heartbeat.MessageModel;
+
+/**
+ * Driver NAMESRV: many Java clients in one JVM, told what to do by JSON lines on the standard input. Each line has "do"
+ * (see `run`) and "id"; what happens is told in JSON lines with that id under "for". Ends when its input does.
+ */
+public class Driver {
+    static String namesrv;
+    static final Map<String, Runnable> CLOSERS = new ConcurrentHashMap<>();
+
+    public static void main(String[] args) throws Exception {
+        namesrv = args[0];
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = lines.readLine(); line != null; line = lines.readLine()) {
+            JSONObject todo = JSON.parseObject(line);
+            new Thread(() -> {
+                try {
+                    run(todo);
+                } catch (Throwable error) {
+                    error.printStackTrace();
+                    tell(todo, "error", error.toString().split("\n")[0]);
+                }
+            }).start();
+        }
+        System.exit(0);
+    }
+
+    static void run(JSONObject todo) throws Exception {
+        switch (todo.getString("do")) {
+            case "send": send(todo); break;
+            case "transact": transact(todo); break;
+            case "consume": consume(todo); break;
+            case "lite": lite(todo); break;
+            case "ask": ask(todo); break;
+            case "stop":
+                CLOSERS.remove(todo.getString("id")).run();
+                tell(todo, "stopped", true);
+                break;
+            default: throw new IllegalArgumentException(todo.getString("do"));
+        }
+    }
+
+    static void tell(JSONObject todo, Object... pairs) {
+        JSONObject row = new JSONObject(true);
+        row.put("for", todo.getString("id"));
+        for (int i = 0; i < pairs.length; i += 2) {
+            row.put((String) pairs[i], pairs[i + 1]);
+        }
+        synchronized (System.out) {
+            System.out.println(row.toJSONString());
+        }
+    }
+
+    static void tellMessage(JSONObject todo, MessageExt message) {
+        tell(todo, "body", text(message), "size", message.getBody().length, "topic", message.getTopic(), "queue", message.getQueueId(),
+            "offset", message.getQueueOffset(), "times", message.getReconsumeTimes(), "id", message.getMsgId(), "at", System.currentTimeMillis(),
+            "properties", new TreeMap<>(message.getProperties()));
+    }
+
+    static String text(Message message) {
+        return new String(message.getBody(), StandardCharsets.UTF_8).trim();
+    }
+
+    static Message message(JSONObject todo, String text) {
+        StringBuilder body = new StringBuilder(text);
+        while (body.length() < todo.getIntValue("size")) {
+            body.append(' ');
+        }
+        Message message = new Message(todo.getString("topic"), todo.getString("tags"), text, body.toString().getBytes(StandardCharsets.UTF_8));
+        if (todo.containsKey("delay")) {
+            message.setDelayTimeLevel(todo.getIntValue("delay"));
+        }
+        if (todo.containsKey("properties")) {
+            todo.getJSONObject("properties").forEach((name, value) -> message.putUserProperty(name, value.toString()));
+        }
+        return message;
+    }
+
+    static List<String> bodies(JSONObject todo) {
+        return todo.getJSONArray("bodies").toJavaList(String.class);
+    }
+
+    // --- producers ---
+
+    /** send: "bodies" to "topic"; "key" orders them, "batch" sends them in one request, "delay" is a level. */
+    static void send(JSONObject todo) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer(todo.getString("namespace"), "driver-" + todo.getString("id"), null,
+            todo.getBooleanValue("trace"), null);
+        open(producer, todo);
+        producer.start();
+        if (todo.getBooleanValue("batch")) {
+            List<Message> batch = new ArrayList<>();
+            for (String body : bodies(todo)) {
+                batch.add(message(todo, body));
+            }
+            tellSent(todo, "", producer.send(batch));
+        } else {
+            for (String body : bodies(todo)) {
+                Message message = message(todo, body);
+                String key = todo.getString("key");
+                tellSent(todo, body, key == null ? producer.send(message) : producer.send(message, new SelectMessageQueueByHash(), key));
+            }
+        }
+        producer.shutdown();
+        tell(todo, "done", true);
+    }
+
+    static void open(DefaultMQProducer producer, JSONObject todo) {
+        producer.setNamesrvAddr(namesrv);
+        producer.setSendMsgTimeout(10000);
+        producer.setInstanceName("driver-" + todo.getString("id") + "-" + ProcessHandle.current().pid());
+    }
+
+    static void tellSent(JSONObject todo, String body, SendResult result) {
+        tell(todo, "sent", body, "status", result.getSendStatus().name(), "queue", result.getMessageQueue().getQueueId(),
+            "offset", result.getQueueOffset(), "id", result.getMsgId());
+    }
+
+    /** transact: "decisions" of bodies, and in "checks" what the check-back says of a body; lives until stopped. */
+    static void transact(JSONObject todo) throws Exception {
+        TransactionMQProducer producer = new TransactionMQProducer(todo.getString("group"));
+        open(producer, todo);
+        JSONObject decisions = todo.getJSONObject("decisions");
+        JSONObject checks = todo.getJSONObject("checks");
+        producer.setTransactionListener(new TransactionListener() {
+            @Override public LocalTransactionState executeLocalTransaction(Message message, Object argument) {
+                return LocalTransactionState.valueOf(decisions.getString(text(message)));
+            }
+
+            @Override public LocalTransactionState checkLocalTransaction(MessageExt message) {
+                tell(todo, "checked", text(message), "id", message.getTransactionId());
+                return LocalTransactionState.valueOf(checks.getString(text(message)));
+            }
+        });
+        producer.start();
+        CLOSERS.put(todo.getString("id"), producer::shutdown);
+        for (String body : decisions.keySet()) {
+            tellSent(todo, body, producer.sendMessageInTransaction(message(todo, body), null));
+        }
+        tell(todo, "done", true);
+    }
+
+    /** ask: sends "bodies" as questions, one after the other, and tells the answers. */
+    static void ask(JSONObject todo) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("driver-" + todo.getString("id"));
+        open(producer, todo);
+        producer.start();
+        for (String body : bodies(todo)) {
+            tell(todo, "answer", text(producer.request(message(todo, body), 15_000)));
+        }
+        producer.shutdown();
+        tell(todo, "done", true);
+    }
+
+    // --- consumers ---
+
+    /**
+     * consume: a push consumer of "group" and "topic" until it is stopped. "ordered", "broadcasting", "tags", "sql",
+     * "namespace", "trace"; bodies in "fail" fail always, "most" is how often they are tried again; "answer" replies.
+     */
+    static void consume(JSONObject todo) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(todo.getString("namespace"), todo.getString("group"), null,
+            new org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely(), todo.getBooleanValue("trace"), null);
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setInstanceName("driver-" + todo.getString("id") + "-" + ProcessHandle.current().pid());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setSuspendCurrentQueueTimeMillis(200);
+        if (todo.containsKey("most")) {
+            consumer.setMaxReconsumeTimes(todo.getIntValue("most"));
+        }
+        if (todo.getBooleanValue("broadcasting")) {
+            consumer.setMessageModel(MessageModel.BROADCASTING);
+        }
+        if (todo.containsKey("sql")) {
+            consumer.subscribe(todo.getString("topic"), MessageSelector.bySql(todo.getString("sql")));
+        } else {
+            consumer.subscribe(todo.getString("topic"), todo.containsKey("tags") ? todo.getString("tags") : "*");
+        }
+        Set<String> failing = new HashSet<>(todo.containsKey("fail") ? todo.getJSONArray("fail").toJavaList(String.class) : new ArrayList<>());
+        DefaultMQProducer replier = todo.getBooleanValue("answer") ? replier(todo) : null;
+        if (todo.getBooleanValue("ordered")) {
+            consumer.registerMessageListener((MessageListenerOrderly) (messages, context) ->
+                take(todo, messages, failing, replier) ? ConsumeOrderlyStatus.SUCCESS : ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT);
+        } else {
+            consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
+                take(todo, messages, failing, replier) ? ConsumeConcurrentlyStatus.CONSUME_SUCCESS : ConsumeConcurrentlyStatus.RECONSUME_LATER);
+        }
+        CLOSERS.put(todo.getString("id"), consumer::shutdown);
+        consumer.start();
+        tell(todo, "started", true);
+        watch(todo, consumer);
+    }
+
+    static DefaultMQProducer replier(JSONObject todo) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("replier-" + todo.getString("id"));
+        open(producer, todo);
+        producer.setInstanceName("replier-" + producer.getInstanceName());
+        producer.start();
+        return producer;
+    }
+
+    static boolean take(JSONObject todo, List<MessageExt> messages, Set<String> failing, DefaultMQProducer replier) {
+        boolean good = true;
+        for (MessageExt message : messages) {
+            tellMessage(todo, message);
+            good &= !failing.contains(text(message));
+            if (replier != null) {
+                try {
+                    byte[] answer = ("a" + text(message)).getBytes(StandardCharsets.UTF_8);
+                    replier.send(MessageUtil.createReplyMessage(message, answer), 3000);
+                } catch (Exception error) {
+                    tell(todo, "error", error.toString().split("\n")[0]);
+                }
+            }
+        }
+        return good;
+    }
+
+    /** Tells the queues of the topic whenever they have changed: for an ordered consumer those that it has locked. */
+    static void watch(JSONObject todo, DefaultMQPushConsumer consumer) throws Exception {
+        Map<Integer, Boolean> last = new HashMap<>();
+        while (CLOSERS.containsKey(todo.getString("id"))) {
+            Map<Integer, Boolean> now = new TreeMap<>();
+            consumer.getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().forEach((queue, window) -> {
+                if (!queue.getTopic().startsWith("%RETRY%")) {
+                    now.put(queue.getQueueId(), window.isLocked());
+                }
+            });
+            if (!now.equals(last)) {
+                last = now;
+                tell(todo, "assigned", now.keySet(), "locked", now.values());
+            }
+            Thread.sleep(50);
+        }
+    }
+
+    /** lite: a pull consumer with all queues of "topic" assigned, reading from "offset" on until "count" messages came. */
+    static void lite(JSONObject todo) throws Exception {
+        DefaultLitePullConsumer consumer = new DefaultLitePullConsumer(todo.getString("group"));
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setInstanceName("driver-" + todo.getString("id") + "-" + ProcessHandle.current().pid());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setAutoCommit(false);
+        int count = todo.getIntValue("count");
+        if (todo.getBooleanValue("subscribe")) {
+            consumer.subscribe(todo.getString("topic"), "*");
+            consumer.start();
+        } else {
+            consumer.start();
+            List<MessageQueue> queues = new ArrayList<>(consumer.fetchMessageQueues(todo.getString("topic")));
+            consumer.assign(queues);
+            for (MessageQueue queue : queues) {
+                consumer.seek(queue, todo.getLongValue("offset"));
+            }
+        }
+        while (count > 0) {
+            for (MessageExt message : consumer.poll(500)) {
+                tellMessage(todo, message);
+                count--;
+            }
+        }
+        consumer.commitSync();
+        if (todo.getBooleanValue("stay")) {
+            CLOSERS.put(todo.getString("id"), consumer::shutdown);
+        } else {
+            consumer.shutdown();
+        }
+        tell(todo, "done", true);
+    }
+}
