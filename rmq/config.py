@@ -72,7 +72,7 @@ def setting(
         "important": important,
         "secret": secret,
     }
-    return attrs.field(default=default, validator=checks, metadata=facts)
+    return attrs.field(default=default, validator=checks, metadata=facts, repr=not secret)
 
 
 def between(low: float, high: float) -> Validator:
