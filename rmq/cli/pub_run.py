@@ -10,12 +10,11 @@ import trio
 from attrs import Factory, define
 
 from rmq.cli.progress import Step
-from rmq.cli.target import Target
+from rmq.cli.target import Target, first_error
 from rmq.client.outgoing import SendResult
 from rmq.client.producer import Producer
 from rmq.errors import RmqError
 from rmq.message import Message
-from rmq.remoting.tasks import bare_errors
 
 if TYPE_CHECKING:
     from rmq.cli.pub import Sending
@@ -88,7 +87,7 @@ async def send_all(target: Target, sending: Sending, step: Step) -> Outcome:
     began = time.perf_counter()
     async with target.connect() as client, client.producer(sending.group) as producer:
         try:
-            with bare_errors():
+            with first_error():
                 async with trio.open_nursery() as nursery:
                     for _ in range(sending.concurrency):
                         nursery.start_soon(_lane, producer, sending, bodies, outcome, step)

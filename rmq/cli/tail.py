@@ -11,7 +11,7 @@ from attrs import define, field, frozen
 from rmq.cli.completion import complete_topic
 from rmq.cli.printing import Style, print_message, style_option
 from rmq.cli.sub import expression, filter_options
-from rmq.cli.target import Target, run, target_options
+from rmq.cli.target import Target, first_error, run, target_options
 from rmq.cli.times import Place, as_place
 
 if TYPE_CHECKING:
@@ -98,10 +98,8 @@ async def show_messages(target: Target, view: View, most: int | None) -> None:
     """Prints what `view` says, at most `most` messages. Raises as a pull consumer."""
     import trio
 
-    from rmq.remoting.tasks import bare_errors
-
     async with target.connect() as client, client.pull_consumer(GROUP) as puller:
-        with bare_errors():
+        with first_error():
             async with trio.open_nursery() as nursery:
                 state = Tail(view, puller, nursery, most)
                 await _begin(state, view.start)

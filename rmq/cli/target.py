@@ -23,7 +23,8 @@ import pathlib
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 
 import click
@@ -204,10 +205,8 @@ async def _signalled(work: Callable[[], Awaitable[T]]) -> T:
     """`work()`, cancelled by a signal, which comes out as KeyboardInterrupt; its own error comes out bare."""
     import trio
 
-    from rmq.remoting.tasks import bare_errors
-
     if threading.current_thread() is not threading.main_thread():
-        with bare_errors():
+        with first_error():
             return await work()
     results: list[T] = []
 
@@ -217,7 +216,7 @@ async def _signalled(work: Callable[[], Awaitable[T]]) -> T:
                 nursery.cancel_scope.cancel()
                 return
 
-    with bare_errors():
+    with first_error():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_by_signal)
             results.append(await work())
@@ -225,6 +224,18 @@ async def _signalled(work: Callable[[], Awaitable[T]]) -> T:
     if not results:
         raise KeyboardInterrupt
     return results[0]
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Put round a nursery of like tasks: of the errors that they had at once, one comes out, bare."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from error.__cause__
 
 
 def hush() -> NoReturn:

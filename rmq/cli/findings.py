@@ -1,0 +1,238 @@
+"""What `rmq doctor` thinks of what it saw: facts in, findings out. Pure."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from attrs import Factory, define, frozen
+
+Level = Literal["wrong", "note"]
+
+DISK_NOTE: Final = 0.75
+DISK_WRONG: Final = 0.85
+SKEW_MS: Final = 5_000
+SAME_IN_A_CLUSTER: Final = (
+    "autoCreateTopicEnable",
+    "autoCreateSubscriptionGroup",
+    "aclEnable",
+    "enablePropertyFilter",
+    "maxMessageSize",
+    "messageDelayLevel",
+    "durability",
+)
+_UPTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
+
+
+@frozen
+class Finding:
+    """Something to know: `wrong` needs somebody to act, a `note` is worth a look."""
+
+    level: Level
+    where: str
+    what: str
+    what_to_do: str
+
+
+@define
+class BrokerFacts:
+    """What was seen of a broker; `error` when it did not answer. Times are ms."""
+
+    cluster: str
+    name: str
+    number: int
+    address: str
+    error: str = ""
+    runtime: Mapping[str, str] = Factory(dict)
+    config: Mapping[str, str] = Factory(dict)
+    asked_at: int = 0
+
+
+@define
+class GroupFacts:
+    """What was seen of a group: what it has left, what was given up, what its members subscribe to."""
+
+    name: str
+    lag: int = 0
+    members: int = 0
+    dead_letters: int = 0
+    error: str = ""
+    subscriptions: Mapping[str, Mapping[str, str]] = Factory(dict)
+
+
+@define
+class Facts:
+    """All that was seen. `name_servers`: address -> the brokers it knows, or the error; `topics`: topic ->
+    the masters that have it."""
+
+    name_servers: Mapping[str, list[str] | str] = Factory(dict)
+    brokers: list[BrokerFacts] = Factory(list)
+    topics: Mapping[str, list[str]] = Factory(dict)
+    groups: list[GroupFacts] = Factory(list)
+    lag_limit: int = 10_000
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """Everything that is wrong, then everything to note."""
+    found = [
+        *_name_servers(facts),
+        *(finding for broker in facts.brokers for finding in _broker(broker)),
+        *_clusters(facts),
+        *_topics(facts),
+        *(finding for group in facts.groups for finding in _group(group, facts.lag_limit)),
+    ]
+    return sorted(found, key=lambda finding: finding.level != "wrong")
+
+
+def _name_servers(facts: Facts) -> Iterator[Finding]:
+    answers = [answer for answer in facts.name_servers.values() if isinstance(answer, list)]
+    known = sorted({name for answer in answers for name in answer})
+    for address, answer in facts.name_servers.items():
+        where = f"name server {address}"
+        if isinstance(answer, str):
+            yield Finding("wrong", where, answer, "start it, or correct the address in -n or `rmq context`")
+            continue
+        missing = [name for name in known if name not in answer]
+        if missing:
+            todo = "name all name servers in the brokers' namesrvAddr"
+            yield Finding("wrong", where, f"does not know {', '.join(missing)}, which others know", todo)
+    if answers and not known:
+        todo = "start a broker with -n and the name servers' addresses"
+        yield Finding("wrong", "cluster", "no broker is registered", todo)
+
+
+def _broker(broker: BrokerFacts) -> Iterator[Finding]:
+    where = f"broker {broker.name}" + (f" (slave {broker.number})" if broker.number else "")
+    if broker.error:
+        todo = "is it running, and is brokerIP1 an address that can be reached from here?"
+        yield Finding("wrong", where, f"registered as {broker.address}, but: {broker.error}", todo)
+        return
+    yield from _disk(where, broker)
+    ahead = clock_ahead_ms(broker)
+    if ahead is not None and abs(ahead) > SKEW_MS:
+        what = (
+            f"its clock is {abs(ahead) / 1000:.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+        )
+        yield Finding(
+            "wrong", where, what, "let both follow a time server: delays, retention and traces go by it"
+        )
+    for key, what, todo in (
+        (
+            "subscriptionConflicts",
+            "groups subscribe differently on several members",
+            "see `rmq group members GROUP`",
+        ),
+        (
+            "clientIdConflicts",
+            "client ids are used by two clients at once",
+            "give each client an id of its own",
+        ),
+    ):
+        count = int(broker.runtime.get(key, "0") or 0)
+        if count:
+            yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
+    yield from _pitfalls(where, broker)
+
+
+def _disk(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    try:
+        ratio = float(broker.runtime.get("commitLogDiskRatio", "0"))
+    except ValueError:
+        return
+    if ratio >= DISK_NOTE:
+        free = broker.runtime.get("commitLogDirCapacity", "").strip()
+        todo = "free some room, lower fileReservedTime, or `rmq broker clean --logs`"
+        level: Level = "wrong" if ratio >= DISK_WRONG else "note"
+        yield Finding(level, where, f"its disk is {ratio:.0%} full. {free}".strip(), todo)
+
+
+def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    config = broker.config
+    level = broker.runtime.get("durability") or config.get("durability")
+    if level == "memory":
+        todo = "set durability=disk, or replicated, if a power cut may lose nothing"
+        yield Finding("note", where, "durability is memory: a power cut loses the last half second", todo)
+    if config.get("autoCreateTopicEnable") == "true":
+        todo = "set autoCreateTopicEnable=false and make topics with `rmq topic create`"
+        yield Finding("note", where, "topics are made on their first message, on one broker only", todo)
+    if config.get("aclEnable") == "false" and not is_loopback(broker.address):
+        todo = "set aclEnable=true, and tlsMode=enforcing"
+        yield Finding("note", where, "anybody who reaches it may read and write: no access control", todo)
+
+
+def clock_ahead_ms(broker: BrokerFacts) -> int | None:
+    """By how much a broker's clock is ahead of ours, by its start and age; None when it does not say."""
+    match = _UPTIME.search(broker.runtime.get("runtime", ""))
+    started = broker.runtime.get("bootTimestamp", "")
+    if match is None or not started.isdigit():
+        return None
+    days, hours, minutes, seconds = map(int, match.groups())
+    age_ms = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+    return int(started) + age_ms - broker.asked_at
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches an address."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _clusters(facts: Facts) -> Iterator[Finding]:
+    names = {(broker.cluster, broker.name) for broker in facts.brokers}
+    for cluster, name in sorted(names):
+        numbers = {one.number for one in facts.brokers if (one.cluster, one.name) == (cluster, name)}
+        if 0 not in numbers:
+            todo = "start the master again: until then nothing can be sent there"
+            yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
+    for cluster in sorted({cluster for cluster, _ in names}):
+        masters = [one for one in facts.brokers if one.cluster == cluster and one.number == 0 and one.config]
+        for key in SAME_IN_A_CLUSTER:
+            values = {one.name: one.config.get(key, "") for one in masters}
+            if len(set(values.values())) > 1:
+                what = (
+                    f"{key} differs: {', '.join(f'{name}={value}' for name, value in sorted(values.items()))}"
+                )
+                yield Finding(
+                    "note", f"cluster {cluster}", what, "let all brokers of a cluster have the same"
+                )
+
+
+def _topics(facts: Facts) -> Iterator[Finding]:
+    masters = sorted({one.name for one in facts.brokers if one.number == 0})
+    if len(masters) < 2:
+        return
+    for topic, there in sorted(facts.topics.items()):
+        if len(there) == 1:
+            todo = f"`rmq topic update {topic}` puts it on every master"
+            yield Finding(
+                "note", f"topic {topic}", f"is only on {there[0]}: if that stops, nobody can send", todo
+            )
+
+
+def _group(group: GroupFacts, limit: int) -> Iterator[Finding]:
+    where = f"group {group.name}"
+    if group.error:
+        yield Finding(
+            "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
+        )
+    if group.lag and not group.members:
+        todo = f"start a consumer, or `rmq group delete {group.name}` if nobody needs it"
+        level: Level = "wrong" if group.lag > limit else "note"
+        yield Finding(level, where, f"has {group.lag} messages left, and no member is connected", todo)
+    elif group.lag > limit:
+        todo = f"add members, or see what they wait for: `rmq group members {group.name} --stack`"
+        yield Finding("wrong", where, f"has {group.lag} messages left", todo)
+    if len({tuple(sorted(wanted.items())) for wanted in group.subscriptions.values()}) > 1:
+        what = "; ".join(
+            f"{member}: {dict(wanted)}" for member, wanted in sorted(group.subscriptions.items())
+        )
+        todo = "let all members subscribe to the same: messages are lost until then"
+        yield Finding("wrong", where, f"members subscribe differently: {what}", todo)
+    if group.dead_letters:
+        todo = f"`rmq tail %DLQ%{group.name} --from earliest` shows them"
+        yield Finding("note", where, f"{group.dead_letters} messages were given up after all retries", todo)
