@@ -31,6 +31,7 @@ class Masters:
     namesrv: str = ""
     first: str = ""
     second: str = ""
+    settings: dict[str, str] = field(factory=dict)
     _token: trio.lowlevel.TrioToken | None = None
     _ready: threading.Event = field(factory=threading.Event)
     _stop: trio.Event | None = None
@@ -62,12 +63,15 @@ class Masters:
 
     def stop(self) -> None:
         """Ends the thread."""
-        if self._token is not None and self._stop is not None:
+        if self._token is not None and self._stop is not None and self._failure is None:
             self._token.run_sync_soon(self._stop.set)
 
     async def _serve(self, folder: pathlib.Path) -> None:
         self._token, self._stop = trio.lowlevel.current_trio_token(), trio.Event()
-        async with embedded.open(folder / "first") as system, trio.open_nursery() as nursery:
+        async with (
+            embedded.open(folder / "first", settings=self.settings) as system,
+            trio.open_nursery() as nursery,
+        ):
             self.namesrv, self.first = system.namesrv_address, system.broker_address
             own = {
                 "namesrvAddr": self.namesrv,
@@ -77,7 +81,9 @@ class Masters:
                 "storePathRootDir": str(folder / "second"),
             }
             config, store_config = load_all(
-                (BrokerConfig, StoreConfig), arguments={**embedded.SETTINGS, **own}, environment={}
+                (BrokerConfig, StoreConfig),
+                arguments={**embedded.SETTINGS, **self.settings, **own},
+                environment={},
             )
             addresses = await nursery.start(partial(broker_service.run, config, store_config))
             self.second = addresses[0]
@@ -87,9 +93,9 @@ class Masters:
 
 
 @contextmanager
-def running(folder: pathlib.Path) -> Iterator[Masters]:
-    """The cluster for the length of the block."""
-    masters = Masters()
+def running(folder: pathlib.Path, **settings: str) -> Iterator[Masters]:
+    """The cluster for the length of the block; `settings` are those of both masters."""
+    masters = Masters(settings=settings)
     thread = threading.Thread(target=masters.serve, args=(folder,), daemon=True)
     thread.start()
     try:

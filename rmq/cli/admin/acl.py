@@ -22,7 +22,7 @@ def _listed(text: str) -> tuple[str, ...]:
 
 @COMMANDS.add("updateAclConfig")
 @where_options("Change the account on")
-@click.option("-a", "--accessKey", "access_key", required=True, help="The account's name.")
+@click.option("-a", "--accessKey", "who", required=True, help="The account's name.")
 @click.option(
     "-s", "--secretKey", "secret", required=True, help="Its secret; - reads it from the standard input."
 )
@@ -33,14 +33,14 @@ def _listed(text: str) -> tuple[str, ...]:
 @click.option("-g", "--groupPerms", "group_perms", default="", help="Such as groupA=DENY,groupD=SUB.")
 @click.option("-w", "--whiteRemoteAddress", "white", default="", help="Addresses that need no signature.")
 async def update_account(
-    client: Client, where: Where, access_key: str, secret: str, admin: bool, **rest: str
+    client: Client, where: Where, who: str, secret: str, admin: bool, **rest: str
 ) -> None:
     """Make an account, or change it.
 
     A secret on the command line is seen by all users of the machine: better give - and type it.
     """
     account = AclAccount(
-        access_key,
+        who,
         sys.stdin.readline().strip() if secret == "-" else secret.strip(),
         white_remote_address=rest["white"],
         admin=admin,
@@ -51,17 +51,17 @@ async def update_account(
     )
     for address in await client.admin.acl_put_account(account, **where):
         say(f"create or update plain access config to {address} success.")
-    say(f"account's accesskey is:{access_key}")
+    say(f"account's accesskey is:{who}")
 
 
 @COMMANDS.add("deleteAclConfig")
 @where_options("Remove the account from")
-@click.option("-a", "--accessKey", "access_key", required=True, help="The account's name.")
-async def delete_account(client: Client, where: Where, access_key: str) -> None:
+@click.option("-a", "--accessKey", "who", required=True, help="The account's name.")
+async def delete_account(client: Client, where: Where, who: str) -> None:
     """Remove an account."""
-    for address in await client.admin.acl_delete_account(access_key, **where):
+    for address in await client.admin.acl_delete_account(who, **where):
         say(f"delete plain access config account from {address} success.")
-    say(f"account's accesskey is:{access_key}")
+    say(f"account's accesskey is:{who}")
 
 
 @COMMANDS.add("clusterAclConfigVersion")

@@ -300,16 +300,16 @@ async def _watch(client: Client, group: str) -> None:
 
 @COMMANDS.add("cloneGroupOffset")
 @click.option("-s", "--srcGroup", "source", required=True, help="The group to copy from.")
-@click.option("-d", "--destGroup", "target", required=True, help="The group that gets the offsets.")
+@click.option("-d", "--destGroup", "destination", required=True, help="The group that gets the offsets.")
 @click.option("-t", "--topic", required=True, help="The topic.")
 @click.option(
     "-o", "--offline", type=bool, default=True, help="Also when the source does not subscribe to it."
 )
-async def clone_offsets(client: Client, source: str, target: str, topic: str, offline: bool) -> None:
+async def clone_offsets(client: Client, source: str, destination: str, topic: str, offline: bool) -> None:
     """Give a group the offsets that another has in a topic."""
-    await client.admin.consume_stats(source, topic)  # says so when there is nothing to copy
-    await client.admin.clone_offsets(source, target, topic, unsubscribed=offline)
-    say(f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]")
+    await client.admin.consume_stats(source)  # says so when there is nothing to copy
+    await client.admin.clone_offsets(source, destination, topic, unsubscribed=offline)
+    say(f"clone group offset success. srcGroup[{source}], destGroup=[{destination}], topic[{topic}]")
 
 
 @COMMANDS.add("resetOffsetByTime")

@@ -6,7 +6,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq.cli.admin import admin
-
 from tests.masters import Masters, running
 
 Run = Callable[..., Result]

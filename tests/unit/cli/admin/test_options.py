@@ -81,3 +81,12 @@ def test_neither_a_broker_nor_a_cluster_is_a_usage_error(name: str) -> None:
 
     assert said.exit_code == 2
     assert "-b" in said.output
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_option_hides_another(name: str) -> None:
+    command = admin.get_command(click.Context(admin), name)
+    assert command is not None
+    names = [parameter.name for parameter in command.params]
+
+    assert len(names) == len(set(names))

@@ -3,9 +3,9 @@ from __future__ import annotations
 import json
 
 import rmq
+from tests.masters import Masters
 
 from .conftest import Run
-from tests.masters import Masters
 
 
 def test_update_topic_on_the_cluster_then_route_status_and_list(masters: Masters, mqadmin: Run) -> None:
