@@ -115,6 +115,24 @@ async def test_transactions_and_delays_are_told_apart(
     )
 
 
+async def test_traces_are_not_traced(setting: World, clock: MockClock, cluster: Cluster) -> None:
+    cluster.topic(TRACE, queues=1)
+    trace = MessageTrace()
+    async with connect(setting, trace) as client, client.producer("p") as producer:
+        await producer.send(Message(TRACE, b"a tool writes a trace"))
+        async with client.consumer("tool", {TRACE: "*"}, consume_from="first") as consumer:
+            async with await anext(consumer) as message:
+                assert message.body == b"a tool writes a trace"
+            await trio.sleep(2)
+            assert list(trace._rows) == []
+            await producer.send(Message("T", b"another is traced"))
+            async with await anext(consumer) as message:
+                assert b"Pub" in message.body
+            await trio.sleep(2)
+            assert list(trace._rows) == []
+    assert len(cluster["a"].logs[TRACE, 0]) == 2
+
+
 async def test_handlers_of_batches_are_traced_too(setting: World, clock: MockClock, cluster: Cluster) -> None:
     async def handle(messages: list[StoredMessage]) -> None:
         if len(messages) == 3:
