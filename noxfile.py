@@ -79,6 +79,13 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def spark_bench(session: nox.Session) -> None:
+    """What reading a store with Spark costs, against Parquet and a reader of tuples (MiB of store: 2048)."""
+    session.install("-e", ".[spark,codecs]")
+    session.run("python", "-m", "benchmarks.spark_scan", *session.posargs)
+
+
+@nox.session
 def wheel(session: nox.Session) -> None:
     """Builds the wheel, installs it into an empty environment and runs the demo from there."""
     session.install("build")

@@ -27,7 +27,7 @@ from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
 from rmq.spark.schema import COLUMNS, arrow_schema
-from rmq.spark.walk import every, walk
+from rmq.spark.walk import every, gather, walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Data: TypeAlias = bytes | memoryview | Array
@@ -123,7 +123,7 @@ class Records:
         self._refuse(
             (starts < 0) | (starts > len(buffer) - FIXED_SIZE), "less than a record's bytes are left here"
         )
-        self.head = head = every(buffer, HEAD)[starts]
+        self.head = head = gather(buffer, HEAD, starts)
         size = head["size"].astype(np.int64)
         self._refuse(
             (head["magic"] != MESSAGE_MAGIC) | (size < FIXED_SIZE) | (starts + size > len(buffer)),
@@ -146,7 +146,7 @@ class Records:
         tail_at = self._stored_at + 8 + self._store_host
         self._body_at = tail_at + _TAIL.itemsize
         self._refuse(self._body_at + 3 > end, "the record is too short for its hosts")
-        self.tail = every(self._bytes, _TAIL)[tail_at]
+        self.tail = gather(self._bytes, _TAIL, tail_at)
         self._body = self.tail["body"].astype(np.int64)
         topic_at = self._body_at + self._body
         self._refuse((self._body < 0) | (topic_at + 3 > end), "the body is longer than the record")

@@ -33,7 +33,7 @@ from rmq.spark.store_files import (
 )
 from rmq.spark.store_options import StoreOptions
 from rmq.spark.store_scan import Batch, ChunkScan, Damage
-from rmq.spark.walk import every
+from rmq.spark.walk import gather
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -185,7 +185,7 @@ class StoreReader(DataSourceReader):
 def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits) -> None:
     """Raise CorruptRecord at a record that is not what its unit says."""
     fits = starts <= len(buffer) - HEAD.itemsize
-    head = every(buffer, HEAD)[np.where(fits, starts, 0)]
+    head = gather(buffer, HEAD, np.where(fits, starts, 0))
     fits &= (head["size"] == units.size) & (head["queueId"] == queue_id)
     fits &= head["queueOffset"] == units.queue_offset
     if not fits.all():

@@ -1,0 +1,248 @@
+"""What it costs to read a store with Spark: against Parquet of the same rows, and against a reader of tuples.
+
+    python -m benchmarks.spark_scan [MIB] [FOLDER]
+
+A store of MIB (default 2048) is made under FOLDER (default: the temporary folder) and removed at the end. CPU
+seconds are user and system time of Java and all Python processes below it; of several runs the cheapest
+counts. The extra `spark` is needed, and /proc.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmq.protocol.record import Record, encode_record
+from rmq.spark import session
+
+HOST = bytes([127, 0, 0, 1]) + (10911).to_bytes(4, "big")
+FILE = 1 << 30
+BLOCK = 20_000
+RUNS = 3
+_HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+
+
+# --- the store ---
+
+
+def make_block() -> tuple[Any, Any, Any]:
+    """Some records one after the other, where they begin, and where the number in their unique key is."""
+    chance = np.random.default_rng(7)
+    parts, starts, keys, at = [], [], [], 0
+    for number in range(BLOCK):
+        text = f"TAGS\x01Tag{number % 5}\x02KEYS\x01order-{number}\x02WAIT\x01true\x02UNIQ_KEY\x01"
+        text += "C000020210265FFD2B27690857" + "00000000"
+        body = chance.bytes(int(chance.integers(60, 140))) + b"0123456789" * 7
+        born = 1_795_253_354_000 + number
+        record = Record(
+            f"Topic{number % 8}", number % 4, body, text, born_timestamp=born, born_host=HOST,
+            queue_offset=number // 8, store_timestamp=born + 1,
+        )  # fmt: skip
+        parts.append(encode_record(record, HOST))
+        starts.append(at)
+        at += len(parts[-1])
+        keys.append(at - 8)
+    return np.frombuffer(b"".join(parts), np.uint8).copy(), np.array(starts), np.array(keys)
+
+
+def number_block(block: Any, starts: Any, keys: Any, base: int, first: int) -> None:
+    """Write the records' own places and unique keys into them."""
+    places = (starts + base).astype(">i8").view(np.uint8).reshape(-1, 8)
+    block[starts[:, None] + 28 + np.arange(8)] = places
+    numbers = first + np.arange(len(starts))
+    digits = (numbers[:, None] >> np.arange(28, -4, -4)) & 15
+    block[keys[:, None] + np.arange(8)] = _HEX[digits]
+
+
+def make_store(folder: Path, size: int) -> int:
+    """A commit log of about `size` bytes; gives the number of its records."""
+    (folder / "commitlog").mkdir(parents=True)
+    block, starts, keys = make_block()
+    position = count = 0
+    while position < size:
+        base = position - position % FILE
+        with open(folder / "commitlog" / f"{base:020d}", "ab") as file:
+            room = base + FILE - position
+            if room < len(block) + 8:
+                file.write(room.to_bytes(4, "big") + bytes.fromhex("cbd43194") + bytes(room - 8))
+                position = base + FILE
+                continue
+            number_block(block, starts, keys, position, count)
+            file.write(block.data)
+        position += len(block)
+        count += len(starts)
+    return count
+
+
+# --- the reader of tuples ---
+
+
+class Tuples(DataSource):
+    """The same chunks read record by record into tuples of the 18 columns."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tuples"
+
+    def schema(self) -> StructType:
+        from rmq.spark.schema import spark_schema
+
+        return spark_schema()
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return TupleReader(dict(self.options))
+
+
+class TupleReader(DataSourceReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        from rmq.spark.schema import spark_schema
+        from rmq.spark.store_options import StoreOptions
+        from rmq.spark.store_source import StoreReader
+
+        options = StoreOptions.of({"path": self.options["path"]})
+        return StoreReader(options, spark_schema()).partitions()[: int(self.options["chunks"])]
+
+    def read(self, partition: Any) -> Iterator[tuple[Any, ...]]:
+        from datetime import UTC, datetime
+
+        from rmq.protocol.record import decode_record
+        from rmq.spark.store_scan import Batch, ChunkScan
+
+        buffer = partition.file.map()
+        scan = ChunkScan(buffer, partition.file.base, len(buffer), Batch(1 << 14, 8 << 20))
+        for starts in scan.rows(partition.begin, partition.end, lambda starts: starts):
+            for start in starts.tolist():
+                m = decode_record(buffer.data, start, check_crc=False)
+                yield (
+                    m.topic, "", m.queue_id, m.queue_offset, m.physical_offset, m.body, m.tags,
+                    m.properties.get("KEYS"), m.message_id, m.properties,
+                    datetime.fromtimestamp(m.born_timestamp / 1000, UTC),
+                    datetime.fromtimestamp(m.store_timestamp / 1000, UTC),
+                    m.born_host, m.store_host, m.reconsume_times, m.sys_flag, m.flag,
+                    m.prepared_transaction_offset,
+                )  # fmt: skip
+
+
+# --- measuring ---
+
+
+def descendants(root: int) -> list[int]:
+    """`root` and all processes below it."""
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                text = Path(f"/proc/{name}/stat").read_text()
+            except OSError:
+                continue
+            parents[int(name)] = int(text.rpartition(")")[2].split()[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def cpu_ticks(root: int) -> dict[int, int]:
+    """Process -> its user and system time so far, for `root` and all below; 0: what ended below `root`."""
+    ticks = {}
+    for pid in descendants(root):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks[pid] = sum(map(int, fields[11:13]))
+        if pid == root:
+            ticks[0] = sum(map(int, fields[13:15]))
+    return ticks
+
+
+def cpu_seconds(root: int, before: dict[int, int]) -> tuple[float, float]:
+    """(Java's, Python's) since `before`. A process that has ended since then counts as it was."""
+    spent = {pid: now - before.get(pid, 0) for pid, now in cpu_ticks(root).items()}
+    hertz = os.sysconf("SC_CLK_TCK")
+    java = spent.pop(root)
+    return java / hertz, sum(spent.values()) / hertz
+
+
+def peak_mib(root: int) -> float:
+    """The most memory that one Python process below has held, MiB."""
+    peaks = [0]
+    for pid in descendants(root)[1:]:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        peaks += [int(line.split()[1]) for line in lines if line.startswith("VmHWM")]
+    return max(peaks) / 1024
+
+
+class Meter:
+    def __init__(self, spark: SparkSession) -> None:
+        self.pid = spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
+
+    def scan(self, name: str, frame: DataFrame, rows: int) -> tuple[float, float]:
+        """Rows per CPU second (best run) and wall seconds (middle run) of reading everything."""
+        runs = []
+        for _ in range(RUNS):
+            before, began = cpu_ticks(self.pid), time.perf_counter()
+            frame.write.format("noop").mode("overwrite").save()
+            wall = time.perf_counter() - began
+            java, python = cpu_seconds(self.pid, before)
+            runs.append((java + python, java, python, wall))
+        total, java, python, _ = min(runs)
+        wall = statistics.median(run[3] for run in runs)
+        print(
+            f"{name:34} {rows / total / 1e6:8.3f} {java:8.2f} {python:8.2f} {wall:8.2f}   "
+            f"of {[round(run[0], 1) for run in runs]}",
+            flush=True,
+        )
+        return rows / total, wall
+
+
+def compare(spark: SparkSession, folder: Path, rows: int) -> None:
+    store, parquet = str(folder / "store"), str(folder / "parquet")
+    meter = Meter(spark)
+    log = spark.read.format("rmqstore").load(store)
+    log.write.option("compression", "zstd").parquet(parquet)  # warms Java up, too
+    print(f"{'':34} {'Mrows/CPU s':>8} {'Java s':>6} {'Python s':>8} {'wall s':>8}")
+    archived, _ = meter.scan("Parquet, zstd", spark.read.parquet(parquet), rows)
+    scanned, both = meter.scan("rmqstore, 18 columns", log, rows)
+    bodies = spark.read.format("rmqstore").schema(
+        "topic string, queueId int, queueOffset bigint, body binary"
+    )
+    meter.scan("rmqstore, 4 columns", bodies.load(store), rows)
+    peak = peak_mib(meter.pid)
+    _, alone = meter.scan("rmqstore, one task at a time", log.coalesce(1), rows)
+    spark.dataSource.register(Tuples)
+    tuples = spark.read.format("tuples").option("path", store).option("chunks", 2).load()
+    slow, _ = meter.scan("tuples, 18 columns (two chunks)", tuples, tuples.count())
+    print(f"store scan / Parquet      {scanned / archived:6.2f}   (goal 0.6)")
+    print(f"store scan / tuples       {scanned / slow:6.2f}   (goal 4)")
+    print(f"two tasks / one           {alone / both:6.2f}   (goal 1.7)")
+    print(f"peak of a Python process  {peak:6.0f}   MiB (goal 300)")
+
+
+def main() -> None:
+    size = int(sys.argv[1]) if len(sys.argv) > 1 else 2048
+    folder = Path(tempfile.mkdtemp(prefix="rmq-spark-", dir=sys.argv[2] if len(sys.argv) > 2 else None))
+    try:
+        rows = make_store(folder / "store", size << 20)
+        print(f"{rows} records, {size} MiB, load of this machine {os.getloadavg()[0]:.1f}")
+        spark = session("benchmark", master="local[2]")
+        compare(spark, folder, rows)
+        spark.stop()
+    finally:
+        shutil.rmtree(folder)
+
+
+if __name__ == "__main__":
+    main()
