@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -93,6 +95,14 @@ def test_no_figure_is_negative_and_all_are_described() -> None:
         assert all(sample.value >= 0 for sample in family.samples), family.name
     names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
     assert len(names) == len(set(names)) > 30
+
+
+def test_the_page_lists_every_figure() -> None:
+    _, plugin = rig_with_metrics()
+    page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
+    listed = set(re.findall(r"`rmq_(\w+?)(?:_total)?`", page))
+    made = {figure.name for figure in plugin.figures()}
+    assert listed == made | {"namesrv_brokers", "namesrv_topics"}
 
 
 def test_refusals_are_counted_by_reason() -> None:
