@@ -55,7 +55,7 @@ class AclFiles:
         self.main = main
         self.files: tuple[AclFile, ...] = ()
         self.accounts = Accounts()
-        self._stamps: tuple[object, ...] = ()
+        self._stamps: dict[str, object] = {}
         self._warned: set[str] = set()
 
     def load(self) -> None:
@@ -93,10 +93,12 @@ class AclFiles:
     def change(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> None:
         """Rewrite one file with what `edit` makes of its content, and a new version.
 
-        The new file is checked before it takes the old one's place in one step. Raises AclFileError, and then
-        nothing has changed.
+        All files are read again first: somebody may have edited them a moment ago. The new one is checked
+        before it takes the old one's place in one step. Raises AclFileError, and then nothing has changed.
         """
-        old = self._read_again(path)
+        if any(True for _ in self._paths()):
+            self.load()
+        old = next((file for file in self.files if file.path == path), AclFile(path))
         tree = deepcopy(dict(old.tree))
         edit(tree)
         version = old.version.following(now_ms)
@@ -105,7 +107,7 @@ class AclFiles:
         new = plainfile.read(path, data)
         files = tuple(new if file.path == path else file for file in self.files)
         self._take(files if new in files else (new, *files), lambda: _replace(path, data))
-        self._stamps = self._stamp()
+        self._stamps[path] = _stamp_of(Path(path))
 
     def versions(self) -> dict[str, DataVersion]:
         """The version of each file by its path."""
@@ -118,10 +120,6 @@ class AclFiles:
             log.warning("no account in %s is an administrator", self.main)
         self.accounts, self.files = accounts, files
 
-    def _read_again(self, path: str) -> AclFile:
-        """The file as it is now: somebody may have edited it a moment ago."""
-        return plainfile.read(path, self._bytes(Path(path)) if os.path.exists(path) else b"")
-
     def _paths(self) -> Iterator[Path]:
         if self.main.exists():
             yield self.main
@@ -129,8 +127,8 @@ class AclFiles:
             names.sort()
             yield from (Path(folder, name) for name in sorted(files) if name.endswith(SUFFIXES))
 
-    def _stamp(self) -> tuple[object, ...]:
-        return tuple(_stamp_of(path) for path in self._paths())
+    def _stamp(self) -> dict[str, object]:
+        return {str(path): _stamp_of(path) for path in self._paths()}
 
     def _bytes(self, path: Path) -> bytes:
         try:
@@ -147,8 +145,8 @@ def _stamp_of(path: Path) -> object:
     try:
         found = path.stat()
     except OSError:
-        return (str(path), None)
-    return (str(path), found.st_ino, found.st_size, found.st_mtime_ns)
+        return None
+    return (found.st_ino, found.st_size, found.st_mtime_ns)
 
 
 def _replace(path: str, data: bytes) -> None:

@@ -225,7 +225,7 @@ def test_a_wrong_change_changes_nothing(guarded: Guarded, name: str, fields: Any
     assert answer.code == 209
     assert reason in (answer.remark or "")
     assert guarded.file.read_text() == TEXT
-    assert guarded.plugin.files.accounts is before
+    assert guarded.plugin.files.accounts == before
 
 
 def test_global_white_addresses_go_to_a_known_file_only(guarded: Guarded, tmp_path: Path) -> None:
@@ -257,6 +257,24 @@ def test_versions_are_those_of_the_files(guarded: Guarded) -> None:
     guarded.update("more001", default_topic_perm="DENY")
     assert "DENY" in more.read_text()  # an account is changed where it stands
     assert guarded.ask(send(), Credentials("more001", "fresh-secret-1")).code == 16
+
+
+def test_a_change_starts_from_the_files_as_they_are(guarded: Guarded) -> None:
+    """Not from what was read a second ago."""
+    folder = guarded.file.parent / "acl"
+    folder.mkdir()
+    more = folder / "more.yml"
+    more.write_text("accounts: [{accessKey: more001, secretKey: fresh-secret-1, admin: true}]")
+    edited = TEXT.replace("defaultGroupPerm: SUB", "defaultGroupPerm: DENY")
+    guarded.write(edited)
+    assert guarded.update("other01", topic_perms="Orders=PUB").code == 0
+    assert "defaultGroupPerm: DENY" in guarded.file.read_text()
+    assert guarded.ask(Command.request(26), Credentials("more001", "fresh-secret-1")).code == 0
+    more.write_text("accounts: [{accessKey: other01, secretKey: fresh-secret-1}]")
+    before = guarded.file.read_text()
+    answer = guarded.update("other01", topic_perms="Orders=SUB")
+    assert (answer.code, "account 'other01' stands in" in (answer.remark or "")) == (209, True)
+    assert guarded.file.read_text() == before
 
 
 # ---- files ----
