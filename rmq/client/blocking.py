@@ -113,6 +113,10 @@ class Producer(_Entered[async_producer.Producer]):
         """Send without waiting for an answer."""
         self._call(self._inner.send_oneway, message, queue=queue, sharding_key=sharding_key)
 
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that messages go to."""
+        return self._call(self._inner.queues, topic)
+
     def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
         """Send a message and return the reply to it."""
         return self._call(self._inner.request, message, timeout)
@@ -207,6 +211,19 @@ class Consumer(_Entered[async_consumer.Consumer]):
 
 class PullConsumer(_Entered[async_puller.PullConsumer]):
     """See `rmq.PullConsumer`."""
+
+    @property
+    def assignment(self) -> list[MessageQueue]:
+        """The queues that are pulled for `poll` now."""
+        return self._inner.assignment
+
+    def topics(self) -> list[str]:
+        """All topics that the name servers know."""
+        return self._call(self._inner.topics)
+
+    def position(self, queue: MessageQueue) -> int:
+        """Where the next `pull` without an offset begins."""
+        return self._call(self._inner.position, queue)
 
     def message_queues(self, topic: str) -> list[MessageQueue]:
         """The queues of a topic that can be read."""

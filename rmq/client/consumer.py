@@ -255,7 +255,8 @@ class Consumer:
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
         """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
-        retried as one. For handlers that write many messages at once, and for the highest rates.
+        retried as one. For handlers that write many messages at once, and for the highest rates. Cancelled:
+        as `run`.
         """
         if batch < 1:
             raise ConfigError("batch", batch, "at least 1")

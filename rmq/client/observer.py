@@ -32,7 +32,8 @@ class Observer:
         """A task beside the client, cancelled when it closes."""
 
     async def flush(self) -> None:
-        """Bring out what has gathered; the client closes, within its `shutdown_timeout_ms`."""
+        """Bring out what has gathered; the client closes, within its `shutdown_timeout_ms`. Cancelled when
+        that has passed: the rest may be dropped."""
 
     def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> Any:
         """A message is about to be sent; `extra` are properties to add. What it returns goes to `sent`."""

@@ -166,7 +166,8 @@ class Producer:
 
         They have the same `wait_store` and no delay. Otherwise as `send`; the result has the ids of all
         messages, and `parts` where there were several requests. When one of these fails, the error's notes
-        say how many messages are stored; the rest is not sent.
+        say how many messages are stored; the rest is not sent. Cancelled: of the request that was on its
+        way all may be stored or none; those before are stored, and those behind are not sent.
         """
         if not self._session.observers:
             return await self._send_parts(messages, None, queue, sharding_key)
@@ -209,7 +210,8 @@ class Producer:
     ) -> SendResult:
         """Send what somebody else has packed: a message, or the body of a batch made of columns at once.
 
-        Its form is not checked again, and observers do not see it. Otherwise as `send`."""
+        Its form is not checked again, and observers do not see it. Otherwise as `send`. Cancelled: it may or
+        may not be stored."""
         return await self._send(outgoing, queue, sharding_key)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:

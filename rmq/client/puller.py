@@ -89,14 +89,15 @@ class PullConsumer:
 
         With `auto_commit`, what was polled is committed every `commit_interval_ms`, once the next `poll` (or
         the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
-        LocalProtocolError when it has queues already."""
+        LocalProtocolError when it has queues already. Cancelled: it has left again and has no queues."""
         full = {wrapped(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()}
         await self._begin_polling(full, self._options(consume_from, auto_commit, strategy), None)
 
     async def assign(
         self, queues: Iterable[MessageQueue], *, consume_from: str | int = "last", auto_commit: bool = True
     ) -> None:
-        """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`."""
+        """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`.
+        Cancelled: it has no queues."""
         named = frozenset(queues)
         topics = dict.fromkeys((queue.topic for queue in named), ALL)
         await self._begin_polling(topics, self._options(consume_from, auto_commit, averagely), named)
@@ -134,7 +135,8 @@ class PullConsumer:
         return await self._polling().poll(max_messages, timeout)
 
     async def commit_polled(self) -> None:
-        """Commit all that was polled, for those who do it themselves. Failures are logged."""
+        """Commit all that was polled, for those who do it themselves. Failures are logged. Cancelled: some
+        queues may be committed, and the next commit takes the others."""
         await self._polling().commit()
 
     def pause(self, *queues: MessageQueue) -> None:
@@ -214,7 +216,7 @@ class PullConsumer:
 
     async def position(self, queue: MessageQueue) -> int:
         """Where the next `pull` without an offset begins: after the last one, where `seek` said, where the
-        group has committed, or else at the oldest message.
+        group has committed, or else at the oldest message. Cancelled: nothing has happened.
         """
         if queue not in self._positions:
             stored = await self.committed(queue)

@@ -80,13 +80,13 @@ class MessageTrace(Observer):
         self._session = session
 
     async def run(self) -> None:
-        """Send what has gathered, twice a second."""
+        """Send what has gathered, twice a second. Cancelled: what waits is kept for `flush`."""
         while True:
             await anyio.sleep(PAUSE_SECONDS)
             await self.flush()
 
     async def flush(self) -> None:
-        """Send what has gathered now."""
+        """Send what has gathered now. Cancelled: rows that were on their way may be lost."""
         if self._session is None:
             return
         async with self._sending:

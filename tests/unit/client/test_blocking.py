@@ -169,3 +169,52 @@ def test_wrong_uses(names: str) -> None:
         closed.producer("p")
     with pytest.raises(ConfigError):
         blocking.connect("")
+
+
+def test_administration(client: blocking.Client) -> None:
+    name = topic(client, "Made")
+    assert client.admin.create_topic(name, queues=3)
+    with client.pull_consumer("looks") as puller:
+        assert len(puller.message_queues(name)) == 3
+        assert name in puller.topics()
+        puller.assign(puller.message_queues(name))
+        assert puller.position(puller.message_queues(name)[0]) == 0
+        assert client.dead_letters("nobody") == []
+        assert client.redrive("nobody").sent == 0
+        assert client.discarded_transactions() == []
+
+
+def test_sync_handlers_run_in_bounded_worker_threads(client: blocking.Client) -> None:
+    name = topic(client, "Bounded")
+    lock, done, running, most = threading.Lock(), threading.Event(), 0, 0
+    seen: list[bytes] = []
+
+    def handle(message: StoredMessage) -> None:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        reached.wait(5)  # all four are in here at once
+        with lock:
+            running -= 1
+            seen.append(message.body)
+            if len(seen) == 40:
+                done.set()
+
+    reached = threading.Barrier(4)
+    with client.producer("p") as producer:
+        producer.send_many([Message(name, b"%d" % number) for number in range(40)])
+    with client.consumer("g-" + name, {name: "*"}, consume_from="first") as consumer:
+        future: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                consumer.run(handle, concurrency=4)
+            finally:
+                future.set_result(None)
+
+        threading.Thread(target=run, daemon=True).start()
+        assert done.wait(20)
+    future.result(20)
+    assert most == 4
+    assert len(set(seen)) == 40
