@@ -49,7 +49,7 @@ class AclPlugin(Plugin):
         except AccessDenied as error:
             self.audit.refused(peer.peer_address, command, error.remark)
             raise
-        except (RemoteProtocolError, TypeError) as error:  # a header whose values are no texts
+        except (RemoteProtocolError, ValueError) as error:  # a header that is no text
             self.audit.refused(peer.peer_address, command, "its header cannot be read")
             raise AccessDenied(
                 remark="the header cannot be read, so that nobody can have signed it"

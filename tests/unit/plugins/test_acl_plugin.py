@@ -17,7 +17,7 @@ from rmq_acl.audit import LINES_MAX, Audit
 from rmq_acl.plainfile import AclFileError
 
 from rmq.broker.host import PluginHost
-from rmq.errors import ConfigError
+from rmq.errors import AccessDenied, ConfigError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import PluginHost as NamesrvHost
@@ -134,6 +134,14 @@ def test_a_transaction_of_others_cannot_be_ended(guarded: Guarded) -> None:
 def test_what_nobody_knows_is_refused(guarded: Guarded) -> None:
     answer = guarded.ask(Command.request(9999), MANAGER)
     assert (answer.code, answer.remark) == (16, "request code=9999 is not known to the access rules")
+
+
+def test_a_header_that_is_no_text_is_refused(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    command = Command(310, 1, ext={"AccessKey": "owner01", "Signature": "x", "b": "\ud800"})
+    with pytest.raises(AccessDenied, match="the header cannot be read"):
+        guarded.plugin.on_request(Wire(), command)
+    assert "result='its header cannot be read'" in guarded.lines()[-1]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 # ---- requests about accounts ----
