@@ -62,7 +62,8 @@ class AclFiles:
         """Read all files. Raises AclFileError; the accounts stay as they were then."""
         stamps = self._stamp()
         paths = list(self._paths())
-        if not paths:
+        was_there = any(file.path == str(self.main) for file in self.files)
+        if not paths or (was_there and self.main not in paths):
             raise AclFileError(str(self.main), 0, f"is not there; {HOW_TO_MAKE_ONE}")
         self._take(tuple(plainfile.read(str(path), self._bytes(path)) for path in paths))
         self._stamps = stamps

@@ -358,6 +358,22 @@ def test_errors_name_line_and_field(tmp_path: Path, line: int, text: str, reason
     assert str(tmp_path / "plain_acl.yml") in str(caught.value)
 
 
+def test_a_main_file_that_is_gone_for_a_moment_takes_no_account_along(guarded: Guarded) -> None:
+    """Editors rename files; the others in the folder do not make up for it."""
+    folder = guarded.file.parent / "acl"
+    folder.mkdir()
+    more = folder / "more.yml"
+    more.write_text("accounts: [{accessKey: more001, secretKey: fresh-secret-1, admin: true}]")
+    assert guarded.plugin.files.poll()
+    guarded.file.rename(guarded.file.with_suffix(".old"))
+    assert not guarded.plugin.files.poll()
+    assert guarded.ask(send(), OWNER).code == 0
+    guarded.file.with_suffix(".old").rename(guarded.file)
+    more.unlink()
+    assert guarded.plugin.files.poll()
+    assert guarded.plugin.files.accounts.table.keys() == {"manager", "owner01", "other01"}
+
+
 def test_an_account_stands_in_one_file(tmp_path: Path) -> None:
     (tmp_path / "acl").mkdir()
     (tmp_path / "acl" / "twice.yaml").write_text(TEXT)
