@@ -90,9 +90,22 @@ def test_query_msg_by_key(cluster: Cluster, sent: list[dict[str, Any]]) -> None:
 
 def test_query_msg_by_unique_key(cluster: Cluster, sent: list[dict[str, Any]]) -> None:
     row = sent[9]
-    shown = details(cluster.admin("queryMsgByUniqueKey", "-t", "Found", "-i", row["id"]))
+    shown = details(cluster.alone("queryMsgByUniqueKey", "-t", "Found", "-i", row["id"]))
     assert (shown["Topic"], shown["Keys"], shown["Queue Offset"]) == ("Found", "[m-9]", str(row["offset"]))
     assert shown["Store Host"] == cluster.address(row["broker"])
+
+
+def test_query_msg_by_unique_key_hands_a_message_to_one_client(cluster: Cluster, start: Start) -> None:
+    topic, group = name_of(start, "Unique"), name_of(start, "unique")
+    cluster.make_topic(topic)
+    (row,) = cluster.produce(topic, 1)
+    consumer = start(topic, group)
+    wait_for_bodies(consumer, 1)
+    client = ("-g", group, "-d", cluster.client_id(group))
+    said = cluster.alone("queryMsgByUniqueKey", "-t", topic, "-i", row["id"], *client)
+    assert "consumeResult=CR_SUCCESS" in said
+    assert wait_for_bodies(consumer, 2) == ["m-0", "m-0"]
+    consumer.close_input()
 
 
 def test_query_msg_by_offset(cluster: Cluster, sent: list[dict[str, Any]]) -> None:
@@ -148,7 +161,7 @@ def test_send_message(cluster: Cluster) -> None:
     )
     ((_, queue, result, message_id),) = rows(said, "broker-b")
     assert (queue, result) == ("2", "SEND_OK")
-    found = cluster.admin("queryMsgByUniqueKey", "-t", "Sent", "-i", message_id)
+    found = cluster.alone("queryMsgByUniqueKey", "-t", "Sent", "-i", message_id)
     assert "Sent" in found
     shown = details(found)
     assert (shown["Tags"], shown["Keys"], shown["Queue ID"]) == ("[TagX]", "[K]", "2")
