@@ -23,6 +23,7 @@ from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.client import Client
+    from rmq.protocol.bodies import ConsumeQueueData
 
 COMMANDS = Commands()
 
@@ -148,4 +149,12 @@ async def query_queue(
         say(f"Filter data: \n{found.filter_data}\n{line}")
     say(f"Queue data: \nmax: {found.max_queue_index}, min: {found.min_queue_index}\n{line}")
     for number, unit in enumerate(found.queue_data, index):
-        say(f"idx: {number}\n{java_text(unit)}\n{line}")
+        say(f"idx: {number}\n{_unit_text(unit)}\n{line}")
+
+
+def _unit_text(unit: ConsumeQueueData) -> str:
+    return (
+        f"ConsumeQueueData{{physicOffset={unit.physic_offset}, physicSize={unit.physic_size}, "
+        f"tagsCode={unit.tags_code}, extendDataJson='{java_text(unit.extend_data_json)}', "
+        f"bitMap='{java_text(unit.bit_map)}', eval={java_text(unit.eval)}, msg='{java_text(unit.msg)}'}}"
+    )

@@ -89,8 +89,9 @@ def say(text: str = "") -> None:
 
 
 def say_json(value: object, *, indent: int | None = 1) -> None:
-    """A value as JSON."""
-    click.echo(json.dumps(value, indent=indent, ensure_ascii=False))
+    """A value as JSON; without `indent` on one line, as Java writes it."""
+    separators = (",", ":") if indent is None else None
+    click.echo(json.dumps(value, indent=indent, separators=separators, ensure_ascii=False))
 
 
 def row(widths: Iterable[int], *values: object) -> None:

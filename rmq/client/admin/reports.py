@@ -150,11 +150,11 @@ class Reports(Topics, Messages, Cluster):
         groups = await self.group_configs(address, system=False)
         topics = await self.topic_configs(address, system=False)
         quota = {
-            "diskRatio": {
-                name: figures.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")
-            },
+            "diskRatio": _present(
+                {name: figures.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")}
+            ),
             **await self._amounts(address, figures),
-            "messageAverageSize": figures.get("putMessageAverageSize"),
+            **_present({"messageAverageSize": figures.get("putMessageAverageSize")}),
             "topicSize": len(topics),
             "groupSize": len(groups),
         }
@@ -163,7 +163,7 @@ class Reports(Topics, Messages, Cluster):
             "totalMemKBytes": figures.get("totalMemKBytes"),
         }
         version = {"rocketmqVersion": version_name(VERSION), "clientInfo": await self._clients(groups)}
-        return {"runtimeEnv": env, "runtimeQuota": quota, "runtimeVersion": version}
+        return {"runtimeEnv": _present(env), "runtimeQuota": quota, "runtimeVersion": version}
 
     async def _amounts(self, address: str, figures: dict[str, str]) -> Tree:
         half_tps, half_day = await self._counted([address], "TOPIC_PUT_NUMS", TRANS_HALF_TOPIC)
@@ -212,6 +212,11 @@ def version_name(version: int) -> str:
         return MQVersion(version).name
     except ValueError:
         return "HIGHER_VERSION" if version > max(MQVersion) else f"VERSION_{version}"
+
+
+def _present(values: Tree) -> Tree:
+    """Without what a broker does not tell."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _grown(figures: dict[str, str], name: str) -> int:

@@ -70,7 +70,7 @@ def test_units_of_a_queue(masters: Masters, mqadmin: Run) -> None:
     said = mqadmin("queryCq", "-t", "units", "-q", "0", "-i", "1", "-g", "nobody").output
     assert "Queue data: \nmax: 3, min: 0\n" in said
     assert re.findall(r"^idx: (\d+)$", said, re.M) == ["1", "2"]
-    assert "ConsumeQueueData [physicOffset=" in said
+    assert "ConsumeQueueData{physicOffset=" in said
     assert "Filter data: \nnobody@units is not online!" in said
     assert mqadmin("queryCq", "-t", "units", "-q", "7", "-i", "0").exit_code == 1
 
