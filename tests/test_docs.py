@@ -22,6 +22,11 @@ EXPECTED: dict[str, tuple[str, ...]] = {
         r"(?:[0-9]+ [0-9]+ .*\n){500}",
         r"^\[b'created', b'paid', b'shipped'\]\n$",
         r"^rolled back: card refused\ncommitted: b'42'\n$",
+        r"^b'by level 1: 1 s'\nb'at a time'\n$",
+        r"^b'17 for hz'\n$",
+        r"^Invoices \('7',\) 1\n1 sent again\nagain: b'no address'\n$",
+        r"^Pub found by the message's id\n$",
+        r"^20 notes\n$",
         r"^515 messages\n$",
     ),
 }
