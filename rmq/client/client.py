@@ -122,7 +122,11 @@ class Client:
             observers=Observers(self._plugins),
         )
         await self._scope.__aenter__()
-        await self._scope.tasks.start(self._session.run)
+        try:
+            await self._scope.tasks.start(self._session.run)
+        except BaseException as error:  # cancelled, say: who never came in does not leave either
+            await self._scope.__aexit__(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(

@@ -168,6 +168,14 @@ async def test_a_client_is_entered_once(clock: MockClock) -> None:
                 pass
 
 
+async def test_a_client_that_is_cancelled_on_its_way_in_leaves_nothing_behind(clock: MockClock) -> None:
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        async with rmq.connect("127.0.0.1:9876"):
+            pytest.fail("it was entered")
+    assert scope.cancelled_caught
+
+
 async def test_two_clients_have_two_names(clock: MockClock) -> None:
     async with world(Cluster.of("a")) as setting:
         one, two = setting.connect(), setting.connect()
