@@ -24,6 +24,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.ha import MasterSession, SlaveSession
 from rmq.broker.ha_auth import GREETING_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, SECRET_KEY, Challenge
 from rmq.errors import (
+    ConfigError,
     ConnectFailed,
     ConnectionLost,
     RemoteProtocolError,
@@ -239,7 +240,7 @@ class Follower:
             if address:
                 try:
                     await self._link(address)
-                except (*TRANSPORT, *REMOTE, StoreError) as error:
+                except (*TRANSPORT, *REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
             await trio.sleep(RETRY_SECONDS if address else 1.0)
 

@@ -251,7 +251,10 @@ def _guard(config: BrokerConfig, tls: TlsConfig) -> Guard:
     """What guards the HA port. Raises ConfigError when its files are not usable."""
     own = cluster_secret(config.ha_secret_file, "haSecretFile")
     secret = own or cluster_secret(config.cluster_secret_file)
-    return Guard(TlsContexts(tls), secret.value if secret is not None else b"")
+    contexts = TlsContexts(tls)
+    if tls.tls_enable:
+        contexts.client()  # unusable files end the start, not the first registration
+    return Guard(contexts, secret.value if secret is not None else b"")
 
 
 def _use_secret(broker: Broker) -> None:

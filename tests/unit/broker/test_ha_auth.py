@@ -17,12 +17,15 @@ from attrs import evolve
 from trio.testing import MockClock
 
 from rmq.broker import service
+from rmq.broker.broker import SLAVE_CODES
 from rmq.broker.config import BrokerConfig
 from rmq.broker.ha import FRAME, REPORT
 from rmq.broker.ha_auth import GREETING_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, Challenge
+from rmq.broker.host import PluginHost
 from rmq.errors import AccessDenied, ConfigError, RemoteProtocolError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig
+from rmq.plugin import Peer, Plugin, hooks_of
 from rmq.profile import cluster_secret
 from rmq.protocol.bodies import ClusterInfo, KVTable
 from rmq.protocol.cluster import NONCE, PROOF, TIME, WINDOW_MS, ClusterGate, ClusterSecret
@@ -37,7 +40,7 @@ from rmq.store.config import BrokerRole, StoreConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 
-from .rig import send
+from .rig import Rig, send
 
 SECRET = b"a secret of the cluster, 32 byte"
 BOOT_MS = time.time_ns() // 1_000_000  # name servers compare with the machine's clock
@@ -418,6 +421,36 @@ def test_whatever_is_changed_is_noticed(change: str) -> None:
 def test_an_unsigned_request_is_told_what_is_missing() -> None:
     with pytest.raises(AccessDenied, match="clusterSecretFile"):
         gate()[0].check(Command.request(RequestCode.REGISTER_BROKER, {}))
+
+
+class Closed(Plugin):
+    """Lets nobody in, as ACL does with who has no account."""
+
+    def on_request(self, peer: Peer, command: Command) -> None:
+        raise AccessDenied(remark="no account")
+
+
+def test_a_slave_needs_no_account_for_what_slaves_ask_and_for_nothing_else() -> None:
+    rig = Rig()
+    rig.broker.use_plugins(hooks_of([("closed", Closed({}, PluginHost(rig.broker)))]))
+    rig.broker.cluster = ClusterGate(ClusterSecret(SECRET), lambda: rig.now_ms)
+    for number, code in enumerate(sorted(SLAVE_CODES)):
+        header = {"offset": "0"} if code == RequestCode.VIEW_MESSAGE_BY_ID else {}
+        request = Command.request(code, header)
+        assert rig.one(request).remark == "no account"
+        good = ClusterSecret(SECRET).vouch(request, rig.now_ms, b"%16d" % number)
+        assert rig.one(good).code != ResponseCode.NO_PERMISSION
+        assert rig.one(good).remark == "no account"  # once is all
+        forged = ClusterSecret(b"x" * 32).vouch(request, rig.now_ms, b"y%15d" % number)
+        assert rig.one(forged).remark == "no account"
+    stored = ClusterSecret(SECRET).vouch(send("Orders"), rig.now_ms, b"z" * 16)
+    assert rig.one(stored).remark == "no account"
+
+
+async def test_files_that_cannot_be_used_end_the_start(tmp_path: Path) -> None:
+    tls = TlsConfig(tls_enable=True, tls_trust_path=str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match="tlsTrustPath"):
+        await service.run(BrokerConfig(listen_port=0), StoreConfig(**SMALL), tls=tls, disk=MemoryDisk(1))
 
 
 # --- the file ---
