@@ -1,0 +1,121 @@
+"""What a stream's reader answers to Spark, over brokers whose queues are a table."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from rmq.message import MessageQueue
+from rmq.spark import source
+from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree
+from rmq.spark.options import read_options
+from rmq.spark.source import StreamReader
+
+A, B, C = (MessageQueue("T", "broker-a", number) for number in (0, 1, 2))
+ALL = ReadAllAvailable()
+
+
+class Stage:
+    """A reader, the queues that it sees, and the time that it is."""
+
+    def __init__(self, **options: object) -> None:
+        given = {"nameServer": "h:1", "topic": "T", "startingOffsets": "earliest"}
+        more = {key: str(value) for key, value in options.items()}
+        self.bounds = {A: (0, 10), B: (0, 20)}
+        self.now = 1000.0
+        self.reader = StreamReader(read_options({**given, **more}, streaming=True), ["body"])
+        self.reader._bounds = lambda **_: dict(self.bounds)  # type: ignore[method-assign]
+
+    def latest(self, start: Offsets, limit: Any = ALL) -> Offsets:
+        return offsets_of(self.reader.latestOffset(offsets_tree(start), limit))
+
+
+@pytest.fixture
+def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
+    def make(**options: object) -> Stage:
+        made = Stage(**options)
+        monkeypatch.setattr(source.time, "monotonic", lambda: made.now)
+        monkeypatch.setattr(source.time, "sleep", lambda seconds: None)
+        return made
+
+    return make
+
+
+def test_without_news_the_text_is_the_same(stage: Callable[..., Stage]) -> None:
+    reader = stage().reader
+    start = reader.latestOffset(offsets_tree({B: 1, A: 2}), ALL)
+    again = reader.latestOffset(json.loads(json.dumps(start)), ALL)
+    assert json.dumps(again) == json.dumps(start)
+    assert reader.reportLatestOffset() == offsets_tree({A: 10, B: 20})
+
+
+def test_a_limit_is_sparks_to_give(stage: Callable[..., Stage]) -> None:
+    made = stage(maxOffsetsPerTrigger=9)
+    limit = made.reader.getDefaultReadLimit()
+    assert limit == ReadMaxRows(9)
+    found = made.latest({A: 0, B: 0}, limit)
+    assert sum(found.values()) == 9
+    assert made.latest({A: 0, B: 0}) == {A: 10, B: 20}
+
+
+def test_a_batch_waits_for_enough_but_not_for_ever(stage: Callable[..., Stage]) -> None:
+    made = stage(minOffsetsPerTrigger=5, maxTriggerDelay="30s")
+    start = made.latest({A: 0, B: 0})  # the first does not wait
+    made.bounds[A] = (0, 13)
+    assert made.latest(start) == start
+    made.now += 29
+    assert made.latest(start) == start
+    made.now += 2
+    assert made.latest(start) == {A: 13, B: 20}
+    made.bounds[B] = (0, 25)
+    assert made.latest({A: 13, B: 20}) == {A: 13, B: 25}
+
+
+def test_available_now_ends_at_what_was_there(stage: Callable[..., Stage]) -> None:
+    made = stage(minOffsetsPerTrigger=1000)
+    made.reader.prepareForTriggerAvailableNow()
+    made.bounds |= {A: (0, 99), C: (0, 7)}
+    assert made.latest({A: 0, B: 0}) == {A: 10, B: 20}
+    assert made.latest({A: 10, B: 20}) == {A: 10, B: 20}
+    assert made.latest({A: 15, B: 20, C: 1}) == {A: 15, B: 20, C: 1}  # first offsets younger than the target
+
+
+def test_a_queue_that_joins_begins_at_its_oldest_message(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    made.bounds[C] = (0, 5)
+    assert made.latest({A: 10, B: 20}) == {A: 10, B: 20, C: 5}
+    (task,) = made.reader.partitions(offsets_tree({A: 10, B: 20}), offsets_tree({A: 10, B: 20, C: 5}))
+    assert (task.value.queue, task.value.start, task.value.stop) == (C, 0, 5)
+
+
+def test_a_queue_that_is_gone_is_loss_or_keeps_its_place(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    del made.bounds[B]
+    with pytest.raises(DataLoss, match="is gone, it was read up to 17"):
+        made.latest({A: 1, B: 17})
+    made = stage(failOnDataLoss=False)
+    del made.bounds[B]
+    assert made.latest({A: 1, B: 17}) == {A: 10, B: 17}
+    made.bounds[B] = (0, 20)  # its broker is back
+    assert made.latest({A: 10, B: 17}) == {A: 10, B: 20}
+
+
+def test_a_batch_that_begins_after_its_end_is_never_read(stage: Callable[..., Stage]) -> None:
+    """First offsets that were not kept: 100 messages came between two looks at `latest`."""
+    made = stage()
+    made.bounds = {A: (0, 200)}
+    with pytest.raises(DataLoss, match="begins at 100 but ends at 10"):
+        made.reader.partitions(offsets_tree({A: 100}), offsets_tree({A: 10}))
+
+
+def test_a_copy_has_nothing_but_the_options(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    made.reader._first = {A: 1}
+    copy = pickle.loads(pickle.dumps(made.reader))
+    assert (copy._options, copy._columns, copy._first) == (made.reader._options, ["body"], None)
+    assert list(copy.read(source.InputPartition(None))) == []
