@@ -113,6 +113,7 @@ def _one_line(error: click.ClickException) -> str:
 
 
 @click.command(
+    "rmq",
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 1 failed or something is wrong, 2 wrong usage, settings or input, 3 cannot"

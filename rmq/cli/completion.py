@@ -82,7 +82,7 @@ def _asked(
 
     async def within() -> list[str]:
         given = Context(namesrv=options.get("namesrv") or "", tls=bool(options.get("tls")))
-        target = resolve(given, options.get("name"), os.environ)
+        target = resolve(given, options.get("context_name"), os.environ)
         with trio.move_on_after(PATIENCE_SECONDS):
             async with target.connect() as client:
                 return await ask(client)

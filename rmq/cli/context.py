@@ -7,6 +7,7 @@ import pathlib
 import click
 from attrs import evolve
 
+from rmq.cli.completion import complete_context
 from rmq.cli.contexts import Context, Contexts, contexts_path, read_contexts, write_contexts
 from rmq.cli.output import Format, output_option, show
 from rmq.cli.target import fail, read_secret
@@ -67,7 +68,7 @@ def add(
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_context)
 def use(name: str) -> None:
     """Make NAME the cluster that commands without -n and --context talk to."""
     contexts = _read()
@@ -95,7 +96,7 @@ def list_contexts(output: Format) -> None:
 
 
 @context.command("show")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_context)
 @output_option
 def show_context(name: str | None, output: Format) -> None:
     """Show a cluster, the current one without NAME."""
@@ -112,7 +113,7 @@ def show_context(name: str | None, output: Format) -> None:
 
 
 @context.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_context)
 def remove(name: str) -> None:
     """Forget the cluster NAME."""
     contexts = _read()

@@ -58,6 +58,8 @@ ADVICE: Final = {
     26: "Create it: `rmq group create GROUP`; or set autoCreateSubscriptionGroup=true on the broker.",
     27: "Wait for the next heartbeat.",
     28: "Wait for the next heartbeat.",
+    204: "Give messages their buyer id, or send to a broker that asks for none.",
+    205: "Send to another broker of the topic.",
     206: "Start a member of the group; `rmq group members` shows them.",
     207: "Look at what the client does with it; `rmq group members --stack` shows.",
     208: "Check the id; the message may have been deleted.",

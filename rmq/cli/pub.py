@@ -93,7 +93,8 @@ def pub(
 ) -> None:
     """Send messages to TOPIC: BODY, a file, or the lines of standard input.
 
-    Prints where each went, or a summary of many. The first error ends it; what was sent before stays sent.
+    Empty lines are skipped: there are no empty messages. Prints where each went, or a summary of many. The
+    first error ends it; what was sent before stays sent.
     """
     if sum(source is not None for source in (body, file, lines)) > 1:
         raise click.UsageError("give one of BODY, --file and --lines")
@@ -123,7 +124,7 @@ def _bodies(
     if lines is None and sys.stdin.isatty():
         click.echo("a message a line; Ctrl-D ends", err=True)
     source = lines or sys.stdin.buffer
-    return (line.rstrip(b"\r\n") for line in source), None
+    return (text for line in source if (text := line.rstrip(b"\r\n"))), None
 
 
 async def _pub(target: Target, sending: Sending, output: Format) -> None:

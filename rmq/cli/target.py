@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
 import click
 from attrs import evolve, field, frozen
 
+from rmq.cli.completion import complete_context
 from rmq.cli.contexts import Context, chosen
 from rmq.cli.status import EXIT_DONE, EXIT_INTERRUPTED, status_of
 from rmq.errors import ConfigError, RmqError
@@ -71,7 +72,14 @@ class Target:
 
 _OPTIONS = (
     click.option("-n", "--namesrvAddr", "namesrv", metavar="HOST:PORT;...", help="Name servers."),
-    click.option("--context", "name", metavar="NAME", envvar="RMQ_CONTEXT", help="A named cluster."),
+    click.option(
+        "--context",
+        "context_name",
+        metavar="NAME",
+        envvar="RMQ_CONTEXT",
+        shell_complete=complete_context,
+        help="A named cluster.",
+    ),
     click.option(
         "--access-key", metavar="NAME", help=f"Account; its secret comes from a file or {SECRET_VARIABLE}."
     ),
@@ -96,7 +104,7 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
     @functools.wraps(command)
     def with_target(
         namesrv: str | None,
-        name: str | None,
+        context_name: str | None,
         access_key: str | None,
         secret_key_file: pathlib.Path | None,
         tls: bool,
@@ -117,7 +125,7 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
             tls_insecure=tls_insecure,
         )
         try:
-            target = resolve(given, name, os.environ)
+            target = resolve(given, context_name, os.environ)
         except ConfigError as error:
             fail(error)
         return command(target=target, **rest)

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from rmq.cli import SUBCOMMANDS, command
 
-HEAVY = {"trio", "anyio", "rich", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
+HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
 
 
 def test_help_lists_every_subcommand_with_its_line() -> None:

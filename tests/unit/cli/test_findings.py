@@ -1,0 +1,104 @@
+"""What `rmq doctor` makes of facts."""
+
+from __future__ import annotations
+
+import pytest
+from attrs import evolve
+
+from rmq.cli.findings import BrokerFacts, Facts, Finding, GroupFacts, clock_ahead_ms, diagnose
+
+NOW = 1_700_000_000_000
+RUNTIME = {
+    "bootTimestamp": str(NOW - 3_600_000),
+    "runtime": "[ 0 days, 1 hours, 0 minutes, 0 seconds ]",
+    "durability": "disk",
+    "commitLogDiskRatio": "0.40",
+    "commitLogDirCapacity": "Total : 10 GiB, Free : 6 GiB.",
+}
+BROKER = BrokerFacts("C", "broker-a", 0, "10.0.0.1:10911", runtime=RUNTIME, asked_at=NOW)
+
+
+def of(broker: BrokerFacts) -> list[Finding]:
+    return diagnose(Facts({"n:1": ["broker-a"]}, [broker]))
+
+
+def runtime(**changes: str) -> BrokerFacts:
+    return evolve(BROKER, runtime={**RUNTIME, **changes})
+
+
+def test_nothing_wrong_is_no_finding() -> None:
+    assert of(BROKER) == []
+
+
+@pytest.mark.parametrize(
+    ("broker", "level", "what"),
+    [
+        (
+            evolve(BROKER, error="cannot connect"),
+            "wrong",
+            "registered as 10.0.0.1:10911, but: cannot connect",
+        ),
+        (runtime(commitLogDiskRatio="0.80"), "note", "its disk is 80% full"),
+        (runtime(commitLogDiskRatio="0.90"), "wrong", "its disk is 90% full. Total : 10 GiB, Free : 6 GiB."),
+        (runtime(bootTimestamp=str(NOW - 3_590_000)), "wrong", "its clock is 10 s ahead of"),
+        (runtime(bootTimestamp=str(NOW - 3_660_000)), "wrong", "its clock is 60 s behind"),
+        (runtime(subscriptionConflicts="2"), "wrong", "2 groups subscribe differently"),
+        (runtime(clientIdConflicts="1"), "wrong", "1 client ids are used by two clients"),
+        (runtime(durability="memory"), "note", "a power cut loses"),
+        (evolve(BROKER, config={"autoCreateTopicEnable": "true"}), "note", "made on their first message"),
+        (evolve(BROKER, config={"aclEnable": "false"}), "note", "anybody who reaches it"),
+    ],
+)
+def test_each_trouble_of_a_broker_is_named(broker: BrokerFacts, level: str, what: str) -> None:
+    (found,) = of(broker)
+    assert found.level == level
+    assert what in found.what
+    assert found.what_to_do
+
+
+def test_a_broker_that_only_this_machine_reaches_needs_no_accounts() -> None:
+    assert of(evolve(BROKER, address="127.0.0.1:10911", config={"aclEnable": "false"})) == []
+
+
+def test_the_clock_is_unknown_without_figures() -> None:
+    assert clock_ahead_ms(evolve(BROKER, runtime={})) is None
+
+
+def test_name_servers_that_know_different_brokers() -> None:
+    found = diagnose(Facts({"n:1": ["broker-a"], "n:2": [], "n:3": "refused"}, [BROKER]))
+    assert [(one.level, one.where) for one in found] == [
+        ("wrong", "name server n:2"),
+        ("wrong", "name server n:3"),
+    ]
+    assert diagnose(Facts({"n:1": []}))[0].what == "no broker is registered"
+
+
+def test_a_broker_without_a_master_and_settings_that_differ() -> None:
+    slave = evolve(BROKER, name="broker-b", number=1)
+    (found,) = diagnose(Facts({"n:1": ["broker-a", "broker-b"]}, [BROKER, slave]))
+    assert found.what == "has slaves, but no master"
+
+    pair = [
+        evolve(BROKER, config={"maxMessageSize": "1"}),
+        evolve(BROKER, name="broker-b", config={"maxMessageSize": "2"}),
+    ]
+    (found,) = diagnose(Facts({"n:1": ["broker-a", "broker-b"]}, pair))
+    assert found.what == "maxMessageSize differs: broker-a=1, broker-b=2"
+
+
+def test_groups_behind_conflicting_and_with_dead_letters() -> None:
+    groups = [
+        GroupFacts("behind", lag=11, members=1),
+        GroupFacts("left", lag=3),
+        GroupFacts("split", members=2, subscriptions={"x": {"T": "a"}, "y": {"T": "b"}}),
+        GroupFacts("same", members=2, subscriptions={"x": {"T": "a"}, "y": {"T": "a"}}),
+        GroupFacts("dead", dead_letters=4),
+    ]
+    found = {one.where: one for one in diagnose(Facts(groups=groups, lag_limit=10))}
+    assert {where: one.level for where, one in found.items()} == {
+        "group behind": "wrong",
+        "group split": "wrong",
+        "group left": "note",
+        "group dead": "note",
+    }
+    assert "4 messages were given up" in found["group dead"].what
