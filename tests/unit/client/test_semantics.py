@@ -11,8 +11,9 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
+from rmq.client.consumer import Consumer, Handler
 from rmq.client.transactional import Decision
-from rmq.errors import ReplyTimeout, ResponseError
+from rmq.errors import ReplyTimeout, ResponseError, RmqError
 from rmq.message import Message, StoredMessage
 
 from .system import now_ms, system
@@ -223,3 +224,51 @@ async def test_members_that_want_different_things_are_warned(
                 await trio.sleep(100)
                 assert len(told()) == 2, told()  # each client once, not at every heartbeat
                 assert all("group g" in text for text in told())
+
+
+async def test_order_holds_over_a_restart_of_the_broker(autojump_clock: MockClock) -> None:
+    got: list[int] = []
+
+    async def produce(client: Client) -> None:
+        async with client.producer("p") as producer:
+            for number in range(100):
+                while True:
+                    try:
+                        await producer.send(Message("T", b"%d" % number), sharding_key="k")
+                        break
+                    except RmqError:
+                        await trio.sleep(0.2)
+                await trio.sleep(0.1)
+
+    async def note(message: StoredMessage) -> None:
+        await trio.sleep(0.05)
+        got.append(int(message.body))
+
+    async with system("a") as made:
+        async with made.client() as client, made.client() as other, trio.open_nursery() as nursery:
+            nursery.start_soon(produce, client)
+            for one in (client, other):
+                consumer = one.consumer("g", {"T": "*"}, consume_from="first", ordered=True)
+                await nursery.start(_consume, consumer, note)
+            await trio.sleep(3)
+            made.stops["a"].set()
+            await trio.sleep(5)
+            before = len(got)
+            await made.start("a")
+            with trio.fail_after(200):
+                while 99 not in got:
+                    await trio.sleep(0.5)
+            assert 10 < before < 60
+            nursery.cancel_scope.cancel()
+        made.nursery.cancel_scope.cancel()
+    assert set(got) == set(range(100))
+    # What was consumed and not committed yet may come again; then all behind it comes again, in order.
+    assert [later for sooner, later in pairwise(got) if later > sooner + 1] == []
+
+
+async def _consume(
+    consumer: Consumer, handler: Handler, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    async with consumer:
+        task_status.started()
+        await consumer.run(handler)
