@@ -25,7 +25,7 @@ from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.record import decode_records
 from rmq.store.config import BrokerRole
 
-from .rig import Rig, Wire, pull, send
+from .rig import START, Rig, Wire, pull, send
 
 WAITING = PULL_SUBSCRIPTION | PULL_SUSPEND
 
@@ -323,3 +323,13 @@ def test_a_slave_neither_keeps_offsets_nor_corrects_them() -> None:
     answer = rig.one(pull(offset=5, sys_flag=PULL_SUBSCRIPTION | PULL_COMMIT_OFFSET, commit_offset=5))
     assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
     assert rig.broker.offsets.get("readers", "Orders", 0) == -1
+
+
+def test_pulls_that_find_nothing_are_counted() -> None:
+    rig = Rig()
+    rig.one(send())
+    rig.one(pull())
+    assert float(rig.broker.stats.runtime(START + 1_000)["getMissTps"].split()[0]) == 0
+    rig.one(pull(offset=1))  # answered at once
+    assert rig.ask(pull(offset=1, sys_flag=PULL_SUBSCRIPTION | PULL_SUSPEND)) == []  # held
+    assert float(rig.broker.stats.runtime(START + 1_000)["getMissTps"].split()[0]) == 2

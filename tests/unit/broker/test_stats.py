@@ -192,3 +192,40 @@ def test_a_clock_set_back_does_not_stop_the_samples() -> None:
     stats.put("T", 60, 60)
     run(stats, 60, start=now)
     assert stats.put_tps("T") == 1.0
+
+
+def test_windows_that_end_now_show_what_came_since_the_last_sample() -> None:
+    stats = Stats(START)
+    now = run(stats, 60)
+    stats.put("T", 30, 30)
+    windows = stats.windows("TOPIC_PUT_NUMS", "T", now + 5_000)
+    assert windows is not None
+    assert (windows[0].sum, windows[0].tps) == (30, 30 / 5)
+    stats.step(now + 10_000)
+    assert stats.put_tps("T", now + 20_000) == 30 / 20
+    assert stats.consume_tps("g", "T", now) == 0.0
+
+
+def test_a_full_window_that_ends_now_is_no_longer_than_the_window() -> None:
+    stats = Stats(START)
+    stats.put("T", 60, 60)
+    now = run(stats, 60)
+    assert stats.put_tps("T", now) == 1.0
+    assert stats.put_tps("T", now + 5_000) == 0.0
+
+
+def test_latencies_as_shares() -> None:
+    stats = Stats(START)
+    assert stats.runtime(START)["putLatency99"] == "0.00"
+    stats.stored(0.2, 980)
+    stats.stored(70, 15)
+    stats.stored(300, 5)
+    figures = stats.runtime(START)
+    assert (figures["putLatency99"], figures["putLatency999"]) == ("100.00", "300.00")
+
+
+def test_the_longest_read() -> None:
+    stats = Stats(START)
+    stats.read(3.7)
+    stats.read(1.2)
+    assert stats.runtime(START)["getMessageEntireTimeMax"] == "3"
