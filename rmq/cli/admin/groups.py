@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -252,8 +253,6 @@ async def _write_infos(
 
 
 def _now_ms() -> int:
-    import time
-
     return time.time_ns() // 1_000_000
 
 

@@ -160,11 +160,6 @@ class Groups(Calls):
             except ConsumerNotOnline as error:
                 failure = error
                 continue
-            except SystemFailure as error:  # Java's broker says it so
-                if "not online" not in error.remark:
-                    raise
-                failure = offline(group)
-                continue
             part = ConsumerConnection.from_json(answer.body)
             whole = part if whole is None else _merged(whole, part)
         if whole is None or not whole.connection_set:
