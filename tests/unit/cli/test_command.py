@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from rmq.cli import SUBCOMMANDS, command
+from rmq.cli.broker import operations
 
 HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
 
@@ -48,3 +51,34 @@ def test_services_pass_their_arguments_and_status_on() -> None:
 
     assert said.exit_code == 2
     assert "listenPort" in said.output
+
+
+def paths(name: str, found: click.Command) -> list[str]:
+    """`found` and what is below it, as one types them."""
+    if not isinstance(found, click.Group):
+        return [name]
+    return [path for below, child in found.commands.items() for path in paths(f"{name} {below}", child)]
+
+
+OURS = (
+    "bench",
+    "cluster",
+    "completion",
+    "context",
+    "doctor",
+    "errors",
+    "export",
+    "group",
+    "import",
+    "msg",
+    "pub",
+)
+
+
+@pytest.mark.parametrize("name", [*OURS, "pub", "sub", "tail", "topic", "broker"])
+def test_the_page_has_an_example_of_each_command(name: str) -> None:
+    page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md").read_text("utf-8")
+    found = operations if name == "broker" else command.get_command(click.Context(command), name)
+
+    assert found is not None
+    assert [path for path in paths(f"rmq {name}", found) if path not in page] == []
