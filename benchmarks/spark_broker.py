@@ -112,9 +112,9 @@ def reads(spark: SparkSession, processes: Processes, folder: Path, rows: int) ->
     drained(read.load())()  # both warm
     meter = Meter(spark, broker)
     scanned = meter.measure("rmqstore, 18 columns", drained(scan), rows)
-    given = meter.measure("rmq, 18 columns, 4096 a pull", drained(read.load()), rows)
+    given = meter.measure("rmq, 18 columns, 1024 a pull", drained(read.load()), rows)
     four = read.schema("topic string, queueId int, queueOffset bigint, body binary").load()
-    meter.measure("rmq, 4 columns, 4096 a pull", drained(four), rows)
+    meter.measure("rmq, 4 columns, 1024 a pull", drained(four), rows)
     broker.stop()
     broker = processes.rmq_broker(names, folder / "store", **SETTINGS)
     meter = Meter(spark, broker)

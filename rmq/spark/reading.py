@@ -56,10 +56,11 @@ def read_range(options: ReadOptions, wanted: QueueRange, columns: Sequence[str])
     with Loop() as loop:
         puller = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
         reader = loop.enter(RangeReader(puller, wanted, options))
-        while data := loop.call(reader.next):
+        while (records := loop.call(reader.next)) is not None:
+            data, starts = records
             batch = decode_batch(
                 data,
-                record_starts(data),
+                starts,
                 decoded,
                 broker_name=wanted.queue.broker_name,
                 decompress=options.decompress,
@@ -76,8 +77,9 @@ class _Slice:
     start: int
     stop: int
     parts: list[bytes | memoryview] = field(factory=list)
+    starts: list[Any] = field(factory=list)
+    """Where records begin in each part."""
     count: int = 0
-    size: int = 0
     error: Exception | None = None
     done: anyio.Event = field(factory=anyio.Event)
 
@@ -109,12 +111,14 @@ class RangeReader:
         with bare_errors():
             await self._tasks.__aexit__(None, None, None)
 
-    async def next(self) -> bytes:
-        """The next records, back to back: about `batchRows` or `batchBytes` of them; empty at the end.
+    async def next(self) -> tuple[bytes, np.ndarray[Any, Any]] | None:
+        """The next records, back to back, and where each begins: about `batchRows` or `batchBytes` of them;
+        None at the end.
 
         Raises what a pull raised, at the place where its records would have come."""
         options = self._options
         parts: list[bytes | memoryview] = []
+        starts: list[Any] = []
         rows = size = 0
         while rows < options.batch_rows and size < options.batch_bytes:
             self._fill()
@@ -125,10 +129,12 @@ class RangeReader:
             if first.error is not None:
                 raise first.error
             self._slices.popleft()
-            parts += first.parts
+            for part, begins in zip(first.parts, first.starts, strict=True):
+                parts.append(part)
+                starts.append(begins + size)
+                size += len(part)
             rows += first.count
-            size += first.size
-        return b"".join(parts)
+        return (b"".join(parts), np.concatenate(starts)) if parts else None
 
     def _fill(self) -> None:
         """Have as many slices under way as may be."""
@@ -188,7 +194,7 @@ class RangeReader:
         end = int(starts[high]) if high < len(starts) else len(body)
         if end > begin:
             piece.parts.append(body if end - begin == len(body) else memoryview(body)[begin:end])
-            piece.size += end - begin
+            piece.starts.append(starts[low:high] - begin)
             piece.count += int(high - low)
         if self._filtered:
             return self._passed_over(at, min(max(answer.next_offset, at + 1), piece.stop), answer)

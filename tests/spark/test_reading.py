@@ -46,8 +46,10 @@ async def read(setting: World, start: int, stop: int, **options: object) -> list
     async with setting.connect() as client, client.pull_consumer("g") as puller:
         reader = RangeReader(puller, QueueRange(QUEUE, start, stop), read_options(given, streaming=False))
         async with reader:
-            while data := await reader.next():
-                found += queue_offsets(data, record_starts(data)).tolist()
+            while (records := await reader.next()) is not None:
+                data, starts = records
+                assert starts.tolist() == record_starts(data).tolist()
+                found += queue_offsets(data, starts).tolist()
     return found
 
 
