@@ -168,11 +168,15 @@ class Records:
 
     def check_crc(self) -> None:
         """Compare each body, as it is stored, with its CRC."""
+        self._refuse(~self.crc_matches(), "the body's CRC is wrong")
+
+    def crc_matches(self) -> Array:
+        """For each record whether its body, as it is stored, has the CRC that the record says."""
         view = self._bytes.data
         begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
         found = [zlib.crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)]
-        wrong = (np.array(found, np.int64) & 0x7FFF_FFFF) != self.head["crc"]
-        self._refuse(wrong, "the body's CRC is wrong")
+        matches: Array = (np.array(found, np.int64) & 0x7FFF_FFFF) == self.head["crc"]
+        return matches
 
     # --- columns ---
 
