@@ -33,7 +33,7 @@ _NAME = re.compile(r"[0-9]{20}")
 _REPORT_EVERY = 2000
 _KEPT = 1000  # findings of a kind that are kept; more are counted
 
-__all__ = ["Finding", "Gap", "Report", "check", "dump", "log_runs"]
+__all__ = ["Finding", "Gap", "Report", "check", "dump", "known_topics", "log_runs"]
 
 
 @frozen
@@ -117,7 +117,7 @@ def check(
         report.notes.append("abort is there: a broker runs on it, or was killed; the next start recovers")
     runs = log_runs(disk, report)
     queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
-    queues.load(runs[0].start if runs else 0, _topics(disk, folder))
+    queues.load(runs[0].start if runs else 0, known_topics(disk, folder))
     index = IndexAudit(disk, os.path.join(folder, "index"), report.add)
     index.load(runs[0].start if runs else 0, lambda offset: _record_at(runs, offset))
     report.index_slots, report.index_file_size = index.slots, index.file_size
@@ -173,7 +173,7 @@ def _named(disk: Disk, folder: str) -> list[str]:
     return [name for name in disk.list(folder) if _NAME.fullmatch(name)]
 
 
-def _topics(disk: Disk, folder: str) -> frozenset[str] | None:
+def known_topics(disk: Disk, folder: str) -> frozenset[str] | None:
     """The topics that are known; None when that is not known."""
     try:
         table = json.loads(disk.load(os.path.join(folder, "config", "topics.json")) or b"")
