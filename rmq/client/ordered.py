@@ -4,7 +4,7 @@ A member consumes a queue only while it holds the queue's lock: it takes the loc
 begin, renews it every `lock_interval_ms`, and gives it back only when the message that it was working on has
 ended and its offset is committed. The next member begins there, so the order holds through rebalance and
 restart. A lock whose last renewal lies `TRUST_SECONDS` back is not relied on: the broker gives it to others
-after 60 s."""
+after 60 s; nor is one whose connection has ended."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import anyio
 import anyio.abc
+from attrs import frozen
 
 from rmq.client.assignments import FAILURES, Assignments, Membership
 from rmq.client.consumer import BURST, Consumer, Delivery
@@ -41,6 +42,7 @@ from rmq.message import (
 from rmq.protocol.bodies import ProcessQueueInfo
 from rmq.protocol.command import Command
 from rmq.protocol.deadletter import DLQ_REASON, reason_of
+from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +103,18 @@ class Lane(ProcessQueue):
             self.on_free(self)
 
 
+@frozen
+class _Trust:
+    """How long a lock is relied on, and the connection that it was taken over: a broker that was started anew
+    has forgotten the lock, and may have given the queue to another member."""
+
+    until: float
+    connection: Connection
+
+    def holds_at(self, now: float) -> bool:
+        return self.until > now and not self.connection.closed
+
+
 class OrderedAssignments(Assignments):
     """Queues that are consumed only under their lock. `renew` runs beside `run` and outlives it."""
 
@@ -110,13 +124,17 @@ class OrderedAssignments(Assignments):
         super().__init__(session, owner, membership)
         self.owner = owner
         self.locks = not membership.broadcasting
-        self._trusted: dict[MessageQueue, float] = {}
+        self._trusted: dict[MessageQueue, _Trust] = {}
+        self._renew_now = anyio.Event()
         self._parting: dict[MessageQueue, Lane] = {}
         self._freed = anyio.Event()
 
     def trusts(self, queue: MessageQueue) -> bool:
         """Whether we may consume the queue now."""
-        return not self.locks or self._trusted.get(queue, 0.0) > self._session.now()
+        if not self.locks:
+            return True
+        trust = self._trusted.get(queue)
+        return trust is not None and trust.holds_at(self._session.now())
 
     def lane(self, queue: MessageQueue) -> Lane | None:
         """The present window of a queue."""
@@ -187,8 +205,16 @@ class OrderedAssignments(Assignments):
         interval = self._session.config.lock_interval_ms / 1000
         done = True
         while self.locks:
-            await anyio.sleep(interval if done else min(RETRY_SECONDS, interval))
+            with anyio.move_on_after(interval if done else min(RETRY_SECONDS, interval)):
+                await self._renew_now.wait()
+            self._renew_now = anyio.Event()
             done = await self._renew_all()
+
+    def rebalance_soon(self) -> None:
+        """As `Assignments.rebalance_soon`; a broker that was started anew says so too, and has no locks."""
+        super().rebalance_soon()
+        if any(trust.connection.closed for trust in self._trusted.values()):
+            self._renew_now.set()
 
     async def _renew_all(self) -> bool:
         by_broker: dict[str, list[MessageQueue]] = {}
@@ -204,11 +230,12 @@ class OrderedAssignments(Assignments):
         return done
 
     async def _renew(self, queues: Sequence[MessageQueue]) -> None:
-        before = {queue: self._trusted.get(queue, 0.0) for queue in queues}
+        before = {queue: self._trusted.get(queue) for queue in queues}
         got = await self._lock(queues)
         latest = self._session.now() - (EXPIRY_SECONDS - TRUST_SECONDS)
         for queue in queues:
-            if queue not in got or before[queue] < latest:
+            trust = before[queue]
+            if queue not in got or trust is None or not trust.holds_at(latest):
                 # Another member may have had it meanwhile, and have gone further than we have.
                 self._lose(queue)
             elif (lane := self.lane(queue)) is not None:
@@ -229,8 +256,9 @@ class OrderedAssignments(Assignments):
         session = self._session
         asked_at = session.now()
         address = session.brokers.master(queues[0])
+        connection = await session.pool.connection(address)
         got = await session.brokers.lock(address, self._member.group, session.client_id, queues)
-        self._trusted.update(dict.fromkeys(got, asked_at + TRUST_SECONDS))
+        self._trusted.update(dict.fromkeys(got, _Trust(asked_at + TRUST_SECONDS, connection)))
         return got
 
     async def _unlock(self, queues: Iterable[MessageQueue]) -> None:

@@ -245,10 +245,11 @@ async def test_order_holds_over_a_restart_of_the_broker(autojump_clock: MockCloc
         got.append(int(message.body))
 
     async with system("a") as made:
-        async with made.client() as client, trio.open_nursery() as nursery:
+        async with made.client() as client, made.client() as other, trio.open_nursery() as nursery:
             nursery.start_soon(produce, client)
-            consumer = client.consumer("g", {"T": "*"}, consume_from="first", ordered=True)
-            await nursery.start(_consume, consumer, note)
+            for member in (client, other):
+                consumer = member.consumer("g", {"T": "*"}, consume_from="first", ordered=True)
+                await nursery.start(_consume, consumer, note)
             await trio.sleep(3)
             made.stops["a"].set()
             await trio.sleep(5)
