@@ -22,6 +22,8 @@ from rmq.remoting.tls import TlsContexts
 CHUNK_BYTES = 256 * 1024
 """How much is encrypted before the transport must have taken it: bounds the memory of a stream."""
 _READ_BYTES = 64 * 1024
+LAST_WORDS_SECONDS = 1.0
+"""How long a peer may take to hear why its handshake failed."""
 
 
 async def tls_client(stream: Stream, tls: TlsContexts, host: str) -> TlsStream:
@@ -71,12 +73,20 @@ class TlsStream(ByteStream):
             except ssl.SSLWantReadError:
                 await self._pull()
             except ssl.SSLError as error:
-                with suppress(trio.BrokenResourceError):
-                    self._stream.send_now([self._outgoing.read()])  # the alert, so that the peer knows
+                await self._last_words()
                 raise trio.BrokenResourceError(_reason(error)) from error
             else:
                 await self._push()
                 return self
+
+    async def _last_words(self) -> None:
+        """Tell the peer what is wrong, and let it hang up: closing on what it sent meanwhile would take the
+        alert away again.
+        """
+        with suppress(trio.BrokenResourceError), anyio.move_on_after(LAST_WORDS_SECONDS):
+            self._stream.send_now([self._outgoing.read()])
+            while await self._stream.receive_some(_READ_BYTES):
+                pass
 
     async def _receive(self, max_bytes: int) -> bytes:
         self._check_open()
