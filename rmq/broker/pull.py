@@ -131,7 +131,7 @@ class Pull:
         header = request.read(PullMessageRequestHeader)
         group = self._group(header)
         plan = self._plan(header, group, connection)
-        result = self._get(header, header.queue_offset, plan)
+        result = self._get(header, header.queue_offset, plan, connection)
         code = _code(result.status, header.queue_offset)
         if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND:
             self._hold(request, header, connection)
@@ -272,14 +272,18 @@ class Pull:
 
     # ---- reading and answering ----
 
-    def _get(self, header: PullMessageRequestHeader, offset: int, plan: Plan) -> GetResult:
+    def _get(
+        self, header: PullMessageRequestHeader, offset: int, plan: Plan, connection: Connection
+    ) -> GetResult:
         limits, clock = self.store_config, self._waits.clock
+        # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
+        most = 1 if connection.is_busy else limits.max_transfer_count_on_message_in_memory
         began = clock()
         result = self._store.get(
             header.topic,
             header.queue_id,
             offset,
-            min(header.max_msg_nums, limits.max_transfer_count_on_message_in_memory),
+            min(header.max_msg_nums, most),
             limits.max_transfer_bytes_on_message_in_memory,
             plan.matches,
             plan.matches_record,
@@ -307,7 +311,7 @@ class Pull:
         request, header, connection = held.request, held.header, held.connection
         try:
             group = self._group(header)
-            result = self._get(header, held.offset, self._plan(header, group, connection))
+            result = self._get(header, held.offset, self._plan(header, group, connection), connection)
         except ResponseError as error:
             connection.reply(request.reply(error.code, error.remark))
             return True

@@ -87,7 +87,7 @@ class ClientConfig:
         validator=at_least(10),
     )
     pull_batch_size: int = setting(
-        32, help="Messages asked for in one pull; the broker may give fewer", validator=between(1, 1024)
+        256, help="Messages asked for in one pull; the broker may give fewer", validator=between(1, 1024)
     )
     pull_suspend_ms: int = setting(
         15_000, help="A broker may hold a pull that finds nothing for so long", unit="ms"

@@ -363,6 +363,11 @@ class Connection:
 
     # --- room and deadlines -----------------------------------------------------------------------
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether much waits to be sent: who can say less for now, should."""
+        return self._outbox.size > self._limits.busy_bytes
+
     async def _wait_for_room(self, command: Command, timeout: float) -> float:
         """Wait until a call may start; returns what is left of its timeout."""
         deadline = self._now() + timeout

@@ -203,7 +203,7 @@ class StoreConfig:
         help="Cut the log at a damaged record, losing the good ones after it, instead of not starting",
     )
     max_transfer_bytes_on_message_in_memory: int = setting(
-        256 << 10,
+        1 << 20,
         help="Most bytes of one pull",
         unit="bytes",
         runtime=True,
@@ -211,10 +211,10 @@ class StoreConfig:
         validator=at_least(1),
     )
     max_transfer_count_on_message_in_memory: int = setting(
-        32, help="Most messages of one pull", runtime=True, important=True, validator=at_least(1)
+        1024, help="Most messages of one pull", runtime=True, important=True, validator=at_least(1)
     )
     max_transfer_bytes_on_message_in_disk: int = setting(
-        64 << 10,
+        512 << 10,
         help="Most bytes of one pull of old messages",
         unit="bytes",
         runtime=True,
@@ -222,7 +222,7 @@ class StoreConfig:
         validator=at_least(1),
     )
     max_transfer_count_on_message_in_disk: int = setting(
-        8,
+        256,
         help="Most messages of one pull of old messages",
         runtime=True,
         important=True,

@@ -28,7 +28,7 @@ class Wire:
         self.peer_address = peer
         self.local_address = ADDRESS
         self.state: dict[str, Any] = {}
-        self.closed = False
+        self.closed = self.is_busy = False
         self.received: list[Command] = []
         self._decoder = Decoder()
 

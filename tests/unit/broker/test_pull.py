@@ -83,10 +83,19 @@ def test_what_is_acknowledged_in_a_chunk_is_found_in_the_next(rig: Rig) -> None:
     assert bodies(found) == "x"
 
 
-def test_a_pull_takes_no_more_than_asked_and_allowed(rig: Rig) -> None:
+def test_a_pull_takes_no_more_than_asked_and_allowed() -> None:
+    rig = Rig(store={"max_transfer_count_on_message_in_memory": 40})
     fill(rig, "abcdefghij" * 5)
     assert len(bodies(rig.one(pull(max_msg_nums=3)))) == 3
-    assert len(bodies(rig.one(pull(max_msg_nums=10_000)))) == 32
+    assert len(bodies(rig.one(pull(max_msg_nums=10_000)))) == 40
+
+
+def test_who_pulls_more_than_the_connection_takes_gets_less(rig: Rig) -> None:
+    fill(rig, "abc")
+    rig.wire.is_busy = True
+    assert bodies(rig.one(pull())) == "a"
+    rig.wire.is_busy = False
+    assert bodies(rig.one(pull())) == "abc"
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ class World:
     def connect(self, **options: Any) -> Client:
         """A client; `options` beside those of `connect` are settings."""
         known = {name: options.pop(name) for name in ("client_id", "credentials") if name in options}
-        return rmq.connect(self.names, network=self.network, config=ClientConfig(**options), **known)
+        config = ClientConfig(**{"pull_batch_size": 32} | options)
+        return rmq.connect(self.names, network=self.network, config=config, **known)
 
 
 @asynccontextmanager

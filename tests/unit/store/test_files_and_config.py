@@ -124,6 +124,11 @@ def test_defaults_are_java_s(golden: Path) -> None:
         "diskMinFreeBytes",
         "truncateDamagedLog",
         "durability",
+        # more for who asks for more; RocketMQ's clients ask for 32
+        "maxTransferBytesOnMessageInMemory",
+        "maxTransferCountOnMessageInMemory",
+        "maxTransferBytesOnMessageInDisk",
+        "maxTransferCountOnMessageInDisk",
     }
     compared = 0
     for field in attrs.fields(StoreConfig):

@@ -10,7 +10,7 @@ import pytest
 from rmq.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StoreError, StoreLocked
 from rmq.message import tags_code
 from rmq.protocol.record import decode_record, decode_records
-from rmq.store.config import BrokerRole
+from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.testing.disk import MemoryDisk
 
@@ -479,13 +479,20 @@ def test_limits_of_one_read() -> None:
     assert store.get("Orders", 0, 0, 100, 999).count == 4
     assert store.get("Orders", 0, 0, 100, 1).count == 1  # the first one comes whatever its size
     assert store.get("Orders", 0, 0, 0).count == 1  # as in Java
-    store.configure(store.config.__class__(store_path_root_dir=ROOT))
+    store.configure(StoreConfig(store_path_root_dir=ROOT, max_transfer_count_on_message_in_memory=32))
     assert store.get("Orders", 0, 0, 100).count == 32
+    store.configure(StoreConfig(store_path_root_dir=ROOT))
+    assert store.get("Orders", 0, 0, 100).count == 100
 
 
 def test_old_messages_come_in_smaller_portions_and_from_a_slave() -> None:
     disk = MemoryDisk()
-    store = open_store(disk, mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20_000)
+    store = open_store(
+        disk,
+        mapped_file_size_commit_log=1 << 20,
+        mapped_file_size_consume_queue=20_000,
+        max_transfer_count_on_message_in_disk=8,
+    )
     for _ in range(100):
         send(store, record(b"x" * 103))
     store._limits.memory = 10_000  # half of the log
