@@ -308,16 +308,21 @@ def for_code(code: int, remark: str | None = None, address: str = "") -> Respons
 
 
 class NoRoute(RmqError):
-    """No name server knows a broker for `topic`."""
+    """No name server knows a broker for `topic`, or tells this account: then it is `refused`."""
 
     retriable = True
     hint = "create the topic, or check that a broker is registered at the name servers"
 
-    def __init__(self, topic: str, asked: Sequence[str] = (), detail: str = "") -> None:
-        servers = f" at {', '.join(asked)}" if asked else ""
-        super().__init__(f"no route for topic {topic!r}{servers}" + (f": {detail}" if detail else ""))
-        self.topic, self.asked = topic, tuple(asked)
+    def __init__(
+        self, topic: str, asked: Sequence[str] = (), detail: str = "", *, refused: bool = False
+    ) -> None:
+        servers = f" at {', '.join(asked)}" if asked and not refused else ""
+        what = "refused: the route of" if refused else "no route for"
+        super().__init__(f"{what} topic {topic!r}{servers}" + (f": {detail}" if detail else ""))
+        self.topic, self.asked, self.refused = topic, tuple(asked), refused
         self.hint = f"create the topic {topic!r}, or check that a broker is registered at these name servers"
+        if refused:
+            self.hint = "check the account and its permissions"
 
 
 class SendFailed(RmqError):

@@ -13,6 +13,7 @@ from attrs import Factory, define
 
 from rmq.cli.output import console
 from rmq.cli.report import percentile
+from rmq.cli.sub import may_consume
 from rmq.cli.target import Target, first_error
 from rmq.client.client import Client
 from rmq.client.consumer import Consumer
@@ -95,6 +96,8 @@ async def load_cluster(target: Target, load: Load, roles: tuple[str, ...]) -> li
     no message could get past."""
     meters = {role: Meter(role, load.size) for role in roles}
     async with target.connect() as client:
+        if "consumer" in meters:
+            await may_consume(client, load.group, [load.topic])
         with first_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_show_rates, list(meters.values()))

@@ -69,8 +69,8 @@ async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
 
 
 async def _broker(admin: Admin, name: str, data: BrokerData, number: int) -> dict[str, Any]:
-    """A broker with its figures; a broker that does not answer has its `error` instead."""
-    from rmq.errors import RmqError
+    """A broker with its figures; one that does not answer, or not this account, has its `error` instead."""
+    from rmq.errors import NoPermission, RmqError
 
     row: dict[str, Any] = {
         "cluster": data.cluster,
@@ -81,7 +81,8 @@ async def _broker(admin: Admin, name: str, data: BrokerData, number: int) -> dic
     try:
         figures = await admin.broker_runtime(data.broker_addrs[number])
     except RmqError as error:
-        return row | {"version": "does not answer", "error": str(error)}
+        why = "refuses this account" if isinstance(error, NoPermission) else "does not answer"
+        return row | {"version": why, "error": str(error)}
     today = int(figures.get("msgPutTotalTodayNow", "0")) - int(figures.get("msgPutTotalTodayMorning", "0"))
     return row | {
         "version": figures.get("brokerVersionDesc", ""),

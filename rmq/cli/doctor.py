@@ -54,7 +54,7 @@ def doctor(target: Target, limit: int, output: Format) -> None:
 
 
 async def _examine(target: Target, limit: int) -> Facts:
-    """Look at everything; what does not answer is a fact, not an error."""
+    """Look at everything; what does not answer is a fact, not an error. Raises NoPermission."""
     facts = Facts(lag_limit=limit)
     with progress_bar("looking", PARTS) as step:
         answers = {address: await _name_server(target, address) for address in target.namesrv.split(";")}
@@ -68,12 +68,14 @@ async def _examine(target: Target, limit: int) -> Facts:
 
 
 async def _name_server(target: Target, address: str) -> list[str] | str:
-    """The names of the brokers that a name server knows, or why it did not answer."""
-    from rmq.errors import RmqError
+    """The names of the brokers that a name server knows, or why it did not answer. Raises NoPermission."""
+    from rmq.errors import NoPermission, RmqError
 
     try:
         async with evolve(target, namesrv=address).connect() as client:
             return sorted((await client.admin.cluster_info()).broker_addr_table)
+    except NoPermission:
+        raise  # nothing is wrong there
     except RmqError as error:
         return str(error)
 
@@ -99,12 +101,14 @@ async def _cluster(admin: Admin, facts: Facts, step: Step) -> None:
 
 
 async def _broker(admin: Admin, broker: BrokerFacts) -> BrokerFacts:
-    from rmq.errors import RmqError
+    from rmq.errors import NoPermission, RmqError
 
     try:
         broker.asked_at = time.time_ns() // 1_000_000
         broker.runtime = await admin.broker_runtime(broker.address)
         broker.config = await admin.broker_config(broker.address)
+    except NoPermission:
+        raise  # who is no administrator cannot look, and would be told of faults that are none
     except RmqError as error:
         broker.error = str(error)
     return broker

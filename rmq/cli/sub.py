@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,7 @@ from rmq.cli.target import Target, run, target_options
 from rmq.cli.times import Place, as_duration, as_place
 
 if TYPE_CHECKING:
+    from rmq.client.client import Client
     from rmq.client.consumer import Consumer
     from rmq.client.subscription import Sql
 
@@ -82,8 +84,21 @@ def sub(
     run(_sub, target, Taking(topics, group, expression(tags, sql), options, most, idle, output))
 
 
+async def may_consume(client: Client, group: str, topics: Iterable[str]) -> None:
+    """Raises the refusal of a cluster where this account may not consume: a consumer would go on asking."""
+    from rmq.errors import NoPermission, NoRoute, RmqError
+
+    for topic in topics:
+        try:
+            await client.admin.consume_stats(group, topic)
+        except RmqError as error:
+            if isinstance(error, NoPermission) or (isinstance(error, NoRoute) and error.refused):
+                raise
+
+
 async def _sub(target: Target, taking: Taking) -> None:
     async with target.connect() as client:
+        await may_consume(client, taking.group, taking.topics)
         topics = dict.fromkeys(taking.topics, taking.wanted)
         async with client.consumer(taking.group, topics, **taking.options) as consumer:
             await _take(consumer, taking)

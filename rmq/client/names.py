@@ -51,6 +51,7 @@ class NameServers:
         behind.
         """
         failures: list[str] = []
+        refused = False
         count = len(self.addresses)
         for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
             request = Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
@@ -65,11 +66,13 @@ class NameServers:
                 continue
             if response.code != ResponseCode.TOPIC_NOT_EXIST:
                 failures.append(str(for_code(response.code, response.remark, address)))
-        raise no_route(topic, self.addresses, "; ".join(failures))
+                refused = refused or response.code == ResponseCode.NO_PERMISSION
+        raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
 
     async def topics(self, timeout: float) -> list[str]:
         """The names of all topics that the first name server to answer knows. Raises as `route`."""
         failures: list[str] = []
+        refused = False
         count = len(self.addresses)
         for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
             request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
@@ -81,11 +84,12 @@ class NameServers:
             if response.code == ResponseCode.SUCCESS:
                 return TopicList.from_json(response.body).topic_list
             failures.append(str(for_code(response.code, response.remark, address)))
-        raise no_route("(list of topics)", self.addresses, "; ".join(failures))
+            refused = refused or response.code == ResponseCode.NO_PERMISSION
+        raise no_route("(list of topics)", self.addresses, "; ".join(failures), refused=refused)
 
 
-def no_route(topic: str, asked: Sequence[str], detail: str) -> NoRoute:
+def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = False) -> NoRoute:
     """A NoRoute whose traceback also shows what to do."""
-    error = NoRoute(topic, asked, detail)
+    error = NoRoute(topic, asked, detail, refused=refused)
     error.add_note(error.hint)
     return error

@@ -24,8 +24,8 @@ async def read_topic(
     async with PullConsumer(session, READER) as puller:
         try:
             queues = await puller.message_queues(topic)
-        except NoRoute:
-            if await session.names.topics(session.brokers.timeout):
+        except NoRoute as error:
+            if not error.refused and await session.names.topics(session.brokers.timeout):
                 return  # a name server answers, so there is no such topic
             raise
         if not queues:

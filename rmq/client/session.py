@@ -188,8 +188,8 @@ class Session:
     async def _ask(self, topic: str, timeout: float, create: bool) -> None:
         try:
             route = Route.of(topic, await self.names.route(topic, timeout))
-        except NoRoute:
-            if not create:
+        except NoRoute as error:
+            if not create or error.refused:
                 raise
             route = await self._default_route(topic, timeout)
         before = self.routes.addresses(slaves=True)
