@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import os
 import pathlib
 import sys
@@ -18,6 +17,7 @@ from rmq.broker.config import BrokerConfig, is_loopback
 from rmq.broker.service import run_until_signalled
 from rmq.config import dump_properties, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
+from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
 from rmq.profile import applied, exposure
 from rmq.remoting.tls import TlsConfig
@@ -115,7 +115,7 @@ def banner(config: BrokerConfig, store_config: StoreConfig, tls: TlsConfig, addr
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; returns the exit status."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    start_log()
     options = parse(arguments)
     try:
         loaded = settings(options)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
-import logging
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -13,6 +12,7 @@ import attrs
 
 from rmq.config import dump_properties, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
+from rmq.loglimit import start_log
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
 from rmq.plugin import PluginRefused
@@ -78,7 +78,7 @@ def is_loopback(host: str) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; returns the exit status."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    start_log()
     options = parse(arguments)
     try:
         config, tls = settings(options)
