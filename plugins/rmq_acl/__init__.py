@@ -20,7 +20,7 @@ from rmq.protocol.command import Command
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
 from rmq_acl.files import AclFiles, find
-from rmq_acl.rules import RULES, Level, check
+from rmq_acl.rules import Level, check
 from rmq_acl.verify import identify
 
 __all__ = ["AclPlugin"]
@@ -45,7 +45,7 @@ class AclPlugin(Plugin):
         """Let a request through, or refuse it with AccessDenied."""
         try:
             sender = identify(command, self.files.accounts, peer.peer_address)
-            check(command, sender, self.host.topic_of)
+            level = check(command, sender, self.host.topic_of)
         except AccessDenied as error:
             self.audit.refused(peer.peer_address, command, error.remark)
             raise
@@ -54,7 +54,7 @@ class AclPlugin(Plugin):
             raise AccessDenied(
                 remark="the header cannot be read, so that nobody can have signed it"
             ) from error
-        if RULES[command.code].level is Level.ADMIN:
+        if level is Level.ADMIN:
             self._admitted = command
             self.audit.admin(peer.peer_address, command)
 

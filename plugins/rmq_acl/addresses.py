@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final
 
 from attrs import field, frozen
@@ -57,6 +58,7 @@ def host_of(address: str) -> str:
     return host.strip("[]")
 
 
+@lru_cache(maxsize=1024)
 def _numbers(host: str) -> tuple[int, ...] | None:
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

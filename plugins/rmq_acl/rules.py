@@ -36,6 +36,7 @@ TopicOf = Callable[[int], "str | None"]
 
 TOPIC: Final = "topic"
 GROUP: Final = "group"
+TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
 HEADERS: Final[Mapping[int, Any]] = {**REQUEST_HEADERS, RECALL_MESSAGE: RecallMessageRequestHeader}
 
@@ -59,20 +60,19 @@ class Rule:
     needs: Callable[[Command, TopicOf], Iterable[Need]] = field(default=lambda command, topic_of: ())
 
 
-def check(command: Command, sender: Sender, topic_of: TopicOf) -> None:
-    """Refuse what the sender may not do. Raises AccessDenied."""
+def check(command: Command, sender: Sender, topic_of: TopicOf) -> Level:
+    """Refuse what the sender may not do; returns what kind of request it is. Raises AccessDenied."""
     rule = RULES.get(command.code)
     if rule is None:
         raise AccessDenied(remark=f"request code={command.code} is not known to the access rules")
-    account = sender.account
-    if rule.level is not Level.ACCOUNT:
-        return _check_level(command.code, rule.level, sender)
-    if account is None or account.unlimited:
-        return None
-    for kind, name, needed in needs_of(command, topic_of):
-        if not may(account, kind, name, needed):
-            raise AccessDenied(remark=_refusal(kind, name))
-    return None
+    account, level = sender.account, rule.level
+    if level:
+        _check_level(command.code, level, sender)
+    elif account is not None and not account.unlimited:
+        for kind, name, needed in needs_of(command, topic_of):
+            if not may(account, kind, name, needed):
+                raise AccessDenied(remark=_refusal(kind, name))
+    return level
 
 
 def may(account: Account, kind: str, name: str, needed: int) -> bool:
@@ -146,6 +146,13 @@ def _send_back(command: Command, topic_of: TopicOf) -> list[Need]:
     return needs if topic is None else [*needs, (TOPIC, topic, SUB)]
 
 
+def _pull(command: Command, topic_of: TopicOf) -> list[Need]:
+    """Who may read a topic may look at it with RocketMQ's tools, whose group keeps nothing."""
+    header = command.read(HEADERS[command.code])
+    needs: list[Need] = [(TOPIC, header.topic, SUB)]
+    return needs if header.consumer_group == TOOLS_GROUP else [*needs, (GROUP, header.consumer_group, SUB)]
+
+
 def _stored(action: int, offset_field: str) -> Callable[..., list[Need]]:
     """Needs of a request that names a message by its place only: those of the topic it belongs to."""
 
@@ -207,7 +214,7 @@ _CLIENTS: Final[dict[int, Rule]] = {
     RECALL_MESSAGE: Rule(Level.ACCOUNT, _fields("topic", action=PUB)),
     Code.END_TRANSACTION: Rule(Level.ACCOUNT, _stored(PUB, "commit_log_offset")),
     Code.CONSUMER_SEND_MSG_BACK: Rule(Level.ACCOUNT, _send_back),
-    Code.PULL_MESSAGE: _BOTH_SUB,
+    Code.PULL_MESSAGE: Rule(Level.ACCOUNT, _pull),
     Code.QUERY_CONSUMER_OFFSET: _BOTH_SUB,
     Code.UPDATE_CONSUMER_OFFSET: _BOTH_SUB,
     Code.HEART_BEAT: Rule(Level.ACCOUNT, _heartbeat),

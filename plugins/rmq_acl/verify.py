@@ -46,13 +46,12 @@ def identify(command: Command, accounts: Accounts, peer: str) -> Sender:
     An address of the global white list needs no account, one of an account's own list no signature; `signed`
     is False for both, unless they bring one that holds.
     """
-    host = host_of(peer)
-    if accounts.white and accounts.is_white(host):
+    if accounts.white and accounts.is_white(host_of(peer)):
         return _white_sender(command, accounts)
     account = _claimed(command, accounts)
     if _is_signed(command, command.ext, account.secret_key):
         return Sender(account, True)
-    if host in account.white:
+    if host_of(peer) in account.white:
         return Sender(account, False)
     raise AccessDenied(remark=f"Check signature failed for accessKey={account.access_key}")
 

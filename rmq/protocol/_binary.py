@@ -50,23 +50,28 @@ def read_binary(header: bytes) -> Command:
 
 def binary_ext(header: bytes) -> dict[str, str]:
     """The text map of a binary header that was read before."""
-    return dict(_general(header).ext)
+    at, end = _fields_of(header, _HEAD.size, _HEAD.unpack_from(header)[5])
+    return _fields(header, at, end)
 
 
 def _general(header: bytes) -> Command:
     code, language, version, opaque, flag, remark_length = _HEAD.unpack_from(header)
-    at = _HEAD.size
-    if remark_length < 0 or at + remark_length > len(header):
-        raise RemoteProtocolError(f"a remark of {remark_length} bytes does not fit the header")
-    remark = header[at : at + remark_length].decode() if remark_length else None
-    at += remark_length + 4
-    length: int = _LENGTH.unpack_from(header, at - 4)[0]
-    end = at + length
-    if length < 0 or end > len(header):
-        raise RemoteProtocolError(f"fields of {length} bytes do not fit the header")
-    ext = _fields(header, at, end)
+    begin, end = _fields_of(header, _HEAD.size, remark_length)
+    remark = header[_HEAD.size : begin - 4].decode() if remark_length else None
+    ext = _fields(header, begin, end)
     name = LANGUAGES.get(language, OTHER)
     return Command(code, opaque, flag, ext, b"", remark, name, version, ROCKETMQ)
+
+
+def _fields_of(header: bytes, at: int, remark_length: int) -> tuple[int, int]:
+    """Where the fields begin and end, behind a remark that begins at `at`."""
+    if remark_length < 0 or at + remark_length > len(header):
+        raise RemoteProtocolError(f"a remark of {remark_length} bytes does not fit the header")
+    at += remark_length + 4
+    length: int = _LENGTH.unpack_from(header, at - 4)[0]
+    if length < 0 or at + length > len(header):
+        raise RemoteProtocolError(f"fields of {length} bytes do not fit the header")
+    return at, at + length
 
 
 def _fields(header: bytes, at: int, end: int) -> dict[str, str]:

@@ -106,7 +106,21 @@ def _json_fields(header: bytes) -> dict[str, Any]:
 
 def header_ext(header: bytes) -> dict[str, str]:
     """The text map (`extFields`) of a header of either form that was read before."""
-    return _json_ext(_json_fields(header), header) if header[:1] == b"{" else binary_ext(header)
+    if header[:1] != b"{":
+        return binary_ext(header)
+    return _texts_only(header) or _json_ext(_json_fields(header), header)
+
+
+def _texts_only(header: bytes) -> dict[str, str] | None:
+    """The text map where all of it is text, as with every known client; else None. Access control asks for it
+    with every request, and this takes a third of the time."""
+    if _read_texts is None:
+        return None
+    try:
+        found: dict[str, str] | None = _read_texts(header).ext
+    except _MISFIT:
+        return None
+    return found
 
 
 def _json_ext(fields: dict[str, Any], header: bytes) -> dict[str, str]:
@@ -223,6 +237,9 @@ if msgspec is not None:
         frame = msgspec.defstruct("Frame", members, gc=False, kw_only=True)
         return msgspec.json.Decoder(frame, strict=strict).decode
 
+    _Texts = msgspec.defstruct("Texts", [("ext", dict[str, str] | None, None)], rename={"ext": "extFields"})
+    _read_texts: Callable[[bytes], Any] | None = msgspec.json.Decoder(_Texts).decode
+
     def _typed_reader(header_class: type[Any], fields: list[Any], rename: Any = "camel") -> _Reader:
         """Reads the header into a value that looks like one of `header_class`, several times as fast."""
         alike = msgspec.defstruct(
@@ -298,6 +315,8 @@ else:
         return number
 
     _decode_json = json.JSONDecoder(parse_constant=_number, parse_float=_number).decode
+
+    _read_texts = None
 
     def _loads(header: bytes) -> Any:
         text = header.decode()

@@ -182,6 +182,16 @@ def test_giving_back_needs_the_group_and_the_topic_of_what_is_copied() -> None:
     assert secret == "No default permission for topic:SCHEDULE_TOPIC_XXXX"
 
 
+def test_who_may_read_a_topic_may_look_at_it_with_tools() -> None:
+    """Their group keeps nothing; a group of one's own is still needed to commit offsets."""
+    assert ask(11, {"topic": "read", "consumerGroup": "TOOLS_CONSUMER"}) == "allowed"
+    assert ask(11, {"topic": "read", "consumerGroup": "g"}) == "No default permission for group:g"
+    assert ask(11, {"topic": "mine", "consumerGroup": "TOOLS_CONSUMER"}).startswith("No default permission")
+    for code in (14, 15):
+        given = {"topic": "read", "consumerGroup": "TOOLS_CONSUMER"}
+        assert ask(code, given) == "No default permission for group:TOOLS_CONSUMER"
+
+
 def test_a_transaction_is_ended_by_who_may_write_its_topic() -> None:
     end = {"commitLogOffset": "7", "tranStateTableOffset": "0", "commitOrRollback": "8"}
     assert ask(37, end, topic="mine") == "allowed"

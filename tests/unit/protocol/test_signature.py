@@ -1,11 +1,32 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import json
 import pathlib
 
+from hypothesis import given, strategies
+
 from rmq.protocol.command import Command
-from rmq.protocol.signature import Credentials, signed
+from rmq.protocol.signature import _ORDERS, _ORDERS_MAX, Credentials, signature, signed
+
+TEXTS = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+@given(strategies.dictionaries(TEXTS, TEXTS, max_size=5), strategies.binary(max_size=40), TEXTS)
+def test_it_is_the_hmac_of_the_values_in_the_order_of_their_names(
+    ext: dict[str, str], body: bytes, secret: str
+) -> None:
+    names = sorted(ext, key=lambda name: name.encode("utf-16-be"))
+    expected = hmac.digest(secret.encode(), "".join(ext[name] for name in names).encode() + body, "sha1")
+    for header in (ext, dict(reversed(ext.items())), {**ext, "Signature": "does not count"}):
+        assert signature(header, body, secret) == base64.b64encode(expected).decode()
+
+
+def test_names_that_are_made_up_do_not_pile_up() -> None:
+    for number in range(3 * _ORDERS_MAX):
+        signature({f"name{number}": "x"}, b"", "secret-of-it")
+    assert len(_ORDERS) <= _ORDERS_MAX
 
 
 def test_signatures_are_those_of_java(golden: pathlib.Path) -> None:
