@@ -102,19 +102,21 @@ def encode_record(record: Record, store_host: bytes) -> bytes:
         SYS_STOREHOST_V6 if len(store_host) == 20 else 0
     )
     return engine.build_record(
-        (
-            record_size(record, store_host),
-            record.queue_id,
-            record.flag,
-            record.queue_offset,
-            record.physical_offset,
-            sys_flag,
-        ),
-        (record.born_timestamp, record.born_host),
-        (record.store_timestamp, store_host),
-        (record.reconsume_times, record.prepared_transaction_offset),
+        record_size(record, store_host),
+        record.queue_id,
+        record.flag,
+        record.queue_offset,
+        record.physical_offset,
+        sys_flag,
+        record.born_timestamp,
+        record.born_host,
+        record.store_timestamp,
+        store_host,
+        record.reconsume_times,
+        record.prepared_transaction_offset,
         record.body,
-        (bytes([len(topic)]) + topic, properties),
+        bytes([len(topic)]) + topic,
+        properties,
     )
 
 
