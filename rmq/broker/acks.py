@@ -60,12 +60,13 @@ class Acks:
     """Makes acknowledgements. `host` is the address in offset message ids, of 8 or 20 bytes."""
 
     def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:
-        self._id_prefix = host.hex().upper()
+        prefix = host.hex().upper()
+        self._id = f"{prefix}%016X"
         self._region = region
         self._trace_on = "true" if trace_on else "false"
-        self._template = (_TEMPLATE % (self._trace_on, region, self._id_prefix)).encode()
+        self._template = (_TEMPLATE % (self._trace_on, region, prefix)).encode()
         fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
-        self._binary_fields = fields + _field("msgId", self._id_prefix + 16 * "0")[:-16]
+        self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
 
     def stored(self, acks: Iterable[Ack]) -> bytes:
@@ -132,7 +133,7 @@ class Acks:
             if isinstance(records, Batch)
             else [record.physical_offset for record in records]
         )
-        return ",".join([f"{self._id_prefix}{offset:016X}" for offset in offsets])
+        return ",".join([self._id] * len(offsets)) % tuple(offsets)
 
 
 def first_offset(records: Records) -> int:

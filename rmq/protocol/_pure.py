@@ -488,23 +488,25 @@ def crc32(body: bytes) -> int:
 
 
 def build_record(
-    place: tuple[int, int, int, int, int, int],
-    born: tuple[int, bytes],
-    stored: tuple[int, bytes],
-    retry: tuple[int, int],
+    size: int,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_at: int,
+    born_host: bytes,
+    stored_at: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
     body: bytes,
-    tail: tuple[bytes, bytes],
+    topic: bytes,
+    properties: bytes,
 ) -> bytes:
-    """One record of the commit log.
-
-    `place` = (size, queue id, flag, queue offset, physical offset, sys flag); `born` and `stored` = (ms, host
-    of 8 or 20 bytes); `retry` = (reconsume times, prepared transaction offset); `tail` = (topic after its
-    length byte, properties).
+    """One record of the commit log: its fields in their order. Times are ms, hosts have 8 or 20 bytes,
+    `topic` comes after its length byte.
     """
-    size, queue_id, flag, queue_offset, physical_offset, sys_flag = place
-    born_at, born_host = born
-    stored_at, store_host = stored
-    topic, properties = tail
     form = _RECORD_V4 if len(born_host) == 8 == len(store_host) else _RECORD[len(born_host), len(store_host)]
     head = form.pack(
         size,
@@ -519,14 +521,20 @@ def build_record(
         born_host,
         stored_at,
         store_host,
-        retry[0],
-        retry[1],
+        reconsume_times,
+        prepared_transaction_offset,
         len(body),
     )
     return b"".join((head, body, topic, _PROPERTIES_LENGTH.pack(len(properties)), properties))
 
 
 _BATCH_HEAD = Struct(">iiiii")
+_SHARED = {
+    (born, stored): (Struct(f">q{born}sq{stored}siq"), Struct(f">iIiiiqqi{28 + born + stored}si"))
+    for born in (8, 20)
+    for stored in (8, 20)
+}
+"""What the heads of a batch's records have in common, from the born time on, and such a head around it."""
 
 
 def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
@@ -556,9 +564,9 @@ def build_batch(
     stored: tuple[int, bytes],
     reconsume_times: int,
     topic: bytes,
-) -> tuple[list[bytes], list[tuple[int, int]], list[bytes]]:
-    """The records of a batch body, one after the other: their pieces, their (physical offset, size), and the
-    properties that they were sent with.
+) -> tuple[list[bytes], list[int], list[int], list[bytes]]:
+    """The records of a batch body, one after the other: their pieces, their physical offsets, their sizes,
+    and the properties that they were sent with.
 
     Each record gets `suffix` after its properties. `place` = (queue id, queue offset, physical offset, sys
     flag) of the first; the rest as for `build_record`. Raises RemoteProtocolError.
@@ -566,7 +574,8 @@ def build_batch(
     queue_id, queue_offset, position, sys_flag = place
     born_at, born_host = born
     stored_at, store_host = stored
-    form = _RECORD[len(born_host), len(store_host)]
+    shared_form, form = _SHARED[len(born_host), len(store_host)]
+    shared = shared_form.pack(born_at, born_host, stored_at, store_host, reconsume_times, 0)
     pack, read, read_length, pack_length = (
         form.pack,
         _BATCH_HEAD.unpack_from,
@@ -574,8 +583,11 @@ def build_batch(
         _PROPERTIES_LENGTH.pack,
     )
     crc, fixed = zlib.crc32, form.size + len(topic) + 2
+    suffix_after = b"\x02" + suffix
+    middles: dict[int, bytes] = {}  # topic and length of the properties
     pieces: list[bytes] = []
-    places: list[tuple[int, int]] = []
+    positions: list[int] = []
+    sizes: list[int] = []
     texts: list[bytes] = []
     at, end = 0, len(batch)
     try:
@@ -589,39 +601,34 @@ def build_batch(
             body, text = batch[at + 20 : text_at], batch[text_at + 2 : stop]
             if not text.isascii():
                 text.decode()
-            properties = text + suffix if text[-1:] == b"\x02" or not text else b"%b\x02%b" % (text, suffix)
-            size = fixed + length + len(properties)
-            pieces += (
-                pack(
-                    size,
-                    MESSAGE_MAGIC,
-                    crc(body) & 0x7FFF_FFFF,
-                    queue_id,
-                    flag,
-                    queue_offset,
-                    position,
-                    sys_flag,
-                    born_at,
-                    born_host,
-                    stored_at,
-                    store_host,
-                    reconsume_times,
-                    0,
-                    length,
-                ),
-                body,
-                topic,
-                pack_length(len(properties)),
-                properties,
+            after = suffix if not text or text[-1] == 2 else suffix_after
+            text_length += len(after)
+            size = fixed + length + text_length
+            head = pack(
+                size,
+                MESSAGE_MAGIC,
+                crc(body) & 0x7FFF_FFFF,
+                queue_id,
+                flag,
+                queue_offset,
+                position,
+                sys_flag,
+                shared,
+                length,
             )
-            places.append((position, size))
+            middle = middles.get(text_length)
+            if middle is None:
+                middle = middles[text_length] = topic + pack_length(text_length)
+            pieces += (head, body, middle, text, after)
+            positions.append(position)
+            sizes.append(size)
             texts.append(text)
             queue_offset += 1
             position += size
             at = stop
     except (struct_error, UnicodeDecodeError) as error:
         raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
-    return pieces, places, texts
+    return pieces, positions, sizes, texts
 
 
 def parse_properties(text: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
 
@@ -54,8 +54,30 @@ class Marks:
 
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], tuple[int, bool]] = {}
+        self._before = self._after = b""  # what was around the last unique key
+        self._length = -1
+        self._code = 0
 
-    def __call__(self, properties: bytes) -> tuple[int, tuple[str, ...]]:
+    def of_all(self, texts: Iterable[bytes]) -> tuple[list[int], list[tuple[str, ...]]]:
+        """What `of` gives for each. Those of a batch mostly have keys of one length as well."""
+        codes: list[int] = []
+        keys: list[tuple[str, ...]] = []
+        before, after, length, code = self._before, self._after, self._length, self._code
+        start, stop = len(before), length - len(after)
+        for text in texts:
+            key = text[start:stop]
+            if len(text) == length and text[:start] == before and text[stop:] == after and 2 not in key:
+                codes.append(code)
+                keys.append((key.decode("utf-8", "replace"),))
+            else:
+                mark = self.of(text)
+                codes.append(mark[0])
+                keys.append(mark[1])
+                before, after, length, code = self._before, self._after, self._length, self._code
+                start, stop = len(before), length - len(after)
+        return codes, keys
+
+    def of(self, properties: bytes) -> tuple[int, tuple[str, ...]]:
         """(tags code, keys as `index_keys` gives them) of a message that is not delayed."""
         start = properties.find(b"UNIQ_KEY\x01") + 9
         if start < 9 or (start > 9 and properties[start - 10] != 2):
@@ -69,6 +91,8 @@ class Marks:
             known = self._learn(around, properties)
         if known[1]:
             return known[0], index_keys(properties)
+        self._code, self._length = known[0], len(properties)
+        self._before, self._after = around
         return known[0], (properties[start:stop].decode("utf-8", "replace"),)
 
     def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:

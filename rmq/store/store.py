@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import NamedTuple
 
 from attrs import evolve
@@ -23,7 +24,7 @@ from rmq.errors import OffsetOutOfRange, StoreError
 from rmq.message import SCHEDULE_TOPIC, StoredMessage
 from rmq.protocol import json
 from rmq.protocol.engine import build_batch, build_record
-from rmq.protocol.record import Record, decode_record
+from rmq.protocol.record import FIXED_SIZE, Record, decode_record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table
@@ -98,6 +99,7 @@ class Store:
         self._root = root
         self._store_host = store_host
         self._host_flag = 32 if len(store_host) == 20 else 0
+        self._fixed_size = FIXED_SIZE - 16 + len(store_host)  # of a record without its variable parts
         self._now_ms = now_ms
         self._delays = delay_table(config.message_delay_level)
         self._memory = _physical_memory() if memory_bytes is None else memory_bytes
@@ -249,21 +251,18 @@ class Store:
         if queue is None:
             queue = self._queues.make(record.topic, record.queue_id)
         commit_log = self._log
-        if not commit_log.pending:
+        if commit_log.position == commit_log.end:
             self._begin_batch()
-        now = self._batch_ms
-        properties = record.properties.encode()
-        sys_flag = record.sys_flag | self._host_flag
-        if len(record.born_host) == 20:
-            sys_flag |= 16
-        size = (
-            75
-            + len(record.born_host)
-            + len(self._store_host)
-            + len(record.body)
-            + queue.topic_size
-            + len(properties)
+        now, body, born_host, properties = (
+            self._batch_ms,
+            record.body,
+            record.born_host,
+            record.properties.encode(),
         )
+        sys_flag = record.sys_flag | self._host_flag
+        if len(born_host) == 20:
+            sys_flag |= 16
+        size = self._fixed_size + len(born_host) + len(body) + queue.topic_size + len(properties)
         if size + _ROOM > commit_log.left or len(properties) > 32767:
             self._make_room(size, properties)
         plain = not sys_flag & PREPARED
@@ -274,12 +273,21 @@ class Store:
         record.physical_offset = position = commit_log.position
         commit_log.append(
             build_record(
-                (size, record.queue_id, record.flag, queue_offset, position, sys_flag),
-                (record.born_timestamp, record.born_host),
-                (now, self._store_host),
-                (record.reconsume_times, record.prepared_transaction_offset),
-                record.body,
-                (queue.topic_bytes, properties),
+                size,
+                record.queue_id,
+                record.flag,
+                queue_offset,
+                position,
+                sys_flag,
+                record.born_timestamp,
+                born_host,
+                now,
+                self._store_host,
+                record.reconsume_times,
+                record.prepared_transaction_offset,
+                body,
+                queue.topic_bytes,
+                properties,
             )
         )
         if plain:
@@ -307,7 +315,7 @@ class Store:
             self._begin_batch()
         now, born_host = self._batch_ms, shared.born_host
         sys_flag = shared.sys_flag | self._host_flag | (16 if len(born_host) == 20 else 0)
-        pieces, places, texts = build_batch(
+        pieces, positions, sizes, texts = build_batch(
             batch,
             suffix,
             (shared.queue_id, queue.next, commit_log.position, sys_flag),
@@ -316,23 +324,19 @@ class Store:
             shared.reconsume_times,
             queue.topic_bytes,
         )
-        if not places:
+        if not positions:
             return None
-        last, size = places[-1]
-        total = last + size - places[0][0]
+        total = sum(sizes)
         if total + _ROOM > commit_log.left or max(map(len, texts)) + len(suffix) > _PROPERTIES_SURE:
             return None
         commit_log.append_all(pieces, total)
-        topic, marks, take_unit, entries = shared.topic, self._marks, self._units.append, self._entries
-        for (position, size), text in zip(places, texts, strict=True):
-            code, keys = marks(text)
-            take_unit((position, size, code))
-            if keys:
-                entries.append((topic, keys, position, now))
-        self._owners += [queue] * len(places)
+        codes, keys = self._marks.of_all(texts)
+        self._units += zip(positions, sizes, codes, strict=True)
+        self._owners += [queue] * len(positions)
+        self._entries += zip(repeat(shared.topic), keys, positions, repeat(now))
         first = queue.next
-        queue.next += len(places)
-        return Batch(first, [position for position, _ in places], total)
+        queue.next += len(positions)
+        return Batch(first, positions, total)
 
     def _begin_batch(self) -> None:
         self._queues.check_room(self._log.timestamp)

@@ -10,6 +10,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
 from rmq.protocol.record import Record, decode_properties, encode_properties, record_keys
 from rmq.store.disk import Disk
+from rmq.store.properties import Marks, index_keys, unit_code
 from rmq.testing.disk import MemoryDisk
 
 from .stores import START_MS, bodies, open_store
@@ -107,3 +108,30 @@ def test_a_broken_batch_leaves_nothing(batch: bytes) -> None:
         store.put_batch(Record("Orders", 0, b""), packed(0, b"good", "") + batch, b"")
     assert not store.pending
     assert store.commit() == ()
+
+
+KEYS = st.sampled_from(["", "A1", "A2", "ü", "x\x01y", "a b", "UNIQ_KEY\x01z"])
+AROUND = st.sampled_from(
+    [
+        ("UNIQ_KEY\x01", ""),
+        ("UNIQ_KEY\x01", "\x02TAGS\x01a"),
+        ("UNIQ_KEY\x01", "\x02TAGS\x01b"),
+        ("TAGS\x01a\x02UNIQ_KEY\x01", "\x02"),
+        ("KEYS\x01a b\x02UNIQ_KEY\x01", ""),
+        ("KEYS\x01\x02UNIQ_KEY\x01", ""),
+        ("XUNIQ_KEY\x01", "\x02UNIQ_KEY\x01c"),
+        ("UNIQ_KEY\x01c\x02UNIQ_KEY\x01", ""),
+        ("TAGS\x01", ""),
+        ("", ""),
+    ]
+)
+
+
+@given(st.lists(st.tuples(AROUND, KEYS, st.integers(1, 3)), max_size=8))
+def test_marks_of_all_are_those_of_each(texts: list[tuple[tuple[str, str], str, int]]) -> None:
+    data = [f"{before}{key}{after}".encode() for (before, after), key, times in texts for _ in range(times)]
+    expected = [(unit_code(b"", one, 0, {}), index_keys(one)) for one in data]
+    marks = Marks()
+    for _ in range(2):
+        codes, keys = marks.of_all(data)
+        assert list(zip(codes, keys, strict=True)) == expected
