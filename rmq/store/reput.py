@@ -67,8 +67,11 @@ class Reput:
             elif self._backlog:
                 batch = list(islice(self._backlog, limit))
                 self._index.add(batch, now_ms)
-                for _ in batch:
-                    self._backlog.popleft()
+                if len(batch) == len(self._backlog):
+                    self._backlog.clear()
+                else:
+                    for _ in batch:
+                        self._backlog.popleft()
         except StoreError as error:
             log.error("the index cannot be written, queries by key miss records until it can: %s", error)
             self.start(again=True)  # the log has what is missing, so the memory need not
