@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import TYPE_CHECKING, Final
 
 from rmq.message import (
     PROPERTY_KEYS,
     PROPERTY_ORIGIN_MESSAGE_ID,
     PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE,
+    tags_code,
 )
 from rmq.protocol import engine
 from rmq.protocol.record import encode_properties, record_keys
@@ -18,6 +21,9 @@ if TYPE_CHECKING:
     from rmq.message import StoredMessage
 
 _WAIT_TRUE: Final = f"\x02{PROPERTY_WAIT_STORE}\x01true"
+_UNIQUE: Final = f"{PROPERTY_UNIQUE_KEY}\x01"
+_KNOWN_MAX: Final = 2048
+_KNOWN_LENGTH_MAX: Final = 1024
 
 
 def parse(text: str) -> dict[str, str]:
@@ -55,6 +61,62 @@ def keys(properties: dict[str, str]) -> tuple[str, ...]:
         return record_keys(properties)
     unique = properties.get(PROPERTY_UNIQUE_KEY)
     return (unique,) if unique else ()
+
+
+Sent = tuple[str, bool, int, tuple[str, ...], bool]
+"""What a sent properties text comes to: the text to store, whether its producer waits for the disk, the tags
+code, the keys for the index, whether it has a property that takes a way of its own."""
+
+
+class SentTexts:
+    """Reads the properties texts of sends. They differ in little but their unique keys, so what is around
+    that key is read once.
+
+    `suffix` comes after each stored text, `rare` are the names of properties that take a way of their own.
+    """
+
+    def __init__(self, suffix: str, rare: Set[str]) -> None:
+        self._suffix = suffix
+        self._rare = rare
+        self._known: dict[tuple[str, str], tuple[str, str, bool, int, bool]] = {}
+
+    def __call__(self, text: str) -> Sent:
+        start = text.find(_UNIQUE) + len(_UNIQUE)
+        stop = text.find("\x02", start)
+        if stop < 0:
+            stop = len(text)
+        known = self._known.get((text[:start], text[stop:]))
+        if known is None or start >= stop:
+            return self._learn(text, start, stop)
+        before, after, waits, code, rare = known
+        key = text[start:stop]
+        return f"{before}{key}{after}", waits, code, (key,), rare
+
+    def read(self, text: str) -> Sent:
+        """What any text comes to, read from scratch."""
+        properties = parse(text)
+        waits = properties.get(PROPERTY_WAIT_STORE)
+        stored = without_wait(text, properties) if waits else text
+        return (
+            f"{stored}\x02{self._suffix}" if stored else self._suffix,
+            waits is None or waits.lower() == "true",
+            tags_code(properties.get(PROPERTY_TAGS)),
+            keys(properties),
+            not self._rare.isdisjoint(properties),
+        )
+
+    def _learn(self, text: str, start: int, stop: int) -> Sent:
+        """Read a text, and remember what is around its unique key if nothing else depends on that."""
+        sent = stored, waits, code, found, rare = self.read(text)
+        key, at = text[start:stop], start - len(_UNIQUE)
+        alone = found == (key,) and text.count(_UNIQUE) == 1 and (at == 0 or text[at - 1] == "\x02")
+        if alone and len(text) <= _KNOWN_LENGTH_MAX:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            middle = stored.index(_UNIQUE) + len(_UNIQUE)
+            before, after = stored[:middle], stored[middle + len(key) :]
+            self._known[text[:start], text[stop:]] = before, after, waits, code, rare
+        return sent
 
 
 def returned(message: StoredMessage) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import define
 
 from rmq.broker.acks import Ack, Acks, Marked, Records
-from rmq.broker.properties import joined, keys, parse, returned, without_wait
+from rmq.broker.properties import SentTexts, joined, keys, parse, returned
 from rmq.broker.timer import TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
 from rmq.broker.waits import ParkedSend, Waits
@@ -171,7 +171,7 @@ class Send:
         self._indexed = store_config.message_index_enable
         self._levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
-        self._suffix = f"\x02{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}"
+        self._read_properties = SentTexts(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
         self._acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
         self._sync = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._replicate = store_config.broker_role is BrokerRole.SYNC_MASTER
@@ -203,28 +203,24 @@ class Send:
         if header.batch:
             self._send_batch(request, header, connection, queue_id)
             return
-        text = header.properties or ""
-        properties = parse(text)
-        waits = properties.get(PROPERTY_WAIT_STORE)
-        if waits:
-            text = without_wait(text, properties)
+        stored, waits, code, index_keys, rare = self._read_properties(header.properties or "")
         record = Record(
             target.topic,
             queue_id,
             request.body,
-            text + self._suffix if text else self._suffix[1:],
+            stored,
             header.flag,
             header.sys_flag | target.sys_flag,
             header.born_timestamp,
             connection.state.get("host") or _host_of(connection),
             header.reconsume_times or 0,
             0,
-            tags_code(properties.get(PROPERTY_TAGS)),
-            keys(properties) if self._indexed else (),
+            code,
+            index_keys if self._indexed else (),
         )
         records: Records = (record,)
-        if target.group or not _RARE.isdisjoint(properties):
-            records = self._detour(request, header, target, record, properties, now)
+        if rare or target.group:
+            records = self._detour(request, header, target, record, now)
         if len(record.body) > self._body_max or len(record.properties) > _PROPERTIES_SURE:
             self._check_sizes(record)
         self._store.put(record)
@@ -232,7 +228,7 @@ class Send:
         tally.count += 1
         tally.size += record.size
         if not request.flag & FLAG_ONEWAY:
-            acks = self.acks if waits is None or waits.lower() == "true" else self.acks_at_once
+            acks = self.acks if waits else self.acks_at_once
             acks.append((request, queue_id, records))
 
     def put(self, request: Command, record: Record, header: Mapping[str, str]) -> None:
@@ -420,10 +416,10 @@ class Send:
         header: SendMessageRequestHeader,
         target: Target,
         record: Record,
-        properties: dict[str, str],
         now: int,
     ) -> Records:
         """Turn the record of a retried, delayed, forwarded or half message into what is stored for it."""
+        properties = parse(header.properties or "")
         properties.pop(PROPERTY_WAIT_STORE, None)
         properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         if target.group and self._is_spent(request, header, target.group):

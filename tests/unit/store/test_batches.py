@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
@@ -128,6 +128,7 @@ AROUND = st.sampled_from(
 
 
 @given(st.lists(st.tuples(AROUND, KEYS, st.integers(1, 3)), max_size=8))
+@example([(("UNIQ_KEY\x01", ""), "UNIQ_KEY\x01z", 1), (("UNIQ_KEY\x01", "\x02TAGS\x01a"), "a b", 1)])
 def test_marks_of_all_are_those_of_each(texts: list[tuple[tuple[str, str], str, int]]) -> None:
     data = [f"{before}{key}{after}".encode() for (before, after), key, times in texts for _ in range(times)]
     expected = [(unit_code(b"", one, 0, {}), index_keys(one)) for one in data]

@@ -1,0 +1,54 @@
+"""Properties texts of sends: what is remembered of one text is true of the next."""
+
+from __future__ import annotations
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rmq.broker.properties import SentTexts
+from rmq.message import tags_code
+
+SUFFIX = "CLUSTER\x01c"
+NAMES = st.sampled_from(["UNIQ_KEY", "XUNIQ_KEY", "WAIT", "TAGS", "KEYS", "DELAY", "a", ""])
+VALUES = st.sampled_from(["true", "false", "TRUE", "1", "a b", "", "ü", "UNIQ_KEY\x01", "\x01", "trueish"])
+PIECES = st.tuples(NAMES, VALUES).map("\x01".join) | st.sampled_from(["", "UNIQ_KEY", "junk"])
+TEXTS = st.lists(PIECES, max_size=5).map("\x02".join)
+KEYS = st.sampled_from(["", "A1", "A2", "true", "x\x01y", "UNIQ_KEY\x01z", "WAIT\x01true"])
+AROUND = st.tuples(TEXTS, st.booleans(), TEXTS, st.booleans())
+
+
+def around(shape: tuple[str, bool, str, bool], key: str) -> str:
+    before, parted, after, closed = shape
+    return f"{before}{parted * chr(2)}UNIQ_KEY\x01{key}{closed * chr(2)}{after}"
+
+
+@given(st.lists(TEXTS | st.builds(around, AROUND, KEYS), max_size=6), AROUND, st.lists(KEYS, max_size=4))
+@example([], ("", False, "TAGS\x01a", True), ["A1", "", "A2"])
+@example(["UNIQ_KEY\x01A1\x02UNIQ_KEY\x01A1", "UNIQ_KEY\x01A2\x02UNIQ_KEY\x01A1"], ("", False, "", False), [])
+@example(["XUNIQ_KEY\x01A1\x02KEYS\x01A1", "XUNIQ_KEY\x01A2\x02KEYS\x01A1"], ("", False, "", False), [])
+def test_remembered_is_read_anew(
+    texts: list[str], shape: tuple[str, bool, str, bool], keys: list[str]
+) -> None:
+    rare = frozenset({"DELAY"})
+    sent = SentTexts(SUFFIX, rare)
+    for text in (*texts, *(around(shape, key) for key in keys)):
+        assert sent(text) == sent(text) == SentTexts(SUFFIX, rare).read(text)
+
+
+def test_a_java_producer_s_text() -> None:
+    sent = SentTexts(SUFFIX, frozenset({"DELAY"}))
+    for key in ("K1", "K2"):
+        stored = f"UNIQ_KEY\x01{key}\x02TAGS\x01t\x02{SUFFIX}"
+        text = f"UNIQ_KEY\x01{key}\x02WAIT\x01true\x02TAGS\x01t"
+        assert sent(text) == (stored, True, tags_code("t"), (key,), False)
+    assert sent("WAIT\x01false\x02DELAY\x013") == (f"DELAY\x013\x02{SUFFIX}", False, 0, (), True)
+    assert sent("") == (SUFFIX, True, 0, (), False)
+
+
+def test_only_so_many_are_remembered() -> None:
+    sent = SentTexts(SUFFIX, frozenset())
+    for number in range(5000):
+        sent(f"UNIQ_KEY\x01K\x02a\x01{number}")
+    sent("UNIQ_KEY\x01K\x02a\x01" + 5000 * "x")
+    assert 0 < len(sent._known) <= 2048
+    assert max(len(after) for _, after in sent._known) < 100
