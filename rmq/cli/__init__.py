@@ -39,6 +39,7 @@ SUBCOMMANDS = {
     "group": ("rmq.cli.group", "List, look at, make, move and delete consumer groups; their lag."),
     "dlq": ("rmq.cli.dlq", "Look at a group's dead letters, and send them to their topics again."),
     "transactions": ("rmq.cli.transactions", "Half messages without a decision: list them, check again."),
+    "spark": ("rmq.cli.spark", "Big jobs by Apache Spark: archive topics, replay them, audit dead letters."),
     "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
     "acl": ("rmq.cli.acl", "Accounts of a cluster or of a file: who may do what, and why."),
     "doctor": ("rmq.cli.doctor", "Look at a cluster: what is wrong and what to do."),
@@ -52,7 +53,7 @@ SUBCOMMANDS = {
 # The sections of `rmq --help`; what is in none stands in the last.
 SECTIONS: Final = {
     "Run": ("dev", "namesrv", "broker", "demo"),
-    "Messages": ("pub", "sub", "tail", "bench", "msg", "dlq", "transactions"),
+    "Messages": ("pub", "sub", "tail", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
     "More": (),
 }

@@ -6,17 +6,46 @@ neither pyspark nor pyarrow before something is asked for.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rmq.spark.pipelines.archive import archive, read_archive
+    from rmq.spark.pipelines.compaction import compact
+    from rmq.spark.pipelines.deadletters import count_letters, dead_letters, resend
+    from rmq.spark.pipelines.replay import replay
+    from rmq.spark.pipelines.sending import Run
     from rmq.spark.runtime import register, session
 
-__all__ = ["register", "session"]
+# Name -> the module that has it.
+_PLACES = {
+    "Run": "pipelines.sending",
+    "archive": "pipelines.archive",
+    "compact": "pipelines.compaction",
+    "count_letters": "pipelines.deadletters",
+    "dead_letters": "pipelines.deadletters",
+    "read_archive": "pipelines.archive",
+    "register": "runtime",
+    "replay": "pipelines.replay",
+    "resend": "pipelines.deadletters",
+    "session": "runtime",
+}
+
+__all__ = [
+    "Run",
+    "archive",
+    "compact",
+    "count_letters",
+    "dead_letters",
+    "read_archive",
+    "register",
+    "replay",
+    "resend",
+    "session",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name in __all__:
-        from rmq.spark import runtime
-
-        return getattr(runtime, name)
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"rmq.spark.{_PLACES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

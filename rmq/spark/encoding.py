@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -48,6 +48,8 @@ WRITE_COLUMNS: Final[dict[str, tuple[DataType, ...]]] = {
     "brokerName": _TEXT,
     "delayLevel": _NUMBER,
     "shardingKey": _TEXT,
+    "rowKey": _TEXT,
+    "msgId": _TEXT,
 }
 """Column -> the types it may have."""
 
@@ -71,6 +73,8 @@ def check_write_columns(schema: StructType, topic: str) -> list[str]:
         raise ConfigError("column body", "none", "a column body of strings or bytes")
     if "topic" not in names and not topic:
         raise ConfigError("topic", "", "an option topic, or a column topic")
+    if "msgId" in names and "rowKey" not in names:
+        raise ConfigError("column msgId", ", ".join(names), "a column rowKey beside it")
     if ("queueId" in names) != ("brokerName" in names):
         raise ConfigError("column queueId", ", ".join(names), "queueId and brokerName together, or neither")
     return names
@@ -80,6 +84,13 @@ def _of_texts(kind: DataType) -> bool:
     if not isinstance(kind, MapType):
         return True
     return kind.keyType == StringType() and kind.valueType == StringType()
+
+
+class Keys(Protocol):
+    """The keys of rows: as texts, and as ids in the form of RocketMQ's unique ids."""
+
+    def texts(self) -> pa.Array: ...
+    def unique_ids(self) -> pa.Array: ...
 
 
 @frozen
@@ -104,6 +115,25 @@ class RowKeys:
         return pc.binary_join_element_wise(digest, texts, "")
 
 
+@frozen
+class ColumnKeys:
+    """Keys that the rows bring along: `rowKey`, and `msgId` or what is made of the key."""
+
+    batch: pa.RecordBatch
+
+    def texts(self) -> pa.Array:
+        found = _plain(self.batch.column("rowKey"), "rowKey")
+        _refuse(pc.is_null(found), "its rowKey is empty")
+        return found
+
+    def unique_ids(self) -> pa.Array:
+        made = [hashlib.md5(text.as_py().encode(), usedforsecurity=False) for text in self.texts()]
+        found = pa.array([one.hexdigest().upper() for one in made], pa.string())
+        if "msgId" in self.batch.schema.names:
+            found = pc.coalesce(_plain(self.batch.column("msgId"), "msgId"), found)
+        return found
+
+
 def bodies(batch: pa.RecordBatch) -> pa.Array:
     """The bodies as bytes. Raises MessageIllegal for a row that has none."""
     found = batch.column("body").cast(pa.binary())
@@ -112,7 +142,7 @@ def bodies(batch: pa.RecordBatch) -> pa.Array:
     return found
 
 
-def property_texts(batch: pa.RecordBatch, keys: RowKeys) -> pa.Array:
+def property_texts(batch: pa.RecordBatch, keys: Keys) -> pa.Array:
     """The property text of each row. Raises MessageIllegal for what it cannot carry."""
     names = set(batch.schema.names)
     parts = [

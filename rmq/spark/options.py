@@ -198,6 +198,9 @@ class WriteOptions(ConnectOptions):
         10_000, help="One batch, with its retries", unit="ms", validator=at_least(1)
     )
     retries: int = setting(3, help="Further attempts after the first", validator=between(0, 100))
+    rate: int = setting(
+        0, help="At most so many messages a second, each task; 0: no limit", validator=at_least(0)
+    )
     require_send_ok: bool = setting(
         False, help="Fail also when it is stored, but not flushed or copied to a slave in time"
     )

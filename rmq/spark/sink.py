@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
@@ -27,6 +28,8 @@ from rmq.errors import ConfigError, SendFailed, ServiceNotAvailable, SystemBusy
 from rmq.message import MessageQueue, validate_topic
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.encoding import (
+    ColumnKeys,
+    Keys,
     RowKeys,
     bodies,
     check_write_columns,
@@ -36,6 +39,7 @@ from rmq.spark.encoding import (
     property_texts,
 )
 from rmq.spark.options import MIB, WriteOptions, write_options
+from rmq.spark.pace import Pace
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -130,12 +134,24 @@ def write_rows(options: WriteOptions, batches: Iterator[pa.RecordBatch], prefix:
         client = client_of(options, send_timeout_ms=options.send_timeout_ms, retry_times=options.retries)
         sender = Sender(loop, loop.enter(loop.enter(client).producer(options.producer_group)), options)
         rows = 0
-        for batch in batches:
-            for piece in _pieces(batch):
-                sender.send(piece, RowKeys(prefix, rows, len(piece)))
-                rows += len(piece)
+        for piece in _paced(chain.from_iterable(map(_pieces, batches)), options.rate):
+            has_keys = "rowKey" in piece.schema.names
+            sender.send(piece, ColumnKeys(piece) if has_keys else RowKeys(prefix, rows, len(piece)))
+            rows += len(piece)
         sender.finish()
         return Sent(rows, sender.requests, sender.late)
+
+
+def _paced(pieces: Iterable[pa.RecordBatch], rate: int) -> Iterator[pa.RecordBatch]:
+    if not rate:
+        yield from pieces
+        return
+    pace = Pace(rate)
+    for piece in pieces:
+        for at in range(0, len(piece), pace.step):
+            one = piece.slice(at, pace.step)
+            pace.wait(len(one))
+            yield one
 
 
 def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -157,7 +173,7 @@ class Sender:
         self.requests = 0
         self.late = 0
 
-    def send(self, batch: pa.RecordBatch, keys: RowKeys) -> None:
+    def send(self, batch: pa.RecordBatch, keys: Keys) -> None:
         """Have rows sent; returns when all but `sendsInFlight` requests are acknowledged."""
         body, properties = bodies(batch), property_texts(batch, keys)
         ids = keys.unique_ids()

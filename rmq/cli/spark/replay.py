@@ -1,0 +1,154 @@
+"""`rmq spark replay`."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from rmq.cli.output import Format, output_option
+from rmq.cli.spark.running import run_pipeline, source_options, spark_options, tell
+from rmq.cli.target import Target, target_options
+from rmq.cli.times import Place, as_place
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rmq.spark.pipelines.progress import Watch
+    from rmq.spark.pipelines.sending import Run, SentAgain
+
+T = TypeVar("T")
+
+
+def run_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds the options of a run of sending again: `run_id`, `state`, `rate`."""
+    for option in (
+        click.option("--rate", type=click.IntRange(1), default=0, help="At most so many a second."),
+        click.option(
+            "--state",
+            type=click.Path(file_okay=False, path_type=pathlib.Path),
+            metavar="DIR",
+            help="Keep here where a run began. Without it a run with an id looks through the whole target.",
+        ),
+        click.option("--run", "run_id", default="", metavar="ID", help="Name of the run, to go on with it."),
+    ):
+        command = option(command)
+    return command
+
+
+def as_run(run_id: str, state: pathlib.Path | None, rate: int) -> Run:
+    """The run that these options name. Raises ConfigError."""
+    from rmq.spark import Run
+
+    return Run(run_id, state, rate)
+
+
+@click.command("replay")
+@click.option("--to", required=True, metavar="TOPIC", help="Where to send.")
+@click.option(
+    "--archive",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path),
+    metavar="DIR",
+    help="Take messages of the archive in DIR (of --topic only, when that is given too).",
+)
+@click.option("--topic", metavar="TOPIC", help="Take messages of this topic.")
+@click.option("--since", callback=as_place, metavar="WHEN", help="Those stored then or later.")
+@click.option("--until", callback=as_place, metavar="WHEN", help="Those stored before then.")
+@click.option("--from-offsets", metavar="JSON", help='First offsets: {"Orders":{"broker-a":{"0":12}}}.')
+@click.option("--to-offsets", metavar="JSON", help="Where to end, likewise.")
+@click.option("--where", metavar="SQL", help="Those for which this is true: \"tags = 'paid'\".")
+@click.option(
+    "--keep",
+    default="tags,keys,properties",
+    show_default=True,
+    metavar="NAMES",
+    help="What to keep beside the body.",
+)
+@run_options
+@output_option
+@spark_options
+@target_options
+def replay_command(
+    target: Target,
+    to: str,
+    keep: str,
+    run_id: str,
+    state: pathlib.Path | None,
+    rate: int,
+    output: Format,
+    master: str,
+    memory: str,
+    **choice: Any,
+) -> None:
+    """Send messages of an archive, or of a topic, to a topic again.
+
+    Each says in its property rmqSparkKey where it comes from. With --run a run that was interrupted can be
+    started again: what is stored is not sent twice.
+    """
+    if not (choice["folder"] or choice["topic"]):
+        raise click.UsageError("say what to send: --archive or --topic")
+    if choice["folder"] and (choice["from_offsets"] or choice["to_offsets"]):
+        raise click.UsageError("offsets are for topics; use --where with an archive")
+    options = source_options(target)
+
+    def work(spark: SparkSession, watch: Watch) -> SentAgain:
+        from rmq.spark import replay
+
+        rows = _archived(spark, **choice) if choice["folder"] else _of_topic(spark, options, **choice)
+        if choice["where"]:
+            rows = rows.where(choice["where"])
+        kept = [name.strip() for name in keep.split(",") if name.strip()]
+        return replay(rows, options | {"topic": to}, as_run(run_id, state, rate), kept=kept, watch=watch)
+
+    tell(run_pipeline(work, master=master, memory=memory), output)
+
+
+def _archived(
+    spark: SparkSession,
+    folder: pathlib.Path,
+    topic: str | None,
+    since: Place | None,
+    until: Place | None,
+    **rest: object,
+) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    from rmq.spark import read_archive
+
+    rows = read_archive(spark, folder)
+    if topic:
+        rows = rows.where(F.col("topic") == topic)
+    if since is not None:
+        rows = rows.where(F.unix_millis("storeTimestamp") >= time_of(since, "--since"))
+    if until is not None:
+        rows = rows.where(F.unix_millis("storeTimestamp") < time_of(until, "--until"))
+    return rows
+
+
+def _of_topic(
+    spark: SparkSession,
+    options: dict[str, str],
+    topic: str,
+    since: Place | None,
+    until: Place | None,
+    from_offsets: str | None,
+    to_offsets: str | None,
+    **rest: object,
+) -> DataFrame:
+    chosen = {"topic": topic, "startingOffsets": from_offsets, "endingOffsets": to_offsets}
+    if since is not None:
+        chosen["startingTimestamp"] = str(time_of(since, "--since"))
+    if until is not None:
+        chosen["endingTimestamp"] = str(time_of(until, "--until"))
+    given = {name: text for name, text in chosen.items() if text}
+    return spark.read.format("rmq").options(**options, **given).load()
+
+
+def time_of(place: Place, option: str) -> int:
+    """The time that an option names; earliest and latest are none."""
+    if isinstance(place, int):
+        return place
+    raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)

@@ -1,0 +1,139 @@
+"""What all commands of `rmq spark` do: start Spark, show how far it is, end with a summary or in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import attrs
+import click
+
+from rmq.cli.output import Format, plain, show
+from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED
+from rmq.cli.target import Target, fail
+from rmq.errors import RmqError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from rmq.spark.pipelines.progress import Progress, Watch
+
+T = TypeVar("T")
+
+_OURS: Final = re.compile(r"rmq\.[a-z_.]*errors?\.[A-Za-z]+: (.*)|rmq\.[a-z_.]+\.[A-Z][A-Za-z]+: (.*)")
+
+
+def spark_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds the options that say how Spark runs; the command gets `master` and `memory`."""
+    for option in (
+        click.option(
+            "--memory", default="1g", show_default=True, metavar="SIZE", help="Memory of Spark's Java."
+        ),
+        click.option(
+            "--master",
+            default="local[*]",
+            show_default=True,
+            metavar="URL",
+            help="local[CORES] or a cluster.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def source_options(target: Target) -> dict[str, str]:
+    """The options of the source `rmq` for a target."""
+    options = {"nameServer": target.namesrv}
+    if target.credentials is not None:
+        options["accessKey"] = target.credentials.access_key
+        options["secretKey"] = target.credentials.secret_key
+    if target.tls is not None:
+        options |= {
+            "tls": "true",
+            "tlsCa": target.tls.tls_trust_path,
+            "tlsCert": target.tls.tls_cert_path,
+            "tlsKey": target.tls.tls_key_path,
+            "tlsInsecure": str(target.tls.tls_insecure_skip_verify).lower(),
+        }
+    return {name: value for name, value in options.items() if value}
+
+
+def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memory: str) -> T:
+    """Start Spark, do the work in it, and return what comes of it. Errors end the process in one line."""
+    if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
+        click.echo("rmq: Spark is not installed: pip install 'rmq[spark]'", err=True)
+        sys.exit(EXIT_FAILED)
+    from pyspark.errors import PySparkException
+
+    try:
+        with showing() as (say, watch), started(say, master, memory) as spark:
+            return work(spark, watch)
+    except KeyboardInterrupt:
+        click.echo("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except (RmqError, OSError) as error:
+        fail(error)
+    except PySparkException as error:
+        click.echo(f"rmq: {reason_of(error)}", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+@contextmanager
+def started(say: Callable[[str], object], master: str, memory: str) -> Iterator[SparkSession]:
+    """A session for the length of the block."""
+    from rmq.spark import session
+
+    say("starting Spark")
+    spark = session("rmq spark", master=master, settings={"spark.driver.memory": memory})
+    say("working")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def reason_of(error: BaseException) -> str:
+    """What our own code said, out of an error that came through Spark and has two tracebacks in it."""
+    said = [next(filter(None, found)) for found in _OURS.findall(str(error))]
+    return said[-1].strip() if said else str(error).split("\n\n")[0].strip()
+
+
+@contextmanager
+def showing() -> Iterator[tuple[Callable[[str], object], Watch]]:
+    """What to call with the step that is begun, and with the progress of a job: shown when the error output
+    is a terminal, and gone when the block ends."""
+    if not sys.stderr.isatty():
+        yield (lambda text: None), (lambda progress: None)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("", total=None)
+
+        def say(text: str) -> None:
+            bars.update(task, description=text)
+
+        def watch(at: Progress) -> None:
+            bars.update(task, description=at.unit, completed=at.done, total=at.total)  # type: ignore[attr-defined]
+
+        yield say, watch  # type: ignore[misc]
+
+
+def tell(summary: Any, output: Format, *, columns: Mapping[str, str] | None = None) -> None:
+    """Print what a pipeline returned: its parts as a table, then its figures; or all as JSON or YAML."""
+    if output != "table":
+        show(summary, output)
+        return
+    figures = {name: value for name, value in attrs.asdict(summary, recurse=False).items() if name != "parts"}
+    if getattr(summary, "parts", ()):
+        show(summary.parts, columns=columns)
+        click.echo()
+    if isinstance(figures.get("seconds"), float):
+        figures["seconds"] = f"{figures['seconds']:.1f}"
+    show(plain(figures))

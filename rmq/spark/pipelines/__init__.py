@@ -1,0 +1,1 @@
+"""Pipelines: whole jobs made of the data sources. Each is a function that `rmq.spark` has, and a command."""

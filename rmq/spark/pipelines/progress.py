@@ -1,0 +1,90 @@
+"""How far a job is, for those who watch it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
+
+from rmq.spark.offsets import offsets_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_SECONDS: Final = 0.5
+
+
+@frozen
+class Progress:
+    """`done` of `total` (None: nobody knows) things; `unit` names them, messages or tasks."""
+
+    done: int
+    total: int | None
+    unit: str
+
+
+Watch = Callable[[Progress], object]
+"""Told now and then how far a job is."""
+
+
+def unwatched(progress: Progress) -> None:
+    """Watches nothing."""
+
+
+def follow(query: StreamingQuery, watch: Watch) -> None:
+    """Wait until a streaming query ends, and stop it when this is interrupted.
+
+    Raises StreamingQueryException when it fails."""
+    rows: dict[int, int] = {}
+    try:
+        while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
+            for one in query.recentProgress:
+                rows[one.batchId] = one.numInputRows
+            last = query.lastProgress
+            if last is not None:
+                watch(Progress(sum(rows.values()), sum(rows.values()) + _lag(last.sources), "messages"))
+    finally:
+        query.stop()
+
+
+def _lag(sources: Any) -> int:
+    return sum(lag_of(source.endOffset, source.latestOffset) for source in sources)
+
+
+def lag_of(end: str | None, latest: str | None) -> int:
+    """How many messages are between two offsets as the progress of a query has them."""
+    ends, latests = json.loads(end or "null"), json.loads(latest or "null")
+    if ends is None or latests is None:  # before the first batch
+        return 0
+    known, newest = offsets_of(ends), offsets_of(latests)
+    return sum(max(offset - known.get(queue, offset), 0) for queue, offset in newest.items())
+
+
+@contextmanager
+def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
+    """Tell `watch` of the tasks of the jobs that run inside the block."""
+    if watch is unwatched:
+        yield
+        return
+    done = threading.Event()
+    thread = threading.Thread(target=_watch_tasks, args=(spark, watch, done), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _watch_tasks(spark: SparkSession, watch: Watch, done: threading.Event) -> None:
+    tracker = spark.sparkContext.statusTracker()
+    while not done.wait(POLL_SECONDS):
+        stages = filter(None, map(tracker.getStageInfo, tracker.getActiveStageIds()))
+        counts = [(stage.numCompletedTasks, stage.numTasks) for stage in stages]
+        if counts:
+            watch(Progress(sum(one for one, _ in counts), sum(all_ for _, all_ in counts), "tasks"))
