@@ -436,7 +436,7 @@ class Consumer:
                 self._later_came = anyio.Event()
                 await self._later_came.wait()
             due, message = self._later[0]
-            await anyio.sleep(due - self._session.now())
+            await anyio.sleep(max(due - self._session.now(), 0))
             self._later.popleft()
             self._deliver_again(message)
 

@@ -52,7 +52,7 @@ class TaskScope:
         """Cancel the tasks and wait for them. Cancelled from outside: the same."""
         assert self._outer is not None
         self.tasks.cancel_scope.cancel()
-        users = error is not None and not isinstance(error, anyio.get_cancelled_exc_class())
+        users = error is not None and bool(_others(error, None))
         try:
             await self._outer.__aexit__(kind, error, trace)
         except BaseException as raised:
@@ -67,7 +67,9 @@ class TaskScope:
 
 
 def _others(raised: BaseException, error: BaseException | None) -> list[BaseException]:
-    """The errors in `raised`, however nested, but for `error` and cancellations."""
+    """The errors in `raised`, however nested, but for `error` and cancellations.
+
+    A nursery of the block makes a group of cancellations, which is no error of the user's."""
     if raised is error or isinstance(raised, anyio.get_cancelled_exc_class()):
         return []
     if isinstance(raised, BaseExceptionGroup):

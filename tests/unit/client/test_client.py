@@ -48,6 +48,18 @@ def scope_of(backend: str, body: object, *tasks: object) -> None:
     anyio.run(main, backend=backend)
 
 
+async def wait_in_a_nursery() -> None:
+    """Whose end is a group of cancellations."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        nursery.start_soon(trio.sleep_forever)
+
+
+def test_an_error_of_a_task_comes_out_though_the_block_waits_in_a_nursery() -> None:
+    with pytest.raises(Broken):
+        scope_of("trio", wait_in_a_nursery, fail_soon)
+
+
 @BACKENDS
 class TestScope:
     def test_an_error_of_the_block_comes_out_bare(self, backend: str) -> None:

@@ -163,6 +163,24 @@ class TestFailures:
             nursery.cancel_scope.cancel()
         assert cluster["a"].sent_back == []
 
+    async def test_queues_that_failed_together_go_on_however_late_the_clock_is(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 4)
+        order = Order(0.0)
+        order.failing = {0: 1, 1: 1}
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(0.5)
+            clock.jump(5)  # both were due at 1 s
+            await trio.sleep(0.1)
+            assert order.seen == {0: [0, 2], 1: [1, 3]}
+            nursery.cancel_scope.cancel()
+
     async def test_the_times_are_counted(self, setting: World, clock: MockClock, cluster: Cluster) -> None:
         fill(cluster, 1)
         times = []
