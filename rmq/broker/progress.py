@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -219,9 +220,15 @@ class Progress:
         return offsets
 
     def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The first message stored at that time or later. RocketMQ takes the nearest, or any of that ms, and
+        so skips messages or repeats some."""
         if timestamp_ms == _TO_THE_END:
             return self._store.max_offset(topic, queue_id)
-        return max(0, self._store.offset_by_time(topic, queue_id, timestamp_ms))
+        offsets = range(self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id))
+        found = bisect_left(
+            offsets, timestamp_ms, key=lambda offset: self._store.message_time(topic, queue_id, offset)
+        )
+        return offsets.start + found
 
 
 def _reset_notice(

@@ -16,6 +16,7 @@ from rmq.client.names import UNREACHABLE
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulling import Owner, Puller, PullForm
 from rmq.client.rebalance import Change, Strategy, difference, plan
+from rmq.client.search import first_since
 from rmq.client.session import Session
 from rmq.errors import NoRoute, RemoteProtocolError, ResponseError
 from rmq.message import RETRY_PREFIX, MessageQueue
@@ -166,7 +167,7 @@ class Assignments:
         if member.consume_from == "first" or (retry and member.consume_from == "last"):
             return 0
         if isinstance(member.consume_from, int) and not retry:
-            return await brokers.search_offset(queue, member.consume_from)
+            return await first_since(self._session, member.group, queue, member.consume_from)
         return await brokers.max_offset(queue)
 
     def start(self, queue: MessageQueue, queue_offset: int) -> None:

@@ -104,7 +104,7 @@ class Brokers:
         return response.read(GetMinOffsetResponseHeader).offset
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the first message stored at that time or later."""
+        """The offset that the broker names for a time: of a message near it. See `search.first_since`."""
         header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return response.read(SearchOffsetResponseHeader).offset

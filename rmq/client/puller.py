@@ -14,15 +14,13 @@ from rmq.client.polling import Polled
 from rmq.client.pulling import FIRST_PAUSE_SECONDS, PullAnswer, PullForm, RawPull
 from rmq.client.rebalance import Strategy, averagely
 from rmq.client.scope import TaskScope
+from rmq.client.search import first_since
 from rmq.client.session import Session
 from rmq.client.subscription import ALL, Sql, subscription
 from rmq.errors import LocalProtocolError
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
-
-LOOK_BACK = 16
-"""Messages that a search by time looks at before the one that the broker names."""
 
 
 @define
@@ -173,26 +171,11 @@ class PullConsumer:
         return await self._session.brokers.max_offset(queue)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the first message stored at that time (ms since 1970) or later. Cancelled: nothing.
-
-        Brokers answer with the message nearest to the time, or any of those stored in that ms: a look at its
-        neighbours finds the first.
+        """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
+        there is none. Cancelled: nothing has happened.
         """
         await self._know(queue)
-        brokers, form = self._session.brokers, self._form(queue, ALL)
-        at = await brokers.search_offset(queue, timestamp_ms)
-        first = max(at - LOOK_BACK, await brokers.min_offset(queue))
-        while True:
-            answer = await self._ask(form, first, 2 * LOOK_BACK, 0.0)
-            late = [message for message in answer.messages if message.store_timestamp >= timestamp_ms]
-            if late and (late[0] is not answer.messages[0] or first <= answer.min_offset):
-                return late[0].queue_offset
-            if late:
-                first = max(first - LOOK_BACK, answer.min_offset)
-            elif answer.next_offset <= first:
-                return first
-            else:
-                first = answer.next_offset
+        return await first_since(self._session, self.group, queue, timestamp_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed; None when there is none. Cancelled: nothing has

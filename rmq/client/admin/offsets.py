@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rmq.client.admin.calls import offline
 from rmq.client.admin.groups import Groups
 from rmq.client.admin.values import GroupProgress, OffsetReset, QueueProgress
+from rmq.client.search import first_since
 from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import (
@@ -26,8 +27,6 @@ from rmq.protocol.headers import (
     GetTopicStatsInfoRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     ResetOffsetRequestHeader,
-    SearchOffsetRequestHeader,
-    SearchOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
 
@@ -194,9 +193,7 @@ class Offsets(Groups):
         for queue, row in before.items():
             target = row.broker_offset
             if timestamp != TO_THE_END:
-                header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp, queue.broker_name)
-                answer = await self._ask(address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
-                target = answer.read(SearchOffsetResponseHeader).offset
+                target = await first_since(self._session, group, queue, timestamp)
             if force or target <= row.consumer_offset:
                 await self._set_offset(address, group, queue, target)
                 after[queue] = target

@@ -198,12 +198,28 @@ def test_a_reset_tells_each_member_where_to_go_on() -> None:
 
 @pytest.mark.parametrize(
     ("timestamp", "force", "expected"),
-    [(START + 3_500, False, 3), (START + 3_500, True, 3), (-1, False, 3), (-1, True, 4), (0, False, 0)],
+    [(START + 3_500, False, 3), (START + 3_500, True, 4), (-1, False, 3), (-1, True, 4), (0, False, 0)],
 )
 def test_a_reset_goes_forward_only_by_force(timestamp: int, force: bool, expected: int) -> None:
     desk = filled()
     join(desk, "g", "T")
     table = bodies.ResetOffsetBody.from_json(reset(desk, timestamp, force).body).offset_table
+    assert table[queue(0)] == expected
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [(-1, 0), (0, 0), (1, 1), (400, 1), (500, 1), (501, 21), (899, 21), (900, 21), (901, 22)],
+)
+def test_a_reset_begins_with_the_first_message_of_that_ms_or_later(after: int, expected: int) -> None:
+    desk = Desk()
+    desk.topic("T", 1)
+    for at in [0, *[500] * 20, 900]:
+        desk.clock.now = START + at
+        desk.put("T", 0)
+    desk.offsets.commit("g", "T", 0, 22)
+    join(desk, "g", "T")
+    table = bodies.ResetOffsetBody.from_json(reset(desk, START + after, True).body).offset_table
     assert table[queue(0)] == expected
 
 

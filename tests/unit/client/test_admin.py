@@ -229,6 +229,28 @@ def test_progress_reset_and_skip_of_a_group_without_members(play: Play, name: st
     play(scenario)
 
 
+def test_a_group_is_reset_to_the_ms(play: Play, name: str) -> None:
+    async def scenario(client: rmq.Client) -> None:
+        await client.admin.create_topic(name, broker="embedded", queues=1)
+        async with client.producer(f"{name}-producer") as producer:
+            for _ in range(3):
+                await producer.send_batch([rmq.Message(name, b"%d" % number) for number in range(20)])
+        await consume(client, name, 60)
+        async with client.pull_consumer("reader") as puller:
+            (queue,) = await puller.message_queues(name)
+            times = [
+                message.store_timestamp
+                for at in (0, 30)
+                for message in (await puller.pull(queue, at, max_messages=30)).messages
+            ]
+        assert len(times) == 60
+        for wanted in (times[20], times[40], times[59] + 1):
+            (done,) = await client.admin.reset_offset(name, name, wanted)
+            assert done.new_offset == next((at for at, ms in enumerate(times) if ms >= wanted), 60)
+
+    play(scenario)
+
+
 def test_a_reset_reaches_members_that_run(play: Play, name: str) -> None:
     async def scenario(client: rmq.Client) -> None:
         await client.admin.create_topic(name, broker="embedded", queues=1)

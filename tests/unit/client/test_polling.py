@@ -188,3 +188,17 @@ async def test_a_search_by_time_finds_the_first_whichever_near_one_the_broker_na
     )
     async with setting.connect() as client, client.pull_consumer("g") as puller:
         assert await puller.search_offset(queue, wanted) == first
+
+
+async def test_a_group_that_begins_at_a_time_misses_nothing_of_that_ms(
+    setting: World, clock: MockClock, cluster: Cluster
+) -> None:
+    for number, stored_ms in enumerate([5, *[20] * 40, 30]):
+        cluster["a"].put("T", 0, b"%d" % number, store_timestamp=stored_ms)
+    cluster["a"].script(
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+        *[lambda request, _: request.reply(header={"offset": "21"})] * 2,
+    )
+    async with setting.connect() as client, client.consumer("g", {"T": "*"}, consume_from=20) as consumer:
+        delivery = await anext(consumer)
+        assert delivery.message.body == b"1"
