@@ -7,6 +7,8 @@ serialization of its request. `Decoder` takes bytes as they come and gives whole
 
 from __future__ import annotations
 
+from typing import Final
+
 from rmq.protocol import engine
 from rmq.protocol.frame import JSON, MAX_FRAME, ROCKETMQ, SEND_V2_CODES, Command, next_opaque
 
@@ -18,6 +20,9 @@ def encode(command: Command) -> bytes:
     return engine.encode_frame(command)
 
 
+_SMALL_BYTES: Final = 4096
+
+
 class Decoder:
     """Collects bytes and gives commands: `feed` as much or as little as there is.
 
@@ -26,13 +31,10 @@ class Decoder:
 
     def __init__(self, max_frame: int = MAX_FRAME) -> None:
         self.max_frame = max_frame
-        self._partial = bytearray()
-        self._wanted = 0  # bytes that the unfinished frame has in all; 0 while its length is unknown
-
-    @property
-    def buffered(self) -> int:
+        self.buffered = 0
         """Bytes of the unfinished frame that are held."""
-        return len(self._partial)
+        self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
+        self._wanted = 0  # bytes that it has in all; 8 while its length is unknown
 
     def feed(self, data: bytes) -> list[Command]:
         """The commands that `data` completes.
@@ -41,21 +43,29 @@ class Decoder:
         """
         if data.__class__ is not bytes:
             data = bytes(data)  # a WebSocket gives bytearrays; the engine keeps slices as keys
-        partial = self._partial
-        if not partial:
-            commands, consumed = engine.split_frames(data, self.max_frame)
-            if consumed < len(data):
-                self._keep(data, consumed)
-            return commands
-        partial += data
-        if len(partial) < self._wanted or len(partial) < 8:
-            return []
-        whole = bytes(partial)
-        commands, consumed = engine.split_frames(whole, self.max_frame)
-        partial.clear()
-        self._keep(whole, consumed)
+        if self._pieces:
+            self._add(data)
+            if self.buffered < self._wanted:
+                return []
+            # One join, however many pieces there are: a large frame is copied once.
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self.buffered = 0
+        commands, consumed = engine.split_frames(data, self.max_frame)
+        if consumed < len(data):
+            self._keep(data[consumed:])
         return commands
 
-    def _keep(self, data: bytes, start: int) -> None:
-        self._partial += memoryview(data)[start:]
-        self._wanted = engine.frame_size(data, start) if len(data) - start >= 4 else 0
+    def _add(self, data: bytes) -> None:
+        if len(data) < _SMALL_BYTES:  # else a peer could make us hold an object for each byte
+            if self._pieces[-1].__class__ is not bytearray:
+                self._pieces.append(bytearray())
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(data)
+        self.buffered += len(data)
+
+    def _keep(self, rest: bytes) -> None:
+        self._pieces.append(rest)
+        self.buffered = len(rest)
+        self._wanted = max(8, engine.frame_size(rest, 0)) if len(rest) >= 4 else 8

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import struct
+from itertools import cycle
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
 from rmq.protocol import headers
@@ -173,6 +176,34 @@ def test_what_is_buffered() -> None:
     assert decoder.buffered == 7
     assert len(decoder.feed(frame[7:])) == 1
     assert decoder.buffered == 0
+
+
+@given(
+    st.lists(st.integers(0, 20_000), min_size=1, max_size=4),
+    st.lists(st.sampled_from([1, 3, 7, 8, 100, 4095, 4096, 5000, 30_000]), min_size=1, max_size=6),
+)
+def test_frames_are_the_same_however_they_are_cut(sizes: list[int], cuts: list[int]) -> None:
+    commands = [Command.request(105, {"topic": "T"}, bytes(size)) for size in sizes]
+    stream = b"".join(map(encode, commands))
+    decoder, found, at, fed = Decoder(), [], 0, 0
+    for cut in cycle(cuts):
+        fed += len(stream[at : at + cut])
+        found += decoder.feed(stream[at : at + cut])
+        complete = sum(len(encode(command)) for command in commands[: len(found)])
+        assert decoder.buffered == fed - complete
+        at += cut
+        if at >= len(stream):
+            break
+    assert list(map(encode, found)) == list(map(encode, commands))
+
+
+def test_bytes_that_drip_are_not_kept_one_by_one() -> None:
+    frame = encode(Command.request(105, {"topic": "T"}, bytes(10_000)))
+    decoder = Decoder()
+    for at in range(len(frame) - 1):
+        assert decoder.feed(frame[at : at + 1]) == []
+    assert len(decoder._pieces) < 10
+    assert len(decoder.feed(frame[-1:])) == 1
 
 
 def test_a_frame_of_a_length_that_grows_over_the_limit_ends_at_once() -> None:
