@@ -295,6 +295,8 @@ class Consumer:
         self, handle: Callable[[StoredMessage], Awaitable[object]], inbox: Inbox[PulledMessage], hand: Hand
     ) -> None:
         ready = inbox.ready
+        if len(ready) > 1 and inbox.idle:
+            inbox.wake()  # each one who takes some wakes the next, so all come that are needed
         for _ in range(BURST):
             if not ready:
                 return
@@ -303,8 +305,6 @@ class Consumer:
             assert window is not None
             if window.dropped:
                 continue
-            if ready and inbox.idle:
-                inbox.wake()
             hand.messages = (message,)
             try:
                 await handle(message)
