@@ -48,10 +48,14 @@ def read_binary(header: bytes) -> Command:
         raise RemoteProtocolError(f"the binary header cannot be read: {error}: {header[:80]!r}") from None
 
 
-def binary_ext(header: bytes) -> dict[str, str]:
-    """The text map of a binary header that was read before."""
-    at, end = _fields_of(header, _HEAD.size, _HEAD.unpack_from(header)[5])
-    return _fields(header, at, end)
+class _BinaryCommand(Command):
+    """One whose typed header was made at once, and its text map not."""
+
+    __slots__ = ()
+
+    def _read_ext(self, raw: bytes) -> dict[str, str]:
+        at, end = _fields_of(raw, _HEAD.size, _HEAD.unpack_from(raw)[5])
+        return _fields(raw, at, end)
 
 
 def _general(header: bytes) -> Command:
@@ -205,7 +209,7 @@ def _fast(header: bytes) -> Command | None:
         value = _known(header, places, known, seen.header_class)
         if value is not None:
             name = LANGUAGES.get(language, OTHER)
-            return Command(code, opaque, flag, None, b"", None, name, version, ROCKETMQ, value, header)
+            return _BinaryCommand(code, opaque, flag, None, b"", None, name, version, ROCKETMQ, value, header)
     return _learned(header, seen)
 
 

@@ -16,7 +16,6 @@ from rmq.protocol._binary import (
     LANGUAGE_NUMBERS,
     LANGUAGES,
     OTHER,
-    binary_ext,
     binary_fields,
     read_binary,
     write_binary,
@@ -104,13 +103,6 @@ def _json_fields(header: bytes) -> dict[str, Any]:
     return fields
 
 
-def header_ext(header: bytes) -> dict[str, str]:
-    """The text map (`extFields`) of a header of either form that was read before."""
-    if header[:1] != b"{":
-        return binary_ext(header)
-    return _texts_only(header) or _json_ext(_json_fields(header), header)
-
-
 def _texts_only(header: bytes) -> dict[str, str] | None:
     """The text map where all of it is text, as with every known client; else None. Access control asks for it
     with every request, and this takes a third of the time."""
@@ -132,6 +124,15 @@ def _json_ext(fields: dict[str, Any], header: bytes) -> dict[str, str]:
         for key, value in ext.items()
         if value is not None
     }
+
+
+class _JsonCommand(Command):
+    """One whose typed header was made at once, and its text map not."""
+
+    __slots__ = ()
+
+    def _read_ext(self, raw: bytes) -> dict[str, str]:
+        return _texts_only(raw) or _json_ext(_json_fields(raw), raw)
 
 
 def _json_command(header: bytes) -> Command:
@@ -262,7 +263,7 @@ if msgspec is not None:
                 and header.count(b':"true"') != value.batch + value.unit_mode
             ):
                 return None
-            return Command(
+            return _JsonCommand(
                 made.code,
                 made.opaque,
                 made.flag,

@@ -89,8 +89,12 @@ class Command:
         Raises RemoteProtocolError when a part that the typed header does not use cannot be read.
         """
         if self._ext is None:
-            self._ext = _ext_of(self._raw) if self._raw else {}
+            self._ext = self._read_ext(self._raw) if self._raw else {}
         return self._ext
+
+    def _read_ext(self, raw: bytes) -> Mapping[str, str]:
+        """The text map of a header of which the engine made only the typed value: it knows the form."""
+        raise NotImplementedError
 
     @property
     def is_response(self) -> bool:
@@ -145,12 +149,6 @@ class Command:
         return (
             f"<{kind} {self.code} opaque={self.opaque} remark={self.remark!r} {fields} body={len(self.body)}>"
         )
-
-
-def _ext_of(raw: bytes) -> Mapping[str, str]:
-    from rmq.protocol import engine  # the engine makes commands, so it imports this module
-
-    return engine.header_ext(raw)
 
 
 def _fields(code: int, header: Any) -> Mapping[str, str] | None:
