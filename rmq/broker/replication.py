@@ -250,6 +250,7 @@ class Follower:
 
     async def _link(self, address: str) -> None:
         broker = self._broker
+        broker.store.cut_partial()
         if broker.registration.master_address:
             await self._align(broker.registration.master_address)
         target = with_scheme(address, self._guard.tls.config.scheme)

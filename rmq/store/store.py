@@ -120,6 +120,7 @@ class Store:
         self._sync_lock = threading.Lock()
         self._unvouched = False  # a sync of queue or index files failed
         self._raw_position = 0  # a slave's: up to where queues have the log's records
+        self._raw_whole = 0  # a slave's: where the last whole record that came ends
         self._served = 0  # bytes read since the mapped pages were let go
         self._disk_looked_ms = -_DISK_LOOK_MS
         self._disk_state = DiskState(0.0, 0)
@@ -172,7 +173,7 @@ class Store:
         )
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
         self._queues.recovered(self._log.timestamp, changed=recovery.records > 0)
-        self._raw_position = self._log.end
+        self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         log.info("store %s opened: %s", self._root, recovery)
         return recovery
@@ -369,7 +370,7 @@ class Store:
             self._rollback()
             raise
         self._log.timestamp = self._batch_ms
-        self._raw_position = self._log.end
+        self._raw_position = self._raw_whole = self._log.end
         arrivals = self._take_units()
         if self._entries:
             self._index_later(self._entries)
@@ -619,7 +620,7 @@ class Store:
             if self._log.segments.bases or physical_offset % self._log.file_size:
                 raise self._out_of_range(physical_offset)
             self._log.open_at(physical_offset, 0)
-            self._raw_position = physical_offset
+            self._raw_position = self._raw_whole = physical_offset
         self._log.write_raw(data)
         return self._queue_raw()
 
@@ -632,6 +633,7 @@ class Store:
             if has_unit(record.sys_flag):
                 self._own_unit(record)
         if records:
+            self._raw_whole = records[-1].position + records[-1].size
             self._log.timestamp = self._batch_ms = records[-1].store_timestamp
         arrivals = self._take_units()
         self._index_later(entries_of(records))
@@ -659,12 +661,18 @@ class Store:
         self._rollback()
         self._queues.truncate(physical_offset)
         self._log.truncate(physical_offset)
-        self._raw_position = physical_offset
+        self._raw_position = self._raw_whole = physical_offset
         self._index.truncate(physical_offset)
         if self._checkpoint is not None:
             self._vouch_for_less(self._checkpoint)
         if self.config.message_index_enable:
             self._reput.start(again=True)
+
+    def cut_partial(self) -> None:
+        """Cut what came after the last whole record, a part of one or the end of a file: the master may go on
+        with another record there."""
+        if self._raw_whole != self._log.end:
+            self.truncate(self._raw_whole)
 
     def _out_of_range(self, physical_offset: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(

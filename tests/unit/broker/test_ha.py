@@ -6,18 +6,22 @@ import base64
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from rmq.broker.ha import FRAME, FRAME_BYTES, REPORT, MasterSession, SlaveSession
-from rmq.errors import RemoteProtocolError
+from rmq.broker.replication import Follower
+from rmq.errors import ConnectFailed, RemoteProtocolError
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store
+from rmq.testing.network import MemoryNetwork
 
 from .rig import Rig, send
 
@@ -268,3 +272,19 @@ def test_disk_and_slave_are_both_waited_for() -> None:
     rig.broker.flushed(rig.store.max_physical_offset)
     (answer,) = rig.wire.take()
     assert answer.code == 0
+
+
+def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple[Store, Store]) -> None:
+    master, slave = stores
+    fill(master, 3)
+    slave.append_raw(0, master.read_raw(0, master.max_physical_offset - 1))
+    registration = SimpleNamespace(master_address="")
+    broker: Any = SimpleNamespace(store=slave, registration=registration)
+    guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
+    pool: Any = None
+    follower = Follower(broker, MemoryNetwork(seed=1), pool, guard)
+    with pytest.raises((ConnectFailed, OSError)):
+        trio.run(follower._link, "10.0.0.9:1")
+    unit = slave.unit("T", 0, 1)
+    assert unit is not None
+    assert slave.max_physical_offset == unit[0] + unit[1]

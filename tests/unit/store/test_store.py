@@ -12,6 +12,7 @@ from rmq.message import tags_code
 from rmq.protocol.record import decode_record, decode_records
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import RealDisk
+from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
 from .stores import HOST, ROOT, START_MS, Clock, bodies, fill, make_store, open_store, record, send
@@ -690,6 +691,43 @@ def test_a_slave_s_log_is_its_master_s() -> None:
     again = open_store(slave_disk)
     assert bodies(again) == bodies(master)
     assert again.max_physical_offset == master.max_physical_offset
+
+
+def test_what_came_of_a_record_in_part_is_cut_before_another_master_goes_on() -> None:
+    """A power cut takes a master's end of the log that its slave has in part; other records come there."""
+    first, second = open_store(), open_store()
+    for master, text in ((first, "old"), (second, "new")):
+        fill(master, 20)
+        for number in range(12):  # over the end of a file, at another place in each
+            send(master, record(f"{text} {number} " + "x" * 150 * (1 + (text == "old"))))
+    common = last_of(first, 19)
+    whole = [common, *[last_of(first, number) for number in range(20, 32)]]
+    for reach in range(common, first.max_physical_offset, 7):
+        slave = open_store(broker_role=BrokerRole.SLAVE)
+        copy(first, slave, reach)
+        assert slave.max_physical_offset == reach
+        slave.cut_partial()
+        assert slave.max_physical_offset == max(end for end in whole if end <= reach)
+        if slave.max_physical_offset > common:
+            slave.truncate(common)  # whole records are compared with the master's
+        copy(second, slave, second.max_physical_offset)
+        assert bodies(slave) == bodies(second)
+
+
+def last_of(store: Store, queue_offset: int) -> int:
+    """Where the record at that offset of the queue ends."""
+    unit = store.unit("Orders", 0, queue_offset)
+    assert unit is not None
+    return unit[0] + unit[1]
+
+
+def copy(master: Store, slave: Store, reach: int) -> None:
+    """Have the slave's log reach there."""
+    position = slave.max_physical_offset
+    while position < reach:
+        data = bytes(master.read_raw(position, min(100, reach - position)))
+        slave.append_raw(position, data)
+        position += len(data)
 
 
 def test_raw_bytes_must_follow_the_end() -> None:
