@@ -14,49 +14,39 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import repeat
 from typing import NamedTuple
 
 from attrs import evolve
 
-from rmq.errors import OffsetOutOfRange, StoreError
-from rmq.message import SCHEDULE_TOPIC, StoredMessage
+from rmq.errors import StoreError
+from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
 from rmq.protocol.engine import build_batch, build_record
-from rmq.protocol.record import FIXED_SIZE, Record, decode_record
+from rmq.protocol.record import FIXED_SIZE, Record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
-from rmq.store.config import BrokerRole, StoreConfig, delay_table
+from rmq.store.config import StoreConfig, delay_table
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
 from rmq.store.properties import PREPARED, Marks, due_time, has_unit, is_indexed, unit_code, value_of
 from rmq.store.queues import Arrival, Queues
-from rmq.store.reader import (
-    GetResult,
-    Limits,
-    Matches,
-    MatchesRecord,
-    Wanted,
-    offset_by_time,
-    outside,
-    read_queue,
-)
+from rmq.store.reader import Limits
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
 from rmq.store.reput import Reput, entries_of
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, disk_state, expired_files, why_clean
 from rmq.store.scan import Scan, Scanned
+from rmq.store.view import COUNT_BACKLOG, Lookup, StoreView
 
 log = logging.getLogger("rmq.store")
 
 __all__ = ["Arrival", "Batch", "Lookup", "Store"]
 
-_COUNT_BACKLOG = 20_000  # records that wait for the index before commit() helps
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
-_RELAX_BYTES = 16 << 20
 _ROOM = 8  # a BLANK's
 _PROPERTIES_SURE = 8192
 
@@ -71,15 +61,7 @@ class Batch(NamedTuple):
     size: int
 
 
-class Lookup(NamedTuple):
-    """What the index knows about a key: physical offsets, oldest first, and how far the index reaches."""
-
-    physical_offsets: list[int]
-    index_timestamp: int
-    index_offset: int
-
-
-class Store:
+class Store(StoreView):
     """One folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the
     wall clock.
     """
@@ -121,7 +103,6 @@ class Store:
         self._unvouched = False  # a sync of queue or index files failed
         self._raw_position = 0  # a slave's: up to where queues have the log's records
         self._raw_whole = 0  # a slave's: where the last whole record that came ends
-        self._served = 0  # bytes read since the mapped pages were let go
         self._disk_looked_ms = -_DISK_LOOK_MS
         self._disk_state = DiskState(0.0, 0)
 
@@ -210,7 +191,7 @@ class Store:
             return
         try:
             self._rollback()
-            while self._reput.behind is None and self._reput.step(_COUNT_BACKLOG, self._now_ms()):
+            while self._reput.behind is None and self._reput.step(COUNT_BACKLOG, self._now_ms()):
                 pass
             self._queues.write_all(self._log.timestamp)
             self.flush()
@@ -388,8 +369,8 @@ class Store:
     def _index_later(self, entries: Iterable[Entry]) -> None:
         if self.config.message_index_enable:
             self._reput.add(entries)
-            if len(self._reput) > _COUNT_BACKLOG:
-                self._reput.step(_COUNT_BACKLOG // 4, self._now_ms())
+            if len(self._reput) > COUNT_BACKLOG:
+                self._reput.step(COUNT_BACKLOG // 4, self._now_ms())
 
     def _rollback(self) -> None:
         for queue in self._owners:
@@ -474,139 +455,6 @@ class Store:
         """Replace config/<name>.json, keeping the version before as .bak. Blocks. Raises StoreError."""
         self._files.save(name, data)
 
-    # ---- reading ----
-
-    @property
-    def max_physical_offset(self) -> int:
-        """Where the log ends."""
-        return self._log.end
-
-    @property
-    def min_physical_offset(self) -> int:
-        """Where the log begins."""
-        return self._log.start
-
-    @property
-    def flushed_offset(self) -> int:
-        """Up to where the log is synced."""
-        return self._log.flushed
-
-    @property
-    def dispatch_behind_bytes(self) -> int:
-        """How much of the log the index has still to read; 0 when it has only its backlog in memory left."""
-        return 0 if self._reput.behind is None else self._log.end - self._reput.behind
-
-    def get(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        max_messages: int,
-        max_bytes: int | None = None,
-        matches: Matches | None = None,
-        matches_record: MatchesRecord | None = None,
-    ) -> GetResult:
-        """Read messages from `queue_offset` on, as Java's getMessage does, status and next offset included.
-
-        `matches(tags code)` and `matches_record(record)` leave messages out. `max_bytes` is a bound
-        besides the configured ones; the first message is given whatever its size. The buffers stay valid
-        for as long as they are held.
-        """
-        queue = self._queue(topic, queue_id)
-        answer = outside(queue, queue_offset, self._corrects_offsets())
-        if answer is not None:
-            return answer
-        assert queue is not None
-        wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record)
-        result = read_queue(queue, self._log, self._limits, wanted)
-        self._served += result.size
-        if self._served > _RELAX_BYTES:
-            self._served = 0
-            self._log.relax()
-        return result
-
-    def _corrects_offsets(self) -> bool:
-        return self.config.broker_role is not BrokerRole.SLAVE or self.config.offset_check_in_slave
-
-    def read(self, physical_offset: int) -> memoryview | None:
-        """The bytes of the record that starts there; None when none does. Any number may be asked."""
-        return self._log.record(physical_offset)
-
-    def read_raw(self, physical_offset: int, size: int) -> memoryview:
-        """At most `size` bytes of the log from there to the end of that file, for a slave. b"" at the end
-        of the log.
-
-        Raises OffsetOutOfRange when the log does not reach there.
-        """
-        if not self._log.start <= physical_offset <= self._log.end:
-            raise self._out_of_range(physical_offset)
-        stop = min(physical_offset + size, self._log.next_file(physical_offset), self._log.end)
-        return self._log.read(physical_offset, stop - physical_offset) or memoryview(b"")
-
-    def message(self, physical_offset: int) -> StoredMessage | None:
-        """The message that starts there; None when none does."""
-        view = self._log.record(physical_offset)
-        return None if view is None else decode_record(view)
-
-    def min_offset(self, topic: str, queue_id: int) -> int:
-        """The first offset of a queue; 0 for a queue without messages."""
-        queue = self._queue(topic, queue_id)
-        return 0 if queue is None else queue.start
-
-    def max_offset(self, topic: str, queue_id: int) -> int:
-        """The offset that the next message of a queue gets; 0 for a queue without messages."""
-        queue = self._queues.table.get((topic, queue_id))
-        return 0 if queue is None else queue.end
-
-    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """The offset of the message stored nearest to that time, as Java's getOffsetInQueueByTime has it."""
-        queue = self._queue(topic, queue_id)
-        return 0 if queue is None else offset_by_time(queue, self._log, timestamp_ms)
-
-    def message_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
-        """The store time of a message; -1 when it is not there."""
-        queue = self._queue(topic, queue_id)
-        unit = None if queue is None else queue.unit(queue_offset)
-        return -1 if unit is None else self._log.store_timestamp(unit[0])
-
-    def earliest_time(self, topic: str, queue_id: int) -> int:
-        """The store time of the first message of a queue; -1 without any."""
-        return self.message_time(topic, queue_id, self.min_offset(topic, queue_id))
-
-    def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int] | None:
-        """(physical offset, size, tags code) of a message; None when it is not there."""
-        queue = self._queue(topic, queue_id)
-        return None if queue is None else queue.unit(queue_offset)
-
-    def queues(self) -> Iterator[tuple[str, int]]:
-        """The queues that have, or had, messages."""
-        return iter(list(self._queues.table))
-
-    def lookup(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Lookup:
-        """Where the index has records of that topic and key. Records of other keys with the same hash may
-        be among them.
-        """
-        while self._reput.behind is None and self._reput.step(_COUNT_BACKLOG, self._now_ms()):
-            pass
-        found = self._index.find(topic, key, begin_ms, end_ms, min(max_num, self.config.max_msgs_num_batch))
-        last = self._index.files[-1] if self._index.files else None
-        reach = (0, 0) if last is None else (last.end_timestamp, last.end_offset)
-        return Lookup(sorted(found), *reach)
-
-    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[StoredMessage]:
-        """The messages of a topic with that key (or unique key), stored between the times (ms), oldest
-        first.
-        """
-        found = []
-        for physical_offset in self.lookup(topic, key, max_num, begin_ms, end_ms).physical_offsets:
-            message = self.message(physical_offset)
-            if message is not None and message.topic == topic and key in (*message.keys, message.message_id):
-                found.append(message)
-        return found
-
-    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        return self._queues.find(topic, queue_id, self._log.start)
-
     # ---- a slave's log ----
 
     def append_raw(self, physical_offset: int, data: Bytes) -> Sequence[Arrival]:
@@ -673,11 +521,6 @@ class Store:
         with another record there."""
         if self._raw_whole != self._log.end:
             self.truncate(self._raw_whole)
-
-    def _out_of_range(self, physical_offset: int) -> OffsetOutOfRange:
-        return OffsetOutOfRange(
-            f"offset {physical_offset} is outside the log: {self._log.start} to {self._log.end}"
-        )
 
     # ---- cleaning ----
 

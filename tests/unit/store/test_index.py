@@ -234,7 +234,7 @@ def test_the_index_catches_up_after_it_was_off(enabled: bool) -> None:
 
 
 def test_commit_helps_when_the_backlog_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.store.store._COUNT_BACKLOG", 40)
+    monkeypatch.setattr("rmq.store.store.COUNT_BACKLOG", 40)
     store = open_store()
     for number in range(200):
         send(store, record("x", unique=f"K{number}"))

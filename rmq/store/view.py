@@ -1,0 +1,187 @@
+"""StoreView: what can be read of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from rmq.errors import OffsetOutOfRange
+from rmq.message import StoredMessage
+from rmq.protocol.record import decode_record
+from rmq.store.commitlog import CommitLog
+from rmq.store.config import BrokerRole, StoreConfig
+from rmq.store.consumequeue import ConsumeQueue
+from rmq.store.index import Index
+from rmq.store.queues import Queues
+from rmq.store.reader import (
+    GetResult,
+    Limits,
+    Matches,
+    MatchesRecord,
+    Wanted,
+    offset_by_time,
+    outside,
+    read_queue,
+)
+from rmq.store.reput import Reput
+
+COUNT_BACKLOG = 20_000
+"""Records that wait for the index before somebody who has other things to do helps."""
+_RELAX_BYTES = 16 << 20
+
+
+class Lookup(NamedTuple):
+    """What the index knows about a key: physical offsets, oldest first, and how far the index reaches."""
+
+    physical_offsets: list[int]
+    index_timestamp: int
+    index_offset: int
+
+
+class StoreView:
+    """Finds messages by queue, place, time and key. The `Store`, which is one, makes the parts."""
+
+    config: StoreConfig
+    _now_ms: Callable[[], int]
+    _limits: Limits
+    _log: CommitLog
+    _queues: Queues
+    _index: Index
+    _reput: Reput
+    _served = 0  # bytes read since the mapped pages were let go
+
+    @property
+    def max_physical_offset(self) -> int:
+        """Where the log ends."""
+        return self._log.end
+
+    @property
+    def min_physical_offset(self) -> int:
+        """Where the log begins."""
+        return self._log.start
+
+    @property
+    def flushed_offset(self) -> int:
+        """Up to where the log is synced."""
+        return self._log.flushed
+
+    @property
+    def dispatch_behind_bytes(self) -> int:
+        """How much of the log the index has still to read; 0 when it has only its backlog in memory left."""
+        return 0 if self._reput.behind is None else self._log.end - self._reput.behind
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_messages: int,
+        max_bytes: int | None = None,
+        matches: Matches | None = None,
+        matches_record: MatchesRecord | None = None,
+    ) -> GetResult:
+        """Read messages from `queue_offset` on, as Java's getMessage does, status and next offset included.
+
+        `matches(tags code)` and `matches_record(record)` leave messages out. `max_bytes` is a bound
+        besides the configured ones; the first message is given whatever its size. The buffers stay valid
+        for as long as they are held.
+        """
+        queue = self._queue(topic, queue_id)
+        answer = outside(queue, queue_offset, self._corrects_offsets())
+        if answer is not None:
+            return answer
+        assert queue is not None
+        wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record)
+        result = read_queue(queue, self._log, self._limits, wanted)
+        self._served += result.size
+        if self._served > _RELAX_BYTES:
+            self._served = 0
+            self._log.relax()
+        return result
+
+    def _corrects_offsets(self) -> bool:
+        return self.config.broker_role is not BrokerRole.SLAVE or self.config.offset_check_in_slave
+
+    def read(self, physical_offset: int) -> memoryview | None:
+        """The bytes of the record that starts there; None when none does. Any number may be asked."""
+        return self._log.record(physical_offset)
+
+    def read_raw(self, physical_offset: int, size: int) -> memoryview:
+        """At most `size` bytes of the log from there to the end of that file, for a slave. b"" at the end
+        of the log.
+
+        Raises OffsetOutOfRange when the log does not reach there.
+        """
+        if not self._log.start <= physical_offset <= self._log.end:
+            raise self._out_of_range(physical_offset)
+        stop = min(physical_offset + size, self._log.next_file(physical_offset), self._log.end)
+        return self._log.read(physical_offset, stop - physical_offset) or memoryview(b"")
+
+    def message(self, physical_offset: int) -> StoredMessage | None:
+        """The message that starts there; None when none does."""
+        view = self._log.record(physical_offset)
+        return None if view is None else decode_record(view)
+
+    def min_offset(self, topic: str, queue_id: int) -> int:
+        """The first offset of a queue; 0 for a queue without messages."""
+        queue = self._queue(topic, queue_id)
+        return 0 if queue is None else queue.start
+
+    def max_offset(self, topic: str, queue_id: int) -> int:
+        """The offset that the next message of a queue gets; 0 for a queue without messages."""
+        queue = self._queues.table.get((topic, queue_id))
+        return 0 if queue is None else queue.end
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """The offset of the message stored nearest to that time, as Java's getOffsetInQueueByTime has it."""
+        queue = self._queue(topic, queue_id)
+        return 0 if queue is None else offset_by_time(queue, self._log, timestamp_ms)
+
+    def message_time(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """The store time of a message; -1 when it is not there."""
+        queue = self._queue(topic, queue_id)
+        unit = None if queue is None else queue.unit(queue_offset)
+        return -1 if unit is None else self._log.store_timestamp(unit[0])
+
+    def earliest_time(self, topic: str, queue_id: int) -> int:
+        """The store time of the first message of a queue; -1 without any."""
+        return self.message_time(topic, queue_id, self.min_offset(topic, queue_id))
+
+    def unit(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int] | None:
+        """(physical offset, size, tags code) of a message; None when it is not there."""
+        queue = self._queue(topic, queue_id)
+        return None if queue is None else queue.unit(queue_offset)
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        """The queues that have, or had, messages."""
+        return iter(list(self._queues.table))
+
+    def lookup(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> Lookup:
+        """Where the index has records of that topic and key. Records of other keys with the same hash may
+        be among them.
+        """
+        while self._reput.behind is None and self._reput.step(COUNT_BACKLOG, self._now_ms()):
+            pass
+        found = self._index.find(topic, key, begin_ms, end_ms, min(max_num, self.config.max_msgs_num_batch))
+        last = self._index.files[-1] if self._index.files else None
+        reach = (0, 0) if last is None else (last.end_timestamp, last.end_offset)
+        return Lookup(sorted(found), *reach)
+
+    def query(self, topic: str, key: str, max_num: int, begin_ms: int, end_ms: int) -> list[StoredMessage]:
+        """The messages of a topic with that key (or unique key), stored between the times (ms), oldest
+        first.
+        """
+        found = []
+        for physical_offset in self.lookup(topic, key, max_num, begin_ms, end_ms).physical_offsets:
+            message = self.message(physical_offset)
+            if message is not None and message.topic == topic and key in (*message.keys, message.message_id):
+                found.append(message)
+        return found
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._queues.find(topic, queue_id, self._log.start)
+
+    def _out_of_range(self, physical_offset: int) -> OffsetOutOfRange:
+        return OffsetOutOfRange(
+            f"offset {physical_offset} is outside the log: {self._log.start} to {self._log.end}"
+        )
