@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Final
 from attrs import define
 
 from rmq.broker.acks import Ack, Acks, Marked, Records
+from rmq.broker.parking import Parking
 from rmq.broker.properties import SentTexts, joined, keys, parse, returned
 from rmq.broker.timer import TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
-from rmq.broker.waits import ParkedSend, Waits
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError, for_code
 from rmq.message import (
     NOT_SENDABLE_TOPICS,
@@ -63,7 +63,7 @@ from rmq.protocol.record import (
     host_bytes,
     record_of,
 )
-from rmq.store.config import BrokerRole, FlushDiskType, delay_table
+from rmq.store.config import delay_table
 from rmq.store.store import Batch
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from rmq.broker.timer import Timers
     from rmq.broker.topics import Topics
     from rmq.broker.transaction import Transactions
+    from rmq.broker.waits import Waits
     from rmq.message import StoredMessage
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command
@@ -146,10 +147,9 @@ class Send:
         self._topics = topics
         self._groups = groups
         self._stats = stats
-        self._waits = waits
+        self._parking = Parking(store, waits, replicas)
         self._transactions = transactions
         self._timers = timers
-        self._replicas = replicas
         self._chance = chance
         self._targets: dict[str, Target] = {}
         self.refusal: tuple[int, str] | None = None
@@ -159,8 +159,6 @@ class Send:
         self.tallies: dict[str, Tally] = {}
         self.keeps_records = False
         self.configure(config, store_config)
-        waits.flush.release = self._flushed
-        waits.replicas.release = self._replicated
 
     def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
         """Take new values of the settings that may change at run time."""
@@ -172,9 +170,8 @@ class Send:
         self._levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
         self._read_properties = SentTexts(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
-        self._acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
-        self._sync = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
-        self._replicate = store_config.broker_role is BrokerRole.SYNC_MASTER
+        acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
+        self._parking.configure(store_config, acks)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
@@ -562,13 +559,7 @@ class Send:
 
     def acknowledge(self, connection: Connection) -> None:
         """The pending batch is committed: answer its senders, or park the answers until it is flushed."""
-        waiting, at_once = self.acks, self.acks_at_once
-        if waiting and (self._sync or self._replicate):
-            self._park(connection, waiting)
-        else:
-            at_once = waiting + at_once if at_once else waiting
-        if at_once:
-            connection.write(self._acks.stored(at_once))
+        self._parking.answer(connection, self.acks, self.acks_at_once)
         for request in self.returned:
             connection.reply(request.reply())
         self._clear()
@@ -582,48 +573,6 @@ class Send:
 
     def _clear(self) -> None:
         self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
-
-    def _park(self, connection: Connection, waiting: list[Ack]) -> None:
-        position = self._store.max_physical_offset
-        if self._sync:
-            now = self._waits.clock()
-            deadline = now + self.store_config.sync_flush_timeout / 1000
-            self._waits.flush.park(ParkedSend(connection, position, deadline, waiting, now))
-        else:
-            self._await_slave(ParkedSend(connection, position, 0.0, waiting))
-
-    def _await_slave(self, parked: ParkedSend) -> None:
-        """Answer at once when a slave has it or none can be waited for, else park once more."""
-        replicas = self._replicas
-        if replicas.reached >= parked.position:
-            parked.connection.write(self._acks.stored(parked.acks))
-        elif not replicas.are_near(parked.position):
-            self._answer(parked, ResponseCode.SLAVE_NOT_AVAILABLE)
-        else:
-            now = self._waits.clock()
-            deadline = now + self.store_config.slave_timeout / 1000
-            line = self._waits.replicas
-            line.park(ParkedSend(parked.connection, parked.position, deadline, parked.acks, now))
-
-    def _flushed(self, parked: ParkedSend, in_time: bool) -> None:
-        """On disk; or (10) stored, but not known to be on disk in time."""
-        if not in_time:
-            self._answer(parked, ResponseCode.FLUSH_DISK_TIMEOUT)
-        elif self._replicate:
-            self._await_slave(parked)
-        else:
-            parked.connection.write(self._acks.stored(parked.acks))
-
-    def _replicated(self, parked: ParkedSend, in_time: bool) -> None:
-        """On a slave; or (12) stored, but not known to be on a slave in time."""
-        if in_time:
-            parked.connection.write(self._acks.stored(parked.acks))
-        else:
-            self._answer(parked, ResponseCode.FLUSH_SLAVE_TIMEOUT)
-
-    def _answer(self, parked: ParkedSend, code: ResponseCode) -> None:
-        for ack in parked.acks:
-            parked.connection.reply(self._acks.not_safe(ack, code))
 
 
 def _host_of(connection: Connection) -> bytes:
