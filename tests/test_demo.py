@@ -18,8 +18,10 @@ STEPS = ("created", "paid", "packed", "shipped")
 def rmq(
     *arguments: str | pathlib.Path, folder: pathlib.Path, timeout: float = 120
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in `folder`, on the code of this checkout, on a wide terminal."""
-    command = [sys.executable, "-m", "rmq", *map(str, arguments)]
+    """Runs the command in `folder`, on the code of this checkout, on a wide terminal; the demo without Spark,
+    which tests/spark has."""
+    more = ["--no-spark"] if arguments[0] == "demo" else []
+    command = [sys.executable, "-m", "rmq", *map(str, arguments), *more]
     env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "COLUMNS": "160", "HOME": str(folder)}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=timeout)
 

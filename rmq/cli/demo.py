@@ -40,6 +40,11 @@ ONE_PROCESS = (
 @click.option(
     "--keep/--no-keep", default=True, help="Keep a temporary folder for a look at it. [default: keep]"
 )
+@click.option(
+    "--spark/--no-spark",
+    default=True,
+    help="Archive the topic by Spark, if it is installed. [default: spark]",
+)
 def demo(
     file: pathlib.Path | None,
     topic: str,
@@ -47,12 +52,14 @@ def demo(
     queues: int,
     data_dir: pathlib.Path | None,
     keep: bool,
+    spark: bool,
 ) -> None:
     """Send a data set through name server, broker and two consumers; show the figures.
 
     Without FILE the order events that come with rmq are sent, ordered by order_id. FILE is a CSV file with a
     header line, or JSON lines (one object a line). Nothing but this process is needed, and nothing of it
-    stays but the folder with the messages.
+    stays but the folder with the messages. Where the extra `spark` is installed, the topic is archived as
+    Parquet at last.
     """
     path = file or bundled()
     try:
@@ -65,7 +72,8 @@ def demo(
     plan = Plan(rows, topic, queues, folder, uuid.uuid4().hex[:12])
     passing = data_dir is None and not keep
     try:
-        sys.exit(_run(plan, path, column, note=" (removed now, because of --no-keep)" if passing else ""))
+        status = _run(plan, path, column, note=" (removed now, because of --no-keep)" if passing else "")
+        sys.exit(status or (_archive(plan) if spark else 0))
     finally:
         if passing:
             shutil.rmtree(folder, ignore_errors=True)
@@ -87,6 +95,26 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     show(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
     if not check.passed:
         return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
+    return 0
+
+
+def _archive(plan: Plan) -> int:
+    """The last step, where Spark is installed; returns the exit status."""
+    from rmq.cli.demo_spark import EXPECTED, SparkFailed, archive_demo, count_table, has_spark
+
+    if not has_spark():
+        return 0
+    console = Console()
+    show(console, EXPECTED)
+    try:
+        counted = archive_demo(plan)
+    except KeyboardInterrupt:
+        return _fail(DemoFailed("interrupted while Spark was at work"), EXIT_INTERRUPTED)
+    except (SparkFailed, RmqError, OSError) as error:
+        return _fail(error, status_of(error))
+    show(console, count_table(counted), f"Archive: {counted.path}")
+    if counted.rows != len(plan.rows):
+        return _fail(DemoFailed(f"the archive has {counted.rows:,} of {len(plan.rows):,} rows"), EXIT_FAILED)
     return 0
 
 

@@ -89,7 +89,7 @@ def test_a_crash_neither_loses_nor_doubles(
     topic = f"Crash-{moment}"
     pair.make_topic(topic, 2)
     pair.send(topic, 60)
-    options = pair.options(topic, maxOffsetsPerTrigger=20)
+    options = pair.options(topic, maxOffsetsPerTrigger=30)
     owner: Any = ArchiveFolder if moment == "publish" else archive_module
     real = getattr(owner, moment)
     calls: list[int] = []

@@ -173,7 +173,9 @@ def test_dead_letters_are_counted_and_chosen_ones_sent_once(
 
 
 def test_an_error_of_a_send_comes_out(spark: SparkSession, pair: Pair) -> None:
-    rows = read(spark, pair, "From").selectExpr("* except (body)", "cast('' as binary) as body")
+    pair.make_topic("Empty", 2)
+    pair.send("Empty", 3)
+    rows = read(spark, pair, "Empty").selectExpr("* except (body)", "cast('' as binary) as body")
     with pytest.raises(PySparkException, match="the body is empty"):
         replay(rows, pair.options("To"))
 

@@ -25,7 +25,7 @@ T = TypeVar("T")
 def run_options(command: Callable[..., T]) -> Callable[..., T]:
     """Adds the options of a run of sending again: `run_id`, `state`, `rate`."""
     for option in (
-        click.option("--rate", type=click.IntRange(1), default=0, help="At most so many a second."),
+        click.option("--rate", type=click.IntRange(0), default=0, help="At most so many a second."),
         click.option(
             "--state",
             type=click.Path(file_okay=False, path_type=pathlib.Path),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+import pathlib
 import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
 import click
+from attrs import frozen
 
 from rmq.cli.output import Format, plain, show
 from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED
@@ -20,10 +25,12 @@ from rmq.errors import RmqError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from rmq.spark.pipelines.progress import Progress, Watch
+    from rmq.spark.pipelines.progress import Progress as SparkProgress
+    from rmq.spark.pipelines.progress import Watch
 
 T = TypeVar("T")
 
+STDERR: Final = 2
 _OURS: Final = re.compile(r"rmq\.[a-z_.]*errors?\.[A-Za-z]+: (.*)|rmq\.[a-z_.]+\.[A-Z][A-Za-z]+: (.*)")
 
 
@@ -69,60 +76,93 @@ def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memor
         sys.exit(EXIT_FAILED)
     from pyspark.errors import PySparkException
 
+    # It prints, as JSON on the error output, what we say in a line.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
-        with showing() as (say, watch), started(say, master, memory) as spark:
-            return work(spark, watch)
+        with showing() as shown, started(shown, master, memory) as spark:
+            return work(spark, shown.watch)
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except (RmqError, OSError) as error:
         fail(error)
     except PySparkException as error:
-        click.echo(f"rmq: {reason_of(error)}", err=True)
+        click.echo("; ".join([f"rmq: {reason_of(error)}", *error.__notes__]), err=True)
         sys.exit(EXIT_FAILED)
 
 
+@frozen
+class Shown:
+    """What a person sees of the work: `say` the step that is begun, `watch` how far a job is."""
+
+    say: Callable[[str], object]
+    watch: Watch
+
+
 @contextmanager
-def started(say: Callable[[str], object], master: str, memory: str) -> Iterator[SparkSession]:
+def started(shown: Shown, master: str, memory: str) -> Iterator[SparkSession]:
     """A session for the length of the block."""
     from rmq.spark import session
 
-    say("starting Spark")
-    spark = session("rmq spark", master=master, settings={"spark.driver.memory": memory})
-    say("working")
+    shown.say("starting Spark")
+    with _apart() as log:
+        spark = session("rmq spark", master=master, settings={"spark.driver.memory": memory})
+    shown.say("working")
     try:
         yield spark
+    except Exception as error:
+        error.add_note(f"what Spark said is in {log}")
+        raise
+    else:
+        log.unlink(missing_ok=True)
     finally:
         spark.stop()
+
+
+@contextmanager
+def _apart() -> Iterator[pathlib.Path]:
+    """Processes that are started in the block write their errors to a file: Java greets with five lines, and
+    tells on two pages each error that we tell in a line. The caller removes the file."""
+    handle, name = tempfile.mkstemp(prefix="rmq-spark-", suffix=".log")
+    sys.stderr.flush()
+    before = os.dup(STDERR)
+    os.dup2(handle, STDERR)
+    os.close(handle)
+    try:
+        yield pathlib.Path(name)
+    finally:
+        os.dup2(before, STDERR)
+        os.close(before)
 
 
 def reason_of(error: BaseException) -> str:
     """What our own code said, out of an error that came through Spark and has two tracebacks in it."""
     said = [next(filter(None, found)) for found in _OURS.findall(str(error))]
-    return said[-1].strip() if said else str(error).split("\n\n")[0].strip()
+    return said[-1].strip() if said else str(error).splitlines()[0].rstrip("; ")
 
 
 @contextmanager
-def showing() -> Iterator[tuple[Callable[[str], object], Watch]]:
-    """What to call with the step that is begun, and with the progress of a job: shown when the error output
-    is a terminal, and gone when the block ends."""
+def showing() -> Iterator[Shown]:
+    """Steps and progress, on the error output when that is a terminal; gone when the block ends."""
     if not sys.stderr.isatty():
-        yield (lambda text: None), (lambda progress: None)
+        from rmq.spark.pipelines.progress import unwatched
+
+        yield Shown(lambda text: None, unwatched)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=None)
+    # A handle of its own: while Java starts, the error output leads elsewhere.
+    with os.fdopen(os.dup(STDERR), "w") as terminal:
+        console = Console(file=terminal, force_terminal=True)
+        with Progress(*columns, console=console, transient=True, redirect_stderr=False) as bars:
+            task = bars.add_task("", total=None)
 
-        def say(text: str) -> None:
-            bars.update(task, description=text)
+            def watch(at: SparkProgress) -> None:
+                bars.update(task, description=at.unit, completed=at.done, total=at.total)
 
-        def watch(at: Progress) -> None:
-            bars.update(task, description=at.unit, completed=at.done, total=at.total)  # type: ignore[attr-defined]
-
-        yield say, watch  # type: ignore[misc]
+            yield Shown(lambda text: bars.update(task, description=text), watch)
 
 
 def tell(summary: Any, output: Format, *, columns: Mapping[str, str] | None = None) -> None:

@@ -1,0 +1,106 @@
+"""The last step of `rmq demo`: its topic is archived as Parquet by Spark, and counted."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import trio
+from attrs import frozen
+from rich.table import Table
+
+from rmq import embedded
+from rmq.cli.demo_run import Plan
+from rmq.cli.rows import Row
+from rmq.cli.spark.running import Shown, reason_of, showing, started
+from rmq.spark.pipelines.progress import Watch, unwatched
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+GROUPS_MAX: Final = 12
+EXPECTED: Final = "Spark archives the topic as Parquet: some 20 s; --no-spark leaves that out."
+
+
+@frozen
+class Counted:
+    """What the archive has of this run: its messages by the values of `column`."""
+
+    column: str
+    groups: Sequence[tuple[str, int]]
+    path: pathlib.Path
+
+    @property
+    def rows(self) -> int:
+        """The messages of this run."""
+        return sum(count for _, count in self.groups)
+
+
+class SparkFailed(Exception):
+    """Spark could not do it; the text says why."""
+
+
+def has_spark() -> bool:
+    """Whether the extra `spark` is installed."""
+    return all(importlib.util.find_spec(name) is not None for name in ("pyspark", "pyarrow"))
+
+
+def archive_demo(plan: Plan) -> Counted:
+    """Start Spark, and a broker on the demo's folder again; archive and count.
+
+    Raises SparkFailed, RmqError, OSError."""
+    from pyspark.errors import PySparkException
+
+    try:
+        with showing() as shown, started(shown, "local[2]", "512m") as spark:
+            return trio.run(_with_broker, spark, plan, shown)
+    except PySparkException as error:
+        raise SparkFailed(reason_of(error)) from error
+
+
+async def _with_broker(spark: SparkSession, plan: Plan, shown: Shown) -> Counted:
+    async with embedded.open(plan.folder) as system:
+        work = partial(archive_and_count, spark, plan, system.namesrv_address, shown.watch)
+        return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+def archive_and_count(spark: SparkSession, plan: Plan, namesrv: str, watch: Watch = unwatched) -> Counted:
+    """Append the topic to the archive in the plan's folder and count what this run sent."""
+    from pyspark.sql import functions as F
+
+    from rmq.spark import archive, read_archive
+
+    path = plan.folder / "archive"
+    archive(spark, {"nameServer": namesrv, "topic": plan.topic}, path, watch=watch)
+    rows = read_archive(spark, path).where(F.col("properties").getItem("demo") == plan.run_id)
+    column = telling_column(plan.rows)
+    value: Any = F.col("queueId").cast("string")
+    if column is not None:
+        value = F.from_json(F.col("body").cast("string"), "map<string,string>").getItem(column)
+    counts = rows.groupBy(value.alias("value")).count().orderBy(F.desc("count"), "value").collect()
+    return Counted(column or "queue", [(str(row[0]), row[1]) for row in counts], path)
+
+
+def telling_column(rows: Sequence[Row]) -> str | None:
+    """The first column that has two to twelve values; None when there is none."""
+    records = [json.loads(row.body) for row in rows]
+    for name in records[0]:
+        values = {str(record.get(name)) for record in records}
+        if 2 <= len(values) <= GROUPS_MAX:
+            return str(name)
+    return None
+
+
+def count_table(counted: Counted) -> Table:
+    """The grouped count."""
+    files = list(counted.path.glob("date=*/topic=*/*.parquet"))
+    table = Table(title=f"Archived by Spark: {counted.rows:,} messages in {len(files)} Parquet files")
+    table.add_column(counted.column, no_wrap=True)
+    table.add_column("messages", justify="right", no_wrap=True)
+    for value, count in counted.groups:
+        table.add_row(value, f"{count:,}")
+    return table
