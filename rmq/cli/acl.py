@@ -7,7 +7,7 @@ import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from rmq.client.admin import Admin
     from rmq.client.admin.values import AclAccount, AclConfig
-    from rmq.protocol.headers import CreateAccessConfigRequestHeader
 
 T = TypeVar("T")
 
@@ -58,19 +57,19 @@ class Place:
     cluster: str
     broker: str
 
-    def config(self) -> AclConfig:
-        """The accounts; those of the first broker, of a cluster."""
-        return _config_of(self.file) if self.file else ask(self.target, self._first_config)
+    def configs(self) -> dict[str, AclConfig]:
+        """The accounts of the file, or of each server of the cluster."""
+        return {str(self.file): _config_of(self.file)} if self.file else ask(self.target, self._all_configs)
 
-    async def _first_config(self, admin: Admin) -> AclConfig:
-        addresses = await admin.broker_addresses(cluster=self.cluster, broker=self.broker)
+    async def _all_configs(self, admin: Admin) -> dict[str, AclConfig]:
+        addresses = await admin.acl_servers(cluster=self.cluster, broker=self.broker)
         if not addresses:
-            raise RmqError("no broker is registered there; `rmq cluster` shows those that are")
-        return await admin.acl_config(addresses[0])
+            raise RmqError("no broker is registered there; `rmq cluster list` shows those that are")
+        return {address: await admin.acl_config(address) for address in addresses}
 
     def find(self, name: str) -> AclAccount | None:
-        """An account, or None."""
-        return next((account for account in self.config().accounts if account.access_key == name), None)
+        """An account, of the first server that has it, or None."""
+        return next((one for one in joined(self.configs()).accounts if one.access_key == name), None)
 
     def known(self, name: str) -> AclAccount:
         """An account; ends the command when there is none."""
@@ -79,15 +78,17 @@ class Place:
             refuse(f"there is no account {name}; `rmq acl list` shows all, `rmq acl add` makes one")
         return found
 
-    def put(self, account: AclAccount) -> Sequence[str]:
-        """Make or change an account; returns where."""
+    def put(self, account: AclAccount, clear: Collection[str] = ()) -> Sequence[str]:
+        """Make or change an account, and empty the fields that `clear` names; returns where."""
         if self.file is not None:
             from rmq_acl.edits import update_account
 
-            return _edit(self.file, account.access_key, update_account(_header(account)))
+            from rmq.client.admin.acl import account_header
+
+            return _edit(self.file, account.access_key, update_account(account_header(account, clear)))
 
         async def work(admin: Admin) -> list[str]:
-            return await admin.acl_put_account(account, cluster=self.cluster, broker=self.broker)
+            return await admin.acl_put_account(account, cluster=self.cluster, broker=self.broker, clear=clear)
 
         return ask(self.target, work)
 
@@ -118,8 +119,8 @@ def place_options(command: Callable[..., T]) -> Callable[..., T]:
 def acl() -> None:
     """Look at, make, change and remove accounts. Secrets are shown once, when they are made.
 
-    A cluster's accounts are changed at every broker of it; with --file no cluster is needed, and a broker
-    that reads the file takes the change within a second.
+    A cluster's accounts are changed at every broker and name server of it that keeps accounts; with --file
+    no cluster is needed, and a server that reads the file takes the change within a second.
     """
 
 
@@ -142,11 +143,17 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
 @output_option
 @place_options
 def list_accounts(place: Place, output: Format) -> None:
-    """Show the accounts, without their secrets."""
-    config = place.config()
+    """Show the accounts, without their secrets; where servers differ, say so and end with 1."""
+    configs = place.configs()
+    config = joined(configs)
     show(config.accounts, output, columns=COLUMNS)
     if output == "table" and config.global_white_addresses:
         click.echo(f"no account is needed from {', '.join(config.global_white_addresses)}")
+    differing = differences(configs)
+    for line in differing:
+        click.echo(f"rmq: {line}", err=True)
+    if differing:
+        sys.exit(EXIT_FAILED)
 
 
 @acl.command()
@@ -166,23 +173,34 @@ def add(place: Place, who: str, **given: Any) -> None:
 @acl.command("set")
 @NAME
 @permission_options
+@click.option("--no-topics", is_flag=True, help="Empty the list of single topics.")
+@click.option("--no-groups", is_flag=True, help="Empty the list of single groups.")
+@click.option("--no-white", is_flag=True, help="It must sign from everywhere.")
 @place_options
-def change(place: Place, who: str, **given: Any) -> None:
+def change(place: Place, who: str, no_topics: bool, no_groups: bool, no_white: bool, **given: Any) -> None:
     """Change what the account NAME may do. What is not given stays; --topic and --group replace the list."""
+    emptied = {"topic": no_topics, "group": no_groups, "white": no_white}
+    for option, empty in emptied.items():
+        if empty and given[option]:
+            raise click.UsageError(f"give --{option} or --no-{option}{'s' * (option != 'white')}, not both")
     before = place.known(who)
     admin = before.admin if given["admin"] is None else given["admin"]
     account = evolve(_wanted(who, given), admin=admin)
-    done(f"account {who} changed", place.put(account))
+    fields = ("topic_perms", "group_perms", "white_remote_address")
+    clear = [name for name, empty in zip(fields, emptied.values(), strict=True) if empty]
+    done(f"account {who} changed", place.put(account, clear))
 
 
 @acl.command()
 @NAME
 @place_options
 def rotate(place: Place, who: str) -> None:
-    """Give the account NAME a new secret and show it. The old one stops working at once."""
+    """Give the account NAME a new secret and show it. The old one stops working at once.
+
+    Servers that lack the account get it, with the permissions that the others have.
+    """
     before, secret = place.known(who), _new_secret()
-    account = evolve(_wanted(who, {}), secret_key=secret, admin=before.admin)
-    done(f"account {who} has a new secret", place.put(account))
+    done(f"account {who} has a new secret", place.put(evolve(before, secret_key=secret)))
     _tell(secret)
 
 
@@ -221,6 +239,39 @@ def explain(place: Place, who: str, resource: str, action: str, is_group: bool) 
 # ---- files, and values ----
 
 
+def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
+    """All accounts of some servers, each as the first one has it."""
+    from rmq.client.admin.values import AclConfig
+
+    accounts = {one.access_key: one for config in reversed(list(configs.values())) for one in config.accounts}
+    order = [one.access_key for config in configs.values() for one in config.accounts]
+    white = [text for config in configs.values() for text in config.global_white_addresses]
+    return AclConfig(tuple(dict.fromkeys(white)), tuple(accounts[name] for name in dict.fromkeys(order)))
+
+
+def differences(configs: Mapping[str, AclConfig]) -> list[str]:
+    """Where servers have other accounts than others. Secrets, which they do not tell, may differ too."""
+    found = []
+    for account in joined(configs).accounts:
+        there = {
+            where: next((one for one in config.accounts if one.access_key == account.access_key), None)
+            for where, config in configs.items()
+        }
+        lacking = [where for where, one in there.items() if one is None]
+        other = [where for where, one in there.items() if one is not None and one != account]
+        if lacking:
+            todo = f"`rmq acl rotate {account.access_key}` makes it there"
+            found.append(f"account {account.access_key} is not at {', '.join(lacking)}; {todo}")
+        if other:
+            todo = f"`rmq acl set {account.access_key} ...` makes it the same"
+            found.append(f"account {account.access_key} may do other things at {', '.join(other)}; {todo}")
+    white = {where: config.global_white_addresses for where, config in configs.items()}
+    if len({frozenset(texts) for texts in white.values()}) > 1:
+        each = "; ".join(f"{where}: {', '.join(texts) or 'none'}" for where, texts in white.items())
+        found.append(f"addresses that need no account differ: {each}; `rmq admin updateGlobalWhiteAddr`")
+    return found
+
+
 def _edit(file: pathlib.Path, name: str, edit: Edit) -> Sequence[str]:
     from rmq_acl.files import AclFiles
 
@@ -233,21 +284,6 @@ def _edit(file: pathlib.Path, name: str, edit: Edit) -> Sequence[str]:
     except RmqError as error:
         fail(error)
     return [path]
-
-
-def _header(account: AclAccount) -> CreateAccessConfigRequestHeader:
-    from rmq.protocol.headers import CreateAccessConfigRequestHeader
-
-    return CreateAccessConfigRequestHeader(
-        account.access_key,
-        account.secret_key or None,
-        account.white_remote_address or None,
-        account.admin,
-        account.default_topic_perm or None,
-        account.default_group_perm or None,
-        ",".join(account.topic_perms) or None,
-        ",".join(account.group_perms) or None,
-    )
 
 
 def _config_of(file: pathlib.Path) -> AclConfig:

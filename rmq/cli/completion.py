@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
@@ -44,12 +45,10 @@ def complete_topic(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def complete_group(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Consumer groups of the cluster that the line names, as far as they have retry topics."""
-    from rmq.message import RETRY_PREFIX
+    """Consumer groups of the cluster that the line names."""
 
     async def ask(client: Client) -> list[str]:
-        names = await client.admin.topics()
-        return sorted(name.removeprefix(RETRY_PREFIX) for name in names if name.startswith(RETRY_PREFIX))
+        return sorted(await client.admin.groups())
 
     return _asked(context, incomplete, ask)
 
@@ -79,9 +78,15 @@ def _asked(
     from rmq.errors import RmqError
 
     options = context.params
+    texts = {
+        name: options.get(name) or "" for name in ("namesrv", "access_key", "tls_ca", "tls_cert", "tls_key")
+    }
+    flags = {name: bool(options.get(name)) for name in ("tls", "tls_insecure")}
 
     async def within() -> list[str]:
-        given = Context(namesrv=options.get("namesrv") or "", tls=bool(options.get("tls")))
+        file = options.get("secret_key_file")
+        secret = pathlib.Path(file).read_text("utf-8").strip() if file else ""
+        given = Context(**texts, **flags, secret_key=secret)  # type: ignore[arg-type]
         target = resolve(given, options.get("context_name"), os.environ)
         with trio.move_on_after(PATIENCE_SECONDS):
             async with target.connect() as client:
@@ -90,6 +95,6 @@ def _asked(
 
     try:
         names = trio.run(within)
-    except (RmqError, OSError):
+    except (RmqError, OSError, UnicodeDecodeError):
         return []
     return [name for name in names if name.startswith(incomplete)]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from attrs import evolve
 
+from rmq.cli.acl import differences
 from rmq.cli.findings import BrokerFacts, Facts, GroupFacts, diagnose
 from rmq.cli.output import Format, output_option, show
 from rmq.cli.progress import Step, progress_bar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from rmq.client.admin import Admin
 
 PARTS = 4
+VIP_PORT_DISTANCE = 2
 
 
 @click.command()
@@ -95,6 +97,8 @@ async def _cluster(admin: Admin, facts: Facts, step: Step) -> None:
         for group in await admin.group_configs(broker.address, system=False):
             groups.setdefault(group, GroupFacts(group))
     facts.topics = topics
+    if any(broker.config.get("aclEnable") == "true" for broker in facts.brokers):
+        facts.account_differences = await _account_differences(admin)
     step(1)
     facts.groups = [await _group(admin, group) for group in groups.values()]
     step(1)
@@ -107,11 +111,37 @@ async def _broker(admin: Admin, broker: BrokerFacts) -> BrokerFacts:
         broker.asked_at = time.time_ns() // 1_000_000
         broker.runtime = await admin.broker_runtime(broker.address)
         broker.config = await admin.broker_config(broker.address)
+        broker.vip_error = await _vip_error(admin, broker)
     except NoPermission:
         raise  # who is no administrator cannot look, and would be told of faults that are none
     except RmqError as error:
         broker.error = str(error)
     return broker
+
+
+async def _account_differences(admin: Admin) -> list[str]:
+    """Where the servers that answer have other accounts than others."""
+    from rmq.errors import RmqError
+
+    found = {}
+    for address in await admin.acl_servers():
+        with contextlib.suppress(RmqError):  # a server that is away is told of elsewhere
+            found[address] = await admin.acl_config(address)
+    return differences(found)
+
+
+async def _vip_error(admin: Admin, broker: BrokerFacts) -> str:
+    """What stands between us and the broker's second port, which some Java clients prefer; else empty."""
+    from rmq.errors import RmqError
+
+    host, _, port = broker.address.rpartition(":")
+    if broker.config.get("vipChannelEnabled") != "true" or broker.config.get("listenPort") != port:
+        return ""  # a port that the system chose has none beside it
+    try:
+        await admin.broker_runtime(f"{host}:{int(port) - VIP_PORT_DISTANCE}")
+    except RmqError as error:
+        return str(error)
+    return ""
 
 
 async def _group(admin: Admin, group: GroupFacts) -> GroupFacts:

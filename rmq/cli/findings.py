@@ -45,6 +45,7 @@ class BrokerFacts:
     number: int
     address: str
     error: str = ""
+    vip_error: str = ""
     runtime: Mapping[str, str] = Factory(dict)
     config: Mapping[str, str] = Factory(dict)
     asked_at: int = 0
@@ -72,6 +73,7 @@ class Facts:
     topics: Mapping[str, list[str]] = Factory(dict)
     groups: list[GroupFacts] = Factory(list)
     lag_limit: int = 10_000
+    account_differences: list[str] = Factory(list)
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -80,6 +82,7 @@ def diagnose(facts: Facts) -> list[Finding]:
         *_name_servers(facts),
         *(finding for broker in facts.brokers for finding in _broker(broker)),
         *_clusters(facts),
+        *_accounts(facts),
         *_topics(facts),
         *(finding for group in facts.groups for finding in _group(group, facts.lag_limit)),
     ]
@@ -150,6 +153,9 @@ def _disk(where: str, broker: BrokerFacts) -> Iterator[Finding]:
 
 def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
     config = broker.config
+    if broker.vip_error:
+        todo = "open the port (listenPort - 2), or set vipChannelEnabled=false: Java clients may use it"
+        yield Finding("note", where, f"its VIP port cannot be used from here: {broker.vip_error}", todo)
     level = broker.runtime.get("durability") or config.get("durability")
     if level == "memory":
         todo = "set durability=disk, or replicated, if a power cut may lose nothing"
@@ -200,6 +206,12 @@ def _clusters(facts: Facts) -> Iterator[Finding]:
                 yield Finding(
                     "note", f"cluster {cluster}", what, "let all brokers of a cluster have the same"
                 )
+
+
+def _accounts(facts: Facts) -> Iterator[Finding]:
+    for line in facts.account_differences:
+        what, _, todo = line.partition("; ")
+        yield Finding("wrong", "accounts", what, todo)
 
 
 def _topics(facts: Facts) -> Iterator[Finding]:

@@ -33,7 +33,7 @@ def group() -> None:
 @output_option
 @target_options
 def list_groups(target: Target, every: bool, cluster: str, broker: str, output: Format) -> None:
-    """List groups: how many messages each has left, and how fast it consumes."""
+    """List groups: how many members are connected, what is left, and how fast they consume."""
 
     async def work(admin: Admin) -> list[dict[str, Any]]:
         rows: dict[str, dict[str, Any]] = {}
@@ -45,9 +45,20 @@ def list_groups(target: Target, every: bool, cluster: str, broker: str, output: 
                 if progress.group in rows:
                     rows[progress.group]["lag"] += progress.lag
                     rows[progress.group]["tps"] += progress.consume_tps
+        for name, row in rows.items():
+            row["members"] = await _member_count(admin, name, broker)
         return [rows[name] for name in sorted(rows)]
 
-    show(ask(target, work), output)
+    show(ask(target, work), output, columns=("group", "members", "lag", "tps", "brokers", "retry_max"))
+
+
+async def _member_count(admin: Admin, group: str, broker: str) -> int:
+    from rmq.errors import ConsumerNotOnline
+
+    try:
+        return len((await admin.consumer_connection(group, broker=broker)).connection_set)
+    except ConsumerNotOnline:
+        return 0
 
 
 @group.command("show")

@@ -37,6 +37,7 @@ class Plan:
     """What is to be changed, what cannot be, and where the masters are."""
 
     addresses: dict[str, str]
+    cluster: str = ""
     changes: list[Change] = Factory(list)
     notes: list[str] = Factory(list)
 
@@ -91,7 +92,7 @@ async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
     """The changes that would make the cluster have what the manifest says. Raises ConfigError for a broker
     that is not there."""
     there = await collect(admin, cluster, offsets=True)
-    plan = Plan(await masters(admin, cluster))
+    plan = Plan(await masters(admin, cluster), cluster)
     for kind, wanted, present in (
         ("topic", manifest.topics, there.topics),
         ("group", manifest.groups, there.groups),
@@ -162,8 +163,9 @@ def _compare_accounts(plan: Plan, manifest: Manifest, there: Manifest) -> None:
             plan.notes.append(f"account {name} is not there; `rmq acl add` makes it, with a secret")
             continue
         was = there.accounts[name]
-        # What is empty stays as it is: brokers cannot be told otherwise.
-        changed = [key for key, value in account.items() if value != was[key] and (value or key == "admin")]
+        # A default permission that is not given stays; all else that is empty is emptied.
+        given = {key: value for key, value in account.items() if value or not key.startswith("default_")}
+        changed = [key for key, value in given.items() if value != was[key]]
         if changed:
             new = {key: account[key] for key in {"admin", *changed}}
             plan.changes.append(Change("account", name, "", {key: was[key] for key in new}, new))
@@ -222,5 +224,5 @@ async def _change_account(admin: Admin, change: Change, plan: Plan) -> None:
     texts: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in change.becomes.items()
     }
-    for address in plan.addresses.values():
-        await admin.acl_put_account(AclAccount(change.name, **texts), broker=address)
+    clear = [key for key, value in texts.items() if not value]
+    await admin.acl_put_account(AclAccount(change.name, **texts), cluster=plan.cluster, clear=clear)

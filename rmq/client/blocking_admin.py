@@ -112,6 +112,7 @@ class Admin:
 
     acl_versions = _Waiting(async_admin.Admin.acl_versions)
     acl_config = _Waiting(async_admin.Admin.acl_config)
+    acl_servers = _Waiting(async_admin.Admin.acl_servers)
     acl_put_account = _Waiting(async_admin.Admin.acl_put_account)
     acl_delete_account = _Waiting(async_admin.Admin.acl_delete_account)
     acl_set_white_addresses = _Waiting(async_admin.Admin.acl_set_white_addresses)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, Final
 
 from rmq.client.admin.calls import Calls, each
 from rmq.client.admin.values import AclAccount, AclConfig, AclVersion
-from rmq.errors import RemoteProtocolError
+from rmq.client.names import UNREACHABLE
+from rmq.errors import NoPermission, RemoteProtocolError, ResponseError
 from rmq.protocol import json
 from rmq.protocol.bodies import DataVersion
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import (
     CreateAccessConfigRequestHeader,
     DeleteAccessConfigRequestHeader,
@@ -17,9 +19,33 @@ from rmq.protocol.headers import (
     UpdateGlobalWhiteAddrsConfigRequestHeader,
 )
 
+NAMESRV_PATIENCE_SECONDS: Final = 1.0
+"""Java's name servers do not answer at all to requests about accounts."""
+
 
 class Acl(Calls):
-    """What `client.admin` does with access control; for accounts that are admins only."""
+    """What `client.admin` does with access control; for accounts that are admins only.
+
+    No server copies the accounts of another: what changes them goes to masters and slaves, and to name
+    servers that keep accounts, unless it names a broker.
+    """
+
+    async def acl_servers(self, *, cluster: str = "", broker: str = "") -> list[str]:
+        """The addresses of all servers that accounts are changed at."""
+        found = await self.broker_addresses(cluster=cluster, broker=broker, slaves=True)
+        return found if broker else [*found, *[name for name in self.name_servers if await self._keeps(name)]]
+
+    async def _keeps(self, name_server: str) -> bool:
+        """Whether a name server keeps accounts. Raises NoPermission when it does not tell this one."""
+        try:
+            await self._ask(
+                name_server, RequestCode.GET_BROKER_CLUSTER_ACL_INFO, timeout=NAMESRV_PATIENCE_SECONDS
+            )
+        except NoPermission:
+            raise
+        except (ResponseError, *UNREACHABLE):
+            return False
+        return True
 
     async def acl_versions(self, *, cluster: str = "", broker: str = "") -> list[AclVersion]:
         """The version of each broker's accounts; slaves among them. One row for each file."""
@@ -39,26 +65,39 @@ class Acl(Calls):
         accounts = [_account(row) for row in value.get("plainAccessConfigs") or () if isinstance(row, dict)]
         return AclConfig(_texts(value.get("globalWhiteAddrs")), tuple(accounts))
 
-    async def acl_put_account(self, account: AclAccount, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Make an account or change it, on a broker or on all brokers of a cluster (slaves too: they do not
-        copy it). What is empty in `account` stays as it is. Returns the addresses.
+    async def acl_put_account(
+        self, account: AclAccount, *, cluster: str = "", broker: str = "", clear: Collection[str] = ()
+    ) -> list[str]:
+        """Make an account or change it. What is empty in `account` stays as it is, unless `clear` has its
+        name: `white_remote_address`, `topic_perms`, `group_perms` (Java's brokers cannot empty them).
+        Returns the addresses.
         """
-        header = CreateAccessConfigRequestHeader(
-            account.access_key,
-            account.secret_key or None,
-            account.white_remote_address or None,
-            account.admin,
-            account.default_topic_perm or None,
-            account.default_group_perm or None,
-            ",".join(account.topic_perms) or None,
-            ",".join(account.group_perms) or None,
-        )
+        header = account_header(account, clear)
         return await self._change_acl(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header, cluster, broker)
 
     async def acl_delete_account(self, access_key: str, *, cluster: str = "", broker: str = "") -> list[str]:
-        """Remove an account from a broker or from all brokers of a cluster. Returns the addresses."""
-        header = DeleteAccessConfigRequestHeader(access_key)
-        return await self._change_acl(RequestCode.DELETE_ACL_CONFIG, header, cluster, broker)
+        """Remove an account wherever it is. Returns the addresses of the servers that had it; raises the
+        refusal of the last one when none had it.
+        """
+        header, failure = DeleteAccessConfigRequestHeader(access_key), None
+        removed = []
+        for address in await self.acl_servers(cluster=cluster, broker=broker):
+            try:
+                await self._ask(address, RequestCode.DELETE_ACL_CONFIG, header)
+                removed.append(address)
+            except ResponseError as error:
+                if error.code != ResponseCode.DELETE_ACL_CONFIG_FAILED or await self._has(
+                    address, access_key
+                ):
+                    raise
+                failure = error
+        if failure is not None and not removed:
+            raise failure
+        return removed
+
+    async def _has(self, address: str, access_key: str) -> bool:
+        """Whether a server has an account; servers of one machine may share a file."""
+        return any(one.access_key == access_key for one in (await self.acl_config(address)).accounts)
 
     async def acl_set_white_addresses(
         self, addresses: list[str], *, cluster: str = "", broker: str = "", file: str = ""
@@ -73,8 +112,25 @@ class Acl(Calls):
         async def change(address: str) -> None:
             await self._ask(address, code, header)
 
-        addresses = await self.broker_addresses(cluster=cluster, broker=broker, slaves=True)
-        return list(await each(addresses, change))
+        return list(await each(await self.acl_servers(cluster=cluster, broker=broker), change))
+
+
+def account_header(account: AclAccount, clear: Collection[str] = ()) -> CreateAccessConfigRequestHeader:
+    """The request for an account: an empty field is left out, so that it stays, unless `clear` names it."""
+
+    def field(name: str, text: str) -> str | None:
+        return text if text or name in clear else None
+
+    return CreateAccessConfigRequestHeader(
+        account.access_key,
+        account.secret_key or None,
+        field("white_remote_address", account.white_remote_address),
+        account.admin,
+        account.default_topic_perm or None,
+        account.default_group_perm or None,
+        field("topic_perms", ",".join(account.topic_perms)),
+        field("group_perms", ",".join(account.group_perms)),
+    )
 
 
 def _versions(header: GetBrokerAclConfigResponseHeader) -> list[AclVersion]:
