@@ -542,7 +542,7 @@ def _queue_topic(message: PulledMessage) -> str:
     return message.topic if message.window is None else message.window.queue.topic
 
 
-class Delivery(Hand):
+class Delivery:
     """One message, to be consumed inside `async with delivery as message`.
 
     A normal exit means consumed. An `Exception` is logged and the message goes back for a retry; it is
@@ -550,14 +550,14 @@ class Delivery(Hand):
     is delivered again here.
     """
 
-    __slots__ = ("_consumer", "_open", "_pulled", "_tokens", "_window")
+    __slots__ = ("_consumer", "_hand", "_open", "_pulled", "_tokens", "_window")
 
     def __init__(self, consumer: Consumer, message: PulledMessage, window: ProcessQueue) -> None:
         self._consumer = consumer
         self._pulled = message
         self._window = window
-        self.messages = (message,)
-        self._tokens: Sequence[tuple[Observer, Any]] = ()
+        self._hand = Hand((message,))
+        self._tokens: list[tuple[Observer, Any]] = []
         self._open = True
 
     @property
@@ -568,7 +568,7 @@ class Delivery(Hand):
         if not self._open:
             raise LocalProtocolError("a delivery is consumed once")
         self._consumer._active += 1
-        self._consumer._overdue.hands.add(self)
+        self._consumer._overdue.hands.add(self._hand)
         observers, group = self._consumer._session.observers, self._consumer.group
         if observers:
             self._tokens = observers.begin(lambda observer: observer.consuming(group, [self._pulled]))
@@ -591,7 +591,7 @@ class Delivery(Hand):
                 self._open = False
                 consumer._put_off(self._pulled, self._window)
         finally:
-            consumer._overdue.hands.discard(self)
+            consumer._overdue.hands.discard(self._hand)
             consumer._release()
         return False
 

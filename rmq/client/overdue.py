@@ -14,7 +14,7 @@ LOOKS = 15
 """How often a message is looked at before it is overdue."""
 
 
-@define(eq=False, repr=False)
+@define(eq=False)
 class Hand:
     """The messages that one task, or one delivery, is consuming."""
 
