@@ -100,7 +100,7 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
 
 def _archive(plan: Plan) -> int:
     """The last step, where Spark is installed; returns the exit status."""
-    from rmq.cli.demo_spark import EXPECTED, SparkFailed, archive_demo, count_table, has_spark
+    from rmq.cli.demo_spark import EXPECTED, SparkFailed, archive_demo, archive_line, count_table, has_spark
 
     if not has_spark():
         return 0
@@ -112,7 +112,7 @@ def _archive(plan: Plan) -> int:
         return _fail(DemoFailed("interrupted while Spark was at work"), EXIT_INTERRUPTED)
     except (SparkFailed, RmqError, OSError) as error:
         return _fail(error, status_of(error))
-    show(console, count_table(counted), f"Archive: {counted.path}")
+    show(console, count_table(counted), archive_line(counted))
     if counted.rows != len(plan.rows):
         return _fail(DemoFailed(f"the archive has {counted.rows:,} of {len(plan.rows):,} rows"), EXIT_FAILED)
     return 0

@@ -100,13 +100,17 @@ class Shown:
 
 
 @contextmanager
-def started(shown: Shown, master: str, memory: str) -> Iterator[SparkSession]:
-    """A session for the length of the block."""
+def started(
+    shown: Shown, master: str, memory: str, settings: Mapping[str, str] | None = None
+) -> Iterator[SparkSession]:
+    """A session for the length of the block; `settings` are Spark's."""
     from rmq.spark import session
 
     shown.say("starting Spark")
     with _apart() as log:
-        spark = session("rmq spark", master=master, settings={"spark.driver.memory": memory})
+        spark = session(
+            "rmq spark", master=master, settings={"spark.driver.memory": memory, **(settings or {})}
+        )
     shown.say("working")
     try:
         yield spark
