@@ -30,6 +30,7 @@ from rmq.spark.cluster import Loop, client_of
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
 from rmq.spark.records import decode_batch, record_starts
+from rmq.spark.store_scan import each_fitting
 
 REMOVING = "MESSAGE_WAS_REMOVING"
 PASSING = (*UNREACHABLE, SystemBusy, ServiceNotAvailable)
@@ -58,16 +59,27 @@ def read_range(options: ReadOptions, wanted: QueueRange, columns: Sequence[str])
         reader = loop.enter(RangeReader(puller, wanted, options))
         while (records := loop.call(reader.next)) is not None:
             data, starts = records
-            batch = decode_batch(
-                data,
-                starts,
-                decoded,
-                broker_name=wanted.queue.broker_name,
-                decompress=options.decompress,
-            )
-            if tags is not None:
-                batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
-            yield batch.select(columns) if hidden else batch
+            for batch in _decoded(data, starts, options, decoded, wanted.queue.broker_name):
+                if tags is not None:
+                    batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
+                yield batch.select(columns) if hidden else batch
+
+
+def _decoded(
+    data: bytes, starts: Any, options: ReadOptions, columns: list[str], broker_name: str
+) -> Iterator[pa.RecordBatch]:
+    def take(some: Any) -> tuple[pa.RecordBatch, int]:
+        batch = decode_batch(
+            data,
+            some,
+            columns,
+            broker_name=broker_name,
+            decompress=options.decompress,
+            most=options.batch_bytes,
+        )
+        return batch, batch.num_rows
+
+    return each_fitting(starts, take)
 
 
 @define(eq=False)

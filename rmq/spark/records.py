@@ -60,8 +60,12 @@ def decode_batch(
     broker_name: str,
     decompress: bool = True,
     check_crc: bool = False,
+    most: int | None = None,
 ) -> pa.RecordBatch:
     """One row for each record of `data` that begins at a position in `starts`, in their order.
+
+    With `most` there may be fewer rows, one at least: those whose bodies have so many bytes when plain.
+    `starts` must ascend then.
 
     `columns` are names of `rmq.spark.schema.COLUMNS`, all by default. The last of several properties with one
     name counts. Times too far away for microseconds are cut to the nearest that fits. Raises CorruptRecord,
@@ -75,19 +79,27 @@ def decode_batch(
         "broker_name": broker_name,
         "decompress": decompress,
         "check_crc": check_crc,
+        "most": most,
     }
     if len(starts) == 0:
         return pa.RecordBatch.from_pylist([], schema=arrow_schema(names))
     if (np.diff(starts) <= 0).any():
+        if most is not None:
+            raise ValueError("a limit needs ascending starts")
         order, places = np.unique(starts, return_inverse=True)
         return decode_batch(data, order, names, **options).take(pa.array(places))
     if starts[-1] - starts[0] >= _OFFSETS_END >> 1 and len(starts) > 1:
         half = len(starts) // 2
+        if most is not None:
+            return decode_batch(data, starts[:half], names, **options)
         parts = [decode_batch(data, part, names, **options) for part in (starts[:half], starts[half:])]
         return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    records = Records(buffer, starts, broker_name, decompress=decompress)
+    records = Records(buffer, starts, broker_name, decompress=decompress and "body" in names)
     if check_crc:
         records.check_crc()
+    fitting = records.open_bodies(most)
+    if fitting < len(starts):
+        records = records.first(fitting)
     return pa.RecordBatch.from_arrays([records.column(name) for name in names], schema=arrow_schema(names))
 
 
@@ -117,6 +129,8 @@ class Records:
     """
 
     def __init__(self, buffer: Array, starts: Array, broker_name: str, *, decompress: bool = True) -> None:
+        self._buffer = buffer
+        self._opened: dict[int, bytes] = {}
         self._starts = starts
         self._broker_name = broker_name
         self._decompress = decompress
@@ -213,13 +227,40 @@ class Records:
         return self.hosts(self._stored_at + 8, self._store_host)
 
     def bodies(self) -> pa.Array:
-        found = _slots(self._bytes, self._body_at, self._body)
-        sys_flag = self.head["sysFlag"]
-        packed = (sys_flag & SYS_COMPRESSED) != 0
-        if not self._decompress or not packed.any():
-            return found
-        plain = [self._plain(row, int(sys_flag[row])) for row in np.flatnonzero(packed).tolist()]
-        return pc.replace_with_mask(found, pa.array(packed), pa.array(plain, pa.binary()))
+        self.open_bodies(None)
+        if not self._opened:
+            return _slots(self._bytes, self._body_at, self._body)
+        view = self._bytes.data
+        begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
+        # Each opened body is let go once it is copied: a single one may be as big as all others.
+        parts = [
+            self._opened.pop(row) if row in self._opened else view[begin:end]
+            for row, (begin, end) in enumerate(zip(begins, ends, strict=True))
+        ]
+        offsets = pa.array(np.cumsum([0, *map(len, parts)])).cast(pa.int32())
+        content = [None, offsets.buffers()[1], pa.py_buffer(b"".join(parts))]
+        return pa.Array.from_buffers(pa.binary(), len(parts), content)
+
+    def open_bodies(self, most: int | None) -> int:
+        """Decompress bodies until all have `most` bytes; gives the number of records, one at least."""
+        packed = (self.head["sysFlag"] & SYS_COMPRESSED) != 0
+        rows = np.flatnonzero(packed).tolist() if self._decompress else []
+        # What each body adds to the sum of the stored ones.
+        grown, stored = 0, np.cumsum(self._body)
+        for row in rows:
+            if row not in self._opened:
+                self._opened[row] = self._plain(row, int(self.head["sysFlag"][row]))
+            grown += len(self._opened[row]) - int(self._body[row])
+            if most is not None and row > 0 and stored[row] + grown > most:
+                del self._opened[row]
+                return row
+        return len(self._at)
+
+    def first(self, count: int) -> Records:
+        """The first records alone, with what is decompressed already."""
+        found = Records(self._buffer, self._starts[:count], self._broker_name, decompress=self._decompress)
+        found._opened = self._opened
+        return found
 
     def _plain(self, row: int, sys_flag: int) -> bytes:
         begin = int(self._body_at[row])

@@ -43,6 +43,14 @@ class LogFile:
         return np.frombuffer(mapped, np.uint8)
 
 
+def give_back(mapped: Array, begin: int, end: int) -> None:
+    """Let the system have the memory of this part of a mapped file. It stays readable."""
+    begin -= begin % mmap.PAGESIZE
+    base: Any = mapped.base
+    if end > begin and hasattr(base.obj, "madvise"):
+        base.obj.madvise(mmap.MADV_DONTNEED, begin, end - begin)
+
+
 class QueueUnits(NamedTuple):
     """Units of a consume queue, one array for each field; `queue_offset` counts units."""
 
@@ -156,4 +164,5 @@ def _magics_backwards(buffer: Array) -> Iterator[int]:
         if piece.any():
             found = [begin + match.start() - 4 for match in MAGIC.finditer(piece.data)]
             yield from (at for at in reversed(found) if at >= 0)
+        give_back(buffer, begin, end)
         end = begin

@@ -23,10 +23,12 @@ from rmq.store.scan import is_blank
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Decode: TypeAlias = Callable[[Array], Any]
+Take: TypeAlias = Callable[[Array], tuple[Any, int]]
 
 _LONG: Final = np.dtype(">i8")
 _PLACE: Final = Struct(">q")
 _PHYSICAL_OFFSET: Final = 28  # its place in a record
+_PIECE: Final = 16 << 20  # bytes that are walked at once: they are in the processor's cache when decoded
 _BEFORE: Final = 4 << 20  # bytes before a chunk that are walked too: the default for the longest message
 
 
@@ -56,6 +58,23 @@ class Batch:
             at = end
 
 
+def each_fitting(starts: Array, take: Take) -> Iterator[Any]:
+    """What `take` makes of the records at these ascending places, as often as it is needed for all of them.
+
+    When it raises CorruptRecord, so does this, but after all that comes before the bad record.
+    """
+    room = len(starts)
+    while len(starts):
+        try:
+            found, taken = take(starts[:room])
+        except CorruptRecord as error:
+            yield from each_fitting(starts[starts < error.offset], take)
+            raise
+        yield found
+        # Where little fits, few are tried: each try looks at all that it is given.
+        starts, room = starts[taken:], 2 * taken
+
+
 class ChunkScan:
     """Reads `buffer`, a whole file whose first byte has the physical offset `base`.
 
@@ -73,7 +92,11 @@ class ChunkScan:
 
         `decode(positions)` raises CorruptRecord at a bad record; then it is called again without that one.
         """
-        yield from self._follow(self._first(begin), end, decode)
+        return self.batches(begin, end, lambda starts: (decode(starts), len(starts)))
+
+    def batches(self, begin: int, end: int, take: Take) -> Iterator[pa.RecordBatch | Damage]:
+        """The same when not all of a part may fit: `take(positions)` says of how many its value is made."""
+        yield from self._follow(self._first(begin), end, take)
 
     def _first(self, begin: int) -> int:
         """The first place of the chunk that is not inside of a record before."""
@@ -87,26 +110,24 @@ class ChunkScan:
             except StopIteration as stop:
                 return int(stop.value)
 
-    def _look(self, starts: Array) -> None:
-        Records(self._buffer, starts, "")
+    def _look(self, starts: Array) -> tuple[Records, int]:
+        return Records(self._buffer, starts, ""), len(starts)
 
-    def _follow(self, at: int, end: int, decode: Decode) -> Generator[pa.RecordBatch | Damage, None, int]:
+    def _follow(self, at: int, end: int, take: Take) -> Generator[pa.RecordBatch | Damage, None, int]:
         """Yield what is in at..end; the value is the place where the next chunk goes on."""
         while at < end:
-            starts, reached = self._walk(at, end)
+            stop = min(at + _PIECE, end)
+            starts, reached = self._walk(at, stop)
             reason = "no whole record begins here"
-            for part in map(starts.__getitem__, self._batch.cut(starts)):
-                try:
-                    yield decode(part)
-                except CorruptRecord as error:
-                    reached, reason = error.offset, error.reason
-                    good = part[part < reached]
-                    if len(good):
-                        yield decode(good)
-                    break
+            try:
+                for cut in self._batch.cut(starts):
+                    yield from each_fitting(starts[cut], take)
+            except CorruptRecord as error:
+                reached, reason = error.offset, error.reason
             else:
-                if reached >= end:
-                    return reached
+                if reached >= stop:
+                    at = reached
+                    continue
                 if reached == len(self._buffer) or self._is_end(reached):
                     return len(self._buffer)
             at = self._certified(reached + 1)

@@ -25,6 +25,7 @@ from rmq.spark.store_files import (
     LogFile,
     QueueUnits,
     check_no_hole,
+    give_back,
     log_end,
     log_files,
     queue_folders,
@@ -32,7 +33,7 @@ from rmq.spark.store_files import (
     queue_units,
 )
 from rmq.spark.store_options import StoreOptions
-from rmq.spark.store_scan import Batch, ChunkScan, Damage
+from rmq.spark.store_scan import Batch, ChunkScan, Damage, each_fitting
 from rmq.spark.walk import gather
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -102,26 +103,33 @@ class StoreReader(DataSourceReader):
         buffer = chunk.file.map()
         limit = min(max(chunk.limit - chunk.file.base, 0), chunk.file.size)
         scan = ChunkScan(buffer, chunk.file.base, limit, self._batch)
-        for found in scan.rows(chunk.begin, chunk.end, partial(self._decode, buffer)):
+        for found in scan.batches(chunk.begin, chunk.end, partial(self._decode, buffer)):
             if isinstance(found, Damage):
                 yield from self._damaged(chunk.file, found)
             else:
                 yield found
 
-    def _decode(self, buffer: Array, starts: Array) -> pa.RecordBatch:
+    def _decode(self, buffer: Array, starts: Array) -> tuple[pa.RecordBatch, int]:
+        """A batch of the first records, and how many were looked at: as many as it may have bytes for."""
         options = self._options
+        give_back(buffer, 0, int(starts[0]))
+        chosen = starts
         if options.topics:
             topics = Records(buffer, starts, "").topics()
-            chosen = pc.is_in(topics, value_set=pa.array(options.topics))
-            starts = starts[chosen.to_numpy(zero_copy_only=False)]
-        return decode_batch(
+            wanted = pc.is_in(topics, value_set=pa.array(options.topics))
+            chosen = starts[wanted.to_numpy(zero_copy_only=False)]
+        batch = decode_batch(
             buffer,
-            starts,
+            chosen,
             self._columns,
             broker_name=options.broker_name,
             decompress=options.decompress,
             check_crc=options.verify_crc,
+            most=options.batch_bytes,
         )
+        if batch.num_rows == len(chosen):
+            return batch, len(starts)
+        return batch, int(np.searchsorted(starts, chosen[batch.num_rows]))
 
     def _damaged(self, file: LogFile, damage: Damage) -> Iterator[pa.RecordBatch]:
         """Do with damage what onCorrupt says."""
@@ -168,18 +176,32 @@ class StoreReader(DataSourceReader):
     def _decode_units(self, part: QueuePart, file: LogFile, units: QueueUnits) -> Iterator[pa.RecordBatch]:
         # Mapped anew for each batch: the pages of the one before are given back.
         buffer = file.map()
-        starts = units.physical_offset - file.base
-        while len(starts):
-            try:
-                _check_units(buffer, part.queue_id, starts, units)
-                yield self._decode(buffer, starts)
-                return
-            except CorruptRecord as error:
-                bad = starts == error.offset
-                size = int(units.size[bad][0])
-                yield from self._damaged(file, Damage(error.offset, size, error.reason))
-            units = QueueUnits(*(field[~bad] for field in units))
-            starts = starts[~bad]
+        # Units go up with the log, unless they are damaged.
+        breaks = np.flatnonzero(np.diff(units.physical_offset) <= 0) + 1
+        for each in zip(*(np.split(field, breaks) for field in units), strict=True):
+            run = QueueUnits(*each)
+            starts = run.physical_offset - file.base
+            left = starts
+            while len(left):
+                try:
+                    yield from each_fitting(
+                        left, partial(self._decode_run, buffer, part.queue_id, run, starts)
+                    )
+                    break
+                except CorruptRecord as error:
+                    bad = int(np.searchsorted(starts, error.offset))
+                    found = Damage(error.offset, int(run.size[bad]), error.reason)
+                yield from self._damaged(file, found)
+                left = starts[bad + 1 :]
+
+    def _decode_run(
+        self, buffer: Array, queue_id: int, run: QueueUnits, starts: Array, some: Array
+    ) -> tuple[pa.RecordBatch, int]:
+        """Decode `some` of the records at `starts`, after a look at whether they are those of their units."""
+        at = int(np.searchsorted(starts, some[0]))
+        units = QueueUnits(*(field[at : at + len(some)] for field in run))
+        _check_units(buffer, queue_id, some, units)
+        return self._decode(buffer, some)
 
 
 def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits) -> None:

@@ -86,6 +86,26 @@ def test_bodies_stay_compressed_on_request() -> None:
     assert found.column(0).to_pylist() == [packed, packed]
 
 
+def test_a_limit_counts_bodies_as_they_are_decompressed() -> None:
+    import zlib
+
+    packed = simple(body=zlib.compress(bytes(1000)), sys_flag=SYS_COMPRESSED)
+    data, starts = encoded([simple(), packed, packed, simple(), packed, simple(body=bytes(900))])
+
+    def lengths(first: int, most: int, columns: list[str]) -> list[int]:
+        found = decode_batch(data, np.array(starts[first:]), columns, broker_name="b", most=most)
+        return (
+            [len(body) for body in found.column("body").to_pylist()] if "body" in columns else found.num_rows
+        )
+
+    assert lengths(0, 2003, ["body"]) == [4, 1000]
+    assert lengths(0, 2004, ["topic", "body"]) == [4, 1000, 1000, 4]
+    assert lengths(1, 10, ["body"]) == [1000]  # one there is
+    assert lengths(0, 10, ["keys"]) == 6  # bodies that nobody asks for stay as they are
+    with pytest.raises(ValueError, match="ascending"):
+        decode_batch(data, np.array(starts[::-1]), broker_name="b", most=10)
+
+
 def test_many_different_names_and_a_repeated_one() -> None:
     text = "\x02".join([f"name{number}\x01{number}" for number in range(2000)] + ["name7\x01last"])
     data, starts = encoded([simple(properties=text), simple(), simple(properties=text)])
