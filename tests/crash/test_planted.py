@@ -15,7 +15,7 @@ import trio
 
 from rmq.broker import replication
 from rmq.broker.ha import REPORT, MasterSession, SlaveSession
-from rmq.broker.send import Send
+from rmq.broker.parking import Parking
 from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
 from rmq.protocol.record import Record
 from rmq.store import recovery, scan
@@ -191,7 +191,7 @@ def acknowledged_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     def park(self: Any, connection: Any, waiting: Any) -> None:
         connection.write(self._acks.stored(waiting))
 
-    patch.setattr(Send, "_park", park)
+    patch.setattr(Parking, "_park", park)
 
 
 def acknowledged_before_the_slave(patch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def acknowledged_before_the_slave(patch: pytest.MonkeyPatch) -> None:
     def await_slave(self: Any, parked: Any) -> None:
         parked.connection.write(self._acks.stored(parked.acks))
 
-    patch.setattr(Send, "_await_slave", await_slave)
+    patch.setattr(Parking, "_await_slave", await_slave)
 
 
 def forged_acknowledgement_taken(patch: pytest.MonkeyPatch) -> None:
