@@ -124,6 +124,20 @@ def rejoin() -> None:
     assert bytes(slave.read_raw(0, end)) == bytes(master.read_raw(0, end))
 
 
+def rejoin_with_a_part() -> None:
+    """A slave has part of a record that a power cut took from its master, which goes on with another one."""
+    master, lost, slave = (open_store(MemoryDisk(), START_MS) for _ in range(3))
+    for store, tail in ((master, b"m" * 300), (lost, b"l" * 300)):
+        for body in (b"common", tail):
+            store.put(Record("Orders", 0, body))
+        store.commit()
+    slave.append_raw(0, lost.read_raw(0, lost.max_physical_offset - 150))
+    slave.cut_partial()
+    slave.append_raw(slave.max_physical_offset, master.read_raw(slave.max_physical_offset, 1 << 20))
+    end = master.max_physical_offset
+    assert bytes(slave.read_raw(0, end)) == bytes(master.read_raw(0, end))
+
+
 def queue_sync() -> None:
     """After a failed sync of queue files, a clean stop and a power cut, the queues are whole."""
     for seed in range(20):
@@ -148,7 +162,16 @@ def queue_sync() -> None:
         assert len(read_all(open_store(disk, clock[0]), ("Orders", 0))) == 60
 
 
-CHECKS = [images, queue_sync, damage, disk_level, replicated_level, forged_acknowledgement, rejoin]
+CHECKS = [
+    images,
+    queue_sync,
+    damage,
+    disk_level,
+    replicated_level,
+    forged_acknowledgement,
+    rejoin,
+    rejoin_with_a_part,
+]
 
 
 # ---- the faults ----
@@ -221,6 +244,11 @@ def no_truncation_at_rejoin(patch: pytest.MonkeyPatch) -> None:
         return None
 
     patch.setattr(replication, "find_cut", find_cut)
+
+
+def part_of_a_record_kept_at_rejoin(patch: pytest.MonkeyPatch) -> None:
+    """A slave that comes back keeps the part of a record that it got."""
+    patch.setattr(Store, "cut_partial", lambda store: None)
 
 
 def crc_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -339,6 +367,7 @@ FAULTS: list[tuple[Plant, Callable[[], None]]] = [
     (acknowledged_before_the_slave, replicated_level),
     (forged_acknowledgement_taken, forged_acknowledgement),
     (no_truncation_at_rejoin, rejoin),
+    (part_of_a_record_kept_at_rejoin, rejoin_with_a_part),
     (crc_ignored, images),
     (damage_taken_for_the_end, damage),
     (tail_not_cut, images),
