@@ -6,6 +6,7 @@ import logging
 import os
 import ssl
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from attrs import evolve, frozen
@@ -141,6 +142,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
     context.options |= ssl.OP_NO_RENEGOTIATION
     if config.tls_cert_path:
         _load_own(context, config)
+        _tell_expiry(config.tls_cert_path)
     else:
         from rmq.remoting.tls_selfsigned import load_unverifiable  # cryptography: only for those who test
 
@@ -150,6 +152,24 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
         required = config.tls_client_auth == "require"
         context.verify_mode = ssl.CERT_REQUIRED if required else ssl.CERT_OPTIONAL
     return context
+
+
+def _tell_expiry(path: str) -> None:
+    """Log that a certificate is past its time: clients will be refused it, and here nobody would see why."""
+    from cryptography import x509  # slow to import: only for who has a certificate
+
+    with open(path, "rb") as file:
+        try:
+            until = x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
+        except ValueError:
+            return  # OpenSSL took it, so that it is no fault of the file
+    if until < datetime.now(UTC):
+        log.error(
+            "tlsCertPath: %s has expired on %s, and who verifies it will not connect; put a new one in its"
+            " place (`rmq certs issue DIR NAME --host HOST --force`)",
+            path,
+            until.date(),
+        )
 
 
 def _client_context(config: TlsConfig) -> ssl.SSLContext:
