@@ -13,33 +13,47 @@ if TYPE_CHECKING:
     from rmq.spark.pipelines.archive import archive, read_archive
     from rmq.spark.pipelines.compaction import compact
     from rmq.spark.pipelines.deadletters import count_letters, dead_letters, resend
+    from rmq.spark.pipelines.lag import record_lag, report_lag
+    from rmq.spark.pipelines.profile import profile_topics
     from rmq.spark.pipelines.replay import replay
     from rmq.spark.pipelines.sending import Run
+    from rmq.spark.pipelines.store_audit import audit_store
+    from rmq.spark.pipelines.trace import analyse_traces
     from rmq.spark.runtime import register, session
 
 # Name -> the module that has it.
 _PLACES = {
     "Run": "pipelines.sending",
+    "analyse_traces": "pipelines.trace",
     "archive": "pipelines.archive",
+    "audit_store": "pipelines.store_audit",
     "compact": "pipelines.compaction",
     "count_letters": "pipelines.deadletters",
     "dead_letters": "pipelines.deadletters",
+    "profile_topics": "pipelines.profile",
     "read_archive": "pipelines.archive",
+    "record_lag": "pipelines.lag",
     "register": "runtime",
     "replay": "pipelines.replay",
+    "report_lag": "pipelines.lag",
     "resend": "pipelines.deadletters",
     "session": "runtime",
 }
 
 __all__ = [
     "Run",
+    "analyse_traces",
     "archive",
+    "audit_store",
     "compact",
     "count_letters",
     "dead_letters",
+    "profile_topics",
     "read_archive",
+    "record_lag",
     "register",
     "replay",
+    "report_lag",
     "resend",
     "session",
 ]

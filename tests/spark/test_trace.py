@@ -81,7 +81,7 @@ def test_percentiles_are_exact(spark: SparkSession, bodies: list[str], tmp_path:
     assert {tuple(row)[:4]: tuple(row)[4:] for row in rows.collect()} == reference(bodies, 30_000)
     assert spark.read.parquet(str(tmp_path / "out" / "totals")).count() == len(expected)
     text = (tmp_path / "out" / "report.html").read_text()
-    assert text.count("<svg") == 15
+    assert text.count("<svg") == 24
     assert "src=" not in text
     assert "://" not in text
 

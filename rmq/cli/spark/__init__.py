@@ -16,6 +16,10 @@ PIPELINES: Final = {
     "replay": ("replay", "Send messages of an archive or a topic to a topic again."),
     "dlq": ("deadletters", "Count dead letters by group, topic, tag, reason, times and hour."),
     "resend": ("deadletters", "Send chosen dead letters to their topics again."),
+    "audit": ("analyses", "Compare log and queues of a store's folder, message by message."),
+    "trace": ("analyses", "Latencies by topic and group, from message traces, with charts."),
+    "lag": ("analyses", "Sample the lag of groups, and show it over time."),
+    "profile": ("analyses", "Sizes, rates, keys, tags, queues and bodies of topics, with charts."),
 }
 
 

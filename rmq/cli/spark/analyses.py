@@ -1,0 +1,211 @@
+"""`rmq spark audit`, `trace`, `lag` and `profile`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+from attrs import frozen
+
+from rmq.cli.output import Format, output_option
+from rmq.cli.spark.running import run_pipeline, source_options, spark_options, tell
+from rmq.cli.status import EXIT_FAILED
+from rmq.cli.target import Target, target_options
+from rmq.cli.times import as_duration
+from rmq.message import TRACE_TOPIC
+from rmq.store.config import DELAY_LEVELS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from rmq.spark.pipelines.lag import LagSummary
+    from rmq.spark.pipelines.profile import ProfileSummary
+    from rmq.spark.pipelines.progress import Watch
+    from rmq.spark.pipelines.trace import TraceSummary
+
+FOLDER = click.argument("folder", type=click.Path(file_okay=False), metavar="FOLDER")
+STORE = click.option(
+    "--store",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Read the folder of a store instead of a running cluster.",
+)
+WINDOW = click.option(
+    "--window", callback=as_duration, metavar="TIME", help="Length of a window (1m); chosen when not given."
+)
+
+
+@frozen
+class Audited:
+    """What `rmq spark audit` prints: the first findings, and the figures."""
+
+    store: str
+    records: int
+    units: int
+    bytes: int
+    faults: dict[str, int]
+    notes: tuple[str, ...]
+    seconds: float
+    parts: tuple[dict[str, object], ...]
+
+
+@click.command("audit")
+@click.argument("store", type=click.Path(exists=True, file_okay=False), metavar="DIR")
+@click.option(
+    "--commitlog",
+    "commit_log",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="Where the log is (storePathCommitLog), when not in DIR/commitlog.",
+)
+@click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelayLevel, if it was changed.")
+@click.option("--findings", default="", metavar="FOLDER", help="Write all findings there as Parquet.")
+@click.option("--limit", type=click.IntRange(0), default=50, show_default=True, help="Findings to show.")
+@output_option
+@spark_options
+def audit_command(
+    store: str,
+    commit_log: str | None,
+    delay_levels: str,
+    findings: str,
+    limit: int,
+    output: Format,
+    master: str,
+    memory: str,
+) -> None:
+    """Compare log and queues of the store in DIR, ours or RocketMQ's, message by message.
+
+    Changes nothing. Exit status 1 when something is wrong. `rmq store check` looks at index, checkpoint and
+    configuration too, and needs no Spark.
+    """
+
+    def work(spark: SparkSession, watch: Watch) -> Audited:
+        from rmq.spark import audit_store
+
+        done = audit_store(
+            spark,
+            store,
+            commit_log=commit_log or "",
+            delay_levels=delay_levels,
+            output=findings,
+            watch=watch,
+        )
+        rows = done.findings.orderBy("kind", "physicalOffset").limit(limit).collect()
+        faults = {one.kind: one.count for one in done.faults}
+        shown = tuple(row.asDict() for row in rows)
+        return Audited(store, done.records, done.units, done.bytes, faults, done.notes, done.seconds, shown)
+
+    audited = run_pipeline(work, master=master, memory=memory)
+    tell(audited, output)
+    sys.exit(EXIT_FAILED if audited.faults else 0)
+
+
+@click.command("trace")
+@FOLDER
+@STORE
+@click.option("--topic", default=TRACE_TOPIC, show_default=True, help="The topic that has the traces.")
+@WINDOW
+@output_option
+@spark_options
+@target_options
+def trace_command(
+    target: Target,
+    folder: str,
+    store: str | None,
+    topic: str,
+    window: int | None,
+    output: Format,
+    master: str,
+    memory: str,
+) -> None:
+    """Latencies of sending, delivering and consuming, from message traces: percentiles by topic and group.
+
+    Writes FOLDER/report.html, and Parquet beside it.
+    """
+
+    def work(spark: SparkSession, watch: Watch) -> TraceSummary:
+        from rmq.spark import analyse_traces
+
+        messages = _messages(spark, target, store, topic, ["body"])
+        return analyse_traces(spark, messages, folder, window_ms=window or 0, watch=watch)
+
+    tell(run_pipeline(work, master=master, memory=memory), output)
+
+
+@click.command("profile")
+@click.argument("topics", metavar="TOPIC[,TOPIC...]")
+@FOLDER
+@STORE
+@WINDOW
+@output_option
+@spark_options
+@target_options
+def profile_command(
+    target: Target,
+    topics: str,
+    folder: str,
+    store: str | None,
+    window: int | None,
+    output: Format,
+    master: str,
+    memory: str,
+) -> None:
+    """What lies in topics: sizes, rates, keys, tags, queues, properties, forms of bodies.
+
+    Writes FOLDER/report.html, and Parquet beside it.
+    """
+
+    def work(spark: SparkSession, watch: Watch) -> ProfileSummary:
+        from rmq.spark import profile_topics
+        from rmq.spark.pipelines.profile import COLUMNS
+
+        messages = _messages(spark, target, store, topics, COLUMNS)
+        return profile_topics(spark, messages, folder, window_ms=window or 0, watch=watch)
+
+    tell(run_pipeline(work, master=master, memory=memory), output)
+
+
+@click.command("lag")
+@FOLDER
+@click.option("--group", "groups", multiple=True, metavar="GROUP", help="Only this group; may be repeated.")
+@click.option("--times", type=click.IntRange(0), default=1, show_default=True, help="Samples to take.")
+@click.option("--every", callback=as_duration, default="10s", show_default=True, help="Time between them.")
+@output_option
+@spark_options
+@target_options
+def lag_command(
+    target: Target,
+    folder: str,
+    groups: tuple[str, ...],
+    times: int,
+    every: int,
+    output: Format,
+    master: str,
+    memory: str,
+) -> None:
+    """Add samples of the lag of groups to FOLDER, and show all that are there over time.
+
+    Run it again and again, for instance by cron, or with --times. Ctrl-C keeps the samples that were taken;
+    --times 0 only makes the report anew: FOLDER/report.html.
+    """
+
+    def work(spark: SparkSession, watch: Watch) -> LagSummary:
+        from rmq.spark import record_lag, report_lag
+
+        if times:
+            record_lag(source_options(target), folder, groups, times=times, every_seconds=every / 1000)
+        return report_lag(spark, folder, watch=watch)
+
+    tell(run_pipeline(work, master=master, memory=memory), output)
+
+
+def _messages(spark: SparkSession, target: Target, store: str | None, topic: str, columns: Any) -> DataFrame:
+    """The messages of topics in a cluster, or in a store's folder."""
+    from rmq.spark.schema import spark_schema
+
+    if store:
+        reader = spark.read.format("rmqstore").options(path=store, topic=topic)
+    else:
+        reader = spark.read.format("rmq").options(**source_options(target), topic=topic)
+    return reader.schema(spark_schema(columns)).load()
