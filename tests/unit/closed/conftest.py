@@ -1,0 +1,16 @@
+"""The closed cluster, started once for each module of tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.closed import Closed, closed_cluster
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
+    """Four processes with profile=secure; see tests/closed.py."""
+    with closed_cluster(tmp_path_factory.mktemp("closed")) as cluster:
+        yield cluster
