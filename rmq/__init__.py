@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rmq.client.producer import Producer as Producer
     from rmq.client.puller import PullConsumer as PullConsumer
     from rmq.client.puller import PullResult as PullResult
+    from rmq.client.retry import Retry as Retry
     from rmq.client.subscription import Sql as Sql
     from rmq.client.subscription import sql as sql
     from rmq.client.trace import MessageTrace as MessageTrace
@@ -73,6 +74,7 @@ _MODULES = {
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
     "rmq.client.puller": "PullConsumer PullResult",
+    "rmq.client.retry": "Retry",
     "rmq.client.subscription": "Sql sql",
     "rmq.client.trace": "MessageTrace",
     "rmq.client.transactional": "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer",

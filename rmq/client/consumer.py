@@ -22,6 +22,7 @@ from rmq.client.pace import Pace
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
 from rmq.client.rebalance import Strategy
+from rmq.client.retry import Retry, told_reason, wanted_delay
 from rmq.client.scope import TaskScope
 from rmq.client.session import Session
 from rmq.client.subscription import Sql, subscriptions
@@ -35,7 +36,6 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.deadletter import reason_of
 from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
 from rmq.remoting.tasks import bare_errors
@@ -242,7 +242,8 @@ class Consumer:
         left.
 
         Returning means consumed. An exception is logged and the message goes back for a retry after the
-        group's next delay; with `on_error="raise"` it then comes out of here. An ordinary function runs in
+        group's next delay, or the one that a `Retry` names; with `on_error="raise"` it then comes out of
+        here, but for a `Retry`. An ordinary function runs in
         a worker thread. Cancelled: handlers are cancelled; their messages are not consumed and are
         delivered again.
         """
@@ -310,7 +311,7 @@ class Consumer:
                 await handle(message)
             except Exception as error:
                 await self._failed(message, window, error)
-                if self._options.on_error == "raise":
+                if self._lets_out(error):
                     raise
             except BaseException:
                 self._put_off(message, window)
@@ -359,7 +360,7 @@ class Consumer:
         except Exception as error:
             for message, window in taken:
                 await self._failed(message, window, error)
-            if self._options.on_error == "raise":
+            if self._lets_out(error):
                 raise
         except BaseException:
             for message, window in taken:
@@ -381,9 +382,9 @@ class Consumer:
             return
         if window.dropped or message.queue_offset not in window:
             return  # its queue is somebody else's, who gets it again
-        reason, limit = reason_of(error), self._max_reconsume_times
+        level, reason, limit = wanted_delay(error, delay_level), told_reason(error), self._max_reconsume_times
         try:
-            await self._session.brokers.send_back(message, self.group, delay_level, limit, reason)
+            await self._session.brokers.send_back(message, self.group, level, limit, reason)
         except (*UNREACHABLE, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
@@ -401,8 +402,14 @@ class Consumer:
 
     def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
         self._pace.failure(_queue_topic(message))
-        if error is not None:
+        if isinstance(error, Retry):
+            log.info("%s: message %s is to come again: %s", self.group, message.message_id, error)
+        elif error is not None:
             log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
+
+    def _lets_out(self, error: Exception) -> bool:
+        """Whether an error of a handler ends `run`, or comes out of the block."""
+        return self._options.on_error == "raise" and not isinstance(error, Retry)
 
     async def _expire(self, message: PulledMessage) -> None:
         """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
@@ -545,9 +552,9 @@ def _queue_topic(message: PulledMessage) -> str:
 class Delivery:
     """One message, to be consumed inside `async with delivery as message`.
 
-    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry; it is
-    swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays open, it
-    is delivered again here.
+    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry (`Retry` says
+    when); it is swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays
+    open, it is delivered again here.
     """
 
     __slots__ = ("_consumer", "_hand", "_open", "_pulled", "_tokens", "_window")
@@ -586,7 +593,7 @@ class Delivery:
                 self.done()
             elif isinstance(error, Exception):
                 await self._fail(error)
-                return consumer._options.on_error == "retry"
+                return not consumer._lets_out(error)
             elif self._open:
                 self._open = False
                 consumer._put_off(self._pulled, self._window)

@@ -27,6 +27,7 @@ from rmq.client.overdue import Hand
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
 from rmq.client.rebalance import Change
+from rmq.client.retry import told_reason, wanted_delay
 from rmq.client.session import Session
 from rmq.errors import RmqError, for_code
 from rmq.message import (
@@ -41,7 +42,7 @@ from rmq.message import (
 )
 from rmq.protocol.bodies import ProcessQueueInfo
 from rmq.protocol.command import Command
-from rmq.protocol.deadletter import DLQ_REASON, reason_of
+from rmq.protocol.deadletter import DLQ_REASON
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -401,7 +402,8 @@ class OrderedConsumer(Consumer):
         limit = self._options.max_reconsume_times
         if not window.dropped and not self._options.broadcasting:
             spent = limit is not None and message.reconsume_times >= limit
-            if (spent or delay_level < 0) and await self._bury(message, reason_of(error)):
+            given_up = wanted_delay(error, delay_level) < 0
+            if (spent or given_up) and await self._bury(message, told_reason(error)):
                 window.finish(message.queue_offset)
                 return
         message.reconsume_times += 1

@@ -143,6 +143,38 @@ class TestBothLoops:
 
         both(scenario, cluster)
 
+    @pytest.mark.parametrize("way", ["handler", "batches", "deliveries"])
+    def test_a_handler_says_when_a_message_comes_again(self, both: Play, cluster: Cluster, way: str) -> None:
+        async def scenario(world: World) -> None:
+            fill(cluster, 3)
+            levels = {b"0": 5, b"2": -1}
+            ended = 0
+
+            async def handle(message: StoredMessage) -> None:
+                nonlocal ended
+                ended += 1
+                if message.reconsume_times == 0 and message.body in levels:
+                    raise rmq.Retry("out of stock", delay_level=levels[message.body])
+                if ended == 5:
+                    scope.cancel()
+
+            async with (
+                world.connect() as client,
+                client.consumer("g", {"T": "*"}, consume_from="first", on_error="raise") as consumer,
+            ):
+                with anyio.CancelScope() as scope:
+                    if way == "handler":
+                        await consumer.run(handle)
+                    elif way == "batches":
+                        await consumer.run_batches(lambda messages: handle(messages[0]), batch=1)
+                    async for delivery in consumer:
+                        async with delivery as message:
+                            await handle(message)
+            returned = {header.origin_msg_id: header for header in cluster["a"].sent_back}
+            assert {name: header.delay_level for name, header in returned.items()} == {"ID0": 5, "ID2": -1}
+
+        both(scenario, cluster)
+
     def test_two_members_share_the_queues_until_one_leaves(self, both: Play, cluster: Cluster) -> None:
         async def scenario(world: World) -> None:
             cluster.topic("T", queues=4)
