@@ -132,7 +132,7 @@ def test_an_archive_killed_again_and_again_has_every_message_once(
     folder, ledger = tmp_path / "archive", Ledger()
     job = Job(processes, folder, namesrv)
     trio.run(campaign, job, ledger, random.Random(SEED))
-    job.start().finish(600)
+    job.start("--batch-rows", "50000").finish(600)  # what writers are ahead by, in few batches
 
     stored = trio.run(read_all, namesrv)
     state = json.loads((folder / "_rmq" / "state" / "startingOffsets.json").read_text())
