@@ -53,7 +53,7 @@ def layers(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """Against Apache RocketMQ 4.9.7 itself; needs a JDK (11 or later) and Maven."""
     session.install("-e", ".[test]")
-    session.run("python", "-m", "pytest", "-m", "interop", "tests/interop", *session.posargs)
+    session.run("python", "-m", "pytest", "-m", "interop", "tests/interop", "tests/spark", *session.posargs)
 
 
 @nox.session

