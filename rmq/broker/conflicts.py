@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rmq.broker.clients import ConsumerGroup, Member
     from rmq.remoting.connection import Connection
 
     Table = dict[tuple[str, str], set[Connection]]
+
+REFUSED_MAX: Final = 1_000
+"""Refused clients that are remembered; of more, some are logged again."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -33,6 +36,7 @@ class Conflicts:
         # (group, "") or (group, client id) -> the connections that are told so
         self._subscriptions: Table = {}
         self._ids: Table = {}
+        self._refused: set[tuple[str, Connection]] = set()
 
     @property
     def subscriptions(self) -> int:
@@ -48,6 +52,18 @@ class Conflicts:
         """Why a member may not join or stay, where such are rejected; of two, the one that came first may."""
         if not self.reject:
             return None
+        text, key = self._refusal(group, member), (group.name, member.connection)
+        if text is None:
+            self._refused.discard(key)
+        elif key not in self._refused:
+            if len(self._refused) >= REFUSED_MAX:
+                self._refused.clear()
+            self._refused.add(key)
+            self.found += 1
+            log.warning("%s; %s is not let in", text, member.client_id)
+        return text
+
+    def _refusal(self, group: ConsumerGroup, member: Member) -> str | None:
         other = _other_wants(group, member)
         if other is not None:
             return _differs(group, member, other)

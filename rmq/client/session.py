@@ -264,7 +264,11 @@ class Session:
             if warning and warning != self._warnings.get(address):
                 log.warning("%s: %s", address, warning)
             self._warnings[address] = warning
-        except (*UNREACHABLE, ResponseError) as error:
+        except ResponseError as error:
+            if str(error) != self._warnings.get(address):
+                log.warning("heartbeat refused: %s", error)
+            self._warnings[address] = str(error)
+        except UNREACHABLE as error:
             log.warning("heartbeat: %s", error)
 
     async def _keep_beating(self) -> None:

@@ -172,6 +172,19 @@ def test_a_member_that_does_not_fit_is_not_let_in() -> None:
     assert ids(rig) == ["c1"], "it has left: its queues go to who stays"
 
 
+def test_who_is_not_let_in_is_logged_once_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig(reject_subscription_conflicts=True)
+    one, two, _ = lines()
+    beat(rig, one, "c1", T="*")
+    for _ in range(3):
+        beat(rig, two, "c2", T="a")
+    assert caplog.text.count("c2 is not let in") == 1
+    assert rig.broker.clients.conflicts.found == 1
+    assert beat(rig, two, "c2", T="*").code == 0
+    beat(rig, two, "c2", T="a")
+    assert caplog.text.count("c2 is not let in") == 2
+
+
 def test_the_later_of_two_with_one_id_is_turned_out() -> None:
     rig = Rig(reject_subscription_conflicts=True)
     one, two, _ = lines()

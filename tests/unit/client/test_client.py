@@ -196,12 +196,17 @@ async def test_two_clients_have_two_names(clock: MockClock) -> None:
         assert one.client_id in repr(one)
 
 
-async def test_a_heartbeat_that_is_refused_is_no_disaster(clock: MockClock) -> None:
+async def test_a_heartbeat_that_is_refused_is_no_disaster_and_told_once(
+    clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     cluster = Cluster.of("a")
     cluster.topic("T")
-    cluster["a"].script(RequestCode.HEART_BEAT, 16, 16)
+    cluster["a"].script(RequestCode.HEART_BEAT, 16, 16, 16)
     async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
         await producer.send(Message("T", b"x"))
+        while cluster["a"].count(RequestCode.HEART_BEAT) < 4:
+            await trio.sleep(1)
+        assert caplog.text.count("heartbeat refused") == 1
 
 
 @pytest.mark.parametrize(
