@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -82,3 +83,14 @@ def test_the_page_has_an_example_of_each_command(name: str) -> None:
 
     assert found is not None
     assert [path for path in paths(f"rmq {name}", found) if path not in page] == []
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_script_is_one_that_the_shell_reads(shell: str) -> None:
+    said = CliRunner().invoke(command, ["completion", shell])
+    assert said.exit_code == 0
+    if shutil.which(shell) is None:
+        assert "_RMQ_COMPLETE" in said.stdout
+        return
+    checked = subprocess.run([shell, "-n"], input=said.stdout, capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stderr) == (0, "")
