@@ -41,13 +41,16 @@ def follow(query: StreamingQuery, watch: Watch) -> None:
 
     Raises StreamingQueryException when it fails."""
     rows: dict[int, int] = {}
+    ended = False
     try:
-        while not query.awaitTermination(POLL_SECONDS):  # type: ignore[arg-type]
-            for one in query.recentProgress:
+        while not ended:
+            ended = bool(query.awaitTermination(POLL_SECONDS))  # type: ignore[arg-type]
+            recent = query.recentProgress  # one look: `lastProgress` may be of a later batch
+            for one in recent:
                 rows[one.batchId] = one.numInputRows
-            last = query.lastProgress
-            if last is not None:
-                watch(Progress(sum(rows.values()), sum(rows.values()) + _lag(last.sources), "messages"))
+            if recent:
+                done = sum(rows.values())
+                watch(Progress(done, done + _lag(recent[-1].sources), "messages"))
     finally:
         query.stop()
 
