@@ -3,7 +3,7 @@ against a writer of rows.
 
     python -m benchmarks.spark_broker [ROWS] [FOLDER]
 
-A broker of ours runs beside, once as it comes (32 messages or 256 KiB a pull) and once set up to give more.
+A broker of ours runs beside, once as it comes (1,024 messages or 1 MiB a pull) and once set up to give more.
 CPU seconds are user and system time of Java and the Python workers; the broker's own are shown apart, and of
 several runs the cheapest counts. The extra `spark` is needed, and /proc.
 """
