@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import click
 from rmq.cli.asking import ask, refuse
 from rmq.cli.output import Format, output_option, show
 from rmq.cli.report import percentile
+from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
 
 if TYPE_CHECKING:
@@ -115,9 +117,12 @@ def rate(text: str) -> float:
 def rt(target: Target, amount: int, size: int, output: Format) -> None:
     """Send probes to every master and show how long each took, in ms.
 
-    They go to the topic with the cluster's name, which every broker has.
+    They go to the topic with the cluster's name, which every broker has. Ends with 1 when a broker took none.
     """
-    show(run(_rt, target, amount, size), output)
+    rows = run(_rt, target, amount, size)
+    show(rows, output)
+    if any(not row["sent"] for row in rows):
+        sys.exit(EXIT_FAILED)
 
 
 async def _rt(target: Target, amount: int, size: int) -> list[dict[str, Any]]:

@@ -94,3 +94,14 @@ def test_the_completion_script_is_one_that_the_shell_reads(shell: str) -> None:
         return
     checked = subprocess.run([shell, "-n"], input=said.stdout, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("sent", "status"), [(0, 1), (3, 0)])
+def test_probes_that_no_broker_takes_end_with_1(
+    monkeypatch: pytest.MonkeyPatch, sent: int, status: int
+) -> None:
+    async def probes(*arguments: object) -> list[dict[str, object]]:
+        return [{"broker": "a", "sent": 3, "failed": 0}, {"broker": "b", "sent": sent, "failed": 3 - sent}]
+
+    monkeypatch.setattr("rmq.cli.cluster._rt", probes)
+    assert CliRunner().invoke(command, ["cluster", "rt"]).exit_code == status
