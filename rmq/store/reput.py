@@ -18,6 +18,9 @@ from rmq.store.index import Entry, Index
 from rmq.store.properties import index_keys, is_indexed
 from rmq.store.scan import Scan, Scanned, next_good
 
+_AROUND_MS = 2000  # the index knows seconds
+_MANY = 1 << 20
+
 log = logging.getLogger("rmq.store")
 
 
@@ -84,12 +87,22 @@ class Reput:
             self._log.segments, max(self.behind, self._log.start), check_crc=False, stop=self._log.end
         )
         records = list(islice(scan, limit))
-        self._index.add(entries_of(records), now_ms)
+        entries = list(entries_of(records))
+        if entries and entries[0][2] == self._index.end_offset:
+            entries[0] = self._rest_of(entries[0])
+        self._index.add(entries, now_ms)
         self.behind = scan.position
         if len(records) < limit and self.behind < self._log.end:
             self._skip_damage(self.behind)
         if self.behind >= self._log.end:
             self.behind = None
+
+    def _rest_of(self, entry: Entry) -> Entry:
+        """What the index lacks of the last record that is in it."""
+        topic, keys, position, timestamp = entry
+        times = timestamp - _AROUND_MS, timestamp + _AROUND_MS
+        lacking = [key for key in keys if position not in self._index.find(topic, key, *times, _MANY)]
+        return topic, tuple(lacking), position, timestamp
 
     def _skip_damage(self, position: int) -> None:
         following = next_good(self._log.segments, position)

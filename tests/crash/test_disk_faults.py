@@ -111,7 +111,7 @@ def test_a_bad_disk_is_refused_and_recovered_from(
     broker = disk.start()
     most = 0.0
     for number in range(CYCLES):
-        victim = broker if number % 5 == 4 else None
+        victim = broker if number % 5 == 3 else None
         trio.run(cycle, disk, ledger, word, 0.2 + chance.random(), victim)
         if victim is not None:
             broker = disk.start()

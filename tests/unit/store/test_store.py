@@ -344,6 +344,23 @@ def test_an_index_that_cannot_be_written_is_completed_later(caplog: pytest.LogCa
     assert all(len(store.query("Orders", f"K{number}", 5, 0, 1 << 60)) == 1 for number in range(10))
 
 
+def test_after_a_failed_write_of_the_index_its_last_record_is_not_in_it_twice() -> None:
+    disk = MemoryDisk()
+    store = open_store(disk)
+    for number in range(5):
+        send(store, record("x", unique=f"K{number}", keys="shared"))
+    store.dispatch()
+    send(store, record("x", unique="K5", keys="shared"))
+    disk.capacity = 0
+    store.dispatch()
+    disk.capacity = None
+    store._reput.start(again=True)
+    while store.dispatch():
+        pass
+    assert sum(file.count - 1 for file in store._index.files) == 12
+    assert [len(store.query("Orders", f"K{number}", 5, 0, 1 << 60)) for number in range(6)] == [1] * 6
+
+
 def test_close_without_room_leaves_the_mark_of_a_crash() -> None:
     disk = MemoryDisk()
     store = open_store(disk)
