@@ -234,9 +234,7 @@ class Send:
             raise for_code(*self.refusal)
         self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
         self._store.put(record)
-        tally = self._tally(record.topic)
-        tally.count += 1
-        tally.size += record.size
+        self._count(record.topic, 1, record.size)
         self.acks.append((request, record.queue_id, Marked((record,), header)))
 
     def _send_batch(
@@ -250,59 +248,38 @@ class Send:
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
         shared[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         suffix = encode_properties(shared)
-        records = self._put_batch(request.body, header, connection, queue_id, suffix)
-        if not request.flag & FLAG_ONEWAY:
-            (self.acks if waits else self.acks_at_once).append((request, queue_id, records))
-
-    def _put_batch(
-        self,
-        body: bytes,
-        header: SendMessageRequestHeader,
-        connection: Connection,
-        queue_id: int,
-        suffix: str,
-    ) -> Batch | list[Record]:
-        """Put all messages of a batch, or none; at once, unless each one's record is wanted."""
-        tally = self.tallies.get(header.topic) or self._tally(header.topic)
-        if not self.keeps_records and len(body) < self._batch_room:
-            shared = self._shared(header, connection, queue_id)
-            try:
-                batch = self._store.put_batch(shared, body, suffix.encode())
-            except RemoteProtocolError as error:
-                raise self._illegal(str(error)) from None
-            if batch is not None:
-                tally.count += len(batch.physical_offsets)
-                tally.size += batch.size
-                return batch
-        records = self._batch_records(body, header, connection, queue_id, suffix)
-        for record in records:
-            self._store.put(record)
-            tally.size += record.size
-        tally.count += len(records)
-        return records
-
-    def _shared(self, header: SendMessageRequestHeader, connection: Connection, queue_id: int) -> Record:
-        """What the messages of a batch have in common."""
-        return Record(
+        common = Record(
             header.topic,
             queue_id,
             b"",
-            "",
-            0,
-            header.sys_flag | self._targets[header.topic].sys_flag,
-            header.born_timestamp,
-            connection.state.get("host") or _host_of(connection),
-            header.reconsume_times or 0,
+            sys_flag=header.sys_flag | self._targets[header.topic].sys_flag,
+            born_timestamp=header.born_timestamp,
+            born_host=connection.state.get("host") or _host_of(connection),
+            reconsume_times=header.reconsume_times or 0,
         )
+        records = self._put_batch(request.body, common, suffix)
+        if not request.flag & FLAG_ONEWAY:
+            (self.acks if waits else self.acks_at_once).append((request, queue_id, records))
 
-    def _batch_records(
-        self,
-        body: bytes,
-        header: SendMessageRequestHeader,
-        connection: Connection,
-        queue_id: int,
-        suffix: str,
-    ) -> list[Record]:
+    def _put_batch(self, body: bytes, common: Record, suffix: str) -> Batch | list[Record]:
+        """Put all messages of a batch, or none; at once, unless each one's record is wanted. `common` is what
+        they share, `suffix` what comes after each one's properties.
+        """
+        if not self.keeps_records and len(body) < self._batch_room:
+            try:
+                batch = self._store.put_batch(common, body, suffix.encode())
+            except RemoteProtocolError as error:
+                raise self._illegal(str(error)) from None
+            if batch is not None:
+                self._count(common.topic, len(batch.physical_offsets), batch.size)
+                return batch
+        records = self._batch_records(body, common, suffix)
+        for record in records:
+            self._store.put(record)
+        self._count(common.topic, len(records), sum(record.size for record in records))
+        return records
+
+    def _batch_records(self, body: bytes, common: Record, suffix: str) -> list[Record]:
         """All records of a batch, checked, so that all of them or none are put."""
         try:
             messages = engine.split_batch(body)
@@ -310,28 +287,23 @@ class Send:
             raise self._illegal(str(error)) from None
         if not messages:
             raise self._illegal("the batch has no message")
-        sys_flag = header.sys_flag | self._targets[header.topic].sys_flag
-        host = connection.state.get("host") or _host_of(connection)
-        born_timestamp, reconsume_times = header.born_timestamp, header.reconsume_times or 0
-        topic = header.topic
-        room = min(self._body_max, self.store_config.mapped_file_size_commit_log - _RECORD_ROOM)
-        indexed = self._indexed
+        room = min(self._body_max, self._batch_room)
         records = []
         for flag, one, text in messages:
             properties = parse(text)
             record = Record(
-                topic,
-                queue_id,
+                common.topic,
+                common.queue_id,
                 one,
                 joined(text, suffix),
                 flag,
-                sys_flag,
-                born_timestamp,
-                host,
-                reconsume_times,
+                common.sys_flag,
+                common.born_timestamp,
+                common.born_host,
+                common.reconsume_times,
                 0,
                 tags_code(properties.get(PROPERTY_TAGS)),
-                keys(properties) if indexed else (),
+                keys(properties) if self._indexed else (),
             )
             if len(one) > room or len(record.properties) > _PROPERTIES_SURE:
                 self._check_sizes(record)
@@ -525,9 +497,7 @@ class Send:
             self._delay(record, min(level, self._levels), properties)
         record.properties = encode_properties(properties)
         self._store.put(record)
-        tally = self._tally(record.topic)
-        tally.count += 1
-        tally.size += record.size
+        self._count(record.topic, 1, record.size)
         self._stats.send_back(header.group, properties[PROPERTY_RETRY_TOPIC])
         if not request.flag & FLAG_ONEWAY:
             self.returned.append(request)
@@ -548,6 +518,12 @@ class Send:
         return decode_record(view, decompressed=False)
 
     # ---- acknowledgements ----
+
+    def _count(self, topic: str, count: int, size: int) -> None:
+        """Note what was put into the pending batch."""
+        tally = self._tally(topic)
+        tally.count += count
+        tally.size += size
 
     def _tally(self, topic: str) -> Tally:
         return self.tallies.setdefault(topic, Tally())

@@ -42,17 +42,7 @@ class ClusterSecret:
             NONCE: base64.b64encode(nonce).decode(),
         }
         ext[PROOF] = self._proof(command.code, ext, command.body)
-        return Command(
-            command.code,
-            command.opaque,
-            command.flag,
-            ext,
-            command.body,
-            command.remark,
-            command.language,
-            command.version,
-            command.serialization,
-        )
+        return command.with_ext(ext)
 
     def proves(self, command: Command) -> bool:
         """Whether somebody who has the secret signed the command, whenever that was."""

@@ -96,6 +96,20 @@ class Command:
         """The text map of a header of which the engine made only the typed value: it knows the form."""
         raise NotImplementedError
 
+    def with_ext(self, ext: Mapping[str, str]) -> Command:
+        """The same command with another text map, and without the typed header, which would not fit it."""
+        return Command(
+            self.code,
+            self.opaque,
+            self.flag,
+            ext,
+            self.body,
+            self.remark,
+            self.language,
+            self.version,
+            self.serialization,
+        )
+
     @property
     def is_response(self) -> bool:
         return self.flag & FLAG_RESPONSE != 0

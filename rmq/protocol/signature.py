@@ -41,17 +41,7 @@ def signed(command: Command, credentials: Credentials) -> Command:
     if credentials.security_token is not None:
         ext[SECURITY_TOKEN] = credentials.security_token
     ext[SIGNATURE] = signature(ext, command.body, credentials.secret_key)
-    return Command(
-        command.code,
-        command.opaque,
-        command.flag,
-        ext,
-        command.body,
-        command.remark,
-        command.language,
-        command.version,
-        command.serialization,
-    )
+    return command.with_ext(ext)
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret_key: str) -> str:
