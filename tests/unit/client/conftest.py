@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 
 import pytest
 from trio.testing import MockClock
 
 from .cluster import Cluster
-from .world import Scenario, play
+from .world import Scenario, World, play, world
 
 Play = Callable[[Scenario, Cluster], None]
 
@@ -30,3 +30,18 @@ def own_home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib
 def clock(autojump_clock: MockClock) -> MockClock:
     """Virtual time for a test on trio; it must be an argument of the test itself."""
     return autojump_clock
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """One broker with a topic of two queues; a module may have its own."""
+    made = Cluster.of("a")
+    made.topic("T", queues=2)
+    return made
+
+
+@pytest.fixture
+async def setting(cluster: Cluster) -> AsyncIterator[World]:
+    """That cluster, served in memory."""
+    async with world(cluster) as made:
+        yield made

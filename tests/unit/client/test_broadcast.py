@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import AsyncIterator
 
 import pytest
 import trio
@@ -17,22 +16,9 @@ from rmq.message import MessageQueue, StoredMessage
 from .cluster import Cluster
 from .conftest import Play
 from .test_consumer import fill, offsets, take
-from .world import World, world
+from .world import World
 
 T0 = MessageQueue("T", "a", 0)
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=2)
-    return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 class TestFile:

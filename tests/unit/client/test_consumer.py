@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import AsyncIterator
 
 import anyio
 import pytest
@@ -30,19 +29,6 @@ COMMIT = RequestCode.UPDATE_CONSUMER_OFFSET
 BACK = RequestCode.CONSUMER_SEND_MSG_BACK
 LIST = RequestCode.GET_CONSUMER_LIST_BY_GROUP
 LEAVE = RequestCode.UNREGISTER_CLIENT
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=2)
-    return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 def fill(cluster: Cluster, count: int, *, queues: int = 2, broker: str = "a") -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
@@ -23,7 +22,7 @@ from rmq.protocol.trace import TraceContext, TraceMessageType, TraceType, decode
 
 from .cluster import Cluster
 from .conftest import Play
-from .world import World, world
+from .world import World
 
 TRACE = "RMQ_SYS_TRACE_TOPIC"
 
@@ -35,12 +34,6 @@ def cluster() -> Cluster:
     made.topic(TRACE, queues=1)
     made["a"].script(RequestCode.END_TRANSACTION, *[lambda request, _: None] * 9)
     return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 def connect(world: World, *plugins: Observer, **settings: Any) -> rmq.Client:

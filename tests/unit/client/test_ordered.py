@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator
 
 import anyio
-import pytest
 import trio
 from trio.testing import MockClock
 
@@ -20,22 +18,9 @@ from rmq.remoting.connection import Connection
 from .cluster import HANG, Cluster
 from .conftest import Play
 from .test_consumer import fill, offsets, take
-from .world import World, world
+from .world import World
 
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=2)
-    return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 class Order:

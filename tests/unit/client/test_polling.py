@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import anyio
 import pytest
 import trio
@@ -15,20 +13,7 @@ from rmq.protocol.codes import RequestCode
 from .cluster import Cluster
 from .conftest import Play
 from .test_consumer import fill, offsets
-from .world import World, world
-
-
-@pytest.fixture
-def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=2)
-    return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
+from .world import World
 
 
 def test_what_was_polled_is_committed_at_the_end(both: Play, cluster: Cluster) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
 from itertools import pairwise
 
 import anyio
@@ -45,12 +44,6 @@ def cluster() -> Cluster:
     made = Cluster.of("a", "b")
     made.topic("T", queues=2)
     return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 def sends(cluster: Cluster) -> dict[str, int]:

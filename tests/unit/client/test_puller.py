@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import trio
 from trio.testing import MockClock
@@ -15,7 +13,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 
 from .cluster import Cluster
 from .conftest import Play
-from .world import World, world
+from .world import World
 
 QUEUE = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
@@ -28,12 +26,6 @@ def cluster() -> Cluster:
     for number in range(70):
         made["a"].put("T", 0, b"%d" % number, f"TAGS\x01{'xy'[number % 2]}", store_timestamp=1000 + number)
     return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 def test_a_replay_from_a_time_on(both: Play, cluster: Cluster) -> None:

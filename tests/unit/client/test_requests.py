@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import anyio
 import pytest
 import trio
@@ -22,7 +20,7 @@ from rmq.remoting.connection import Connection
 
 from .cluster import Cluster
 from .conftest import Play
-from .world import World, world
+from .world import World
 
 SEND = RequestCode.SEND_MESSAGE_V2
 REPLY = RequestCode.SEND_REPLY_MESSAGE_V2
@@ -33,12 +31,6 @@ def cluster() -> Cluster:
     made = Cluster.of("a", "b")
     made.topic("T", queues=1, brokers=["a"])
     return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 def push(connection: Connection, properties: str, body: bytes = b"17", sys_flag: int = 0) -> None:

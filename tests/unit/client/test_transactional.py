@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import anyio
 import pytest
 import trio
@@ -20,7 +18,7 @@ from rmq.protocol.record import Record, decode_properties, encode_record, host_b
 
 from .cluster import Cluster
 from .conftest import Play
-from .world import World, world
+from .world import World
 
 END = RequestCode.END_TRANSACTION
 
@@ -31,12 +29,6 @@ def cluster() -> Cluster:
     made.topic("T", queues=1)
     made["a"].script(END, *[lambda request, _: None] * 200)
     return made
-
-
-@pytest.fixture
-async def setting(cluster: Cluster) -> AsyncIterator[World]:
-    async with world(cluster) as made:
-        yield made
 
 
 async def never(message: StoredMessage) -> Decision:
