@@ -9,6 +9,7 @@ from attrs import evolve
 
 from rmq.cli.asking import agree, as_perm, ask, done, part_options, perm_text, refuse, yes_option
 from rmq.cli.completion import complete_topic
+from rmq.cli.exporting import topic_settings
 from rmq.cli.output import Format, output_option, show
 from rmq.cli.target import Target, target_options
 from rmq.cli.times import clock_text
@@ -67,19 +68,8 @@ def show_topic(target: Target, topic: str, output: Format) -> None:
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.topic_config(topic)
 
-    rows = [{"broker": name, **_setting(config)} for name, config in ask(target, work).items()]
+    rows = [{"broker": name, **topic_settings(config)} for name, config in ask(target, work).items()]
     show(rows, output)
-
-
-def _setting(config: TopicConfig) -> dict[str, Any]:
-    return {
-        "read_queues": config.read_queue_nums,
-        "write_queues": config.write_queue_nums,
-        "perm": perm_text(config.perm),
-        "order": config.order,
-        "filter_type": config.topic_filter_type,
-        "sys_flag": config.topic_sys_flag,
-    }
 
 
 @topic.command()

@@ -74,8 +74,15 @@ def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
     if watch is unwatched:
         yield
         return
+    with beside(lambda done: _watch_tasks(spark, watch, done)):
+        yield
+
+
+@contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread for the length of the block; the event tells it that the block is over."""
     done = threading.Event()
-    thread = threading.Thread(target=_watch_tasks, args=(spark, watch, done), daemon=True)
+    thread = threading.Thread(target=work, args=(done,), daemon=True)
     thread.start()
     try:
         yield

@@ -28,7 +28,7 @@ from rmq.spark.cluster import Cluster
 from rmq.spark.encoding import KEY_PROPERTY
 from rmq.spark.offsets import Offsets, offsets_text
 from rmq.spark.options import ConnectOptions, ReadOptions, read_options
-from rmq.spark.pipelines.progress import POLL_SECONDS, Progress, Watch, unwatched
+from rmq.spark.pipelines.progress import POLL_SECONDS, Progress, Watch, beside, unwatched
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -154,14 +154,8 @@ class _Target:
         if watch is unwatched:
             yield
             return
-        done = threading.Event()
-        thread = threading.Thread(target=self._watch, args=(watch, done), daemon=True)
-        thread.start()
-        try:
+        with beside(lambda done: self._watch(watch, done)):
             yield
-        finally:
-            done.set()
-            thread.join()
 
     def _watch(self, watch: Watch, done: threading.Event) -> None:
         with Cluster(self._options()) as cluster:
