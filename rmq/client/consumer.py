@@ -18,9 +18,9 @@ from rmq.client.inbox import Inbox
 from rmq.client.names import UNREACHABLE
 from rmq.client.observer import Observer
 from rmq.client.overdue import Hand, Overdue
-from rmq.client.pace import Pace
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
+from rmq.client.rates import Rates
 from rmq.client.rebalance import Strategy
 from rmq.client.retry import Retry, told_reason, wanted_delay
 from rmq.client.scope import TaskScope
@@ -109,7 +109,7 @@ class Consumer:
         self._later_came = anyio.Event()
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._overdue = Overdue(session.config.consume_timeout_ms / 1000, self._expire)
-        self._pace = Pace()
+        self._rates = Rates()
         self._taken = 0
 
     def _assign(self, membership: Membership) -> Assignments:
@@ -401,7 +401,7 @@ class Consumer:
         return self._session.config.max_reconsume_times if limit is None else limit
 
     def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
-        self._pace.failure(_queue_topic(message))
+        self._rates.failure(_queue_topic(message))
         if isinstance(error, Retry):
             log.info("%s: message %s is to come again: %s", self.group, message.message_id, error)
         elif error is not None:
@@ -453,7 +453,7 @@ class Consumer:
     # --- what pulling needs: see pulling.Owner ----------------------------------------------------
 
     def arrived(self, messages: Sequence[PulledMessage]) -> None:
-        self._pace.arrived(_queue_topic(messages[0]), len(messages))
+        self._rates.arrived(_queue_topic(messages[0]), len(messages))
         self._inbox.put(messages)
 
     def moved(self, queue: MessageQueue, next_offset: int) -> None:
@@ -463,7 +463,7 @@ class Consumer:
 
     def describe(self) -> ConsumerData:
         """What the heartbeat says of this member."""
-        self._pace.sample(self._session.now(), self._pending())
+        self._rates.sample(self._session.now(), self._pending())
         consume_from = self._options.consume_from
         return ConsumerData(
             group_name=self.group,
@@ -496,7 +496,7 @@ class Consumer:
             },
             subscription_set=sorted(self._subscriptions.values(), key=lambda data: data.topic),
             mq_table={queue: self._window_info(queue) for queue in self.queues},
-            status_table=self._pace.rates(sorted(self._subscriptions), session.now(), self._pending()),
+            status_table=self._rates.of(sorted(self._subscriptions), session.now(), self._pending()),
         )
 
     def _pending(self) -> Counter[str]:

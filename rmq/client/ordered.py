@@ -313,7 +313,7 @@ class OrderedConsumer(Consumer):
     def arrived(self, messages: Sequence[PulledMessage]) -> None:
         lane = messages[0].window
         assert isinstance(lane, Lane)
-        self._pace.arrived(lane.queue.topic, len(messages))
+        self._rates.arrived(lane.queue.topic, len(messages))
         lane.waiting.extend(messages)
         self.offer(lane)
 

@@ -23,7 +23,7 @@ class Count:
 
 
 @define
-class Pace:
+class Rates:
     """Samples of the counts of each topic. `now` is in seconds."""
 
     pulled: dict[str, int] = field(factory=dict)
@@ -42,9 +42,7 @@ class Pace:
         """Remember this moment. `pending`: topic -> messages pulled and not done with."""
         self._samples.append((now, self._counts(self.pulled, pending)))
 
-    def rates(
-        self, topics: Iterable[str], now: float, pending: Mapping[str, int]
-    ) -> dict[str, ConsumeStatus]:
+    def of(self, topics: Iterable[str], now: float, pending: Mapping[str, int]) -> dict[str, ConsumeStatus]:
         """Messages a second of each topic since the oldest sample; failures since the start."""
         since, before = self._samples[0] if self._samples else (now, {})
         counts = self._counts(topics, pending)
