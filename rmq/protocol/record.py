@@ -29,7 +29,7 @@ from rmq.message import (
     tags_code,
 )
 from rmq.protocol import engine
-from rmq.protocol._pure import BLANK_MAGIC, MESSAGE_MAGIC
+from rmq.protocol._records import BLANK_MAGIC, MESSAGE_MAGIC
 from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
     SYS_COMPRESSED,

@@ -1,0 +1,199 @@
+"""Frames: bytes to commands and back, in either form of the header.
+
+A frame is its length (4 bytes, without themselves), the form (1 byte) and length (3 bytes) of the header, the
+header, and the body. Big-endian.
+"""
+
+from __future__ import annotations
+
+import json
+from struct import Struct
+from struct import error as struct_error
+from typing import Final
+
+from rmq.errors import LocalProtocolError, RemoteProtocolError
+from rmq.protocol._binary import LANGUAGE_NUMBERS, binary_fields, read_binary, write_binary
+from rmq.protocol._json_header import TYPED_READERS, read_general, read_json, write_json
+from rmq.protocol.codes import LANGUAGE, VERSION
+from rmq.protocol.frame import JSON, ROCKETMQ, Command
+
+_PREFIX = Struct(">iI")
+_LENGTH = Struct(">i")
+
+# --- in ---
+
+
+def split_frames(data: bytes, max_frame: int) -> tuple[list[Command], int]:
+    """The whole frames at the start of `data` as commands, and how many bytes they took.
+
+    Raises RemoteProtocolError for lengths that cannot be and for headers that cannot be read.
+    """
+    commands: list[Command] = []
+    add = commands.append
+    typed, general = TYPED_READERS.get, read_general
+    unpack = _PREFIX.unpack_from
+    at, end = 0, len(data)
+    while end - at >= 8:
+        length, word = unpack(data, at)
+        header_length = word & 0xFF_FFFF
+        if not header_length + 4 <= length <= max_frame:
+            raise _bad_length(length, header_length, max_frame)
+        stop = at + 4 + length
+        if stop > end:
+            break
+        body_at = at + 8 + header_length
+        header = data[at + 8 : body_at]
+        kind = word >> 24
+        if kind == JSON:
+            command = typed(header[:12], general)(header) or read_json(header)
+        elif kind == ROCKETMQ:
+            command = read_binary(header)
+        else:
+            raise RemoteProtocolError(f"serialization type {kind} is neither 0 (JSON) nor 1 (ROCKETMQ)")
+        command.body = data[body_at:stop]
+        add(command)
+        at = stop
+    if end - at >= 4:
+        frame_size(data, at, max_frame)
+    return commands, at
+
+
+def frame_size(data: bytes, at: int, max_frame: int = 0x7FFF_FFFF) -> int:
+    """Bytes of the frame that begins at `at`, its length field included. Raises RemoteProtocolError."""
+    length: int = _LENGTH.unpack_from(data, at)[0]
+    if not 4 <= length <= max_frame:
+        raise _bad_length(length, 0, max_frame)
+    return length + 4
+
+
+def _bad_length(length: int, header_length: int, max_frame: int) -> RemoteProtocolError:
+    if length > max_frame:
+        return RemoteProtocolError(f"a frame of {length} bytes is over the limit of {max_frame}")
+    if length < 4:
+        return RemoteProtocolError(f"a frame of {length} bytes cannot be")
+    return RemoteProtocolError(f"a header of {header_length} bytes does not fit a frame of {length} bytes")
+
+
+# --- out ---
+
+
+def encode_frame(command: Command) -> bytes:
+    """The frame of any command, in its own serialization. Raises LocalProtocolError when it has none."""
+    try:
+        if command.serialization == ROCKETMQ:
+            return _frame(write_binary(command), command.body, ROCKETMQ)
+        return _frame(write_json(command), command.body, JSON)
+    except (ValueError, TypeError, struct_error) as error:
+        raise LocalProtocolError(f"command {command.code} has no frame: {error}") from error
+
+
+def _frame(header: bytes, body: bytes, kind: int) -> bytes:
+    size = len(header)
+    return b"".join((_PREFIX.pack(4 + size + len(body), kind << 24 | size), header, body))
+
+
+_inside_json: dict[str, str] = {}
+
+
+def _escaped(text: str) -> str:
+    """`text` as it stands between the quotes of a JSON text; remembered, for the few texts of replies."""
+    known = _inside_json.get(text)
+    if known is None:
+        if len(_inside_json) >= _TEXTS_MAX:
+            _inside_json.clear()
+        known = _inside_json[text] = json.dumps(text, ensure_ascii=False)[1:-1]
+    return known
+
+
+_TEXTS_MAX: Final = 1024
+_REPLY_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+_LANGUAGE: Final = f'"flag":1,"language":"{LANGUAGE}","opaque":'
+_PYTHON: Final = LANGUAGE_NUMBERS[LANGUAGE]
+
+
+def encode_send_reply(
+    request: Command, msg_id: str, queue_id: int, queue_offset: int, region: str, trace_on: str
+) -> bytes:
+    """The frame that says a message is stored.
+
+    `msg_id` is an id of hex digits, `region` the broker's, `trace_on` "true" or "false".
+    """
+    if request.serialization == ROCKETMQ:
+        return _binary_send_reply(request.opaque, msg_id, queue_id, queue_offset, (region, trace_on))
+    header = (
+        f'{{"code":0,"extFields":{{"queueId":"{queue_id}","TRACE_ON":"{trace_on}",'
+        f'"MSG_REGION":"{_inside_json.get(region) or _escaped(region)}","msgId":"{msg_id}",'
+        f'"queueOffset":"{queue_offset}"}},{_LANGUAGE}{request.opaque}{_REPLY_END}'
+    ).encode()
+    size = len(header)
+    return _PREFIX.pack(4 + size, size) + header
+
+
+_SEND_REPLY_HEAD = Struct(">iIhBhiiii7sI")
+_tails: dict[tuple[str, str], bytes] = {}
+
+
+def _binary_send_reply(
+    opaque: int, msg_id: str, queue_id: int, queue_offset: int, tail_of: tuple[str, str]
+) -> bytes:
+    tail = _tails.get(tail_of)
+    if tail is None:
+        if len(_tails) >= _TEXTS_MAX:
+            _tails.clear()
+        tail = _tails[tail_of] = binary_fields({"TRACE_ON": tail_of[1], "MSG_REGION": tail_of[0]})
+    id_text, queue, offset = msg_id.encode(), b"%d" % queue_id, b"%d" % queue_offset
+    # Names with their lengths and the lengths of the values are 11 + 13 + 17 bytes.
+    fields = 41 + len(id_text) + len(queue) + len(offset) + len(tail)
+    head = _SEND_REPLY_HEAD.pack(
+        25 + fields,
+        ROCKETMQ << 24 | 21 + fields,
+        0,
+        _PYTHON,
+        VERSION,
+        opaque,
+        1,
+        0,
+        fields,
+        b"\0\5msgId",
+        len(id_text),
+    )
+    return b"%b%b\0\7queueId\0\0\0%c%b\0\x0bqueueOffset\0\0\0%c%b%b" % (
+        head,
+        id_text,
+        len(queue),
+        queue,
+        len(offset),
+        offset,
+        tail,
+    )
+
+
+def encode_pull_reply_head(
+    request: Command,
+    code: int,
+    remark: str,
+    offsets: tuple[int, int, int, int],
+    body_length: int,
+) -> bytes:
+    """The frame of a pull's answer up to its body of `body_length` bytes, which the caller sends after it.
+
+    `offsets` are (broker id to ask next, next begin, min, max).
+    """
+    suggest, next_begin, low, high = offsets
+    if request.serialization == ROCKETMQ:
+        ext = {
+            "suggestWhichBrokerId": str(suggest),
+            "nextBeginOffset": str(next_begin),
+            "minOffset": str(low),
+            "maxOffset": str(high),
+        }
+        reply = Command(code, request.opaque, 1, ext, remark=remark, serialization=ROCKETMQ)
+        head = write_binary(reply)
+        return _PREFIX.pack(4 + len(head) + body_length, ROCKETMQ << 24 | len(head)) + head
+    header = (
+        f'{{"code":{code:d},"extFields":{{"suggestWhichBrokerId":"{suggest}","maxOffset":"{high}",'
+        f'"nextBeginOffset":"{next_begin}","minOffset":"{low}"}},{_LANGUAGE}{request.opaque},'
+        f'"remark":"{_inside_json.get(remark) or _escaped(remark)}"{_REPLY_END}'
+    ).encode()
+    size = len(header)
+    return _PREFIX.pack(4 + size + body_length, size) + header
