@@ -34,9 +34,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.offsets import Offsets
-    from rmq.broker.stats import Stats
-    from rmq.broker.topics import Topics
+    from rmq.broker.tables import Tables
     from rmq.protocol.command import Command
     from rmq.store.config import StoreConfig
     from rmq.store.store import Store
@@ -56,20 +54,18 @@ class Admin:
     figures, and `delay_offsets()` the text of delayOffset.json.
     """
 
-    def __init__(
-        self, config: BrokerConfig, store: Store, *, topics: Topics, offsets: Offsets, stats: Stats
-    ) -> None:
+    def __init__(self, config: BrokerConfig, store: Store, tables: Tables) -> None:
         self.config = config
         self.store_config = store.config
-        self.config_version = bodies.DataVersion(stats.boot_ms, 0)
+        self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
         self.settle: Callable[[], None] = lambda: None
         self.changed: Callable[[BrokerConfig, StoreConfig], None] = lambda broker, store: None
         self.gauges: Callable[[], Mapping[str, str]] = dict
         self.delay_offsets: Callable[[], bytes] = bodies.DelayOffsetSerializeWrapper().to_json
         self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._stats = stats
+        self._topics = tables.topics
+        self._offsets = tables.offsets
+        self._stats = tables.stats
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""

@@ -11,17 +11,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.admin import Admin
 from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
-from rmq.broker.figures import Timings
+from rmq.broker.config_files import ConfigFiles
 from rmq.broker.filter_table import FilterTable
+from rmq.broker.flow_control import FlowControl, not_written
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
+from rmq.broker.offset_moved import offset_moved_event
 from rmq.broker.offsets import Offsets
+from rmq.broker.parking import Parking
 from rmq.broker.progress import Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
@@ -33,24 +37,17 @@ from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
 from rmq.broker.stats import Stats
+from rmq.broker.tables import Tables
 from rmq.broker.timer import Timers
+from rmq.broker.timings import Timings
 from rmq.broker.topics import Topics
 from rmq.broker.transaction import Transactions
 from rmq.broker.waits import Waits
-from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, for_code
-from rmq.message import (
-    OFFSET_MOVED_EVENT,
-    PROPERTY_DELAY_LEVEL,
-    PROPERTY_KEYS,
-    PROPERTY_TAGS,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    tags_code,
-)
+from rmq.errors import RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from rmq.protocol.record import Record, encode_properties
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -59,6 +56,7 @@ if TYPE_CHECKING:
     from rmq.protocol.cluster import ClusterGate
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
+    from rmq.protocol.record import Record
     from rmq.remoting.connection import Connection
     from rmq.store.config import StoreConfig
     from rmq.store.reader import GetResult
@@ -66,16 +64,11 @@ if TYPE_CHECKING:
 
 Handler = Callable[["Command", "Connection", int], "Command | None"]
 
-BUSY_SECONDS_MAX: Final = 1.0
-"""How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
-"""
 RETRY_MS: Final = 1_000
 SLAVE_IDLE_MS: Final = 60_000
 """A slave delivers no delayed message and checks no transaction: its master does, and it copies that."""
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
-_UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
-_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 SLAVE_CODES: Final = frozenset(
     (
         RequestCode.GET_ALL_TOPIC_CONFIG,
@@ -87,7 +80,6 @@ SLAVE_CODES: Final = frozenset(
     )
 )
 """What a slave asks its master by requests."""
-_NOT_NOW: Final = "service not available now: "
 
 log = logging.getLogger("rmq.broker")
 
@@ -95,7 +87,7 @@ log = logging.getLogger("rmq.broker")
 class Broker:
     """One broker over an opened store: what connections hand their requests to (an Endpoint).
 
-    `address` is what clients are told, `ha_address` what slaves are told, `store_host` the same in records.
+    `address` is what clients are told, `ha_address` what slaves are told.
     """
 
     def __init__(
@@ -105,7 +97,6 @@ class Broker:
         *,
         address: str,
         ha_address: str,
-        store_host: bytes,
         now_ms: Callable[[], int],
         clock: Callable[[], float],
         chance: Random | None = None,
@@ -121,101 +112,79 @@ class Broker:
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
         self.flush_wanted: Callable[[], None] = lambda: None
-        self._to_save: dict[str, bytes] = {}
         self._handling = False
         self._connection: Connection | None = None  # whose chunk is being handled
-        self.store_host = store_host
         self._chance = chance or Random()
-        self._closed_to_sends: tuple[int, str] | None = None
         self._chunk_at = 0.0  # when its handling began
-        self._busy_until = 0.0
         self._complain_at = 0.0
-        self._busy_ms = 0.0
-        if store.config.broker_role is BrokerRole.SLAVE:
-            self._closed_to_sends = _UNAVAILABLE, f"{_NOT_NOW}this broker is a slave; send to its master"
-        self._make_tables(store.config)
-        self._make_parts(store.config)
+        self.files = ConfigFiles(store)
+        self.waits = Waits(clock)
+        self.flow = FlowControl(config, store, self.waits, clock)
+        self.replicas = Replicas(store.config.ha_slave_fallbehind_max)
+        self._watch_waits()
+        tables = self._make_tables()
+        self._make_writers(tables)
+        self._make_readers(tables)
         self._make_callers(address)
+        self._wire()
         self.registration = Registration(config, self.topics, address=address, ha_address=ha_address)
         self._load()
         self._handlers = self._collect_handlers()
 
-    def _make_tables(self, store_config: StoreConfig) -> None:
-        config, store, now_ms = self.config, self.store, self.now_ms
-        slave = store_config.broker_role is BrokerRole.SLAVE
-        self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
-        self.waits = Waits(self.clock)
-        self.replicas = Replicas(store_config.ha_slave_fallbehind_max)
+    def _watch_waits(self) -> None:
         self.replicas.moved = self.waits.replicas.reached
         self.waits.flush.waited = self._noted(self.timings.flush_wait)
         self.waits.replicas.waited = self._noted(self.timings.replication_wait)
-        self.topics = Topics(config, save=lambda data: store.save_config("topics", data), now_ms=now_ms)
-        self.groups = Groups(
-            config, lambda data: store.save_config("subscriptionGroup", data), now_ms, slave=slave
-        )
+
+    def _make_tables(self) -> Tables:
+        config, store, now_ms, slave = self.config, self.store, self.now_ms, self.is_slave
+        self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
+        self.topics = Topics(config, save=partial(store.save_config, "topics"), now_ms=now_ms)
+        self.groups = Groups(config, partial(store.save_config, "subscriptionGroup"), now_ms, slave=slave)
         self.offsets = Offsets(
-            self.topics, store, lambda data: self._save_later("consumerOffset", data), slave=slave
+            self.topics, store, partial(self.files.save_later, "consumerOffset"), slave=slave
         )
         self.clients = Clients(config, groups=self.groups, topics=self.topics)
         self.filters = FilterTable(config, now_ms)
         self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
         self.locks = Locks()
+        return Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
 
-    def _make_parts(self, store_config: StoreConfig) -> None:
+    def _make_writers(self, tables: Tables) -> None:
+        """The parts that store messages."""
         config, store = self.config, self.store
-        self.schedule = Schedule(store_config.message_delay_level, store, self._commit)
+        self.schedule = Schedule(store.config.message_delay_level, store, self._commit)
         self.timers = Timers(store, self._commit)
         self.timers.rescheduled = lambda: self.schedule.rescheduled()
         self.transactions = Transactions(
             config,
             store,
             self.offsets,
-            host=self.store_host,
+            host=store.store_host,
             ask=self._ask_producer,
             commit=self._commit,
         )
         self.send = Send(
             config,
-            store_config,
             store,
-            store_host=self.store_host,
-            topics=self.topics,
-            groups=self.groups,
-            stats=self.stats,
-            waits=self.waits,
+            tables,
+            parking=Parking(store, self.waits, self.replicas),
             transactions=self.transactions,
             timers=self.timers,
-            replicas=self.replicas,
             chance=self._chance,
         )
-        self.pull = Pull(
-            config,
-            store_config,
-            store,
-            topics=self.topics,
-            groups=self.groups,
-            clients=self.clients,
-            filters=self.filters,
-            offsets=self.offsets,
-            stats=self.stats,
-            waits=self.waits,
-        )
-        self.pull.moved = self._offset_moved
         self.recall = Recall(
-            config, timers=self.timers, topics=self.topics, store_host=self.store_host, put=self.send.put
+            config, timers=self.timers, topics=self.topics, store_host=store.store_host, put=self.send.put
         )
+
+    def _make_readers(self, tables: Tables) -> None:
+        """The parts that read messages and tables."""
+        config, store = self.config, self.store
+        self.pull = Pull(config, store, tables, self.waits)
+        self.pull.moved = self._offset_moved
         self.query = Query(store, self.clients, self.filters)
-        self.admin = Admin(config, store, topics=self.topics, offsets=self.offsets, stats=self.stats)
-        self.progress = Progress(
-            config,
-            store,
-            topics=self.topics,
-            groups=self.groups,
-            clients=self.clients,
-            offsets=self.offsets,
-            stats=self.stats,
-        )
-        self._wire()
+        self.admin = Admin(config, store, tables)
+        self.progress = Progress(config, store, tables)
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
@@ -240,13 +209,17 @@ class Broker:
 
     def _load(self) -> None:
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
-        read = self.store.config_text
-        self.topics.load(read("topics"))
-        self.groups.load(read("subscriptionGroup"))
-        self.offsets.load(read("consumerOffset"))
-        self.schedule.load(read("delayOffset"))
-        self.timers.load(read("timerProgress"))
-        self.filters.load(read("consumerFilter"))
+        self.files.persisting = {
+            "topics": self.topics,
+            "subscriptionGroup": self.groups,
+            "consumerOffset": self.offsets,
+        }
+        self.files.marked = {
+            "delayOffset": self.schedule,
+            "timerProgress": self.timers,
+            "consumerFilter": self.filters,
+        }
+        self.files.load()
         self.transactions.load(self.now_ms())
 
     def _collect_handlers(self) -> dict[int, Handler]:
@@ -285,7 +258,7 @@ class Broker:
         """Run the requests of one chunk, commit what they put, and answer."""
         now, self._chunk_at = self.now_ms(), self.clock()
         self._handling, self._connection = True, connection
-        self.send.refusal = self._why_refuse(now)
+        self.send.refusal = self.flow.refusal(now)
         handlers = self._handlers
         for request in requests:
             handler = handlers.get(request.code)
@@ -332,7 +305,7 @@ class Broker:
         """Run a handler outside the chunk that its request came in, and answer."""
         now, self._chunk_at = self.now_ms(), self.clock()
         self._handling, self._connection = True, connection
-        self.send.refusal = self._why_refuse(now)
+        self.send.refusal = self.flow.refusal(now)
         try:
             response = handler(request, connection, now)
         except Exception as error:
@@ -372,11 +345,7 @@ class Broker:
 
     def _written(self, seconds: float) -> None:
         """Answer the senders and count."""
-        config = self.store.config
-        if seconds * 1000 > config.os_page_cache_busy_time_out_mills:
-            log.warning("a write took %.0f ms", seconds * 1000)
-            self._busy_until = self.clock() + min(seconds, BUSY_SECONDS_MAX)
-            self._busy_ms = seconds * 1000
+        self.flow.wrote(seconds)
         tallies, connection = self.send.tallies, self._connection
         if not tallies:
             return
@@ -392,13 +361,13 @@ class Broker:
             count += tally.count
             if self.hooks.stored:
                 mine = [record for record in records if record.topic == topic]
-                event = StoredEvent(topic, tally.count, tally.size, connection, mine, self.store_host)
+                event = StoredEvent(topic, tally.count, tally.size, connection, mine, self.store.store_host)
                 self.hooks.observe(self.hooks.stored, event)
         self.stats.stored(seconds * 1000, count)
         self.timings.write.observe(self.clock() - self._chunk_at, count)
 
     def _not_written(self, error: StoreError) -> None:
-        code, remark = _refusal_of(error)
+        code, remark = not_written(error)
         now = self.clock()
         if now >= self._complain_at:  # a full disk refuses every chunk: once a second is enough
             self._complain_at = now + 1
@@ -419,45 +388,6 @@ class Broker:
                 self.schedule.arrived(queue_id, self.now_ms())
             elif topic == TIMER_TOPIC:
                 self.timers.arrived(next_offset)
-
-    # ---- whether sends are taken ----
-
-    def _why_refuse(self, now: int) -> tuple[int, str] | None:
-        """Why no message is taken now, as (code, remark); None when all is well."""
-        if self._closed_to_sends is not None:
-            return self._closed_to_sends
-        disk = self.store.disk_state()
-        if not disk.writable:
-            return _UNAVAILABLE, f"{_NOT_NOW}{disk.reason}"
-        config = self.config
-        if now < config.start_accept_send_request_time_stamp:
-            return (
-                SYSTEM_ERROR,
-                f"broker unable to service, until {config.start_accept_send_request_time_stamp}",
-            )
-        return self._why_busy() if config.broker_fast_failure_enable else None
-
-    def _why_busy(self) -> tuple[int, str] | None:
-        parked, capacity = (
-            self.waits.flush.acks + self.waits.replicas.acks,
-            self.config.send_thread_pool_queue_capacity,
-        )
-        if parked >= capacity:
-            return _BUSY, (
-                f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
-                f"sendThreadPoolQueueCapacity is {capacity}"
-            )
-        if self._busy_until and self.clock() < self._busy_until:
-            limit = self.store.config.os_page_cache_busy_time_out_mills
-            return _BUSY, (
-                f"[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while: the last write took "
-                f"{self._busy_ms:.0f} ms, osPageCacheBusyTimeOutMills is {limit}"
-            )
-        return None
-
-    def stop_sends(self) -> None:
-        """The broker stops: refuse messages from now on, so that their producers go elsewhere."""
-        self._closed_to_sends = _UNAVAILABLE, f"{_NOT_NOW}this broker is stopping"
 
     # ---- what the service's loops call ----
 
@@ -513,29 +443,9 @@ class Broker:
             log.info("%d files of the log removed (%s)", report.log_files, report.reason)
 
     def saves(self) -> dict[str, bytes]:
-        """The config files that have changed, by name; `store.save_config` writes them, in any thread."""
-        for part in (self.topics, self.groups):
-            try:
-                part.persist()
-            except StoreError as error:
-                log.error("a table cannot be saved: %s", error)
-        self.offsets.persist()
-        if self.schedule.dirty:
-            self._to_save["delayOffset"] = self.schedule.to_json()
-        if self.timers.dirty:
-            self._to_save["timerProgress"] = self.timers.to_json()
+        """The config files to be written, by name; see `ConfigFiles.changed`."""
         self.filters.clean()
-        if self.filters.dirty:
-            self._to_save["consumerFilter"] = self.filters.to_json()
-        saves, self._to_save = self._to_save, {}
-        return saves
-
-    def not_saved(self, saves: dict[str, bytes]) -> None:
-        """These could not be written: give them again next time, unless there is something newer."""
-        self._to_save = {**saves, **self._to_save}
-
-    def _save_later(self, name: str, data: bytes) -> None:
-        self._to_save[name] = data
+        return self.files.changed()
 
     # ---- a slave ----
 
@@ -556,20 +466,8 @@ class Broker:
 
     def copy_table(self, name: str, body: bytes) -> None:
         """Take a table of the master's, by the name of its file. Raises RemoteProtocolError, StoreError."""
-        parts: dict[str, Topics | Groups | Offsets | Schedule] = {
-            "topics": self.topics,
-            "subscriptionGroup": self.groups,
-            "consumerOffset": self.offsets,
-            "delayOffset": self.schedule,
-        }
-        part = parts[name]
-        before = part.to_json()
-        part.load(body)
-        after = part.to_json()
-        if after != before:
-            self._save_later(name, after)
-            if name == "topics":
-                self._topics_changed()
+        if self.files.copy(name, body) and name == "topics":
+            self._topics_changed()
 
     # ---- for the parts and the plugins ----
 
@@ -593,7 +491,7 @@ class Broker:
         self.clients.conflicts.reject = config.reject_subscription_conflicts
         for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
             part.config = config
-        self.progress.config = self.registration.config = config
+        self.progress.config = self.registration.config = self.flow.config = config
         self.register_wanted()  # name servers are told the broker's permission with its topics
 
     def _gauges(self) -> dict[str, str]:
@@ -626,28 +524,8 @@ class Broker:
 
     def _offset_moved(self, header: PullMessageRequestHeader, next_offset: int) -> None:
         """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
-        queue = {
-            "brokerName": self.config.broker_name,
-            "queueId": header.queue_id,
-            "topic": header.topic,
-        }
-        event = {
-            "consumerGroup": header.consumer_group,
-            "messageQueue": queue,
-            "offsetNew": next_offset,
-            "offsetRequest": header.queue_offset,
-        }
-        group = header.consumer_group
-        properties = {PROPERTY_TAGS: group, PROPERTY_KEYS: group, PROPERTY_DELAY_LEVEL: "0"}
-        record = Record(
-            OFFSET_MOVED_EVENT,
-            0,
-            json.dumps(event),
-            encode_properties(properties),
-            born_timestamp=self.now_ms(),
-            born_host=self.store_host,
-            tags_code=tags_code(group),
-            keys=(group,),
+        record = offset_moved_event(
+            header, next_offset, self.config.broker_name, now_ms=self.now_ms(), host=self.store.store_host
         )
         try:
             self.store.put(record)
@@ -670,14 +548,8 @@ def _error_response(request: Command, error: Exception) -> Command:
     if isinstance(error, ResponseError):
         return request.reply(error.code, error.remark)
     if isinstance(error, StoreError):
-        return request.reply(*_refusal_of(error))
+        return request.reply(*not_written(error))
     if isinstance(error, RemoteProtocolError):
         return request.reply(SYSTEM_ERROR, str(error))
     log.error("request %r failed: %s", request, error, exc_info=error)
     return request.reply(SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-
-
-def _refusal_of(error: StoreError) -> tuple[int, str]:
-    """A failed write as (code, remark): the producer may try another broker, and reads why."""
-    what = "the disk is full: " if isinstance(error, DiskFull) else ""
-    return _UNAVAILABLE, f"{_NOT_NOW}{what}{error}"

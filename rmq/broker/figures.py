@@ -5,29 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from attrs import Factory, define
-
-from rmq.figures import Figure, Histogram, Kind, single
+from rmq.figures import Figure, Kind, single
 from rmq.message import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
+    from rmq.broker.timings import Timings
 
 Row = tuple[tuple[str, ...], float]
-
-
-@define
-class Timings:
-    """How long things took, in seconds."""
-
-    write: Histogram = Factory(Histogram)
-    """From a send's arrival until it is in the log, for each message."""
-    flush: Histogram = Factory(Histogram)
-    """A sync of the log."""
-    flush_wait: Histogram = Factory(Histogram)
-    """How long an acknowledgement waited for the disk."""
-    replication_wait: Histogram = Factory(Histogram)
-    """How long an acknowledgement waited for a slave."""
 
 
 def figures_of(broker: Broker) -> Iterator[Figure]:

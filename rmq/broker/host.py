@@ -70,7 +70,7 @@ class PluginHost:
                 encode_properties(properties),
                 message.flag,
                 born_timestamp=broker.now_ms(),
-                born_host=broker.store_host,
+                born_host=broker.store.store_host,
                 tags_code=tags_code(message.tags),
                 keys=record_keys(properties),
             )

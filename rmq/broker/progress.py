@@ -23,12 +23,9 @@ from rmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from rmq.broker.clients import Clients, Member
+    from rmq.broker.clients import Member
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.groups import Groups
-    from rmq.broker.offsets import Offsets
-    from rmq.broker.stats import Stats
-    from rmq.broker.topics import Topics
+    from rmq.broker.tables import Tables
     from rmq.protocol.bodies import TopicConfig
     from rmq.store.store import Store
 
@@ -45,21 +42,16 @@ class Progress:
         self,
         config: BrokerConfig,
         store: Store,
-        *,
-        topics: Topics,
-        groups: Groups,
-        clients: Clients,
-        offsets: Offsets,
-        stats: Stats,
+        tables: Tables,
     ) -> None:
         self.config = config
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
-        self._stats = stats
-        groups.deleted = self._group_deleted
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._offsets = tables.offsets
+        self._stats = tables.stats
+        tables.groups.deleted = self._group_deleted
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""

@@ -39,13 +39,9 @@ from rmq.protocol.headers import PullMessageRequestHeader
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from rmq.broker.clients import Clients
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.filter_table import Filter, FilterTable
-    from rmq.broker.groups import Groups
-    from rmq.broker.offsets import Offsets
-    from rmq.broker.stats import Stats
-    from rmq.broker.topics import Topics
+    from rmq.broker.filter_table import Filter
+    from rmq.broker.tables import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
@@ -91,26 +87,19 @@ class Pull:
     def __init__(
         self,
         config: BrokerConfig,
-        store_config: StoreConfig,
         store: Store,
-        *,
-        topics: Topics,
-        groups: Groups,
-        clients: Clients,
-        filters: FilterTable,
-        offsets: Offsets,
-        stats: Stats,
+        tables: Tables,
         waits: Waits,
     ) -> None:
         self.config = config
-        self.store_config = store_config
+        self.store_config = store.config
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._filters = filters
-        self._offsets = offsets
-        self._stats = stats
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._filters = tables.filters
+        self._offsets = tables.offsets
+        self._stats = tables.stats
         self._waits = waits
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self.moved: Callable[[PullMessageRequestHeader, int], None] = lambda header, next_offset: None

@@ -70,13 +70,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.groups import Groups
-    from rmq.broker.replicas import Replicas
-    from rmq.broker.stats import Stats
+    from rmq.broker.tables import Tables
     from rmq.broker.timer import Timers
-    from rmq.broker.topics import Topics
     from rmq.broker.transaction import Transactions
-    from rmq.broker.waits import Waits
     from rmq.message import StoredMessage
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command
@@ -122,32 +118,26 @@ class Send:
     """Handles SEND_MESSAGE (10, 310), SEND_BATCH_MESSAGE and CONSUMER_SEND_MSG_BACK.
 
     `refusal` is why no message is taken now, as (code, remark), or None; the broker keeps it up to date.
-    `store_host` is the address in records, of 8 or 20 bytes. `keeps_records`: somebody wants to see each
+    `keeps_records`: somebody wants to see each
     record that was stored.
     """
 
     def __init__(
         self,
         config: BrokerConfig,
-        store_config: StoreConfig,
         store: Store,
+        tables: Tables,
         *,
-        store_host: bytes,
-        topics: Topics,
-        groups: Groups,
-        stats: Stats,
-        waits: Waits,
+        parking: Parking,
         transactions: Transactions,
         timers: Timers,
-        replicas: Replicas,
         chance: Random,
     ) -> None:
         self._store = store
-        self._store_host = store_host
-        self._topics = topics
-        self._groups = groups
-        self._stats = stats
-        self._parking = Parking(store, waits, replicas)
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._stats = tables.stats
+        self._parking = parking
         self._transactions = transactions
         self._timers = timers
         self._chance = chance
@@ -158,7 +148,7 @@ class Send:
         self.returned: list[Command] = []
         self.tallies: dict[str, Tally] = {}
         self.keeps_records = False
-        self.configure(config, store_config)
+        self.configure(config, store.config)
 
     def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
         """Take new values of the settings that may change at run time."""
@@ -170,7 +160,7 @@ class Send:
         self._levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
         self._read_properties = SentTexts(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
-        acks = Acks(self._store_host, region=config.region_id, trace_on=config.trace_on)
+        acks = Acks(self._store.store_host, region=config.region_id, trace_on=config.trace_on)
         self._parking.configure(store_config, acks)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:

@@ -231,7 +231,6 @@ async def _open(
             ha_address=join_address(
                 config.ha_host, split_address(ha_listener.address).port if ha_listener else port + 1
             ),
-            store_host=host,
             now_ms=now_ms,
             clock=trio.current_time,
         )
@@ -365,7 +364,7 @@ class _Service:
     async def _stop(self, pool: Pool) -> None:
         """Tell everybody, then answer all who wait. Connections still stand."""
         broker = self.broker
-        broker.stop_sends()
+        broker.flow.close("this broker is stopping")
         with trio.move_on_after(STOP_SECONDS):
             async with trio.open_nursery() as nursery:
                 for address in self._name_servers:
@@ -442,7 +441,7 @@ class _Service:
             await self._blocking(partial(self._write_saves, saves))
         except StoreError as error:
             log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
-            self.broker.not_saved(saves)
+            self.broker.files.not_saved(saves)
 
     def _write_saves(self, saves: Mapping[str, bytes]) -> None:
         for name, data in saves.items():

@@ -79,7 +79,7 @@ class Store(StoreView):
         self.config = config
         self.disk = disk
         self._root = root
-        self._store_host = store_host
+        self.store_host = store_host
         self._host_flag = 32 if len(store_host) == 20 else 0
         self._fixed_size = FIXED_SIZE - 16 + len(store_host)  # of a record without its variable parts
         self._now_ms = now_ms
@@ -264,7 +264,7 @@ class Store(StoreView):
                 record.born_timestamp,
                 born_host,
                 now,
-                self._store_host,
+                self.store_host,
                 record.reconsume_times,
                 record.prepared_transaction_offset,
                 body,
@@ -302,7 +302,7 @@ class Store(StoreView):
             suffix,
             (shared.queue_id, queue.next, commit_log.position, sys_flag),
             (shared.born_timestamp, born_host),
-            (now, self._store_host),
+            (now, self.store_host),
             shared.reconsume_times,
             queue.topic_bytes,
         )

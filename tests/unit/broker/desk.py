@@ -20,6 +20,7 @@ from rmq.broker.offsets import Offsets
 from rmq.broker.progress import Progress
 from rmq.broker.query import Query
 from rmq.broker.stats import Stats
+from rmq.broker.tables import Tables
 from rmq.broker.topics import Topics
 from rmq.errors import ResponseError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, tags_code
@@ -107,18 +108,9 @@ class Desk:
         self.locks = Locks()
         self.filters = FilterTable(self.config, lambda: self.clock.now)
         self.query = Query(self.store, self.clients, self.filters)
-        self.progress = Progress(
-            self.config,
-            self.store,
-            topics=self.topics,
-            groups=self.groups,
-            clients=self.clients,
-            offsets=self.offsets,
-            stats=self.stats,
-        )
-        self.admin = Admin(
-            self.config, self.store, topics=self.topics, offsets=self.offsets, stats=self.stats
-        )
+        tables = Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
+        self.progress = Progress(self.config, self.store, tables)
+        self.admin = Admin(self.config, self.store, tables)
         self.handlers = self._handlers()
 
     def _handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:

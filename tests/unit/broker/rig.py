@@ -79,7 +79,6 @@ class Rig:
             self.store,
             address=ADDRESS,
             ha_address="10.0.0.9:10912",
-            store_host=host,
             now_ms=lambda: self.now_ms,
             clock=lambda: self.seconds,
             chance=Random(1),

@@ -180,7 +180,7 @@ def test_a_recall_that_cannot_be(rig: Rig, handle: str, topic: str, code: int, r
 
 def test_a_broker_that_takes_no_messages_takes_no_recalls(rig: Rig) -> None:
     handle = rig.one(timed()).ext["recallHandle"]
-    rig.broker.stop_sends()
+    rig.broker.flow.close("this broker is stopping")
     assert rig.one(recall(handle)).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 

@@ -236,7 +236,7 @@ def test_offsets_that_cannot_be_saved_are_saved_later(rig: Rig) -> None:
     rig.ask(pull(sys_flag=4 | 1, commit_offset=1))
     saves = rig.broker.saves()
     assert list(saves) == ["consumerOffset"]
-    rig.broker.not_saved(saves)
+    rig.broker.files.not_saved(saves)
     assert rig.broker.saves() == saves
     assert rig.broker.saves() == {}
 

@@ -469,7 +469,7 @@ def test_a_slow_write_makes_sends_fail_fast_for_a_while(rig: Rig, monkeypatch: p
 
 
 def test_a_stopping_broker_refuses_sends(rig: Rig) -> None:
-    rig.broker.stop_sends()
+    rig.broker.flow.close("this broker is stopping")
     answer = rig.one(send())
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert "stopping" in (answer.remark or "")
