@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from rmq.cli import command
+from rmq.cli.spark import running as running_module
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.spark.cluster import Cluster
@@ -52,6 +57,34 @@ def test_lag_over_time(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.read.parquet(str(tmp_path / "lag")).where("topic = 'Orders'").orderBy("at").collect()
     assert [(row["at"], row["queues"], row["lag"]) for row in rows] == [(10_000, 2, 60), (20_000, 2, 20)]
     assert (tmp_path / "report.html").read_text().count("<svg") == 2
+
+
+def test_the_command_starts_spark_after_its_last_sample(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = tmp_path / "lag", []
+
+    @contextmanager
+    def started(*arguments: object) -> Iterator[SparkSession]:
+        seen.append(len(list((folder / "samples").glob("*.parquet"))))
+        yield spark
+
+    monkeypatch.setattr(running_module, "started", started)
+    with running(tmp_path / "broker") as pair:
+        pair.make_topic("Orders", 2)
+        with Cluster(read_options(pair.options("Orders", groupId="billing"), streaming=True)) as cluster:
+            cluster.commit({MessageQueue("Orders", pair.broker, 0): 0})
+        given = ["spark", "lag", str(folder), "-n", pair.names, "--times", "3", "--every", "1ms"]
+        given += ["--group", "billing"]
+        done = CliRunner().invoke(command, given)
+    assert (done.exit_code, seen) == (0, [3]), done.output
+    assert "billing" in done.output
+
+    lost = CliRunner().invoke(command, ["spark", "lag", str(folder), "-n", pair.names])  # nobody is there
+    assert (lost.exit_code, seen) == (1, [3])
+    assert lost.output.startswith("rmq: ")
+    again = CliRunner().invoke(command, ["spark", "lag", str(folder), "-n", pair.names, "--times", "0"])
+    assert (again.exit_code, seen) == (0, [3, 3]), again.output
 
 
 def test_no_samples(spark: SparkSession, tmp_path: Path) -> None:

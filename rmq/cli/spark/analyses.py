@@ -9,7 +9,14 @@ import click
 from attrs import frozen
 
 from rmq.cli.output import Format, output_option
-from rmq.cli.spark.running import run_pipeline, source_options, spark_options, tell
+from rmq.cli.spark.running import (
+    errors_in_a_line,
+    run_pipeline,
+    showing,
+    source_options,
+    spark_options,
+    tell,
+)
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, target_options
 from rmq.cli.times import as_duration
@@ -187,16 +194,20 @@ def lag_command(
     """Add samples of the lag of groups to FOLDER, and show all that are there over time.
 
     Run it again and again, for instance by cron, or with --times. Ctrl-C keeps the samples that were taken;
-    --times 0 only makes the report anew: FOLDER/report.html.
+    --times 0 only makes the report anew: FOLDER/report.html. Spark is started for the report only.
     """
 
     def work(spark: SparkSession, watch: Watch) -> LagSummary:
-        from rmq.spark import record_lag, report_lag
+        from rmq.spark import report_lag
 
-        if times:
-            record_lag(source_options(target), folder, groups, times=times, every_seconds=every / 1000)
         return report_lag(spark, folder, watch=watch)
 
+    if times:
+        with errors_in_a_line(), showing() as shown:
+            from rmq.spark import record_lag
+
+            shown.say("sampling")
+            record_lag(source_options(target), folder, groups, times=times, every_seconds=every / 1000)
     tell(run_pipeline(work, master=master, memory=memory), output)
 
 

@@ -71,6 +71,13 @@ def source_options(target: Target) -> dict[str, str]:
 
 def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memory: str) -> T:
     """Start Spark, do the work in it, and return what comes of it. Errors end the process in one line."""
+    with errors_in_a_line(), showing() as shown, started(shown, master, memory) as spark:
+        return work(spark, shown.watch)
+
+
+@contextmanager
+def errors_in_a_line() -> Iterator[None]:
+    """Errors of the block, Ctrl-C and that Spark is not installed end the process in one line."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         click.echo("rmq: Spark is not installed: pip install 'rmq[spark]'", err=True)
         sys.exit(EXIT_FAILED)
@@ -79,8 +86,7 @@ def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memor
     # It prints, as JSON on the error output, what we say in a line.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
-        with showing() as shown, started(shown, master, memory) as spark:
-            return work(spark, shown.watch)
+        yield
     except KeyboardInterrupt:
         click.echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
