@@ -11,6 +11,7 @@ nox.options.sessions = ["lint", "types", "layers", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
 CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py")
+SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
 
 
 @nox.session
@@ -62,6 +63,13 @@ def mqadmin(session: nox.Session) -> None:
     session.install("-e", ".[test]")
     tests = sorted(map(str, pathlib.Path("tests/interop").glob("test_mqadmin*.py")))
     session.run("python", "-m", "pytest", "-m", "interop", *tests, *session.posargs)
+
+
+@nox.session
+def spark_cluster(session: nox.Session) -> None:
+    """Both ways of docs/spark.md to a Spark cluster, on one of Spark's own; needs Java 17 or the extra's."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_CLUSTER, *session.posargs)
 
 
 @nox.session
