@@ -29,6 +29,8 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> StoreReader:
         from rmq.spark.store_options import StoreOptions
+        from rmq.spark.store_pushdown import PushdownStoreReader
         from rmq.spark.store_source import StoreReader
 
-        return StoreReader(StoreOptions.of(self.options), schema)
+        options = StoreOptions.of(self.options)
+        return PushdownStoreReader(options, schema) if options.pushdown else StoreReader(options, schema)

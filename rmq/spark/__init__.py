@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rmq.spark.pipelines.store_audit import audit_store
     from rmq.spark.pipelines.trace import analyse_traces
     from rmq.spark.runtime import register, session
+    from rmq.spark.sink import without_duplicates
 
 # Name -> the module that has it.
 _PLACES = {
@@ -38,6 +39,7 @@ _PLACES = {
     "report_lag": "pipelines.lag",
     "resend": "pipelines.deadletters",
     "session": "runtime",
+    "without_duplicates": "sink",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "report_lag",
     "resend",
     "session",
+    "without_duplicates",
 ]
 
 

@@ -135,6 +135,10 @@ class ReadOptions(ConnectOptions):
     batch_rows: int = setting(16_384, help="Rows of an Arrow batch, about", validator=at_least(1))
     batch_bytes: int = setting(8 * MIB, help="Or bytes", unit="bytes", validator=at_least(1))
     decompress: bool = setting(True, help="Decompress bodies")
+    pushdown: bool = setting(
+        False,
+        help="Batch: read only what filters may let through; see docs/spark.md for what Spark then needs",
+    )
 
     @property
     def group(self) -> str:
@@ -302,6 +306,8 @@ def _check_range(options: ReadOptions, streaming: bool) -> None:
 
 
 def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
+    if options.pushdown:
+        raise ConfigError("pushdown", "true", "false: Spark has filters for the readers of batches only")
     if options.ending_offsets or options.ending_timestamp is not None:
         wanted = "none: a stream has no end; use trigger(availableNow=True) or a batch"
         raise ConfigError("endingOffsets", options.ending_offsets or options.ending_timestamp, wanted)

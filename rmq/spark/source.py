@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -34,6 +34,7 @@ from rmq.spark.offsets import (
     split,
 )
 from rmq.spark.options import ReadOptions, read_options
+from rmq.spark.pushdown import SPARE_MS, Conditions, clipped, is_ensured
 from rmq.spark.schema import check_columns
 
 if TYPE_CHECKING:
@@ -47,7 +48,9 @@ log = logging.getLogger(__name__)
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     """The reader of `spark.read`. Raises ConfigError."""
-    return BatchReader(read_options(options, streaming=False), check_columns(schema))
+    found = read_options(options, streaming=False)
+    reader = PushdownBatchReader if found.pushdown else BatchReader
+    return reader(found, check_columns(schema))
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
@@ -97,11 +100,43 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         with Cluster(self._options) as cluster:
-            start, end = batch_bounds(cluster, self._options)
+            start, end = self._bounds(cluster)
             return _partitions(plan(start, end, cluster.bounds(end)), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return _read(self._options, self._columns, partition)
+
+    def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
+        return batch_bounds(cluster, self._options)
+
+
+class PushdownBatchReader(BatchReader):
+    """One batch, of which only that is read which Spark's filters may let through.
+
+    A class of its own: Spark refuses a reader that has `pushFilters`, whatever is asked of it, while its
+    setting spark.sql.python.filterPushdown.enabled is false."""
+
+    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+        super().__init__(options, columns)
+        self._conditions = Conditions()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Take the filters, before `partitions`; returns those that Spark has to apply itself."""
+        self._conditions = Conditions.of(filters)
+        return [each for each in filters if not is_ensured(each)]
+
+    def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
+        """The ranges to read. By time only their beginnings: where they end Java brokers may not know: they
+        go by the times at which files were changed, and copies of files are younger."""
+        start, end = super()._bounds(cluster)
+        queues = [queue for queue in end if self._conditions.allow_queue(queue)]
+        low, high = self._conditions.span("queueOffset")
+        least = dict.fromkeys(queues, low)
+        since = self._conditions.span("storeTimestamp").low - SPARE_MS
+        if since > 0:
+            found = cluster.at_time(queues, since)
+            least = {queue: max(low, found[queue]) for queue in queues}
+        return clipped({q: start[q] for q in queues}, {q: end[q] for q in queues}, least, high)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

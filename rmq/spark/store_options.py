@@ -54,6 +54,7 @@ class StoreOptions:
     chunk_bytes: int = 64 << 20
     batch_rows: int = 16384
     batch_bytes: int = 8 << 20
+    pushdown: bool = False
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> StoreOptions:
@@ -61,7 +62,7 @@ class StoreOptions:
         values: dict[str, Any] = {"path": ""}
         for name, text in given.items():
             if name.lower() not in _KNOWN:
-                raise ConfigError(f"rmqstore option {name}", text, f"one of {', '.join(_OPTIONS)}")
+                raise ConfigError(f"rmqstore option {name}", "***", f"one of {', '.join(_OPTIONS)}")
             known = _KNOWN[name.lower()]
             field, read = _OPTIONS[known]
             try:
@@ -87,5 +88,6 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "chunkBytes": ("chunk_bytes", _positive),
     "batchRows": ("batch_rows", _positive),
     "batchBytes": ("batch_bytes", _positive),
+    "pushdown": ("pushdown", _boolean),
 }
 _KNOWN: Final = {name.lower(): name for name in _OPTIONS}
