@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rmq.client.client import connect as connect
     from rmq.client.config import ClientConfig as ClientConfig
     from rmq.client.consumer import Consumer as Consumer
-    from rmq.client.consumer import Delivery as Delivery
+    from rmq.client.delivery import Delivery as Delivery
     from rmq.client.discarded import DiscardedHalf as DiscardedHalf
     from rmq.client.letters import DeadLetter as DeadLetter
     from rmq.client.letters import Letters as Letters
@@ -67,7 +67,8 @@ if TYPE_CHECKING:
 _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.config": "ClientConfig",
-    "rmq.client.consumer": "Consumer Delivery",
+    "rmq.client.consumer": "Consumer",
+    "rmq.client.delivery": "Delivery",
     "rmq.client.discarded": "DiscardedHalf",
     "rmq.client.letters": "DeadLetter Letters Redriven",
     "rmq.client.observer": "Observer",

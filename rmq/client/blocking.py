@@ -23,6 +23,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rmq.client import client as async_client
 from rmq.client import consumer as async_consumer
+from rmq.client import delivery as async_delivery
 from rmq.client import producer as async_producer
 from rmq.client import puller as async_puller
 from rmq.client import transactional as async_transactional
@@ -147,7 +148,7 @@ class TransactionalProducer(Producer):
 class Delivery:
     """One message, to be consumed inside `with delivery as message`. See `rmq.Delivery`."""
 
-    def __init__(self, portal: BlockingPortal, inner: async_consumer.Delivery) -> None:
+    def __init__(self, portal: BlockingPortal, inner: async_delivery.Delivery) -> None:
         self._portal = portal
         self._inner = inner
         self._block: AbstractContextManager[StoredMessage] = portal.wrap_async_context_manager(inner)

@@ -14,7 +14,8 @@ import anyio.abc
 from rmq.client.admin import Admin
 from rmq.client.answers import Answers
 from rmq.client.config import ClientConfig
-from rmq.client.consumer import Consumer, ConsumerOptions, OnError
+from rmq.client.consumer import Consumer
+from rmq.client.consumer_options import ConsumerOptions, OnError
 from rmq.client.discarded import DiscardedHalf, discarded_halves, resume
 from rmq.client.identity import local_address, new_client_id
 from rmq.client.letters import ALL_LETTERS, DeadLetter, Letters, Redriven

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import anyio
 import anyio.abc
-from attrs import frozen
 
 from rmq.client.assignments import Assignments, Membership
 from rmq.client.calls import as_async
+from rmq.client.consumer_options import ConsumerOptions
+from rmq.client.consumption import Consumption, queue_topic
+from rmq.client.delivery import Delivery
 from rmq.client.inbox import Inbox
-from rmq.client.names import UNREACHABLE
-from rmq.client.observer import Observer
-from rmq.client.overdue import Hand, Overdue
+from rmq.client.overdue import Hand
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage
-from rmq.client.rates import Rates
-from rmq.client.rebalance import Strategy
-from rmq.client.retry import Retry, told_reason, wanted_delay
 from rmq.client.scope import TaskScope
 from rmq.client.session import Session
 from rmq.client.subscription import Sql, subscriptions
-from rmq.errors import ConfigError, LocalProtocolError, NoRoute, ResponseError
+from rmq.errors import ConfigError, NoRoute
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -42,32 +39,11 @@ from rmq.remoting.tasks import bare_errors
 
 log = logging.getLogger(__name__)
 
-OnError = Literal["retry", "raise"]
 Handler = Callable[[StoredMessage], Awaitable[object] | object]
 BatchHandler = Callable[[list[StoredMessage]], Awaitable[object] | object]
 
-OVERDUE_DELAY_LEVEL = 3
-"""What takes too long is sent back with this delay, as RocketMQ does."""
 BURST = 64
 """Messages that one task takes before it lets others run, when its handler never waits."""
-
-
-@frozen
-class ConsumerOptions:
-    """How a consumer takes part; see `Client.consumer`."""
-
-    consume_from: str | int
-    broadcasting: bool
-    on_error: OnError
-    strategy: Strategy
-    max_reconsume_times: int | None = None
-    auto_commit: bool = True
-
-    def __attrs_post_init__(self) -> None:
-        if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
-            raise ConfigError("consume_from", self.consume_from, "'first', 'last' or a time in ms since 1970")
-        if self.on_error not in ("retry", "raise"):
-            raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
 
 
 class Consumer:
@@ -103,17 +79,15 @@ class Consumer:
             )
         )
         self._started_ms = session.now_ms()
-        self._active = 0  # tasks and deliveries that hold messages
-        self._quiet: anyio.Event | None = None
-        self._later: deque[tuple[float, PulledMessage]] = deque()
-        self._later_came = anyio.Event()
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
-        self._overdue = Overdue(session.config.consume_timeout_ms / 1000, self._expire)
-        self._rates = Rates()
+        self._consumption = self._new_consumption()
         self._taken = 0
 
     def _assign(self, membership: Membership) -> Assignments:
         return Assignments(self._session, self, membership)
+
+    def _new_consumption(self) -> Consumption:
+        return Consumption(self._session, self.group, self._options, self._inbox, self._deliver_again)
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -156,8 +130,8 @@ class Consumer:
         await self._check_expressions()
         session.members[self.group] = self
         await session.beat()
-        self._scope.tasks.start_soon(self._redeliver)
-        self._scope.tasks.start_soon(self._overdue.watch)
+        self._scope.tasks.start_soon(self._consumption.redeliver)
+        self._scope.tasks.start_soon(self._consumption.overdue.watch)
         await self._scope.tasks.start(self._assignments.run)
 
     async def _check_expressions(self) -> None:
@@ -190,7 +164,7 @@ class Consumer:
             self._inbox.close()
             self._assignments.stop()
             with anyio.move_on_after(seconds * 0.6) as draining:
-                await self._drained()
+                await self._consumption.drained()
             if draining.cancelled_caught:
                 log.warning("%s: leaving while messages are still being consumed", self.group)
             await self._assignments.commit()
@@ -199,17 +173,6 @@ class Consumer:
                 await session.leave(consumer=self.group)
         if session.members.get(self.group) is self:
             del session.members[self.group]
-
-    async def _drained(self) -> None:
-        while self._active:
-            self._quiet = anyio.Event()
-            await self._quiet.wait()
-
-    def _release(self) -> None:
-        """A task or delivery holds messages no longer."""
-        self._active -= 1
-        if self._quiet is not None and not self._active:
-            self._quiet.set()
 
     # --- iterating --------------------------------------------------------------------------------
 
@@ -230,7 +193,7 @@ class Consumer:
                 if not window.dropped:
                     if inbox.idle and inbox.ready:
                         inbox.wake()
-                    return Delivery(self, message, window)
+                    return Delivery(self._consumption, message, window)
             if inbox.closed:
                 raise StopAsyncIteration
             await inbox.arrival()
@@ -274,22 +237,15 @@ class Consumer:
                 for _ in range(concurrency):
                     tasks.start_soon(work, *arguments)
 
-    def _new_hand(self) -> Hand:
-        hand = Hand()
-        self._overdue.hands.add(hand)
-        return hand
-
     async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
-        inbox = self._inbox
-        hand = self._new_hand()
+        inbox, consumption, hand = self._inbox, self._consumption, Hand()
         while not inbox.closed:
             await inbox.arrival()
-            self._active += 1
+            consumption.hold(hand)
             try:
                 await self._burst(handle, inbox, hand)
             finally:
-                hand.messages = ()
-                self._release()
+                consumption.release(hand)
             await anyio.lowlevel.checkpoint()
 
     async def _burst(
@@ -310,11 +266,11 @@ class Consumer:
             try:
                 await handle(message)
             except Exception as error:
-                await self._failed(message, window, error)
-                if self._lets_out(error):
+                await self._consumption.failed(message, window, error)
+                if self._consumption.lets_out(error):
                     raise
             except BaseException:
-                self._put_off(message, window)
+                self._consumption.put_off(message, window)
                 raise
             else:
                 window.finish(message.queue_offset)
@@ -322,8 +278,7 @@ class Consumer:
     async def _work_batches(
         self, handle: Callable[[list[StoredMessage]], Awaitable[object]], batch: int
     ) -> None:
-        inbox = self._inbox
-        hand = self._new_hand()
+        inbox, consumption, hand = self._inbox, self._consumption, Hand()
         while not inbox.closed:
             await inbox.arrival()
             taken = self._take(batch)
@@ -331,13 +286,12 @@ class Consumer:
                 inbox.wake()
             if not taken:
                 continue
-            self._active += 1
+            consumption.hold(hand)
             hand.messages = [message for message, _ in taken]
             try:
                 await self._consume_batch(handle, taken)
             finally:
-                hand.messages = ()
-                self._release()
+                consumption.release(hand)
             await anyio.lowlevel.checkpoint()
 
     def _take(self, most: int) -> list[tuple[PulledMessage, ProcessQueue]]:
@@ -359,93 +313,16 @@ class Consumer:
             await handle([message for message, _ in taken])
         except Exception as error:
             for message, window in taken:
-                await self._failed(message, window, error)
-            if self._lets_out(error):
+                await self._consumption.failed(message, window, error)
+            if self._consumption.lets_out(error):
                 raise
         except BaseException:
             for message, window in taken:
-                self._put_off(message, window)
+                self._consumption.put_off(message, window)
             raise
         else:
             for message, window in taken:
                 window.finish(message.queue_offset)
-
-    # --- what becomes of a message ----------------------------------------------------------------
-
-    async def _failed(
-        self, message: PulledMessage, window: ProcessQueue, error: Exception | None, delay_level: int = 0
-    ) -> None:
-        """Send a message back; one that cannot be sent back is delivered again here, after a while."""
-        self._count_failure(message, error)
-        if self._options.broadcasting:
-            window.finish(message.queue_offset)
-            return
-        if window.dropped or message.queue_offset not in window:
-            return  # its queue is somebody else's, who gets it again
-        level, reason, limit = wanted_delay(error, delay_level), told_reason(error), self._max_reconsume_times
-        try:
-            await self._session.brokers.send_back(message, self.group, level, limit, reason)
-        except (*UNREACHABLE, ResponseError) as refusal:
-            log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
-            message.reconsume_times += 1
-            self._put_off(message, window)
-        except BaseException:
-            self._put_off(message, window)
-            raise
-        else:
-            window.finish(message.queue_offset)
-
-    @property
-    def _max_reconsume_times(self) -> int:
-        limit = self._options.max_reconsume_times
-        return self._session.config.max_reconsume_times if limit is None else limit
-
-    def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
-        self._rates.failure(_queue_topic(message))
-        if isinstance(error, Retry):
-            log.info("%s: message %s is to come again: %s", self.group, message.message_id, error)
-        elif error is not None:
-            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
-
-    def _lets_out(self, error: Exception) -> bool:
-        """Whether an error of a handler ends `run`, or comes out of the block."""
-        return self._options.on_error == "raise" and not isinstance(error, Retry)
-
-    async def _expire(self, message: PulledMessage) -> None:
-        """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
-        log.warning(
-            "%s: message %s is being consumed for over %g s",
-            self.group,
-            message.message_id,
-            self._overdue.seconds,
-        )
-        window = message.window
-        if self.ordered or self._options.broadcasting or window is None or window.dropped:
-            return
-        reason, limit = f"not consumed within {self._overdue.seconds:g} s", self._max_reconsume_times
-        try:
-            await self._session.brokers.send_back(message, self.group, OVERDUE_DELAY_LEVEL, limit, reason)
-        except (*UNREACHABLE, ResponseError) as error:
-            log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, error)
-        else:
-            window.finish(message.queue_offset)
-
-    def _put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
-        """Deliver it again here after `redelivery_delay_ms`."""
-        if not self._inbox.closed and not window.dropped:
-            due = self._session.now() + self._session.config.redelivery_delay_ms / 1000
-            self._later.append((due, message))
-            self._later_came.set()
-
-    async def _redeliver(self) -> None:
-        while True:
-            if not self._later:
-                self._later_came = anyio.Event()
-                await self._later_came.wait()
-            due, message = self._later[0]
-            await anyio.sleep(max(due - self._session.now(), 0))
-            self._later.popleft()
-            self._deliver_again(message)
 
     def _deliver_again(self, message: PulledMessage) -> None:
         self._inbox.put([message])
@@ -453,7 +330,7 @@ class Consumer:
     # --- what pulling needs: see pulling.Owner ----------------------------------------------------
 
     def arrived(self, messages: Sequence[PulledMessage]) -> None:
-        self._rates.arrived(_queue_topic(messages[0]), len(messages))
+        self._consumption.rates.arrived(queue_topic(messages[0]), len(messages))
         self._inbox.put(messages)
 
     def moved(self, queue: MessageQueue, next_offset: int) -> None:
@@ -463,7 +340,7 @@ class Consumer:
 
     def describe(self) -> ConsumerData:
         """What the heartbeat says of this member."""
-        self._rates.sample(self._session.now(), self._pending())
+        self._consumption.rates.sample(self._session.now(), self._pending())
         consume_from = self._options.consume_from
         return ConsumerData(
             group_name=self.group,
@@ -484,7 +361,7 @@ class Consumer:
 
     def running_info(self) -> ConsumerRunningInfo:
         """What an administrator gets to see."""
-        session = self._session
+        session, rates = self._session, self._consumption.rates
         return ConsumerRunningInfo(
             properties={
                 "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in session.names.addresses),
@@ -496,7 +373,7 @@ class Consumer:
             },
             subscription_set=sorted(self._subscriptions.values(), key=lambda data: data.topic),
             mq_table={queue: self._window_info(queue) for queue in self.queues},
-            status_table=self._rates.of(sorted(self._subscriptions), session.now(), self._pending()),
+            status_table=rates.of(sorted(self._subscriptions), session.now(), self._pending()),
         )
 
     def _pending(self) -> Counter[str]:
@@ -542,84 +419,3 @@ class Consumer:
             result.remark = repr(error)
         result.spent_time_mills = int((self._session.now() - began) * 1000)
         connection.reply(request.reply(body=result.to_json()))
-
-
-def _queue_topic(message: PulledMessage) -> str:
-    """Where it was pulled from, which for a retried message is not its topic."""
-    return message.topic if message.window is None else message.window.queue.topic
-
-
-class Delivery:
-    """One message, to be consumed inside `async with delivery as message`.
-
-    A normal exit means consumed. An `Exception` is logged and the message goes back for a retry (`Retry` says
-    when); it is swallowed, or let out with `on_error="raise"`. Cancelled: not consumed; if the consumer stays
-    open, it is delivered again here.
-    """
-
-    __slots__ = ("_consumer", "_hand", "_open", "_pulled", "_tokens", "_window")
-
-    def __init__(self, consumer: Consumer, message: PulledMessage, window: ProcessQueue) -> None:
-        self._consumer = consumer
-        self._pulled = message
-        self._window = window
-        self._hand = Hand((message,))
-        self._tokens: list[tuple[Observer, Any]] = []
-        self._open = True
-
-    @property
-    def message(self) -> StoredMessage:
-        return self._pulled
-
-    async def __aenter__(self) -> StoredMessage:
-        if not self._open:
-            raise LocalProtocolError("a delivery is consumed once")
-        self._consumer._active += 1
-        self._consumer._overdue.hands.add(self._hand)
-        observers, group = self._consumer._session.observers, self._consumer.group
-        if observers:
-            self._tokens = observers.begin(lambda observer: observer.consuming(group, [self._pulled]))
-        return self._pulled
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        consumer = self._consumer
-        if self._tokens:
-            observers = consumer._session.observers
-            observers.end(self._tokens, lambda observer, token: observer.consumed(token, error))
-        try:
-            if error is None:
-                self.done()
-            elif isinstance(error, Exception):
-                await self._fail(error)
-                return not consumer._lets_out(error)
-            elif self._open:
-                self._open = False
-                consumer._put_off(self._pulled, self._window)
-        finally:
-            consumer._overdue.hands.discard(self._hand)
-            consumer._release()
-        return False
-
-    def done(self) -> None:
-        """Consumed, before the end of the block or without one. Repeating it does nothing."""
-        if self._open:
-            self._open = False
-            self._window.finish(self._pulled.queue_offset)
-
-    async def retry(self, delay_level: int = 0) -> None:
-        """Not consumed: send it back. `delay_level` 0 is the group's next delay, -1 the dead letters.
-
-        Cancelled: it is delivered again here, or sent back.
-        """
-        if self._open:
-            self._open = False
-            await self._consumer._failed(self._pulled, self._window, None, delay_level)
-
-    async def _fail(self, error: Exception) -> None:
-        if self._open:
-            self._open = False
-            await self._consumer._failed(self._pulled, self._window, error)
-        else:
-            log.error("an error after the end of message %s", self._pulled.message_id, exc_info=error)

@@ -19,7 +19,9 @@ import anyio.abc
 from attrs import frozen
 
 from rmq.client.assignments import FAILURES, Assignments, Membership
-from rmq.client.consumer import BURST, Consumer, Delivery
+from rmq.client.consumer import BURST, Consumer
+from rmq.client.consumption import Consumption
+from rmq.client.delivery import Delivery
 from rmq.client.inbox import Inbox
 from rmq.client.namespace import wrapped
 from rmq.client.outgoing import STATUSES, Outgoing, SendForm, checked_properties
@@ -275,6 +277,79 @@ class OrderedAssignments(Assignments):
                 log.warning("unlock at %s: %s", mine[0].broker_name, error)
 
 
+class OrderedConsumption(Consumption):
+    """A message that fails stays at the head of its lane, up to `max_reconsume_times`."""
+
+    returns_late = False
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._form = SendForm(self.group, "1")
+
+    def put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
+        """Deliver it again here, before all others of its queue."""
+        assert isinstance(window, Lane)
+        window.put_back(message)
+
+    async def failed(
+        self, message: PulledMessage, window: ProcessQueue, error: Exception | None, delay_level: int = 0
+    ) -> None:
+        """Bury a message that was tried too often or is given up; deliver any other again."""
+        self.count_failure(message, error)
+        limit = self._options.max_reconsume_times
+        if not window.dropped and not self._options.broadcasting:
+            spent = limit is not None and message.reconsume_times >= limit
+            given_up = wanted_delay(error, delay_level) < 0
+            if (spent or given_up) and await self._bury(message, told_reason(error)):
+                window.finish(message.queue_offset)
+                return
+        message.reconsume_times += 1
+        self.put_off(message, window)
+
+    async def _bury(self, message: PulledMessage, reason: str) -> bool:
+        """Send a message to the dead letters; False when that failed."""
+        session = self._session
+        queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
+        try:
+            address = session.brokers.master(queue)
+            request = self._burial(message, queue, reason)
+            response = await session.pool.call(address, request, session.config.send_timeout_ms / 1000)
+            if response.code not in STATUSES:
+                raise for_code(response.code, response.remark, address)
+        except RmqError as error:
+            log.warning(
+                "%s: message %s cannot go to the dead letters: %s", self.group, message.message_id, error
+            )
+            return False
+        except BaseException:
+            if message.window is not None:
+                self.put_off(message, message.window)
+            raise
+        return True
+
+    def _burial(self, message: PulledMessage, queue: MessageQueue, reason: str) -> Command:
+        """A send to the retry topic of a message that was tried too often: the broker makes it a dead
+        letter."""
+        times = str(message.reconsume_times)
+        properties = dict(message.properties)
+        properties.pop(PROPERTY_TRANSACTION_PREPARED, None)
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.message_id)
+        properties[PROPERTY_RETRY_TOPIC] = wrapped(self._session.config.namespace, message.topic)
+        properties[PROPERTY_RECONSUME_TIME] = properties[PROPERTY_MAX_RECONSUME_TIMES] = times
+        properties |= {DLQ_REASON: reason} if reason else {}
+        text = checked_properties(properties)
+        outgoing = Outgoing(
+            queue.topic,
+            message.body,
+            0,
+            message.flag,
+            text,
+            message.message_id,
+            more={"j": times, "l": times},
+        )
+        return self._form.request(outgoing, queue, self._session.now_ms())
+
+
 class OrderedConsumer(Consumer):
     """A consumer that has one message, or one batch, of a queue at a time, in the order of their offsets.
 
@@ -288,11 +363,13 @@ class OrderedConsumer(Consumer):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._form = SendForm(self.group, "1")
         self._endings: dict[MessageQueue, Lane] = {}  # dropped while one of their messages is delivered
 
     def _assign(self, membership: Membership) -> Assignments:
         return OrderedAssignments(self._session, self, membership)
+
+    def _new_consumption(self) -> Consumption:
+        return OrderedConsumption(self._session, self.group, self._options, self._inbox, self._deliver_again)
 
     async def _join(self) -> None:
         await super()._join()
@@ -313,7 +390,7 @@ class OrderedConsumer(Consumer):
     def arrived(self, messages: Sequence[PulledMessage]) -> None:
         lane = messages[0].window
         assert isinstance(lane, Lane)
-        self._rates.arrived(lane.queue.topic, len(messages))
+        self._consumption.rates.arrived(lane.queue.topic, len(messages))
         lane.waiting.extend(messages)
         self.offer(lane)
 
@@ -343,19 +420,13 @@ class OrderedConsumer(Consumer):
         return queue in self._endings
 
     def _pause(self, lane: Lane) -> None:
-        due = self._session.now() + self._session.config.suspend_queue_ms / 1000
-        self._later.append((due, lane.waiting[0]))
-        self._later_came.set()
+        self._consumption.deliver_later(lane.waiting[0], self._session.config.suspend_queue_ms)
 
     def _deliver_again(self, message: PulledMessage) -> None:
         lane = message.window
         assert isinstance(lane, Lane)
         lane.paused = False
         self.offer(lane)
-
-    def _put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
-        assert isinstance(window, Lane)
-        window.put_back(message)
 
     # --- delivering ---
 
@@ -378,7 +449,7 @@ class OrderedConsumer(Consumer):
             await anyio.lowlevel.checkpoint()
         while True:
             for message, window in self._take(1):
-                return Delivery(self, message, window)
+                return Delivery(self._consumption, message, window)
             if self._inbox.closed:
                 raise StopAsyncIteration
             await self._inbox.arrival()
@@ -392,62 +463,3 @@ class OrderedConsumer(Consumer):
                 return
             hand.messages = (taken[0][0],)
             await self._consume_batch(lambda messages: handle(messages[0]), taken)
-
-    # --- what becomes of a message ---
-
-    async def _failed(
-        self, message: PulledMessage, window: ProcessQueue, error: Exception | None, delay_level: int = 0
-    ) -> None:
-        self._count_failure(message, error)
-        limit = self._options.max_reconsume_times
-        if not window.dropped and not self._options.broadcasting:
-            spent = limit is not None and message.reconsume_times >= limit
-            given_up = wanted_delay(error, delay_level) < 0
-            if (spent or given_up) and await self._bury(message, told_reason(error)):
-                window.finish(message.queue_offset)
-                return
-        message.reconsume_times += 1
-        self._put_off(message, window)
-
-    async def _bury(self, message: PulledMessage, reason: str) -> bool:
-        """Send a message to the dead letters; False when that failed."""
-        session = self._session
-        queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
-        try:
-            address = session.brokers.master(queue)
-            request = self._burial(message, queue, reason)
-            response = await session.pool.call(address, request, session.config.send_timeout_ms / 1000)
-            if response.code not in STATUSES:
-                raise for_code(response.code, response.remark, address)
-        except RmqError as error:
-            log.warning(
-                "%s: message %s cannot go to the dead letters: %s", self.group, message.message_id, error
-            )
-            return False
-        except BaseException:
-            if message.window is not None:
-                self._put_off(message, message.window)
-            raise
-        return True
-
-    def _burial(self, message: PulledMessage, queue: MessageQueue, reason: str) -> Command:
-        """A send to the retry topic of a message that was tried too often: the broker makes it a dead
-        letter."""
-        times = str(message.reconsume_times)
-        properties = dict(message.properties)
-        properties.pop(PROPERTY_TRANSACTION_PREPARED, None)
-        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.message_id)
-        properties[PROPERTY_RETRY_TOPIC] = wrapped(self._session.config.namespace, message.topic)
-        properties[PROPERTY_RECONSUME_TIME] = properties[PROPERTY_MAX_RECONSUME_TIMES] = times
-        properties |= {DLQ_REASON: reason} if reason else {}
-        text = checked_properties(properties)
-        outgoing = Outgoing(
-            queue.topic,
-            message.body,
-            0,
-            message.flag,
-            text,
-            message.message_id,
-            more={"j": times, "l": times},
-        )
-        return self._form.request(outgoing, queue, self._session.now_ms())

@@ -9,7 +9,7 @@ import anyio.lowlevel
 from attrs import evolve
 
 from rmq.client.assignments import Assignments, Membership
-from rmq.client.consumer import ConsumerOptions
+from rmq.client.consumer_options import ConsumerOptions
 from rmq.client.ordered import OrderedAssignments, OrderedConsumer
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.pulled import PulledMessage

@@ -8,7 +8,7 @@ from types import TracebackType
 import anyio
 from attrs import define
 
-from rmq.client.consumer import ConsumerOptions
+from rmq.client.consumer_options import ConsumerOptions
 from rmq.client.namespace import wrapped
 from rmq.client.polling import Polled
 from rmq.client.pulling import FIRST_PAUSE_SECONDS, PullAnswer, PullForm, RawPull

@@ -10,7 +10,8 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.consumer import Consumer, Delivery
+from rmq.client.consumer import Consumer
+from rmq.client.delivery import Delivery
 from rmq.errors import ConfigError, LocalProtocolError, SubscriptionParseFailed
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody
