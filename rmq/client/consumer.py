@@ -100,8 +100,9 @@ class Consumer:
         """Join the group and take queues.
 
         Topics that do not exist are waited for. Raises ConfigError when this client has a member of that
-        group already, SubscriptionParseFailed when a broker cannot read an SQL92 expression. Cancelled:
-        leaves again.
+        group already, SubscriptionParseFailed when a broker cannot read an SQL92 expression, another
+        ResponseError when a broker does not let the group in (`rejectSubscriptionConflicts`, access control).
+        Cancelled: leaves again.
         """
         session = self._session
         self.check_alone()
@@ -130,6 +131,7 @@ class Consumer:
         await self._check_expressions()
         session.members[self.group] = self
         await session.beat()
+        session.check_admitted(self.group)
         self._scope.tasks.start_soon(self._consumption.redeliver)
         self._scope.tasks.start_soon(self._consumption.overdue.watch)
         await self._scope.tasks.start(self._assignments.run)

@@ -87,7 +87,8 @@ class PullConsumer:
 
         With `auto_commit`, what was polled is committed every `commit_interval_ms`, once the next `poll` (or
         the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
-        LocalProtocolError when it has queues already. Cancelled: it has left again and has no queues."""
+        LocalProtocolError when it has queues already, ResponseError when a broker does not let the group in.
+        Cancelled: it has left again and has no queues."""
         full = {wrapped(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()}
         await self._begin_polling(full, self._options(consume_from, auto_commit, strategy), None)
 

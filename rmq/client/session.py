@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import anyio
 import anyio.abc
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rmq.client.broadcast import offsets_path
 from rmq.client.brokers import Brokers
@@ -25,7 +25,14 @@ from rmq.client.names import UNREACHABLE, NameServers, no_route
 from rmq.client.observer import Observers
 from rmq.client.requests import Replies
 from rmq.client.routes import Health, Rotation, Route, RouteTable
-from rmq.errors import NoRoute, RemoteProtocolError, ResponseError, RmqError
+from rmq.errors import (
+    NoRoute,
+    RemoteProtocolError,
+    ResponseError,
+    RmqError,
+    ServiceNotAvailable,
+    SystemBusy,
+)
 from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
 from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
 from rmq.protocol.command import Command
@@ -37,6 +44,9 @@ log = logging.getLogger(__name__)
 
 LEAST_PAUSE_SECONDS = 0.2
 """Between two rounds of questions or of heartbeats, however much fails."""
+
+PASSING = (SystemBusy, ServiceNotAvailable)
+"""Refusals that say nothing of who is refused."""
 
 
 def wall_clock_ms() -> int:
@@ -112,7 +122,8 @@ class Session:
         self._questions: dict[str, _Question] = {}
         self._stale: dict[str, None] = {}
         self._ask_now = anyio.Event()
-        self._warnings: dict[str, str] = {}  # what each broker warned of last
+        self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
+        self._refusals: dict[str, ResponseError] = {}  # by the groups that the last beat was refused for
         self._beat_now = anyio.Event()
         self._beating = anyio.Lock()
 
@@ -244,9 +255,10 @@ class Session:
 
     async def beat(self) -> None:
         """Tell all known brokers who we are. Brokers that do not answer are logged; the next beat is for
-        them.
+        them. For a refusal see `check_admitted`.
         """
         async with self._beating:
+            self._refusals.clear()
             data = HeartbeatData(
                 client_id=self.client_id,
                 producer_data_set=[ProducerData(group) for group in self.producers],
@@ -258,18 +270,33 @@ class Session:
                 for address in self.routes.addresses(slaves=bool(self.members)):
                     tasks.start_soon(self._beat, address, data)
 
+    def check_admitted(self, group: str) -> None:
+        """Raise the ResponseError with which a broker did not let in this consumer group at the last beat."""
+        refusal = self._refusals.get(group)
+        if refusal is not None and not isinstance(refusal, PASSING):
+            raise refusal
+
     async def _beat(self, address: str, data: HeartbeatData) -> None:
+        """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
         try:
-            warning = await self.brokers.heartbeat(address, data)
-            if warning and warning != self._warnings.get(address):
-                log.warning("%s: %s", address, warning)
-            self._warnings[address] = warning
-        except ResponseError as error:
-            if str(error) != self._warnings.get(address):
-                log.warning("heartbeat refused: %s", error)
-            self._warnings[address] = str(error)
+            self._say(address, data, await self.brokers.heartbeat(address, data))
         except UNREACHABLE as error:
             log.warning("heartbeat: %s", error)
+        except ResponseError as error:
+            parts = _apart(data)
+            if len(parts) == 1 or isinstance(error, PASSING):
+                self._say(address, data, f"heartbeat refused: {error}")
+                self._refusals.update({one.group_name: error for one in data.consumer_data_set})
+                return
+            for part in parts:
+                await self._beat(address, part)
+
+    def _say(self, address: str, data: HeartbeatData, text: str) -> None:
+        """Log what a broker says of these groups, unless it was its last word of them too."""
+        whose = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
+        if text and any(self._warnings.get(one) != text for one in whose):
+            log.warning("%s: %s", address, text)
+        self._warnings.update(dict.fromkeys(whose, text))
 
     async def _keep_beating(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
@@ -293,6 +320,12 @@ class Session:
             await self.brokers.unregister(address, self.client_id, producer=producer, consumer=consumer)
         except (*UNREACHABLE, ResponseError) as error:
             log.info("unregister: %s", error)
+
+
+def _apart(data: HeartbeatData) -> list[HeartbeatData]:
+    """The same told in parts: all producers in one, each consumer in one of its own."""
+    parts = [evolve(data, producer_data_set=[], consumer_data_set=[one]) for one in data.consumer_data_set]
+    return [evolve(data, consumer_data_set=[]), *parts] if data.producer_data_set else parts
 
 
 def _detail(error: NoRoute) -> str:

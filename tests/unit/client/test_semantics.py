@@ -13,10 +13,10 @@ import rmq
 from rmq.client.client import Client
 from rmq.client.consumer import Consumer, Handler
 from rmq.client.transactional import Decision
-from rmq.errors import ReplyTimeout, ResponseError, RmqError
+from rmq.errors import ReplyTimeout, ResponseError, RmqError, SystemFailure
 from rmq.message import Message, StoredMessage
 
-from .system import now_ms, system
+from .system import fill, now_ms, system, take
 
 
 class Seen:
@@ -224,6 +224,48 @@ async def test_members_that_want_different_things_are_warned(
                 await trio.sleep(100)
                 assert len(told()) == 2, told()  # each client once, not at every heartbeat
                 assert all("group g" in text for text in told())
+
+
+async def test_a_group_that_is_not_let_in_is_told_and_holds_up_no_other(autojump_clock: MockClock) -> None:
+    async with system() as made:
+        await made.start("a", reject_subscription_conflicts=True)
+        await fill(made, "T", 2)
+        async with (
+            made.client() as one,
+            made.client() as two,
+            one.consumer("g", {"T": "a"}),
+            two.consumer("other", {"T": "*"}, consume_from="first") as other,
+        ):
+            with pytest.raises(SystemFailure, match="rejectSubscriptionConflicts"):
+                async with two.consumer("g", {"T": "b"}):
+                    raise AssertionError("it was let in")
+            assert sorted(await take(other, 2)) == [0, 1]
+            async with two.consumer("g", {"T": "a"}):
+                group = await one.admin.consumer_connection("g")
+                ids = {member.client_id for member in group.connection_set}
+                assert ids == {one.client_id, two.client_id}
+
+
+async def test_a_refused_member_keeps_no_other_group_from_its_heartbeats(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with system() as made:
+        await made.start("a")
+        await fill(made, "T", 2)
+        async with (
+            made.client() as two,
+            two.consumer("other", {"T": "*"}, consume_from="first") as other,
+            two.consumer("g", {"T": "b"}),
+            made.client() as one,
+            one.consumer("g", {"T": "a"}),
+        ):
+            changes = {"rejectSubscriptionConflicts": "true"}
+            await one.admin.update_broker_config(changes, broker="10.0.1.1:10911")
+            await trio.sleep(150)  # a member that is not heard for 120 s is dropped
+            assert caplog.text.count("heartbeat refused") == 1
+            group = await one.admin.consumer_connection("other")
+            assert [member.client_id for member in group.connection_set] == [two.client_id]
+            assert sorted(await take(other, 2)) == [0, 1]
 
 
 async def test_order_holds_over_a_restart_of_the_broker(autojump_clock: MockClock) -> None:
