@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -208,16 +209,13 @@ class Consumer:
 
         Returning means consumed. An exception is logged and the message goes back for a retry after the
         group's next delay, or the one that a `Retry` names; with `on_error="raise"` it then comes out of
-        here, but for a `Retry`. An ordinary function runs in
-        a worker thread. Cancelled: handlers are cancelled; their messages are not consumed and are
-        delivered again.
+        here, but for a `Retry`. An ordinary function runs in a worker thread. A message that an
+        administrator sends goes to `handler` beside these. Cancelled: handlers are cancelled; their messages
+        are not consumed and are delivered again.
         """
         call = self._session.observers.handler(self.group, as_async(handler, concurrency))
-        self._handler = call
-        try:
+        with self._taking_direct(call):
             await self._run_workers(concurrency, self._work, call)
-        finally:
-            self._handler = None
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
         """As `run`, but with lists of up to `batch` messages, whatever is there; a list is consumed or
@@ -227,7 +225,17 @@ class Consumer:
         if batch < 1:
             raise ConfigError("batch", batch, "at least 1")
         call = self._session.observers.handler(self.group, as_async(handler, concurrency), batches=True)
-        await self._run_workers(concurrency, self._work_batches, call, batch)
+        with self._taking_direct(lambda message: call([message])):
+            await self._run_workers(concurrency, self._work_batches, call, batch)
+
+    @contextmanager
+    def _taking_direct(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> Iterator[None]:
+        """Meanwhile, `consume_directly` has a handler."""
+        self._handler = handle
+        try:
+            yield
+        finally:
+            self._handler = None
 
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
@@ -398,9 +406,12 @@ class Consumer:
         )
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
-        """Give the handler of `run` a message that an administrator sent; it answers when that is done."""
+        """Give the running handler a message that an administrator sent; the answer comes when it is done."""
         if self._handler is None:
-            remark = f"the consumer of {self.group} has no handler running that could take it"
+            remark = (
+                f"the consumer of {self.group} has no handler running that could take it: it takes its "
+                "messages itself, by iteration or poll; name a member that works with a handler"
+            )
             return request.reply(ResponseCode.SYSTEM_ERROR, remark)
         self._scope.tasks.start_soon(self._consume_directly, request, connection, self._handler)
         return None

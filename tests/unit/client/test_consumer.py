@@ -934,3 +934,25 @@ class TestQuestions:
         told = ConsumeMessageDirectlyResult.from_json(answer.body)
         assert (told.consume_result, seen) == (result, [b"given"])
         assert ("why" in (told.remark or "")) is fails
+
+    async def test_a_handler_of_batches_is_given_a_batch_of_one(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        seen = []
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            seen.append([message.body for message in messages])
+
+        body = encode_record(Record("T", 0, b"given"), host_bytes("1.2.3.4:5"))
+        ext = {"consumerGroup": "g", "clientId": "x"}
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run_batches, handle)
+            await trio.sleep(0.1)
+            answer = await self.call(setting, RequestCode.CONSUME_MESSAGE_DIRECTLY, body=body, **ext)
+            nursery.cancel_scope.cancel()
+        told = ConsumeMessageDirectlyResult.from_json(answer.body)
+        assert (told.consume_result, seen) == ("CR_SUCCESS", [[b"given"]])
