@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
+    StructField,
     StructType,
 )
 
@@ -78,6 +79,26 @@ def check_write_columns(schema: StructType, topic: str) -> list[str]:
     if ("queueId" in names) != ("brokerName" in names):
         raise ConfigError("column queueId", ", ".join(names), "queueId and brokerName together, or neither")
     return names
+
+
+def keyed_schema(schema: StructType, column: str) -> StructType:
+    """The schema of `keyed` rows. Raises ConfigError."""
+    if not column:
+        return schema
+    names = schema.fieldNames()
+    if column not in names or ("rowKey" in names and column != "rowKey"):
+        wanted = f"a column of the rows and no rowKey beside it; they have {', '.join(names)}"
+        raise ConfigError("dedupeKey", column, wanted)
+    kept = [field for field in schema.fields if field.name != column or column in WRITE_COLUMNS]
+    return StructType([*kept, StructField("rowKey", schema[column].dataType)] if column != "rowKey" else kept)
+
+
+def keyed(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
+    """The rows with that column (empty: as they are) as their `rowKey`; a column of the sink's stays, too."""
+    if column in ("", "rowKey"):
+        return batch
+    kept = batch if column in WRITE_COLUMNS else batch.drop_columns(column)
+    return kept.append_column("rowKey", batch.column(column))
 
 
 def _of_texts(kind: DataType) -> bool:

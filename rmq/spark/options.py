@@ -6,18 +6,20 @@ from these values.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 import attrs
 from attrs import frozen
+from attrs.validators import optional
 
 from rmq.client.subscription import ALL, Sql
-from rmq.config import at_least, between, java_key, load, setting
+from rmq.config import at_least, between, java_key, load, parse_addresses, setting
 from rmq.errors import ConfigError
-from rmq.message import MessageQueue, validate_topic
+from rmq.message import MessageQueue, validate_group, validate_topic
 from rmq.protocol.signature import Credentials
 from rmq.remoting.tls import TlsConfig
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, parse_offsets
@@ -96,9 +98,14 @@ class ReadOptions(ConnectOptions):
     )
     ending_offsets: str = setting("", help="Batch: `latest` (default), or JSON as above")
     starting_timestamp: int | None = setting(
-        None, help="Instead: begin with what was stored then or later", unit="ms"
+        None,
+        help="Instead: begin with what was stored then or later",
+        unit="ms",
+        validator=optional(at_least(0)),
     )
-    ending_timestamp: int | None = setting(None, help="Batch: end before what was stored then", unit="ms")
+    ending_timestamp: int | None = setting(
+        None, help="Batch: end before what was stored then", unit="ms", validator=optional(at_least(0))
+    )
     max_offsets_per_trigger: int = setting(
         0, help="Stream: at most so many messages a batch, shared out by lag; 0: all", validator=at_least(0)
     )
@@ -107,7 +114,7 @@ class ReadOptions(ConnectOptions):
     )
     max_trigger_delay: str = setting("15m", help="But after this time (`15m`, `30s`) any number will do")
     min_partitions: int = setting(
-        0, help="Split the queues' ranges into at least so many tasks", validator=at_least(0)
+        0, help="Split the queues' ranges into at least so many tasks", validator=between(0, 100_000)
     )
     max_records_per_partition: int = setting(
         0, help="Split so that no task reads more; 0: no limit", validator=at_least(0)
@@ -211,6 +218,9 @@ class WriteOptions(ConnectOptions):
     run_id: str = setting(
         "", help="First part of the rows' keys; default: the query's id, in a batch a random one"
     )
+    dedupe_key: str = setting(
+        "", help="The column that is the rows' own key; default: `rowKey`, if there is one"
+    )
 
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -233,6 +243,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         validate_topic(options.topic)
     if "/" in options.run_id or not options.run_id.isprintable():
         raise ConfigError("runId", options.run_id, "printable text without /")
+    validate_group(options.producer_group)
     return options
 
 
@@ -248,7 +259,7 @@ def _load(cls: type[C], given: Mapping[str, str]) -> C:
         if name is not None and name.lower() in names:
             arguments[name] = value
         elif lowered not in _SPARKS_OWN:
-            raise ConfigError(f"option {key}", "***", f"an option of rmq: {', '.join(names.values())}")
+            raise ConfigError(f"option {key}", "***", known_options("rmq", key, names.values()))
     try:
         options = load(cls, arguments=arguments, environment={})
     except ConfigError as error:
@@ -257,8 +268,16 @@ def _load(cls: type[C], given: Mapping[str, str]) -> C:
     return options
 
 
+def known_options(source: str, given: str, names: Iterable[str]) -> str:
+    """What was expected in place of an unknown option: the names most like it, and all there are."""
+    lowered = {name.lower(): name for name in names}
+    close = [lowered[name] for name in difflib.get_close_matches(given.lower(), lowered)]
+    meant = f"{' or '.join(close)}, or another " if close else "an "
+    return f"{meant}option of {source}: {', '.join(lowered.values())}"
+
+
 def _check_connection(options: ConnectOptions) -> None:
-    if not options.name_server:
+    if not parse_addresses(options.name_server, "nameServer"):
         raise ConfigError("nameServer", "", "name servers as host:port;host:port")
     if options.secret_key and options.secret_key_file:
         raise ConfigError("secretKeyFile", options.secret_key_file, "only one of secretKey and secretKeyFile")
@@ -289,6 +308,11 @@ def _check_range(options: ReadOptions, streaming: bool) -> None:
         raise ConfigError("startingTimestamp", options.starting_timestamp, "no startingOffsets beside it")
     if options.ending_offsets and options.ending_timestamp is not None:
         raise ConfigError("endingTimestamp", options.ending_timestamp, "no endingOffsets beside it")
+    first, last = options.starting_timestamp, options.ending_timestamp
+    if first is not None and last is not None and first > last:
+        raise ConfigError("endingTimestamp", last, f"a time from startingTimestamp ({first}) on")
+    if options.group_id:
+        validate_group(options.group_id)
     start = starting(options, streaming=streaming)
     if start == "group" and not options.group_id:
         raise ConfigError("startingOffsets", start, "a groupId beside it, whose offsets these are")
@@ -308,6 +332,11 @@ def _check_range(options: ReadOptions, streaming: bool) -> None:
 def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
     if options.pushdown:
         raise ConfigError("pushdown", "true", "false: Spark has filters for the readers of batches only")
+    if 0 < options.max_offsets_per_trigger < options.min_offsets_per_trigger:
+        most = options.max_offsets_per_trigger
+        raise ConfigError(
+            "minOffsetsPerTrigger", options.min_offsets_per_trigger, f"at most {most}, the maximum"
+        )
     if options.ending_offsets or options.ending_timestamp is not None:
         wanted = "none: a stream has no end; use trigger(availableNow=True) or a batch"
         raise ConfigError("endingOffsets", options.ending_offsets or options.ending_timestamp, wanted)

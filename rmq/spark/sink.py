@@ -36,6 +36,8 @@ from rmq.spark.encoding import (
     chunks,
     encode,
     groups,
+    keyed,
+    keyed_schema,
     property_texts,
 )
 from rmq.spark.options import MIB, WriteOptions, write_options
@@ -77,7 +79,7 @@ class BatchSink(DataSourceArrowWriter):
     """Writes a batch."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_write_columns(schema, options.topic)
+        check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
         self._options = options
         self._run_id = options.run_id or uuid.uuid4().hex
 
@@ -92,7 +94,7 @@ class StreamSink(DataSourceStreamArrowWriter):
     """Writes the batches of a stream."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_write_columns(schema, options.topic)
+        check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -135,6 +137,7 @@ def write_rows(options: WriteOptions, batches: Iterator[pa.RecordBatch], prefix:
         sender = Sender(loop, loop.enter(loop.enter(client).producer(options.producer_group)), options)
         rows = 0
         for piece in _paced(chain.from_iterable(map(_pieces, batches)), options.rate):
+            piece = keyed(piece, options.dedupe_key)
             has_keys = "rowKey" in piece.schema.names
             sender.send(piece, ColumnKeys(piece) if has_keys else RowKeys(prefix, rows, len(piece)))
             rows += len(piece)

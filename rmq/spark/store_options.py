@@ -7,7 +7,9 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
+from rmq.config import from_text
 from rmq.errors import ConfigError
+from rmq.spark.options import known_options
 
 OnCorrupt = Literal["fail", "skip", "report"]
 Via = Literal["commitlog", "consumequeue"]
@@ -22,15 +24,21 @@ def _one_of(*words: str) -> Callable[[str], str]:
     return read
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.strip().isdecimal() else 0
-    if number <= 0:
-        raise ValueError("a number above 0")
-    return number
+def _positive(unit: str | None = None) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number: int = from_text(int, text, unit=unit)
+        if number <= 0:
+            raise ValueError("a number above 0")
+        return number
+
+    return read
 
 
 def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for part in text.split(",") if (name := part.strip()))
+    names = tuple(name for part in text.split(",") if (name := part.strip()))
+    if text and not names:
+        raise ValueError("at least one topic")
+    return names
 
 
 _BOOLEAN: Final = _one_of("true", "false")
@@ -62,9 +70,9 @@ class StoreOptions:
         values: dict[str, Any] = {"path": ""}
         for name, text in given.items():
             if name.lower() not in _KNOWN:
-                raise ConfigError(f"rmqstore option {name}", "***", f"one of {', '.join(_OPTIONS)}")
+                raise ConfigError(f"rmqstore option {name}", "***", known_options("rmqstore", name, OPTIONS))
             known = _KNOWN[name.lower()]
-            field, read = _OPTIONS[known]
+            field, read = OPTIONS[known]
             try:
                 values[field] = read(text)
             except ValueError as error:
@@ -77,7 +85,7 @@ class StoreOptions:
         return options
 
 
-_OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "path": ("path", str),
     "topic": ("topics", _names),
     "via": ("via", _one_of("commitlog", "consumequeue")),
@@ -85,9 +93,9 @@ _OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "verifyCrc": ("verify_crc", _boolean),
     "decompress": ("decompress", _boolean),
     "onCorrupt": ("on_corrupt", _one_of("fail", "skip", "report")),
-    "chunkBytes": ("chunk_bytes", _positive),
-    "batchRows": ("batch_rows", _positive),
-    "batchBytes": ("batch_bytes", _positive),
+    "chunkBytes": ("chunk_bytes", _positive("bytes")),
+    "batchRows": ("batch_rows", _positive()),
+    "batchBytes": ("batch_bytes", _positive("bytes")),
     "pushdown": ("pushdown", _boolean),
 }
-_KNOWN: Final = {name.lower(): name for name in _OPTIONS}
+_KNOWN: Final = {name.lower(): name for name in OPTIONS}

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pathlib
 import pickle
+import re
 import traceback
 
+import attrs
 import pytest
 
 from rmq.client.subscription import Sql
+from rmq.config import java_key
 from rmq.errors import ConfigError, InvalidName
 from rmq.message import MessageQueue
 from rmq.spark.offsets import EARLIEST, LATEST
-from rmq.spark.options import ending, read_options, starting, write_options
+from rmq.spark.options import ReadOptions, WriteOptions, ending, read_options, starting, write_options
+from rmq.spark.store_options import OPTIONS as STORE_OPTIONS
 
 GIVEN = {"nameServer": "127.0.0.1:9876", "topic": "Orders"}
 ACL = {"accessKey": "reader", "secretKey": "hunter2-hunter2"}
@@ -60,7 +64,15 @@ def test_single_queues() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"startingOffset": "earliest"}, "option startingOffset"),
+        ({"startingOffset": "earliest"}, r"option startingOffset =.*expected startingOffsets"),
+        ({"header": "true"}, "expected an option of rmq: nameServer, "),
+        ({"nameServer": "localhost"}, "nameServer = 'localhost': expected host:port"),
+        ({"groupId": "a/b"}, "group 'a/b'"),
+        ({"startingTimestamp": "-5"}, "at least 0"),
+        ({"endingTimestamp": "-5"}, "at least 0"),
+        ({"startingTimestamp": "10", "endingTimestamp": "9"}, r"endingTimestamp = 9.*\(10\) on"),
+        ({"minPartitions": "1000000"}, "minPartitions"),
+        ({"pushdown": "yes"}, "true or false"),
         ({"nameServer": ""}, "nameServer"),
         ({"topicPattern": "a.*"}, "exactly one"),
         ({"topic": ""}, "exactly one"),
@@ -88,7 +100,7 @@ def test_single_queues() -> None:
     ],
 )
 def test_mistakes_in_a_batch(more: dict[str, str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises((ConfigError, InvalidName), match=says):
         read_options({**GIVEN, **more}, streaming=False)
 
 
@@ -101,6 +113,11 @@ def test_mistakes_in_a_batch(more: dict[str, str], says: str) -> None:
         ({"startingTimestamp": "1000"}, "stateLocation or groupId"),
         ({"startingOffsets": "earliest", "endingOffsets": "latest"}, "no end"),
         ({"startingOffsets": "earliest", "endingTimestamp": "5"}, "no end"),
+        ({"startingOffsets": "earliest", "pushdown": "true"}, "batches only"),
+        (
+            {"startingOffsets": "earliest", "minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            "minOffsetsPerTrigger = 9: expected at most 8",
+        ),
     ],
 )
 def test_mistakes_in_a_stream(more: dict[str, str], says: str) -> None:
@@ -132,6 +149,21 @@ def test_the_secret_is_in_no_text(tmp_path: pathlib.Path) -> None:
         read_options(given, streaming=False).credentials()
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        [java_key(field) for field in attrs.fields(ReadOptions)],
+        [java_key(field) for field in attrs.fields(WriteOptions)],
+        list(STORE_OPTIONS),
+    ],
+)
+def test_every_option_is_in_the_tables(names: list[str]) -> None:
+    page = (pathlib.Path(__file__).parents[2] / "docs" / "spark.md").read_text("utf-8")
+    first = [row.split("|")[1] for row in page.splitlines() if row.startswith("| `")]
+    described = set(re.findall("`([A-Za-z]+)`", "".join(first)))
+    assert set(names) - described == set()
+
+
 def test_options_of_a_write() -> None:
     options = write_options({**GIVEN, "sendBatchBytes": "1m", "checkpointLocation": "/tmp/x"})
     assert (options.topic, options.send_batch_bytes, options.require_send_ok) == ("Orders", 1 << 20, False)
@@ -141,3 +173,5 @@ def test_options_of_a_write() -> None:
         write_options({**GIVEN, "runId": "a/b"})
     with pytest.raises(ConfigError, match="sendBatchBytes"):
         write_options({**GIVEN, "sendBatchBytes": "5m"})
+    with pytest.raises(InvalidName, match="group 'a b'"):
+        write_options({**GIVEN, "producerGroup": "a b"})

@@ -98,6 +98,19 @@ def test_what_a_task_writes_twice_is_read_once(spark: SparkSession, pair: Pair) 
     assert keys == {f"run/0/5/{number}": number for number in range(300)}
 
 
+def test_rows_with_keys_of_their_own_are_read_once_though_they_come_in_another_order(
+    spark: SparkSession, pair: Pair
+) -> None:
+    pair.make_topic("Keyed", 2)
+    frame = spark.range(100).select(F.concat(F.lit("o"), "id").alias("order"), F.lit("x").alias("body"))
+    for rows in (frame, frame.orderBy(F.desc("order"))):
+        write(rows, pair, "Keyed", dedupeKey="order")
+    found = read(spark, pair, "Keyed")
+    assert found.count() == 200
+    keys = [row.properties["rmqSparkKey"] for row in without_duplicates(found).collect()]
+    assert sorted(keys) == sorted(f"o{number}" for number in range(100))
+
+
 def test_a_batch_of_a_stream_that_is_run_again_writes_the_same_keys(
     spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
 ) -> None:

@@ -20,6 +20,8 @@ from rmq.spark.encoding import (
     chunks,
     encode,
     groups,
+    keyed,
+    keyed_schema,
     property_texts,
 )
 
@@ -112,6 +114,25 @@ def test_what_is_no_message_is_refused(column: str, values: list[Any], says: str
     batch = pa.RecordBatch.from_pydict(columns)
     with pytest.raises(MessageIllegal, match=says):
         encode(bodies(batch), property_texts(batch, RowKeys("r", 0, 2)))
+
+
+def test_a_column_may_be_the_key() -> None:
+    batch = pa.record_batch({"body": [b"a"], "order": ["7"], "keys": ["k"]})
+    assert keyed(batch, "") is batch
+    assert keyed(batch, "order").to_pylist() == [{"body": b"a", "keys": "k", "rowKey": "7"}]
+    assert keyed(batch.drop_columns("order"), "keys").to_pylist() == [
+        {"body": b"a", "keys": "k", "rowKey": "k"}
+    ]
+    schema = StructType().add("body", "binary").add("order", "string").add("keys", "string")
+    for column in ("order", "keys"):
+        assert keyed_schema(schema, column).fieldNames() == keyed(batch, column).schema.names
+    assert keyed_schema(schema, "") == schema
+    with pytest.raises(ConfigError, match=r"dedupeKey = 'id': .*they have body, order, keys"):
+        keyed_schema(schema, "id")
+    with pytest.raises(ConfigError, match="no rowKey beside it"):
+        keyed_schema(StructType().add("order", "string").add("rowKey", "string"), "order")
+    own = StructType().add("body", "binary").add("rowKey", "string")
+    assert keyed_schema(own, "rowKey") == own
 
 
 def test_rows_are_grouped_by_where_they_go() -> None:

@@ -441,9 +441,12 @@ def test_the_filler_of_a_queue_is_no_unit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"chunkByte": "5"}, "option chunkByte.*one of path, topic"),
+        ({"chunkByte": "5"}, "option chunkByte.*expected chunkBytes.*option of rmqstore: path, topic"),
         ({"chunkbytes": "0"}, "chunkBytes.*above 0"),
-        ({"batchRows": "many"}, "batchRows.*above 0"),
+        ({"batchRows": "many"}, "batchRows.*a whole number"),
+        ({"batchRows": "64k"}, "batchRows.*a whole number"),
+        ({"chunkBytes": "-1"}, "chunkBytes.*above 0"),
+        ({"topic": " , "}, "at least one topic"),
         ({"onCorrupt": "ignore"}, "onCorrupt.*fail, skip, report"),
         ({"verifyCrc": "yes"}, "verifyCrc.*true, false"),
         ({"via": "consumequeue"}, "option topic"),
