@@ -257,7 +257,11 @@ def compressed_flag(kind: CompressionType = CompressionType.ZLIB) -> int:
 
 
 def decompress(body: bytes, sys_flag: int) -> bytes:
-    """The body as it was. Raises RemoteProtocolError when it is damaged, of unknown kind or too big."""
+    """The body as it was; an empty one is empty, whatever its flags say (as RocketMQ's decoder has it).
+
+    Raises RemoteProtocolError when it is damaged, of unknown kind or too big."""
+    if not body:
+        return body
     kind = _BY_BITS.get(sys_flag & SYS_COMPRESSION_MASK)
     if kind is None:
         raise RemoteProtocolError(f"compression type {(sys_flag & SYS_COMPRESSION_MASK) >> 8} is not known")

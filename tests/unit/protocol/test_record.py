@@ -398,14 +398,19 @@ def test_zlib_is_what_a_flag_without_a_kind_means() -> None:
 
 def test_an_unknown_kind_is_named() -> None:
     with pytest.raises(RemoteProtocolError, match="type 5"):
-        decompress(b"", 1 | 5 << 8)
+        decompress(b"x", 1 | 5 << 8)
+
+
+@pytest.mark.parametrize("flags", [1, *map(compressed_flag, MODULES), 1 | 5 << 8])
+def test_an_empty_body_is_empty_whatever_its_flags_say(flags: int) -> None:
+    record = Record("T", 0, b"", sys_flag=flags, born_host=V4)
+    assert decode_record(encode_record(record, V4)).body == b""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_compressed_body(kind: CompressionType) -> None:
     packed = compress(bytes(range(256)) * 30, kind)
     for broken in (
-        b"",
         b"\0",
         packed[:-1],
         packed[: len(packed) // 2],
@@ -456,7 +461,7 @@ def test_without_the_extra_the_error_says_what_to_install(
     with pytest.raises(LocalProtocolError, match=r"rmq\[codecs\]"):
         compress(b"", kind)
     with pytest.raises((LocalProtocolError, RemoteProtocolError), match=r"rmq\[codecs\]"):
-        decompress(b"", compressed_flag(kind))
+        decompress(b"x", compressed_flag(kind))
 
 
 # --- hosts ---
