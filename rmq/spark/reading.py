@@ -27,6 +27,7 @@ from rmq.errors import ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
 from rmq.remoting.tasks import bare_errors
 from rmq.spark.cluster import Loop, client_of
+from rmq.spark.heap import keep_heap
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
 from rmq.spark.records import decode_batch, record_starts
@@ -54,6 +55,7 @@ def read_range(options: ReadOptions, wanted: QueueRange, columns: Sequence[str])
     hidden = bool(options.tags) and "tags" not in columns
     decoded = [*columns, "tags"] if hidden else list(columns)
     tags = pa.array(sorted(options.tags)) if options.tags else None
+    keep_heap()
     with Loop() as loop:
         puller = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
         reader = loop.enter(RangeReader(puller, wanted, options))

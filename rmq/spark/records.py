@@ -3,10 +3,9 @@
 What is decoded is what `rmq.protocol.record.decode_record` decodes (the form of a record is described there),
 but for thousands of records with a fixed number of numpy and Arrow calls:
 
-- the fixed fields are gathered by position into arrays of structures;
-- a text or body is a slot of an Arrow array that lies over the bytes as they are: its offsets alternate
-  between the ends of what is wanted and of the gap that follows; `take` of every other slot copies it;
-- properties are split at their two separators, which a scan finds for all records together.
+- the fixed fields are gathered by position into one array of structures;
+- texts and bodies are copied together (`rmq.spark.slots`);
+- properties are split at their two separators, which a scan finds for all records (`rmq.spark.pieces`).
 
 Only compressed bodies are looped over, and all bodies when their CRC is checked.
 """
@@ -26,7 +25,9 @@ from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
+from rmq.spark.pieces import Pieces
 from rmq.spark.schema import COLUMNS, arrow_schema
+from rmq.spark.slots import bytes_of, slots
 from rmq.spark.walk import every, gather, walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -43,10 +44,21 @@ HEAD: Final = np.dtype(
         ("physicalOffset", ">i8"),
         ("sysFlag", ">i4"),
         ("bornTimestamp", ">i8"),
+        ("bornHost", "=u8"),
+        ("storeTimestamp", ">i8"),
+        ("storeHost", "=u8"),
+        ("reconsumeTimes", ">i4"),
+        ("preparedTransactionOffset", ">i8"),
+        ("body", ">i4"),
     ]
 )
+"""The fixed fields of a record; hosts as their eight bytes are. An IPv6 host takes 12 bytes more, and what
+follows it lies as many further on."""
+
+_TIME: Final = np.dtype(">i8")
+_HOST: Final = np.dtype("=u8")
 _TAIL: Final = np.dtype([("reconsumeTimes", ">i4"), ("preparedTransactionOffset", ">i8"), ("body", ">i4")])
-_HOST: Final = 8
+_V6: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
 _WIDER: Final = 12  # bytes that an IPv6 host takes more
 _OFFSETS_END: Final = 1 << 31  # Arrow's offsets are 32-bit numbers
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
@@ -153,15 +165,13 @@ class Records:
 
     def _lay_out(self, at: Array, end: Array) -> None:
         """Find the places of everything; each length is checked before it is used."""
-        sys_flag = self.head["sysFlag"]
-        self._born_host = _HOST + _WIDER * ((sys_flag & SYS_BORNHOST_V6) != 0)
-        self._store_host = _HOST + _WIDER * ((sys_flag & SYS_STOREHOST_V6) != 0)
-        self._stored_at = at + HEAD.itemsize + self._born_host
-        tail_at = self._stored_at + 8 + self._store_host
-        self._body_at = tail_at + _TAIL.itemsize
-        self._refuse(self._body_at + 3 > end, "the record is too short for its hosts")
-        self.tail = gather(self._bytes, _TAIL, tail_at)
-        self._body = self.tail["body"].astype(np.int64)
+        self._born_host_at = at + _offset("bornHost")
+        self._store_host_at = at + _offset("storeHost")
+        self._body_at = at + HEAD.itemsize
+        wide = np.flatnonzero(self.head["sysFlag"] & _V6)
+        if len(wide):
+            self._widen(wide, end)
+        self._body = self.head["body"].astype(np.int64)
         topic_at = self._body_at + self._body
         self._refuse((self._body < 0) | (topic_at + 3 > end), "the body is longer than the record")
         self._topic = self._bytes[topic_at].astype(np.int64)
@@ -171,6 +181,20 @@ class Records:
         self._text = every(self._bytes, np.dtype(">i2"))[properties_at].astype(np.int64)
         self._text_at = properties_at + 2
         self._refuse(self._text_at + self._text != end, "size and lengths do not agree")
+
+    def _widen(self, rows: Array, end: Array) -> None:
+        """Read again what IPv6 hosts have moved in the heads of these rows."""
+        sys_flag = self.head["sysFlag"]
+        self._store_host_at += _WIDER * ((sys_flag & SYS_BORNHOST_V6) != 0)
+        self._body_at = self._store_host_at + _HOST.itemsize + _TAIL.itemsize
+        self._body_at += _WIDER * ((sys_flag & SYS_STOREHOST_V6) != 0)
+        self._refuse(self._body_at + 3 > end, "the record is too short for its hosts")
+        store_host_at = self._store_host_at[rows]
+        self.head["storeTimestamp"][rows] = gather(self._bytes, _TIME, store_host_at - _TIME.itemsize)
+        self.head["storeHost"][rows] = gather(self._bytes, _HOST, store_host_at)
+        tail = gather(self._bytes, _TAIL, self._body_at[rows] - _TAIL.itemsize)
+        for name in _TAIL.names or ():
+            self.head[name][rows] = tail[name]
 
     def _refuse(self, bad: Array, reason: str) -> None:
         if bad.any():
@@ -195,14 +219,14 @@ class Records:
     # --- columns ---
 
     def topics(self) -> pa.Array:
-        return self._text_of(_slots(self._bytes, self._topic_at, self._topic), "the topic")
+        return self._text_of(slots(self._bytes, self._topic_at, self._topic), "the topic")
 
     def broker_names(self) -> pa.Array:
         return pa.repeat(pa.scalar(self._broker_name, pa.string()), len(self._at))
 
-    def number(self, fields: Array, name: str) -> pa.Array:
-        """A field of the head or tail."""
-        found = fields[name]
+    def number(self, name: str) -> pa.Array:
+        """A field of the head."""
+        found = self.head[name]
         return pa.array(found.astype(found.dtype.newbyteorder("=")))
 
     def time(self, milliseconds: Array) -> pa.Array:
@@ -212,24 +236,31 @@ class Records:
         return pa.array(times).view(COLUMNS["bornTimestamp"][1])
 
     def store_times(self) -> pa.Array:
-        return self.time(every(self._bytes, np.dtype(">i8"))[self._stored_at])
-
-    def hosts(self, at: Array, size: Array) -> pa.Array:
-        """The texts of hosts. There are few different ones, so each is made once."""
-        found = _slots(self._bytes, at, size).dictionary_encode()
-        texts = [host_text(host) for host in found.dictionary.to_pylist()]
-        return pa.array(texts, pa.string()).take(found.indices)
+        return self.time(self.head["storeTimestamp"])
 
     def born_hosts(self) -> pa.Array:
-        return self.hosts(self._at + HEAD.itemsize, self._born_host)
+        return self._hosts("bornHost", self._born_host_at, SYS_BORNHOST_V6)
 
     def store_hosts(self) -> pa.Array:
-        return self.hosts(self._stored_at + 8, self._store_host)
+        return self._hosts("storeHost", self._store_host_at, SYS_STOREHOST_V6)
+
+    def _hosts(self, name: str, at: Array, v6: int) -> pa.Array:
+        """The texts of hosts. There are few different ones, so each is made once."""
+        found = pa.array(np.ascontiguousarray(self.head[name])).dictionary_encode()
+        different, codes = found.dictionary.to_numpy().astype(_HOST), found.indices
+        texts = [host_text(host.tobytes()) for host in different]
+        wide = np.flatnonzero(self.head["sysFlag"] & v6)
+        if len(wide):
+            longer = slots(self._bytes, at[wide], _HOST.itemsize + _WIDER).dictionary_encode()
+            codes = codes.to_numpy().copy()
+            codes[wide] = longer.indices.to_numpy() + len(texts)
+            texts += [host_text(host) for host in longer.dictionary.to_pylist()]
+        return pa.array(texts, pa.string()).take(pa.array(codes))
 
     def bodies(self) -> pa.Array:
         self.open_bodies(None)
         if not self._opened:
-            return _slots(self._bytes, self._body_at, self._body)
+            return slots(self._bytes, self._body_at, self._body)
         view = self._bytes.data
         begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
         # Each opened body is let go once it is copied: a single one may be as big as all others.
@@ -275,7 +306,8 @@ class Records:
         missing = np.flatnonzero(unique.is_null())
         if len(missing) == 0:
             return unique
-        hosts = _slots(self._bytes, (self._stored_at + 8)[missing], self._store_host[missing])
+        wide = (self.head["sysFlag"][missing] & SYS_STOREHOST_V6) != 0
+        hosts = slots(self._bytes, self._store_host_at[missing], _HOST.itemsize + _WIDER * wide)
         offsets = self.head["physicalOffset"][missing]
         each = pa.py_buffer(np.arange(len(missing) + 1, dtype=np.int32) * 8)
         places = pa.Array.from_buffers(
@@ -287,22 +319,28 @@ class Records:
     # --- properties ---
 
     @cached_property
-    def _pieces(self) -> _Pieces:
-        return _Pieces(self._bytes, self._text_at, self._text)
+    def _pieces(self) -> Pieces:
+        return Pieces(self._bytes, self._text_at, self._text)
 
     def property(self, name: str) -> pa.Array:
         """The values of one property, null where a record has none."""
-        return self._text_of(self._pieces.values_of(name), f"the property {name}")
+        found = self._pieces.values_of(name)
+        return self._text_of(found, f"the property {name}", is_ascii=self._pieces.is_ascii)
 
     def properties(self) -> pa.Array:
         """All properties as maps."""
         offsets, names, values = self._pieces.unrepeated()
-        keys = self._text_of(names, "a property's name", offsets)
-        items = self._text_of(values, "a property", offsets)
+        is_ascii = self._pieces.is_ascii
+        keys = self._text_of(names, "a property's name", offsets, is_ascii=is_ascii)
+        items = self._text_of(values, "a property", offsets, is_ascii=is_ascii)
         return pa.MapArray.from_arrays(pa.array(offsets), keys, items)
 
-    def _text_of(self, found: pa.Array, what: str, offsets: Array | None = None) -> pa.Array:
+    def _text_of(
+        self, found: pa.Array, what: str, offsets: Array | None = None, *, is_ascii: bool = False
+    ) -> pa.Array:
         """`found` as text. `offsets`: where each row's values begin, when it has several."""
+        if is_ascii:
+            return found.view(pa.string())
         try:
             return found.cast(pa.string())
         except pa.ArrowInvalid:
@@ -311,92 +349,16 @@ class Records:
         raise CorruptRecord("record", int(self._starts[row]), f"{what} is not UTF-8")
 
 
-class _Pieces:
-    """The pieces of properties texts that have a name and a value, of all records in one sequence.
-
-    Each text is taken with the byte before it, which becomes a separator: so each piece begins with one. A
-    name ends at the first 0x01 of its piece; pieces without name or value are dropped.
-    """
-
-    def __init__(self, buffer: Array, at: Array, size: Array) -> None:
-        texts = _slots(buffer, at - (size > 0), size + (size > 0))
-        _, offsets, content = texts.buffers()
-        ends = np.frombuffer(offsets, np.int32)[: len(at) + 1]
-        joined = np.frombuffer(content, np.uint8)[: ends[-1]].copy() if content else np.empty(0, np.uint8)
-        joined[ends[:-1][size > 0]] = 2
-        self._joined = joined
-        self._split(joined)
-        self.offsets = np.searchsorted(self._begins, ends).astype(np.int32)
-
-    def _split(self, joined: Array) -> None:
-        places = np.flatnonzero((joined - np.uint8(1)) < 2)
-        opens = joined[places] == 2
-        at = np.flatnonzero(opens)
-        begins = places[at]
-        names_end = np.append(places, len(joined))[at + 1]
-        ends = np.append(begins[1:], len(joined))
-        named = ~np.append(opens, True)[at + 1]
-        good = named & (names_end > begins + 1) & (ends > names_end + 1)
-        self._begins, self._names_end, self._ends = begins[good], names_end[good], ends[good]
-
-    @cached_property
-    def rows(self) -> Array:
-        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-
-    @cached_property
-    def names(self) -> pa.Array:
-        return _slots(self._joined, self._begins + 1, self._names_end - self._begins - 1)
-
-    @cached_property
-    def values(self) -> pa.Array:
-        return _slots(self._joined, self._names_end + 1, self._ends - self._names_end - 1)
-
-    @cached_property
-    def _encoded(self) -> tuple[pa.Array, Array]:
-        """The different names, and the number of each piece's name among them."""
-        found = self.names.dictionary_encode()
-        return found.dictionary, found.indices.to_numpy()
-
-    def values_of(self, name: str) -> pa.Array:
-        """For each record the last value under `name`, or null."""
-        different, codes = self._encoded
-        chosen = np.flatnonzero(codes == different.index(pa.scalar(name.encode(), pa.binary())).as_py())
-        places = np.full(len(self.offsets) - 1, -1, np.int64)
-        places[self.rows[chosen]] = chosen
-        return self.values.take(pa.array(places, mask=places < 0))
-
-    def unrepeated(self) -> tuple[Array, pa.Array, pa.Array]:
-        """Offsets, names and values of maps in which the last of several equal names counts."""
-        different, codes = self._encoded
-        numbers = self.rows * max(len(different), 1) + codes
-        ordered = np.sort(numbers)
-        if not (ordered[1:] == ordered[:-1]).any():
-            return self.offsets, self.names, self.values
-        last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
-        kept = pa.array(np.sort(last))
-        offsets = np.searchsorted(np.sort(last), self.offsets).astype(np.int32)
-        return offsets, self.names.take(kept), self.values.take(kept)
-
-
-def _slots(buffer: Array, at: Array, size: Array) -> pa.Array:
-    """A copy of the bytes at ascending places that do not overlap, one value each."""
-    count = len(at)
-    if count == 0:
-        return pa.array([], pa.binary())
-    offsets = np.empty(2 * count, np.int32)
-    offsets[0::2] = at
-    offsets[1::2] = at + size
-    content = [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
-    return pa.Array.from_buffers(pa.binary(), 2 * count - 1, content).take(
-        pa.array(np.arange(0, 2 * count, 2, dtype=np.int64))
-    )
+def _offset(name: str) -> int:
+    """Where a field of the head begins."""
+    assert HEAD.fields is not None
+    return int(HEAD.fields[name][1])
 
 
 def _hex(values: pa.Array) -> pa.Array:
     """The bytes as upper-case hex."""
-    _, offsets, content = values.buffers()
-    ends = np.frombuffer(offsets, np.int32)[: len(values) + 1]
-    digits = _HEX[np.frombuffer(content, np.uint8)[: ends[-1]]]
+    ends, content = bytes_of(values)
+    digits = _HEX[content]
     return pa.Array.from_buffers(
         pa.string(), len(values), [None, pa.py_buffer(ends * 2), pa.py_buffer(digits)]
     )
@@ -412,9 +374,9 @@ def _is_text(value: bytes | None) -> bool:
 _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "topic": Records.topics,
     "brokerName": Records.broker_names,
-    "queueId": lambda records: records.number(records.head, "queueId"),
-    "queueOffset": lambda records: records.number(records.head, "queueOffset"),
-    "physicalOffset": lambda records: records.number(records.head, "physicalOffset"),
+    "queueId": lambda records: records.number("queueId"),
+    "queueOffset": lambda records: records.number("queueOffset"),
+    "physicalOffset": lambda records: records.number("physicalOffset"),
     "body": Records.bodies,
     "tags": lambda records: records.property(PROPERTY_TAGS),
     "keys": lambda records: records.property(PROPERTY_KEYS),
@@ -424,8 +386,8 @@ _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "storeTimestamp": Records.store_times,
     "bornHost": Records.born_hosts,
     "storeHost": Records.store_hosts,
-    "reconsumeTimes": lambda records: records.number(records.tail, "reconsumeTimes"),
-    "sysFlag": lambda records: records.number(records.head, "sysFlag"),
-    "flag": lambda records: records.number(records.head, "flag"),
-    "preparedTransactionOffset": lambda records: records.number(records.tail, "preparedTransactionOffset"),
+    "reconsumeTimes": lambda records: records.number("reconsumeTimes"),
+    "sysFlag": lambda records: records.number("sysFlag"),
+    "flag": lambda records: records.number("flag"),
+    "preparedTransactionOffset": lambda records: records.number("preparedTransactionOffset"),
 }

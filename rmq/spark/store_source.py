@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError, CorruptRecord
+from rmq.spark.heap import keep_heap
 from rmq.spark.records import HEAD, Records, decode_batch
 from rmq.spark.schema import arrow_schema, check_columns
 from rmq.spark.store_files import (
@@ -87,6 +88,7 @@ class StoreReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The rows of one part. Raises CorruptRecord when onCorrupt=fail; an empty batch is never given."""
+        keep_heap()
         if isinstance(partition, Chunk):
             found = self._read_chunk(partition)
         elif isinstance(partition, QueuePart):

@@ -113,6 +113,15 @@ def test_many_different_names_and_a_repeated_one() -> None:
     assert rows(decode_batch(data, np.array(starts), broker_name="b")) == rows_of(data, starts, "b")
 
 
+def test_names_that_begin_alike_are_told_apart() -> None:
+    text = "propertyA\x01a\x02propertyB\x01b\x02propertyC\x01c\x02propertyB\x01last"
+    data, starts = encoded([simple(properties=text), simple(properties="a\x01b\x02ab\x01c")])
+
+    found = rows(decode_batch(data, np.array(starts), broker_name="b"))
+    assert found == rows_of(data, starts, "b")
+    assert found[0]["properties"] == {"propertyA": "a", "propertyC": "c", "propertyB": "last"}
+
+
 def test_times_that_microseconds_cannot_tell_are_cut() -> None:
     data, starts = encoded([simple(born_timestamp=(1 << 63) - 1), simple(born_timestamp=-(1 << 63))])
 

@@ -1,0 +1,109 @@
+"""Properties' texts of many records, split at their two separators all together."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rmq.spark.slots import bytes_of, slots
+from rmq.spark.walk import Array, every
+
+_WORD: Final = np.dtype(">u8")
+_BITS, _BYTE = np.uint64(64), np.uint64(8)
+_ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio: its product's upper bits are well mixed
+_ROW: Final = np.uint64(40)  # bits below the number of a row
+
+
+class Pieces:
+    """The pieces of properties texts that have a name and a value, of all records in one sequence.
+
+    Each text is taken with the byte before it, which becomes a separator: so each piece begins with one. A
+    name ends at the first 0x01 of its piece; pieces without name or value are dropped. `offsets` has the
+    number of each record's first piece, and at the end the number of pieces.
+    """
+
+    def __init__(self, buffer: Array, at: Array, size: Array) -> None:
+        filled = size > 0
+        ends, texts = bytes_of(slots(buffer, at - filled, size + filled))
+        # A name's first bytes are read as a number, also where it has fewer and the text ends.
+        self._joined = joined = np.empty(len(texts) + _WORD.itemsize, np.uint8)
+        joined[: len(texts)] = texts
+        joined[len(texts) :] = 0
+        joined[ends[:-1][filled]] = 2
+        self._split(joined[: len(texts)])
+        self.offsets = np.searchsorted(self._begins, ends).astype(np.int32)
+
+    def _split(self, joined: Array) -> None:
+        places = np.flatnonzero((joined - np.uint8(1)) < 2)
+        opens = joined[places] == 2
+        at = np.flatnonzero(opens)
+        begins = places[at]
+        names_end = np.append(places, len(joined))[at + 1]
+        ends = np.append(begins[1:], len(joined))
+        named = ~np.append(opens, True)[at + 1]
+        good = named & (names_end > begins + 1) & (ends > names_end + 1)
+        if not good.all():
+            begins, names_end, ends = begins[good], names_end[good], ends[good]
+        self._begins, self._names_end, self._ends = begins, names_end, ends
+
+    @cached_property
+    def is_ascii(self) -> bool:
+        """Whether all names and values are plain ASCII, and so good UTF-8."""
+        return len(self._joined) == 0 or int(self._joined.max()) < 0x80
+
+    @cached_property
+    def rows(self) -> Array:
+        """For each piece the number of its record."""
+        return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+
+    @cached_property
+    def names(self) -> pa.Array:
+        return slots(self._joined, self._begins + 1, self._names_end - self._begins - 1)
+
+    @cached_property
+    def values(self) -> pa.Array:
+        return slots(self._joined, self._names_end + 1, self._ends - self._names_end - 1)
+
+    @cached_property
+    def _words(self) -> tuple[Array, Array]:
+        """Each name's first eight bytes as a number, and its length: a short name is known by these two."""
+        begins = self._begins + 1
+        size = (self._names_end - begins).view(np.uint64)
+        words = every(self._joined, _WORD)[begins].astype(np.uint64)
+        words >>= _BITS - _BYTE * np.minimum(size, _WORD.itemsize)
+        return words, size
+
+    def values_of(self, name: str) -> pa.Array:
+        """For each record the last value under `name`, or null."""
+        key = name.encode()
+        words, size = self._words
+        found = (words == np.uint64(int.from_bytes(key[:8]))) & (size == len(key))
+        chosen = np.flatnonzero(found)
+        if len(key) > 8 and len(chosen):
+            same = pc.equal(self.names.take(pa.array(chosen)), pa.scalar(key, pa.binary()))
+            chosen = chosen[same.to_numpy(zero_copy_only=False)]
+        places = np.full(len(self.offsets) - 1, -1, np.int64)
+        places[self.rows[chosen]] = chosen
+        return self.values.take(pa.array(places, mask=places < 0))
+
+    def unrepeated(self) -> tuple[Array, pa.Array, pa.Array]:
+        """Offsets, names and values of maps in which the last of several equal names counts."""
+        if not self._may_repeat():
+            return self.offsets, self.names, self.values
+        found = self.names.dictionary_encode()
+        numbers = self.rows * len(found.dictionary) + found.indices.to_numpy()
+        last = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
+        kept = np.sort(last)
+        offsets = np.searchsorted(kept, self.offsets).astype(np.int32)
+        return offsets, self.names.take(pa.array(kept)), self.values.take(pa.array(kept))
+
+    def _may_repeat(self) -> bool:
+        """Whether a record has two names that begin and end alike as far as it was looked at."""
+        words, size = self._words
+        mixed = (words + size) * _ODD >> (_BITS - _ROW)
+        numbers = np.sort(self.rows.astype(np.uint64) << _ROW | mixed)
+        return bool((numbers[1:] == numbers[:-1]).any())
