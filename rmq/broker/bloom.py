@@ -41,13 +41,6 @@ class BloomFilter:
             places.append((~combined if combined < 0 else combined) % self.bits)
         return places
 
-    def bytes_of(self, positions: list[int]) -> bytes:
-        """The filter's bytes with the bits at `positions` set; bit p is mask 1 << (p % 8) of byte p // 8."""
-        filled = bytearray(self.bits // 8)
-        for position in positions:
-            filled[position // 8] |= 1 << (position % 8)
-        return bytes(filled)
-
 
 def murmur3_low64(data: bytes) -> int:
     """The first 8 bytes (little-endian) of murmur3 x64 128 with seed 0."""

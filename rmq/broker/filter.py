@@ -86,11 +86,6 @@ def message_filter(subscription: SubscriptionData) -> MessageFilter | None:
         raise _unparsable(str(error)) from None
 
 
-def accepts_tags(subscription: SubscriptionData, tags: str | None) -> bool:
-    """Whether a message with these tags is wanted, by the tags themselves and not by their codes."""
-    return subscription.sub_string == ALL or (tags or "") in subscription.tags_set
-
-
 _INT, _SHORT = Struct(">i"), Struct(">h")
 _SYS_FLAG_AT, _BORN_HOST_AT = 36, 48
 

@@ -35,6 +35,7 @@ from functools import partial
 from typing import TypeVar
 
 import trio
+from attrs import frozen
 
 from rmq.broker.alarm import Alarm
 from rmq.broker.broker import Broker
@@ -109,19 +110,11 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     guard = _guard(config, tls)
     network = network or TcpNetwork()
-    listeners = await open_listeners(network, _addresses(config))
-    ha_listener = await _open_ha(network, config, store_config, listeners)
-    service = await _open(
-        config,
-        store_config,
-        listeners,
-        ha_listener,
-        disk,
-        now_ms or _wall_ms,
-        network,
-        guard,
-        plugin_settings or {},
+    ports = await _open_ports(network, config, store_config)
+    broker = await _open(
+        config, store_config, ports, disk or RealDisk(), now_ms or _wall_ms, plugin_settings or {}
     )
+    service = _Service(broker, ports, network=network, guard=guard, threads=disk is None)
     stop = trio.Event() if stop is None else stop
     with bare_errors():
         async with trio.open_nursery() as nursery:
@@ -176,21 +169,42 @@ def _addresses(config: BrokerConfig) -> list[str]:
     return [join_address(config.bind_host, port) for port in ports]
 
 
-async def _open_ha(
-    network: Network, config: BrokerConfig, store_config: StoreConfig, listeners: Sequence[Listener]
-) -> Listener | None:
-    """The port that hands out the log to slaves, the one after the broker's; None for who has no slaves."""
+@frozen
+class _Ports:
+    """Where clients and slaves come in; `slaves` is None for who has none. Open from the beginning."""
+
+    clients: Sequence[Listener]
+    slaves: Listener | None
+
+    @property
+    def main(self) -> int:
+        """The port that clients are told."""
+        return split_address(self.clients[0].address).port
+
+    @property
+    def ha(self) -> int:
+        """The port that slaves are told; without one what it would be."""
+        return self.main + 1 if self.slaves is None else split_address(self.slaves.address).port
+
+    async def aclose(self) -> None:
+        """Listen no more. Completes when cancelled."""
+        with trio.CancelScope(shield=True):
+            for listener in (*self.clients, *([] if self.slaves is None else [self.slaves])):
+                await listener.aclose()
+
+
+async def _open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> _Ports:
+    """Listen for clients and, at the port after theirs, for slaves. On failure nothing stays open."""
+    clients = await open_listeners(network, _addresses(config))
     if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
-        return None
+        return _Ports(clients, None)
     port = config.listen_port and config.listen_port + 1
     try:
-        (listener,) = await open_listeners(network, [join_address(config.bind_host, port)])
+        (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)])
     except BaseException:
-        with trio.CancelScope(shield=True):
-            for opened in listeners:
-                await opened.aclose()
+        await _Ports(clients, None).aclose()
         raise
-    return listener
+    return _Ports(clients, slaves)
 
 
 async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
@@ -208,29 +222,23 @@ async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
 async def _open(
     config: BrokerConfig,
     store_config: StoreConfig,
-    listeners: Sequence[Listener],
-    ha_listener: Listener | None,
-    disk: Disk | None,
+    ports: _Ports,
+    disk: Disk,
     now_ms: Callable[[], int],
-    network: Network,
-    guard: Guard,
     plugin_settings: Mapping[str, str],
-) -> _Service:
-    """Open the store and build the broker; on failure nothing stays open."""
+) -> Broker:
+    """Open the store and build the broker; on failure nothing stays open, the ports neither."""
     store: Store | None = None
     try:
-        port = split_address(listeners[0].address).port
-        host = await _host_bytes(config, port)
-        opened = Store(disk or RealDisk(), store_config, store_host=host, now_ms=now_ms)
+        host = await _host_bytes(config, ports.main)
+        opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
         opened.load(_Progress())
         store = opened
         broker = Broker(
             config,
             store,
-            address=join_address(config.broker_ip1, port),
-            ha_address=join_address(
-                config.ha_host, split_address(ha_listener.address).port if ha_listener else port + 1
-            ),
+            address=join_address(config.broker_ip1, ports.main),
+            ha_address=join_address(config.ha_host, ports.ha),
             now_ms=now_ms,
             clock=trio.current_time,
         )
@@ -239,11 +247,9 @@ async def _open(
     except BaseException:
         if store is not None:
             store.close()
-        with trio.CancelScope(shield=True):
-            for listener in (*listeners, *([ha_listener] if ha_listener else [])):
-                await listener.aclose()
+        await ports.aclose()
         raise
-    return _Service(broker, listeners, ha_listener, network=network, guard=guard, threads=disk is None)
+    return broker
 
 
 def _guard(config: BrokerConfig, tls: TlsConfig) -> Guard:
@@ -289,8 +295,7 @@ class _Service:
     def __init__(
         self,
         broker: Broker,
-        listeners: Sequence[Listener],
-        ha_listener: Listener | None,
+        ports: _Ports,
         *,
         network: Network,
         guard: Guard,
@@ -299,8 +304,7 @@ class _Service:
         self.broker = broker
         self.store = broker.store
         self.config = broker.config
-        self._listeners = listeners
-        self._ha_listener = ha_listener
+        self._ports = ports
         self._network = network
         self._guard = guard
         self._tls = guard.tls.config
@@ -345,10 +349,12 @@ class _Service:
                     idle_seconds=self.config.server_channel_max_idle_time_seconds,
                     connections=self.config.max_connections,
                 )
-                serving = partial(serve_listeners, self._listeners, self.broker, limits=limits, tls=self._tls)
+                serving = partial(
+                    serve_listeners, self._ports.clients, self.broker, limits=limits, tls=self._tls
+                )
                 addresses = await outer.start(serving)
-                if self._ha_listener is not None:
-                    inner.start_soon(serve_slaves, self.broker, self._ha_listener, self._guard)
+                if self._ports.slaves is not None:
+                    inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard)
                 if self.broker.is_slave:
                     follower = Follower(self.broker, self._network, pool, self._guard)
                     outer.start_soon(follower.follow)

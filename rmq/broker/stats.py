@@ -283,11 +283,6 @@ class Stats:
         windows = self.windows("GROUP_GET_NUMS", f"{topic}@{group}", now)
         return 0.0 if windows is None else windows[0].tps
 
-    def put_tps(self, topic: str, now: int | None = None) -> float:
-        """Messages a second that were stored for a topic in the last minute; `now` as in `windows`."""
-        windows = self.windows("TOPIC_PUT_NUMS", topic, now)
-        return 0.0 if windows is None else windows[0].tps
-
     def runtime(self, now: int) -> dict[str, str]:
         """The figures of GET_BROKER_RUNTIME_INFO that come from here, under RocketMQ's names."""
         put = self._all_put

@@ -69,15 +69,3 @@ def clock_text(ms: int) -> str:
     if ms <= 0:
         return "-"
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")
-
-
-def span_text(ms: int) -> str:
-    """A duration in ms, in its two largest units: ``1h 3m``."""
-    parts: list[str] = []
-    for unit, size in reversed(_UNITS.items()):
-        if ms >= size or (parts and unit != "ms"):
-            parts.append(f"{ms // size}{unit}")
-            ms %= size
-        if len(parts) == 2:
-            break
-    return " ".join(parts) or "0ms"

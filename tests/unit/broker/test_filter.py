@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rmq.broker import filter
-from rmq.broker.filter import accepts_tags, message_filter, parse_subscription, tag_matcher
+from rmq.broker.filter import message_filter, parse_subscription, tag_matcher
 from rmq.errors import ResponseError
 from rmq.message import tags_code
 from rmq.protocol.bodies import SubscriptionData
@@ -85,10 +85,6 @@ def test_equal_codes_are_told_apart_by_the_tags() -> None:
     matches = tag_matcher(subscription)
     assert matches is not None
     assert matches(tags_code("BBBB"))
-    assert not accepts_tags(subscription, "BBBB")
-    assert accepts_tags(subscription, "AaAa")
-    assert accepts_tags(parse_subscription("T", "*"), None)
-    assert not accepts_tags(subscription, None)
 
 
 def test_message_filter_evaluates_sql() -> None:

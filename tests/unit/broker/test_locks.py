@@ -49,7 +49,12 @@ def test_only_the_holder_unlocks() -> None:
 
 
 def test_unlocking_what_is_not_locked_is_nothing() -> None:
-    Locks().unlock("g", [A], "one")
+    locks = Locks()
+    locks.lock("g", [B], "one", START)
+    locks.unlock("g", [A], "one")
+    locks.unlock("h", [A], "one")
+    assert locks.holder("g", A, START) is None
+    assert locks.holder("g", B, START) == "one"
 
 
 def test_expired_locks_are_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.cli.manifest import EVERYWHERE, GROUP_FIELDS, TOPIC_FIELDS, Manifest, Reader, spread, text_of
-from rmq.cli.times import duration_ms, place, span_text
+from rmq.cli.times import duration_ms, place
 from rmq.errors import ConfigError
 
 
@@ -77,7 +77,3 @@ def test_places_in_time() -> None:
     for text in ("yesterday", "-soon", "12"):
         with pytest.raises(ValueError, match="is no"):
             place(text, 0)
-
-
-def test_spans() -> None:
-    assert [span_text(ms) for ms in (0, 90_000, 3_780_000)] == ["0ms", "1m 30s", "1h 3m"]

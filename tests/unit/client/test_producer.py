@@ -247,6 +247,7 @@ class TestRoutes:
             setting.cluster.queues.clear()
             await trio.sleep(100)
             await producer.send(Message("T", b"x"))
+        assert sum(sends(setting.cluster).values()) == 2
 
 
 class TestRetries:
