@@ -111,15 +111,16 @@ def is_ensured(pushed: Filter) -> bool:
 
 
 def clipped(
-    start: Mapping[MessageQueue, int], end: Mapping[MessageQueue, int], least: Offsets, most: int
+    start: Mapping[MessageQueue, int],
+    end: Mapping[MessageQueue, int],
+    least: Mapping[MessageQueue, int],
+    most: Mapping[MessageQueue, int],
 ) -> tuple[Offsets, Offsets]:
     """The ranges from `start` to `end` without what is before `least` and what is not before `most`.
 
     A range of which nothing is left is empty; one that ends before it begins stays as it is."""
-    first = {queue: max(at, min(least.get(queue, at), end[queue])) for queue, at in start.items()}
-    last = {
-        queue: max(min(at, most), first[queue]) if first[queue] <= at else at for queue, at in end.items()
-    }
+    first = {queue: max(at, min(least[queue], end[queue])) for queue, at in start.items()}
+    last = {queue: max(min(at, most[queue]), min(first[queue], at)) for queue, at in end.items()}
     return first, last
 
 

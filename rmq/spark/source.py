@@ -34,7 +34,7 @@ from rmq.spark.offsets import (
     split,
 )
 from rmq.spark.options import ReadOptions, read_options
-from rmq.spark.pushdown import SPARE_MS, Conditions, clipped, is_ensured
+from rmq.spark.pushdown import SPARE_MS, Conditions, Span, clipped, is_ensured
 from rmq.spark.schema import check_columns
 
 if TYPE_CHECKING:
@@ -126,17 +126,20 @@ class PushdownBatchReader(BatchReader):
         return [each for each in filters if not is_ensured(each)]
 
     def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
-        """The ranges to read. By time only their beginnings: where they end Java brokers may not know: they
-        go by the times at which files were changed, and copies of files are younger."""
+        """The ranges to read. What is before the first message of a time was stored before it, and what comes
+        after it later, but for a clock that was set back."""
         start, end = super()._bounds(cluster)
         queues = [queue for queue in end if self._conditions.allow_queue(queue)]
         low, high = self._conditions.span("queueOffset")
-        least = dict.fromkeys(queues, low)
-        since = self._conditions.span("storeTimestamp").low - SPARE_MS
-        if since > 0:
-            found = cluster.at_time(queues, since)
+        since, until = self._conditions.span("storeTimestamp")
+        least, most = dict.fromkeys(queues, low), dict.fromkeys(queues, high)
+        if since > SPARE_MS:
+            found = cluster.at_time(queues, since - SPARE_MS)
             least = {queue: max(low, found[queue]) for queue in queues}
-        return clipped({q: start[q] for q in queues}, {q: end[q] for q in queues}, least, high)
+        if until < Span().high:
+            found = cluster.at_time(queues, max(until + SPARE_MS, 0))
+            most = {queue: min(high, found[queue]) for queue in queues}
+        return clipped({q: start[q] for q in queues}, {q: end[q] for q in queues}, least, most)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):

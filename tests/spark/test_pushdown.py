@@ -155,23 +155,32 @@ class Table:
         return {queue: (first, first + len(stored)) for queue, (first, stored) in found.items()}
 
     def at_time(self, queues: Iterable[MessageQueue], timestamp_ms: int) -> dict[MessageQueue, int]:
-        return {queue: self._nearest(*self.stored[queue], timestamp_ms) for queue in queues}
+        return {queue: self._first_since(*self.stored[queue], timestamp_ms) for queue in queues}
 
-    def _nearest(self, first: int, stored: list[int], wanted: int) -> int:
+    def _first_since(self, first: int, stored: list[int], wanted: int) -> int:
+        """As the client does it: it looks at the neighbours of what a broker has found."""
+        at = self._nearest(stored, wanted)
+        while at > 0 and stored[at] >= wanted:
+            at = max(at - 3, 0)
+        while at < len(stored) and stored[at] < wanted:
+            at += 1
+        return first + at
+
+    def _nearest(self, stored: list[int], wanted: int) -> int:
         """As a broker does it: a search by halves for a message of the time, or else the nearest."""
         low, high = 0, len(stored) - 1
         left = right = None
         while low <= high:
             middle = (low + high) // 2
             if stored[middle] == wanted:
-                return first + middle
+                return middle
             if stored[middle] > wanted:
                 high, right = middle - 1, middle
             else:
                 low, left = middle + 1, middle
         if left is None or right is None:
-            return first + (left or right or 0)
-        return first + (right if wanted - stored[left] > stored[right] - wanted else left)
+            return left or right or 0
+        return right if wanted - stored[left] > stored[right] - wanted else left
 
     def rows(self) -> list[Row]:
         return [
@@ -236,6 +245,9 @@ def test_a_plan_is_cut_by_time_and_offset() -> None:
     reader.pushFilters([ds.GreaterThanOrEqual(("storeTimestamp",), at(START_MS + 500_000))])
     start, end = reader._bounds(table)
     assert (start[queue], end[queue]) == (100 + 500 - 60, 1100)
+    reader.pushFilters([ds.LessThan(("storeTimestamp",), at(START_MS + 500_000))])
+    start, end = reader._bounds(table)
+    assert (start[queue], end[queue]) == (100, 100 + 500 + 60)
     reader.pushFilters([ds.LessThan(("queueOffset",), 300), ds.GreaterThan(("queueOffset",), 110)])
     assert reader._bounds(table) == ({queue: 111}, {queue: 300})
 
@@ -245,10 +257,11 @@ def test_a_clock_that_was_set_back_loses_nothing() -> None:
     table: Any = Table({MessageQueue("A", "x", 0): (0, stored)})
     reader = PushdownBatchReader(read_options(GIVEN, streaming=False), ["body"])
     for time in {each + more for each in stored for more in (-1, 0, 1)}:
-        pushed = [ds.GreaterThanOrEqual(("storeTimestamp",), at(time))]
-        reader.pushFilters(pushed)
-        (start,) = reader._bounds(table)[0].values()
-        assert passing(table.rows()[start:], pushed) == passing(table.rows(), pushed)
+        for kind in (ds.GreaterThanOrEqual, ds.LessThanOrEqual, ds.EqualTo):
+            pushed = [kind(("storeTimestamp",), at(time))]
+            reader.pushFilters(pushed)
+            ((start,), (end,)) = (found.values() for found in reader._bounds(table))
+            assert passing(table.rows()[start:end], pushed) == passing(table.rows(), pushed)
 
 
 def test_what_is_lost_is_lost_with_filters_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,13 +421,15 @@ WHERE = "queueId = 1 and queueOffset >= 40 and queueOffset in (39, 40, 45) and s
 
 
 def test_spark_reads_less_of_a_topic(spark: SparkSession, pair: Pair, allowed: None) -> None:
-    def query(**more: object) -> DataFrame:
+    def query(where: str, **more: object) -> DataFrame:
         frame = spark.read.format("rmq").options(**pair.options("Pushed", **more)).load()
-        return frame.where(WHERE).select("queueId", "queueOffset", "body")
+        return frame.where(where).select("queueId", "queueOffset", "body")
 
-    rows, read = scanned(query())
+    rows, read = scanned(query(WHERE))
     assert ([row.queueOffset for row in rows], read) == ([40, 45], 200)
-    assert scanned(query(pushdown=True)) == (rows, 6)
+    assert scanned(query(WHERE, pushdown=True)) == (rows, 6)
+    for times in ("< '2020-01-01'", "> '2100-01-01'"):
+        assert scanned(query(f"storeTimestamp {times}", pushdown=True)) == ([], 0)
 
 
 def test_spark_reads_less_of_a_store(spark: SparkSession, store: pathlib.Path, allowed: None) -> None:
