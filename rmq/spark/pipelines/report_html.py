@@ -127,13 +127,13 @@ def _figure(title: str, drawn: Iterable[str], names: Sequence[str]) -> str:
 
 
 def _grid(top: float, unit: str) -> str:
-    lines: list[str] = []
+    right = WIDTH - RIGHT
+    lines = [f'<text x="{right}" y="{TOP + 14}" text-anchor="end">{escape(unit)}</text>']
     for part in range(5):
         value = top * part / 4
         y = _y(value, top)
-        text = _text(value) + (f" {escape(unit)}" if part == 4 else "")
-        lines.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        lines.append(f'<line class="grid" x1="{LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        lines.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{_text(value)}</text>')
     return "".join(lines)
 
 
