@@ -45,11 +45,11 @@ class Ledger:
         raise TimeoutError(f"sends do not succeed again: {self.refusals[-3:]}")
 
 
-async def read_all(namesrv: str) -> dict[tuple[int, int], bytes]:
-    """The topic as a consumer reads it: (queue, offset) -> body."""
+async def read_all(namesrv: str, topic: str = TOPIC) -> dict[tuple[int, int], bytes]:
+    """A topic as a consumer reads it: (queue, offset) -> body."""
     found = {}
     async with rmq.connect(namesrv) as client, client.pull_consumer("auditors") as puller:
-        for queue in await puller.message_queues(TOPIC):
+        for queue in await puller.message_queues(topic):
             offset, end = await puller.min_offset(queue), await puller.max_offset(queue)
             while offset < end:
                 batch = await puller.pull(queue, offset, max_messages=32)
