@@ -31,8 +31,9 @@ from rmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from rmq.broker.clients import Clients, Member
+    from rmq.broker.clients import Clients
     from rmq.broker.config import BrokerConfig
+    from rmq.broker.members import Member
     from rmq.broker.relay import Relay
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store

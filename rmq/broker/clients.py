@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field
-
 from rmq.broker.conflicts import Conflicts
 from rmq.broker.filter import is_tag_type, message_filter
+from rmq.broker.members import ConsumerGroup, Member, terms_of
 from rmq.errors import InvalidName, for_code
 from rmq.message import retry_topic, validate_group
 from rmq.protocol import bodies
@@ -40,49 +39,7 @@ SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
 GROUPS_OF_A_CONNECTION: Final = 4_096
 
-Terms = tuple[str | None, tuple[tuple[str, str], ...]]
-
 log = logging.getLogger("rmq.broker")
-
-
-@define(eq=False)
-class Member:
-    """A client in a group, over one connection, there since `since_ms`.
-
-    `terms` is what all members of a consumer group must agree on: the message model, and topic and expression
-    of each subscription, but for the group's retries: whether one reads them depends on its kind.
-    """
-
-    client_id: str
-    language: str
-    version: int
-    connection: Connection
-    heard_ms: int
-    since_ms: int
-    terms: Terms = (None, ())
-
-
-@define(eq=False)
-class ConsumerGroup:
-    """The members of a consumer group and what they announced last."""
-
-    name: str
-    consume_type: str | None = None
-    message_model: str | None = None
-    consume_from_where: str | None = None
-    subscriptions: dict[str, SubscriptionData] = field(factory=dict)
-    members: dict[Connection, Member] = field(factory=dict)
-
-    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
-        """Take what a member wants; whether the group's topics have changed by it."""
-        latest = {subscription.topic: subscription for subscription in wanted}
-        changed = latest.keys() != self.subscriptions.keys()
-        for topic, subscription in latest.items():
-            known = self.subscriptions.get(topic)
-            if known is not None and subscription.sub_version <= known.sub_version:
-                latest[topic] = known
-        self.subscriptions = latest
-        return changed
 
 
 class Clients:
@@ -179,7 +136,7 @@ class Clients:
                 connection,
                 now,
                 self._since(consumer.group_name, data.client_id, connection, now),
-                _terms(consumer),
+                terms_of(consumer),
             )
             for consumer in data.consumer_data_set
         ]
@@ -420,18 +377,3 @@ def _producer_info(member: Member) -> bodies.ProducerInfo:
     return bodies.ProducerInfo(
         member.client_id, member.connection.peer_address, member.language, member.version, member.heard_ms
     )
-
-
-def _terms(consumer: ConsumerData) -> Terms:
-    retries = retry_topic(consumer.group_name)
-    wanted = (
-        (
-            one.topic,
-            one.sub_string
-            if is_tag_type(one.expression_type)
-            else f"{one.expression_type}: {one.sub_string}",
-        )
-        for one in consumer.subscription_data_set
-        if one.topic != retries
-    )
-    return consumer.message_model, tuple(sorted(wanted))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from rmq.broker.clients import ConsumerGroup, Member
+    from rmq.broker.members import ConsumerGroup, Member
     from rmq.remoting.connection import Connection
 
     Table = dict[tuple[str, str], set[Connection]]

@@ -23,8 +23,8 @@ from rmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from rmq.broker.clients import Member
     from rmq.broker.config import BrokerConfig
+    from rmq.broker.members import Member
     from rmq.broker.tables import Tables
     from rmq.protocol.bodies import TopicConfig
     from rmq.store.store import Store

@@ -152,54 +152,67 @@ async def _welcome(broker: Broker, raw: Stream, guard: Guard) -> None:
 
 async def _serve_slave(broker: Broker, stream: Stream) -> None:
     """One slave's link, until it breaks, falls silent or lies."""
-    config = broker.store.config
-    session = MasterSession(
-        broker.store,
-        trio.current_time(),
-        heartbeat_s=config.ha_send_heartbeat_interval / 1000,
-        silence_s=config.ha_housekeeping_interval / 1000,
-    )
-    grown = trio.Event()
-
-    def wake() -> None:
-        grown.set()
-
-    async def write() -> None:
-        nonlocal grown
-        while True:
-            while frame := session.frame(trio.current_time()):
-                await stream.send_all(frame)
-            with trio.move_on_after(config.ha_send_heartbeat_interval / 1000):
-                await grown.wait()
-            grown = trio.Event()
-
-    async def read(scope: trio.CancelScope) -> None:
-        opened = False
-        while True:
-            with trio.move_on_after(config.ha_housekeeping_interval / 1000) as waiting:
-                data = await stream.receive_some(RECEIVE_BYTES)
-            if waiting.cancelled_caught:
-                raise RemoteProtocolError("the slave is silent")
-            if not data:
-                scope.cancel()
-                return
-            session.received(bytes(data), trio.current_time())
-            broker.replicas.acknowledged()
-            if not opened and session.position >= 0:
-                opened = True
-                log.info("slave %s copies from %d", stream.peer, session.position)
-                wake()
-
+    link = _SlaveLink(broker, stream)
     log.info("slave %s is connected", stream.peer)
-    broker.replicas.join(session, stream.peer, wake)
+    broker.replicas.join(link.session, stream.peer, link.wake)
     try:
         async with stream:
-            await _both(read, write)
+            await _both(link.read, link.write)
     except (*TRANSPORT, RemoteProtocolError, StoreError) as error:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
-        broker.replicas.leave(session)
-        log.info("slave %s has gone, it had %d", stream.peer, session.acknowledged)
+        broker.replicas.leave(link.session)
+        log.info("slave %s has gone, it had %d", stream.peer, link.session.acknowledged)
+
+
+class _SlaveLink:
+    """The two directions of the link to one slave."""
+
+    def __init__(self, broker: Broker, stream: Stream) -> None:
+        config = broker.store.config
+        self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
+        self._silence_seconds = config.ha_housekeeping_interval / 1000
+        self.session = MasterSession(
+            broker.store,
+            trio.current_time(),
+            heartbeat_s=self._heartbeat_seconds,
+            silence_s=self._silence_seconds,
+        )
+        self._replicas = broker.replicas
+        self._stream = stream
+        self._grown = trio.Event()
+
+    def wake(self) -> None:
+        """The log has grown."""
+        self._grown.set()
+
+    async def write(self) -> None:
+        """Send the log as it grows, until cancelled."""
+        while True:
+            while frame := self.session.frame(trio.current_time()):
+                await self._stream.send_all(frame)
+            with trio.move_on_after(self._heartbeat_seconds):
+                await self._grown.wait()
+            self._grown = trio.Event()
+
+    async def read(self, scope: trio.CancelScope) -> None:
+        """Take what the slave reports; cancels `scope` when it hangs up."""
+        opened = False
+        while data := await _receive(self._stream, self._silence_seconds, "slave"):
+            self.session.received(data, trio.current_time())
+            self._replicas.acknowledged()
+            if not opened and self.session.position >= 0:
+                opened = True
+                log.info("slave %s copies from %d", self._stream.peer, self.session.position)
+                self.wake()
+        scope.cancel()
+
+
+async def _receive(stream: Stream, silence_seconds: float, who: str) -> bytes:
+    """What comes next; empty at the end. Raises RemoteProtocolError when nothing comes for so long."""
+    with trio.move_on_after(silence_seconds):
+        return bytes(await stream.receive_some(RECEIVE_BYTES))
+    raise RemoteProtocolError(f"the {who} is silent")
 
 
 async def _both(
@@ -276,16 +289,10 @@ class Follower:
         grown = trio.Event()
 
         async def read(scope: trio.CancelScope) -> None:
-            while True:
-                with trio.move_on_after(silence) as waiting:
-                    data = await stream.receive_some(RECEIVE_BYTES)
-                if waiting.cancelled_caught:
-                    raise RemoteProtocolError("the master is silent")
-                if not data:
-                    scope.cancel()
-                    return
-                if session.received(bytes(data), trio.current_time()):
+            while data := await _receive(stream, silence, "master"):
+                if session.received(data, trio.current_time()):
                     grown.set()
+            scope.cancel()
 
         async def write() -> None:
             nonlocal grown

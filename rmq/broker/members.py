@@ -1,0 +1,73 @@
+"""The members of a group: clients that say by heartbeat that they belong to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from attrs import define, field
+
+from rmq.broker.filter import is_tag_type
+from rmq.message import retry_topic
+
+if TYPE_CHECKING:
+    from rmq.protocol.bodies import ConsumerData, SubscriptionData
+    from rmq.remoting.connection import Connection
+
+Terms = tuple[str | None, tuple[tuple[str, str], ...]]
+
+
+@define(eq=False)
+class Member:
+    """A client in a group, over one connection, there since `since_ms`.
+
+    `terms` is what all members of a consumer group must agree on: the message model, and topic and expression
+    of each subscription, but for the group's retries: whether one reads them depends on its kind.
+    """
+
+    client_id: str
+    language: str
+    version: int
+    connection: Connection
+    heard_ms: int
+    since_ms: int
+    terms: Terms = (None, ())
+
+
+@define(eq=False)
+class ConsumerGroup:
+    """The members of a consumer group and what they announced last."""
+
+    name: str
+    consume_type: str | None = None
+    message_model: str | None = None
+    consume_from_where: str | None = None
+    subscriptions: dict[str, SubscriptionData] = field(factory=dict)
+    members: dict[Connection, Member] = field(factory=dict)
+
+    def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
+        """Take what a member wants; whether the group's topics have changed by it."""
+        latest = {subscription.topic: subscription for subscription in wanted}
+        changed = latest.keys() != self.subscriptions.keys()
+        for topic, subscription in latest.items():
+            known = self.subscriptions.get(topic)
+            if known is not None and subscription.sub_version <= known.sub_version:
+                latest[topic] = known
+        self.subscriptions = latest
+        return changed
+
+
+def terms_of(consumer: ConsumerData) -> Terms:
+    """See `Member`."""
+    retries = retry_topic(consumer.group_name)
+    wanted = (
+        (
+            one.topic,
+            one.sub_string
+            if is_tag_type(one.expression_type)
+            else f"{one.expression_type}: {one.sub_string}",
+        )
+        for one in consumer.subscription_data_set
+        if one.topic != retries
+    )
+    return consumer.message_model, tuple(sorted(wanted))
