@@ -7,7 +7,6 @@ from rmq.errors import ConsumerNotOnline, RmqError, SystemFailure
 from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import (
     ConsumerConnection,
-    ConsumerRunningInfo,
     GetConsumerStatusBody,
     GroupList,
     ProducerConnection,
@@ -27,6 +26,7 @@ from rmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
     QueryTopicConsumeByWhoRequestHeader,
 )
+from rmq.protocol.running import ConsumerRunningInfo
 
 SYSTEM_GROUPS = frozenset(
     {
