@@ -55,13 +55,20 @@ def read(spark: Any, folder: pathlib.Path, **options: object) -> Any:
 
 
 def values_of(frame: Any) -> list[dict[str, Any]]:
-    """Spark's rows in the form that java/StoreDigest.java prints."""
+    """Spark's rows in the form that java/StoreDigest.java prints.
+
+    Python's dict has a name once, Spark's map may not: then it says how many entries there are."""
     from pyspark.sql import functions
 
+    frame = frame.withColumn("entries", functions.size("properties"))
     for name in ("bornTimestamp", "storeTimestamp"):
         frame = frame.withColumn(name, functions.unix_micros(name))
-    rows = [row.asDict() for row in frame.collect()]
-    return [{**row, "body": row["body"].hex()} for row in sorted(rows, key=lambda row: row["physicalOffset"])]
+    rows = [row.asDict() for row in frame.orderBy("physicalOffset").collect()]
+    for row in rows:
+        row["body"] = row["body"].hex()
+        if (entries := row.pop("entries")) != len(row["properties"]):
+            row["properties"]["(entries)"] = entries
+    return rows
 
 
 def differences(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> Iterator[str]:
@@ -105,7 +112,8 @@ def explain(frame: Any, java: JavaDecoder, found: list[Any], expected: list[Any]
     }
     said = f"{len(blocks)} of {len(theirs)} blocks differ, in the columns {sorted(names)}; the first has"
     rows = values_of(frame.where(f"physicalOffset div {BLOCK} = {blocks[0]}"))
-    return "\n".join([said, *itertools.islice(differences(rows, java.values(BLOCK, blocks[0])), 20)])
+    what = differences(rows, java.values(BLOCK, blocks[0]))
+    return "\n".join([said, *(list(itertools.islice(what, 20)) or ["the same rows in another order"])])
 
 
 def test_the_golden_store_has_the_rows_that_java_decodes(processes: Processes, spark: Any) -> None:
@@ -126,6 +134,8 @@ def test_a_generated_store_has_the_rows_that_java_decodes(
     java = JavaDecoder(processes, folder)
     expected = java.digests(BLOCK)
     frame = read(spark, folder, chunkBytes=min(file_size >> 2, 64 << 20))
+
+    print(f"{count} messages, {len(expected)} blocks, {len(list((folder / 'commitlog').iterdir()))} files")
 
     found = digests_of(frame, BLOCK, tmp_path / "digests")
 

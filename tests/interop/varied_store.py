@@ -20,6 +20,7 @@ from rmq.protocol.record import BLANK_MAGIC, MESSAGE_MAGIC, Record, compress, co
 
 RECORDS = 16_000
 BLANK_MIN = 8
+LARGE = 1 << 20
 BODY_AT = 88  # of a record with two IPv4 hosts
 UNIQUE = "UNIQ_KEY\x01C000020210265FFD2B27690857"
 UNNUMBERED = "00000000"
@@ -73,14 +74,15 @@ PACKED = (
 class Template:
     """Records in `data`, which begin at `starts` (the last is the end).
 
-    `numbered`: which of them end with the number in a unique key. `nested`: which have a body that is a whole
-    record.
+    `numbered`: which of them end with the number in a unique key. `nesting`: which have a body made of whole
+    records; those begin at `nested`.
     """
 
     data: Any
     starts: Any
     numbered: Any
-    nested: list[int]
+    nesting: list[int]
+    nested: Any
 
     def place(self, base: int, count: int) -> None:
         """Make the first byte's physical offset `base`, and number the records from `count` on."""
@@ -90,15 +92,13 @@ class Template:
         self._write(starts + 28, (starts + base).astype(">i8"))
         digits = (numbers[self.numbered, None] >> np.arange(28, -4, -4)) & 15
         self._write(self.starts[1:][self.numbered] - 8, _HEX[digits])
-        # The records in bodies look whole at their own places, as well.
-        for row in self.nested:
-            start, size = (
-                int(starts[row]),
-                int.from_bytes(self.data[starts[row] + BODY_AT :][:4].tobytes(), "big"),
-            )
-            self._write(np.array([start + BODY_AT + 28]), np.array([base + start + BODY_AT], ">i8"))
-            body = self.data[start + BODY_AT : start + BODY_AT + size]
-            self._write(np.array([start + 8]), np.array([zlib.crc32(body) & 0x7FFF_FFFF], ">i4"))
+        # The records in bodies say that they are where they are, so that this does not give them away.
+        self._write(self.nested + 28, (self.nested + base).astype(">i8"))
+        for row in self.nesting:
+            at = int(starts[row]) + BODY_AT
+            size = int.from_bytes(self.data[at - 4 : at].tobytes(), "big")
+            crc = zlib.crc32(self.data[at : at + size]) & 0x7FFF_FFFF
+            self._write(starts[[row]] + 8, np.array([crc], ">i4"))
 
     def _write(self, places: Any, values: Any) -> None:
         content = values.view(np.uint8).reshape(len(places), -1)
@@ -107,17 +107,21 @@ class Template:
 
 def make_template() -> Template:
     chance = random.Random(7)
-    parts, numbered, nested = [], [], []
+    inner = encode_record(Record("Nested", 1, b"not a message of this log", "TAGS\x01no"), V4)
+    parts, numbered, nesting, nested, at = [], [], [], [], 0
     for number in range(RECORDS):
         record, store_host = make_record(number, chance)
-        if number % 1000 == 7:
-            record.body, record.sys_flag, record.born_host, store_host = nested_record(), 0, V4, V4
-            nested.append(number)
+        copies = LARGE // len(inner) if number == 5000 else number % 1000 == 7
+        if copies:
+            record.body, record.sys_flag, record.born_host, store_host = inner * copies, 0, V4, V4
+            nesting.append(number)
+            nested += [at + BODY_AT + place for place in range(0, len(record.body), len(inner))]
         parts.append(encode_record(record, store_host))
         numbered.append(record.properties.endswith(UNNUMBERED))
+        at += len(parts[-1])
     starts = np.cumsum([0, *map(len, parts)])
     data = np.frombuffer(b"".join(parts), np.uint8).copy()
-    return Template(data, starts, np.array(numbered), nested)
+    return Template(data, starts, np.array(numbered), nesting, np.array(nested))
 
 
 def make_record(number: int, chance: random.Random) -> tuple[Record, bytes]:
@@ -142,24 +146,20 @@ def make_properties(number: int, chance: random.Random) -> str:
 
 def make_body(number: int, chance: random.Random) -> tuple[bytes, int]:
     """A body as it is stored, and the flags that say how."""
-    if number == 5000:
-        return chance.randbytes(1 << 20), 0
     if number == 10_000:
-        return compress(b"0123456789abcdef" * (1 << 16)), compressed_flag()
+        return compress(b"0123456789abcdef" * (LARGE // 16)), compressed_flag()
+    if number == 15_000:
+        return chance.randbytes(LARGE), 0
     if number % 20 == 3:
         kind, flags = chance.choice(PACKED)
         return compress(f"{number} grüßt ".encode() * chance.randrange(1, 400), kind), flags
     if number % 50 == 5:
-        return b"", 0
+        return b"", chance.choice((0, compressed_flag(), 1 | 7 << 8))
     if number % 50 == 6:
         return MESSAGE_MAGIC.to_bytes(4, "big") * chance.randrange(1, 20), 0
     if number % 50 == 9:
         return "日本語 🚀 ß".encode() * 5, 0
     return chance.randbytes(chance.randrange(1, 600)), 0
-
-
-def nested_record() -> bytes:
-    return encode_record(Record("Nested", 1, b"not a message of this log", "TAGS\x01no"), V4)
 
 
 # --- the files ---
