@@ -358,6 +358,17 @@ def load_all(
     return tuple(_build(cls, entries) for cls in classes)
 
 
+def from_options(options: Iterable[str]) -> dict[str, str]:
+    """The settings of `--set KEY=VALUE` options, the last of a key counts. Raises ConfigError."""
+    given: dict[str, str] = {}
+    for option in options:
+        key, mark, value = option.partition("=")
+        if not mark:
+            raise ConfigError("--set", option, "KEY=VALUE")
+        given[key.strip()] = value
+    return given
+
+
 def _variables(classes: Sequence[type[Any]], environment: Mapping[str, str]) -> list[Entry]:
     entries = []
     for name in dict.fromkeys(field.name for cls in classes for field in _fields(cls).values()):

@@ -15,7 +15,7 @@ import trio
 
 from rmq.broker.config import BrokerConfig, is_loopback
 from rmq.broker.service import run_until_signalled
-from rmq.config import dump_properties, load_all, read_file
+from rmq.config import dump_properties, from_options, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
@@ -52,12 +52,7 @@ _CLASSES: Final = (BrokerConfig, StoreConfig, TlsConfig)
 
 def settings(options: argparse.Namespace) -> Settings:
     """The settings that the options ask for. Raises ConfigError."""
-    given: dict[str, str] = {}
-    for item in options.set:
-        key, mark, value = item.partition("=")
-        if not mark:
-            raise ConfigError("--set", item, "KEY=VALUE")
-        given[key.strip()] = value
+    given = from_options(options.set)
     if options.namesrvAddr:
         given["namesrv_addr"] = options.namesrvAddr
     file = options.file

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.admin import Admin
 from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
-from rmq.broker.config_files import ConfigFiles
 from rmq.broker.filter_table import FilterTable
 from rmq.broker.flow_control import FlowControl, not_written
 from rmq.broker.groups import Groups
@@ -37,6 +36,7 @@ from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
 from rmq.broker.stats import Stats
+from rmq.broker.table_files import TableFiles
 from rmq.broker.tables import Tables
 from rmq.broker.timer import Timers
 from rmq.broker.timings import Timings
@@ -117,7 +117,7 @@ class Broker:
         self._chance = chance or Random()
         self._chunk_at = 0.0  # when its handling began
         self._complain_at = 0.0
-        self.files = ConfigFiles(store)
+        self.files = TableFiles(store)
         self.waits = Waits(clock)
         self.flow = FlowControl(config, store, self.waits, clock)
         self.replicas = Replicas(store.config.ha_slave_fallbehind_max)
@@ -443,7 +443,7 @@ class Broker:
             log.info("%d files of the log removed (%s)", report.log_files, report.reason)
 
     def saves(self) -> dict[str, bytes]:
-        """The config files to be written, by name; see `ConfigFiles.changed`."""
+        """The config files to be written, by name; see `TableFiles.changed`."""
         self.filters.clean()
         return self.files.changed()
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import attrs
 
-from rmq.config import dump_properties, load_all
+from rmq.config import dump_properties, from_options, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
 from rmq.loglimit import start_log
 from rmq.namesrv.config import NamesrvConfig
@@ -45,12 +45,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
     """The settings that the options ask for. Raises ConfigError."""
-    given: dict[str, str] = {}
-    for item in options.set:
-        key, mark, value = item.partition("=")
-        if not mark:
-            raise ConfigError("--set", item, "KEY=VALUE")
-        given[key.strip()] = value
+    given = from_options(options.set)
     if options.namesrvAddr:
         given["product_namesrv_addr"] = options.namesrvAddr
     config, tls = load_all((NamesrvConfig, TlsConfig), options.file, given)

@@ -23,8 +23,9 @@ from attrs import evolve
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
 from rmq.protocol.engine import build_batch, build_record
-from rmq.protocol.record import FIXED_SIZE, Record
+from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig, delay_table
@@ -80,7 +81,7 @@ class Store(StoreView):
         self.disk = disk
         self._root = root
         self.store_host = store_host
-        self._host_flag = 32 if len(store_host) == 20 else 0
+        self._host_flag = SYS_STOREHOST_V6 if len(store_host) == 20 else 0
         self._fixed_size = FIXED_SIZE - 16 + len(store_host)  # of a record without its variable parts
         self._now_ms = now_ms
         self._delays = delay_table(config.message_delay_level)
@@ -243,9 +244,9 @@ class Store(StoreView):
         )
         sys_flag = record.sys_flag | self._host_flag
         if len(born_host) == 20:
-            sys_flag |= 16
+            sys_flag |= SYS_BORNHOST_V6
         size = self._fixed_size + len(born_host) + len(body) + queue.topic_size + len(properties)
-        if size + _ROOM > commit_log.left or len(properties) > 32767:
+        if size + _ROOM > commit_log.left or len(properties) > PROPERTIES_MAX:
             self._make_room(size, properties)
         plain = not sys_flag & PREPARED
         record.sys_flag = sys_flag
@@ -296,7 +297,7 @@ class Store(StoreView):
         if not commit_log.pending:
             self._begin_batch()
         now, born_host = self._batch_ms, shared.born_host
-        sys_flag = shared.sys_flag | self._host_flag | (16 if len(born_host) == 20 else 0)
+        sys_flag = shared.sys_flag | self._host_flag | (SYS_BORNHOST_V6 if len(born_host) == 20 else 0)
         pieces, positions, sizes, texts = build_batch(
             batch,
             suffix,
@@ -328,8 +329,10 @@ class Store(StoreView):
         self._batch_ms = last if last - _CLOCK_STEP_MS <= now < last else now
 
     def _make_room(self, size: int, properties: bytes) -> None:
-        if len(properties) > 32767:
-            raise StoreError(f"properties of {len(properties)} bytes are too long, the most is 32767")
+        if len(properties) > PROPERTIES_MAX:
+            raise StoreError(
+                f"properties of {len(properties)} bytes are too long, the most is {PROPERTIES_MAX}"
+            )
         self._log.roll(size)
 
     def _due(self, record: Record, properties: bytes) -> int:

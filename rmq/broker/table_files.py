@@ -1,4 +1,4 @@
-"""ConfigFiles: the tables that a broker keeps as JSON in config/ of its store.
+"""TableFiles: the tables that a broker keeps as JSON in config/ of its store.
 
 topics and subscriptionGroup are written at once, by the tables themselves, because a client was told of the
 change; the others from time to time, and at the end.
@@ -42,7 +42,7 @@ class Marked(Table, Protocol):
         """Whether it has changed since."""
 
 
-class ConfigFiles:
+class TableFiles:
     """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
     their files; put them into `persisting` or `marked`."""
 
