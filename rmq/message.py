@@ -196,10 +196,12 @@ class StoredMessage:
 
     @property
     def tags(self) -> str | None:
+        """What consumers can filter by; None without any."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> tuple[str, ...]:
+        """What the message can be found by."""
         return tuple(self.properties.get(PROPERTY_KEYS, "").split())
 
     @property
@@ -216,11 +218,13 @@ class StoredMessage:
 
     @property
     def delay_level(self) -> int:
+        """The level of delay that it was sent with; 0 for none."""
         text = self.properties.get(PROPERTY_DELAY_LEVEL, "0")
         return int(text) if text.isdigit() else 0
 
     @property
     def message_queue(self) -> MessageQueue:
+        """The queue that it was read from."""
         return MessageQueue(self.topic, self.broker_name, self.queue_id)
 
 
@@ -261,6 +265,7 @@ class UniqueIds:
         self._month_start = self._month_end = 0
 
     def next(self) -> str:
+        """An id that no other call gives, here or elsewhere."""
         now = self._now_ms()
         if not self._month_start <= now < self._month_end:
             self._month_start, self._month_end = _month_of(now)

@@ -61,9 +61,12 @@ class Peer(Protocol):
     """Who sent a request, as a hook sees it."""
 
     @property
-    def peer_address(self) -> str: ...
+    def peer_address(self) -> str:
+        """``host:port`` of the other side."""
+
     @property
-    def local_address(self) -> str: ...
+    def local_address(self) -> str:
+        """``host:port`` of this side."""
 
 
 @frozen

@@ -14,6 +14,7 @@ class Alarm:
         self._event = trio.Event()
 
     def ring(self) -> None:
+        """Wake who waits, or who waits next."""
         self._event.set()
 
     async def wait(self, deadline: float = math.inf) -> bool:

@@ -112,10 +112,12 @@ class Command:
 
     @property
     def is_response(self) -> bool:
+        """Whether it answers a request."""
         return self.flag & FLAG_RESPONSE != 0
 
     @property
     def is_oneway(self) -> bool:
+        """Whether it is a request that wants no answer."""
         return self.flag & FLAG_ONEWAY != 0
 
     @classmethod

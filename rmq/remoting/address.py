@@ -31,6 +31,7 @@ class Address:
 
     @property
     def websocket(self) -> bool:
+        """Whether WebSocket is asked for by the scheme."""
         return self.scheme in ("ws", "wss")
 
     @property

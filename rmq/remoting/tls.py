@@ -89,6 +89,7 @@ class TlsContexts:
 
     @property
     def mode(self) -> str:
+        """`tls_mode` of the settings."""
         return self.config.tls_mode
 
     def server(self) -> ssl.SSLContext:
