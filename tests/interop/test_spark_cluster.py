@@ -163,7 +163,8 @@ def bare_python(folder: pathlib.Path) -> str:
 def has_rmq(python: str) -> bool:
     """Whether this Python has rmq where the cluster's processes would find it. It has what rmq needs."""
     run([python, "-c", "import pyarrow, pyspark, trio"])
-    return subprocess.run([python, "-c", "import rmq.message"], env=OUTSIDE, cwd="/").returncode == 0
+    command = [python, "-c", "import rmq.message"]
+    return subprocess.run(command, capture_output=True, env=OUTSIDE, cwd="/").returncode == 0
 
 
 def check(found: dict[str, Any]) -> None:
