@@ -24,8 +24,9 @@ class DefaultSource(DataSource):
 
     def schema(self) -> StructType:
         from rmq.spark.schema import spark_schema
+        from rmq.spark.store_options import StoreOptions
 
-        return spark_schema()
+        return spark_schema(nullable=StoreOptions.of(self.options).may_be_null)
 
     def reader(self, schema: StructType) -> StoreReader:
         from rmq.spark.store_options import StoreOptions

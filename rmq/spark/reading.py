@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -31,6 +31,7 @@ from rmq.spark.heap import keep_heap
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
 from rmq.spark.records import decode_batch, record_starts
+from rmq.spark.schema import arrow_schema
 from rmq.spark.store_scan import each_fitting
 
 REMOVING = "MESSAGE_WAS_REMOVING"
@@ -47,13 +48,13 @@ _OFFSET_AT = 20
 log = logging.getLogger(__name__)
 
 
-def read_range(options: ReadOptions, wanted: QueueRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, in order, as batches of these columns.
+def read_range(options: ReadOptions, wanted: QueueRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The messages of a range, in order, as batches of this schema.
 
     Raises DataLoss for messages that are not there any more (unless those are to be skipped), and the
     client's errors when the broker cannot be reached for `pullTimeoutMs`."""
-    hidden = bool(options.tags) and "tags" not in columns
-    decoded = [*columns, "tags"] if hidden else list(columns)
+    hidden = bool(options.tags) and "tags" not in schema.names
+    decoded = schema.append(arrow_schema(["tags"])[0]) if hidden else schema
     tags = pa.array(sorted(options.tags)) if options.tags else None
     keep_heap()
     with Loop() as loop:
@@ -64,17 +65,17 @@ def read_range(options: ReadOptions, wanted: QueueRange, columns: Sequence[str])
             for batch in _decoded(data, starts, options, decoded, wanted.queue.broker_name):
                 if tags is not None:
                     batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
-                yield batch.select(columns) if hidden else batch
+                yield batch.select(schema.names) if hidden else batch
 
 
 def _decoded(
-    data: bytes, starts: Any, options: ReadOptions, columns: list[str], broker_name: str
+    data: bytes, starts: Any, options: ReadOptions, schema: pa.Schema, broker_name: str
 ) -> Iterator[pa.RecordBatch]:
     def take(some: Any) -> tuple[pa.RecordBatch, int]:
         batch = decode_batch(
             data,
             some,
-            columns,
+            schema,
             broker_name=broker_name,
             decompress=options.decompress,
             most=options.batch_bytes,

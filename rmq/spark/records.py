@@ -13,7 +13,7 @@ Only compressed bodies are looped over, and all bodies when their CRC is checked
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
@@ -67,7 +67,7 @@ _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.
 def decode_batch(
     data: Data,
     starts: Array,
-    columns: Sequence[str] | None = None,
+    schema: pa.Schema | None = None,
     *,
     broker_name: str,
     decompress: bool = True,
@@ -79,14 +79,14 @@ def decode_batch(
     With `most` there may be fewer rows, one at least: those whose bodies have so many bytes when plain.
     `starts` must ascend then.
 
-    `columns` are names of `rmq.spark.schema.COLUMNS`, all by default. The last of several properties with one
-    name counts. Times too far away for microseconds are cut to the nearest that fits. Raises CorruptRecord,
-    which names the position of the first record that is not whole, whose CRC is wrong (when asked for) or
-    whose texts or body cannot be read; LocalProtocolError when a codec is not installed.
+    `schema` has the columns to make (see `rmq.spark.schema`), by default all. Of several properties with one
+    name the last counts. Times too far away for microseconds are cut to the nearest that fits. Raises
+    CorruptRecord, which names the position of the first record that is not whole, whose CRC is wrong (when
+    asked for) or whose texts or body cannot be read; LocalProtocolError when a codec is not installed.
     """
     buffer = as_bytes(data)
     starts = np.asarray(starts, np.int64)
-    names = list(COLUMNS if columns is None else columns)
+    schema = arrow_schema() if schema is None else schema
     options: dict[str, Any] = {
         "broker_name": broker_name,
         "decompress": decompress,
@@ -94,25 +94,27 @@ def decode_batch(
         "most": most,
     }
     if len(starts) == 0:
-        return pa.RecordBatch.from_pylist([], schema=arrow_schema(names))
+        return pa.RecordBatch.from_pylist([], schema=schema)
     if (np.diff(starts) <= 0).any():
         if most is not None:
             raise ValueError("a limit needs ascending starts")
         order, places = np.unique(starts, return_inverse=True)
-        return decode_batch(data, order, names, **options).take(pa.array(places))
+        return decode_batch(data, order, schema, **options).take(pa.array(places))
     if starts[-1] - starts[0] >= _OFFSETS_END >> 1 and len(starts) > 1:
         half = len(starts) // 2
         if most is not None:
-            return decode_batch(data, starts[:half], names, **options)
-        parts = [decode_batch(data, part, names, **options) for part in (starts[:half], starts[half:])]
+            return decode_batch(data, starts[:half], schema, **options)
+        parts = [decode_batch(data, part, schema, **options) for part in (starts[:half], starts[half:])]
         return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    records = Records(buffer, starts, broker_name, decompress=decompress and "body" in names)
+    records = Records(buffer, starts, broker_name, decompress=decompress and "body" in schema.names)
     if check_crc:
         records.check_crc()
     fitting = records.open_bodies(most)
     if fitting < len(starts):
         records = records.first(fitting)
-    return pa.RecordBatch.from_arrays([records.column(name) for name in names], schema=arrow_schema(names))
+    return pa.RecordBatch.from_arrays(
+        [records.column(field.name, field.type) for field in schema], schema=schema
+    )
 
 
 def record_starts(data: Data, at: int = 0, end: int | None = None) -> Array:
@@ -200,9 +202,10 @@ class Records:
         if bad.any():
             raise CorruptRecord("record", int(self._starts[int(np.argmax(bad))]), reason)
 
-    def column(self, name: str) -> pa.Array:
-        """A column by its name in the schema."""
-        return _BUILDERS[name](self)
+    def column(self, name: str, form: pa.DataType | None = None) -> pa.Array:
+        """A column by its name in the schema, in another form of its type when one is given."""
+        found = _BUILDERS[name](self)
+        return found if form is None or found.type == form else found.cast(form)
 
     def check_crc(self) -> None:
         """Compare each body, as it is stored, with its CRC."""
@@ -333,7 +336,7 @@ class Records:
         is_ascii = self._pieces.is_ascii
         keys = self._text_of(names, "a property's name", offsets, is_ascii=is_ascii)
         items = self._text_of(values, "a property", offsets, is_ascii=is_ascii)
-        return pa.MapArray.from_arrays(pa.array(offsets), keys, items)
+        return pa.MapArray.from_arrays(pa.array(offsets), keys, items, COLUMNS["properties"][1])
 
     def _text_of(
         self, found: pa.Array, what: str, offsets: Array | None = None, *, is_ascii: bool = False

@@ -29,6 +29,8 @@ _INT = (IntegerType(), pa.int32())
 _LONG = (LongType(), pa.int64())
 _TIME = (TimestampType(), pa.timestamp("us", tz="UTC"))
 
+_MAP = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
+
 COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "topic": _STRING,
     "brokerName": _STRING,
@@ -39,7 +41,7 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "tags": _STRING,
     "keys": _STRING,
     "msgId": _STRING,
-    "properties": (MapType(StringType(), StringType()), pa.map_(pa.string(), pa.string())),
+    "properties": (MapType(StringType(), StringType(), valueContainsNull=False), _MAP),
     "bornTimestamp": _TIME,
     "storeTimestamp": _TIME,
     "bornHost": _STRING,
@@ -49,37 +51,53 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "flag": _INT,
     "preparedTransactionOffset": _LONG,
 }
-"""Name -> (Spark's type, Arrow's type). Each column may be null in the types; only tags and keys ever are."""
+"""Name -> (Spark's type, Arrow's type)."""
+
+MAY_BE_NULL: Final = frozenset({"tags", "keys"})
+"""The columns that a message may lack. That the others are never null saves Spark a look at each value."""
 
 
-def spark_schema(columns: Iterable[str] | None = None) -> StructType:
-    """The schema of these columns in this order, of all by default. Raises ConfigError."""
-    return StructType([StructField(name, _types(name)[0]) for name in _chosen(columns)])
+def spark_schema(columns: Iterable[str] | None = None, *, nullable: bool = False) -> StructType:
+    """The schema of these columns in this order, of all by default; `nullable`: any of them may be null.
+
+    Raises ConfigError.
+    """
+    return StructType(
+        [
+            StructField(name, _types(name)[0], nullable or name in MAY_BE_NULL)
+            for name in (COLUMNS if columns is None else columns)
+        ]
+    )
 
 
-def arrow_schema(columns: Iterable[str] | None = None) -> pa.Schema:
+def arrow_schema(columns: Iterable[str] | None = None, *, nullable: bool = False) -> pa.Schema:
     """The same as Arrow has it: what Spark demands of record batches, to the letter. Raises ConfigError."""
-    return pa.schema([pa.field(name, _types(name)[1]) for name in _chosen(columns)])
+    return asked_schema(spark_schema(columns, nullable=nullable), nullable=nullable)
 
 
-def check_columns(schema: StructType) -> list[str]:
-    """The names of a schema that a user asked for. Raises ConfigError at a name or type that is not ours."""
-    for found in schema.fields:
-        expected = _types(found.name)[0]
-        if found.dataType != expected:
-            asked = found.dataType.simpleString()
-            raise ConfigError(f"schema column {found.name}", asked, expected.simpleString())
-        if not found.nullable:
-            raise ConfigError(f"schema column {found.name}", "not null", "a column that may be null")
+def asked_schema(schema: StructType, *, nullable: bool = False) -> pa.Schema:
+    """The Arrow form of a schema that a user asked for; `nullable`: any column may turn out to be null.
+
+    Raises ConfigError at a name or type that is not ours, and where a column is said to be never null that
+    may be.
+    """
     names: list[str] = schema.fieldNames()
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
         raise ConfigError("schema", ", ".join(repeated), "each column once, and at least one")
-    return names
+    return pa.schema([_asked_field(field, nullable or field.name in MAY_BE_NULL) for field in schema.fields])
 
 
-def _chosen(columns: Iterable[str] | None) -> Iterable[str]:
-    return COLUMNS if columns is None else columns
+def _asked_field(field: StructField, nullable: bool) -> pa.Field:
+    expected, arrow = _types(field.name)
+    asked = field.dataType
+    if asked.simpleString() != expected.simpleString():
+        raise ConfigError(f"schema column {field.name}", asked.simpleString(), expected.simpleString())
+    if nullable and not field.nullable:
+        raise ConfigError(f"schema column {field.name}", "not null", "a column that may be null")
+    if isinstance(asked, MapType) and asked.valueContainsNull:
+        arrow = pa.map_(pa.string(), pa.string())
+    return pa.field(field.name, arrow, field.nullable)
 
 
 def _types(name: str) -> tuple[DataType, pa.DataType]:

@@ -35,7 +35,7 @@ from rmq.spark.offsets import (
 )
 from rmq.spark.options import ReadOptions, read_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Span, clipped, is_ensured
-from rmq.spark.schema import check_columns
+from rmq.spark.schema import asked_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,22 +50,20 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     """The reader of `spark.read`. Raises ConfigError."""
     found = read_options(options, streaming=False)
     reader = PushdownBatchReader if found.pushdown else BatchReader
-    return reader(found, check_columns(schema))
+    return reader(found, asked_schema(schema))
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of `spark.readStream`. Raises ConfigError."""
-    return StreamReader(read_options(options, streaming=True), check_columns(schema))
+    return StreamReader(read_options(options, streaming=True), asked_schema(schema))
 
 
-def _read(
-    options: ReadOptions, columns: Sequence[str], partition: InputPartition
-) -> Iterator[pa.RecordBatch]:
+def _read(options: ReadOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     from rmq.spark.reading import read_range
 
     if partition.value is None:  # what Spark makes of an empty list of partitions
         return iter(())
-    return read_range(options, partition.value, columns)
+    return read_range(options, partition.value, schema)
 
 
 def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
@@ -94,9 +92,9 @@ def _up_to(target: Offsets, known: Offsets, end: Offsets) -> Offsets:
 class BatchReader(DataSourceReader):
     """One batch; where it ends is fixed when it is planned."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
-        self._columns = columns
+        self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         with Cluster(self._options) as cluster:
@@ -104,7 +102,7 @@ class BatchReader(DataSourceReader):
             return _partitions(plan(start, end, cluster.bounds(end)), self._options)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._columns, partition)
+        return _read(self._options, self._schema, partition)
 
     def _bounds(self, cluster: Cluster) -> tuple[Offsets, Offsets]:
         return batch_bounds(cluster, self._options)
@@ -116,8 +114,8 @@ class PushdownBatchReader(BatchReader):
     A class of its own: Spark refuses a reader that has `pushFilters`, whatever is asked of it, while its
     setting spark.sql.python.filterPushdown.enabled is false."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
-        super().__init__(options, columns)
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+        super().__init__(options, schema)
         self._conditions = Conditions()
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
@@ -145,9 +143,9 @@ class PushdownBatchReader(BatchReader):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Spark keeps one in the driver for as long as a query runs; copies without any state read."""
 
-    def __init__(self, options: ReadOptions, columns: list[str]) -> None:
+    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
-        self._columns = columns
+        self._schema = schema
         self._cluster: Cluster | None = None
         self._first: Offsets | None = None
         self._target: Offsets | None = None
@@ -157,7 +155,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told: set[str] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StreamReader, (self._options, self._columns)
+        return StreamReader, (self._options, self._schema)
 
     # --- planning, in the driver ---
 
@@ -213,7 +211,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading, in a task ---
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(self._options, self._columns, partition)
+        return _read(self._options, self._schema, partition)
 
     # --- parts ---
 

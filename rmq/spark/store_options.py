@@ -84,6 +84,11 @@ class StoreOptions:
             raise ConfigError("rmqstore option topic", "", "the topics to read by their consume queues")
         return options
 
+    @property
+    def may_be_null(self) -> bool:
+        """Whether any column may be null: reports of damage have few."""
+        return self.on_corrupt == "report"
+
 
 OPTIONS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "path": ("path", str),

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from rmq.errors import ConfigError, CorruptRecord
 from rmq.spark.heap import keep_heap
 from rmq.spark.records import HEAD, Records, decode_batch
-from rmq.spark.schema import arrow_schema, check_columns
+from rmq.spark.schema import asked_schema
 from rmq.spark.store_files import (
     LogFile,
     QueueUnits,
@@ -72,7 +72,7 @@ class StoreReader(DataSourceReader):
 
     def __init__(self, options: StoreOptions, schema: StructType) -> None:
         self._options = options
-        self._columns = check_columns(schema)
+        self._schema = asked_schema(schema, nullable=options.may_be_null)
         self._batch = Batch(options.batch_rows, options.batch_bytes)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -123,7 +123,7 @@ class StoreReader(DataSourceReader):
         batch = decode_batch(
             buffer,
             chosen,
-            self._columns,
+            self._schema,
             broker_name=options.broker_name,
             decompress=options.decompress,
             check_crc=options.verify_crc,
@@ -150,7 +150,7 @@ class StoreReader(DataSourceReader):
             properties = {"file": file.path, "bytes": str(damage.size), "reason": damage.reason}
             row = {"physicalOffset": position, "properties": properties}
             yield pa.RecordBatch.from_pylist(
-                [{name: row.get(name) for name in self._columns}], schema=arrow_schema(self._columns)
+                [{name: row.get(name) for name in self._schema.names}], schema=self._schema
             )
 
     # --- by a consume queue ---

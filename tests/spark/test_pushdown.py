@@ -371,14 +371,15 @@ def test_rows_that_tell_of_damage_are_left_to_spark(store: pathlib.Path, tmp_pat
         log.seek(600)
         log.write(bytes(300))
     options = StoreOptions.of({"path": str(tmp_path), "onCorrupt": "report"})
-    every = rows_of(StoreReader(options, spark_schema(COLUMNS)))
+    schema = spark_schema(COLUMNS, nullable=True)
+    every = rows_of(StoreReader(options, schema))
     assert sum(row["topic"] is None for row in every) == 1
     for pushed in (
         ds.IsNull(("topic",)),
         ds.EqualTo(("topic",), "A"),
         ds.GreaterThan(("physicalOffset",), 700),
     ):
-        found = rows_of(PushdownStoreReader(options, spark_schema(COLUMNS)), [pushed])
+        found = rows_of(PushdownStoreReader(options, schema), [pushed])
         assert passing(found, [pushed]) == passing(every, [pushed])
 
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from rmq.errors import ConfigError, CorruptRecord
 from rmq.protocol.codes import SYS_COMPRESSED
 from rmq.protocol.record import Record
 from rmq.spark.records import decode_batch, record_starts
-from rmq.spark.schema import COLUMNS, arrow_schema, check_columns, spark_schema
+from rmq.spark.schema import COLUMNS, arrow_schema, asked_schema, spark_schema
 from tests.spark.records import MAGIC, V4, V6, encoded, records, rows_of
 
 
@@ -70,7 +70,9 @@ def test_any_columns_and_any_records_in_any_order(made: list[Record], data: st.D
     columns = data.draw(st.permutations(list(COLUMNS)))[: data.draw(st.integers(1, 18))]
     chosen = data.draw(st.lists(st.sampled_from(starts), max_size=12))
 
-    found = decode_batch(memoryview(content), np.array(chosen, np.int64), columns, broker_name="b")
+    found = decode_batch(
+        memoryview(content), np.array(chosen, np.int64), arrow_schema(columns), broker_name="b"
+    )
     expected = [{name: row[name] for name in columns} for row in rows_of(content, chosen, "b")]
     assert rows(found) == expected
     assert found.schema.equals(arrow_schema(columns))
@@ -82,7 +84,7 @@ def test_bodies_stay_compressed_on_request() -> None:
     packed = zlib.compress(b"body")
     data, starts = encoded([simple(body=packed, sys_flag=SYS_COMPRESSED), simple(body=packed)])
 
-    found = decode_batch(data, np.array(starts), ["body"], broker_name="b", decompress=False)
+    found = decode_batch(data, np.array(starts), arrow_schema(["body"]), broker_name="b", decompress=False)
     assert found.column(0).to_pylist() == [packed, packed]
 
 
@@ -93,7 +95,9 @@ def test_a_limit_counts_bodies_as_they_are_decompressed() -> None:
     data, starts = encoded([simple(), packed, packed, simple(), packed, simple(body=bytes(900))])
 
     def lengths(first: int, most: int, columns: list[str]) -> list[int]:
-        found = decode_batch(data, np.array(starts[first:]), columns, broker_name="b", most=most)
+        found = decode_batch(
+            data, np.array(starts[first:]), arrow_schema(columns), broker_name="b", most=most
+        )
         return (
             [len(body) for body in found.column("body").to_pylist()] if "body" in columns else found.num_rows
         )
@@ -125,7 +129,7 @@ def test_names_that_begin_alike_are_told_apart() -> None:
 def test_times_that_microseconds_cannot_tell_are_cut() -> None:
     data, starts = encoded([simple(born_timestamp=(1 << 63) - 1), simple(born_timestamp=-(1 << 63))])
 
-    found = decode_batch(data, np.array(starts), ["bornTimestamp"], broker_name="b").column(0)
+    found = decode_batch(data, np.array(starts), arrow_schema(["bornTimestamp"]), broker_name="b").column(0)
     most = (1 << 63) // 1000 * 1000
     assert found.view(pa.int64()).to_pylist() == [most, -most]
     assert timedelta(microseconds=most).days > 100_000_000
@@ -166,7 +170,7 @@ def test_a_body_that_cannot_be_read_is_damage() -> None:
     data, starts = encoded([simple(), simple(body=b"no zlib", sys_flag=SYS_COMPRESSED)])
 
     assert corrupt_at(data, starts) == starts[1]
-    assert decode_batch(data, np.array(starts), ["keys"], broker_name="b").num_rows == 2
+    assert decode_batch(data, np.array(starts), arrow_schema(["keys"]), broker_name="b").num_rows == 2
 
 
 @pytest.mark.parametrize("start", [-1, 1, 1 << 40])
@@ -237,13 +241,27 @@ def test_the_walk_names_the_place_without_a_record(cut: int) -> None:
 # --- the schema ---
 
 
-def test_arrow_and_spark_mean_the_same_types() -> None:
-    assert to_arrow_schema(spark_schema(), timezone="UTC").equals(arrow_schema())
+@pytest.mark.parametrize("nullable", [False, True])
+def test_arrow_and_spark_mean_the_same_types(nullable: bool) -> None:
+    ours = spark_schema(nullable=nullable)
+    assert to_arrow_schema(ours, timezone="UTC").equals(arrow_schema(nullable=nullable))
     assert len(COLUMNS) == 18
 
 
 def test_a_schema_asks_for_columns_in_its_order() -> None:
-    assert check_columns(spark_schema(["body", "topic"])) == ["body", "topic"]
+    assert asked_schema(spark_schema(["body", "topic"])).names == ["body", "topic"]
+
+
+def test_a_schema_may_leave_open_what_is_null() -> None:
+    # As Spark reads "topic string, properties map<string,string>".
+    open_ones = StructType(
+        [StructField("topic", StringType()), StructField("properties", MapType(StringType(), StringType()))]
+    )
+    data, starts = encoded([simple(properties="a\x01b")])
+
+    found = decode_batch(data, np.array(starts), asked_schema(open_ones), broker_name="b")
+    assert found.schema.equals(to_arrow_schema(open_ones))
+    assert rows(found) == [{"topic": "T", "properties": {"a": "b"}}]
 
 
 @pytest.mark.parametrize(
@@ -252,9 +270,16 @@ def test_a_schema_asks_for_columns_in_its_order() -> None:
         ([("bodies", StringType())], "bodies.*expected one of topic, brokerName"),
         ([("body", StringType())], "body = 'string': expected binary"),
         ([("topic", StringType())] * 2, "topic.*each column once"),
+        ([("tags", StringType(), False)], "tags = 'not null'.*may be null"),
         ([], "at least one"),
     ],
 )
 def test_a_schema_of_other_columns_is_refused(fields: list[tuple[str, StringType]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_columns(StructType([StructField(*field) for field in fields]))
+        asked_schema(StructType([StructField(*field) for field in fields]))
+
+
+def test_where_damage_is_reported_any_column_may_be_null() -> None:
+    with pytest.raises(ConfigError, match="topic = 'not null'"):
+        asked_schema(spark_schema(["topic"]), nullable=True)
+    assert asked_schema(spark_schema(["topic"], nullable=True), nullable=True)[0].nullable

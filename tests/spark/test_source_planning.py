@@ -14,6 +14,7 @@ from rmq.message import MessageQueue
 from rmq.spark import source
 from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree
 from rmq.spark.options import read_options
+from rmq.spark.schema import arrow_schema
 from rmq.spark.source import StreamReader
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in (0, 1, 2))
@@ -28,7 +29,7 @@ class Stage:
         more = {key: str(value) for key, value in options.items()}
         self.bounds = {A: (0, 10), B: (0, 20)}
         self.now = 1000.0
-        self.reader = StreamReader(read_options({**given, **more}, streaming=True), ["body"])
+        self.reader = StreamReader(read_options({**given, **more}, streaming=True), arrow_schema(["body"]))
         self.reader._bounds = lambda **_: dict(self.bounds)  # type: ignore[method-assign]
 
     def latest(self, start: Offsets, limit: Any = ALL) -> Offsets:
@@ -117,5 +118,5 @@ def test_a_copy_has_nothing_but_the_options(stage: Callable[..., Stage]) -> None
     made = stage()
     made.reader._first = {A: 1}
     copy = pickle.loads(pickle.dumps(made.reader))
-    assert (copy._options, copy._columns, copy._first) == (made.reader._options, ["body"], None)
+    assert (copy._options, copy._schema.names, copy._first) == (made.reader._options, ["body"], None)
     assert list(copy.read(source.InputPartition(None))) == []

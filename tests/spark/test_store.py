@@ -74,7 +74,8 @@ def log_bytes(root: Path) -> bytes:
 
 def read(root: Path, columns: list[str] | None = None, **options: object) -> list[Row]:
     given = {name: str(value) for name, value in options.items()}
-    reader = StoreReader(StoreOptions.of({"path": str(root), **given}), spark_schema(columns))
+    options = StoreOptions.of({"path": str(root), **given})
+    reader = StoreReader(options, spark_schema(columns, nullable=options.may_be_null))
     reader = pickle.loads(pickle.dumps(reader))
     rows: list[Row] = []
     for part in reader.partitions():
