@@ -3,8 +3,9 @@
     python -m benchmarks.spark_scan [MIB] [FOLDER]
 
 A store of MIB (default 2048) is made under FOLDER (default: the temporary folder) and removed at the end. CPU
-seconds are user and system time of Java and all Python processes below it; of several runs the cheapest
-counts. The extra `spark` is needed, and /proc.
+seconds are user and system time of Java and all Python processes below it. The ways to read take turns, so
+that a machine that is busy elsewhere is so for all of them; the middle of several rounds counts, after some
+that let Java get warm. The extra `spark` is needed, and /proc.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -31,7 +34,9 @@ from rmq.spark import session
 HOST = bytes([127, 0, 0, 1]) + (10911).to_bytes(4, "big")
 FILE = 1 << 30
 BLOCK = 20_000
-RUNS = 3
+FOUR = "topic string, queueId int, queueOffset bigint, body binary"
+WARM = 2
+ROUNDS = 7
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
 
@@ -204,54 +209,98 @@ def on_one_core(root: int) -> Iterator[None]:
         bind(cores)
 
 
+@frozen
+class Run:
+    """What reading all rows once took: seconds of Java's and of Python's CPU time, and of the clock."""
+
+    java: float
+    python: float
+    wall: float
+
+    @property
+    def cpu(self) -> float:
+        return self.java + self.python
+
+
+Action = Callable[[], None]
+
+
 class Meter:
     def __init__(self, spark: SparkSession) -> None:
         self.pid = spark._jvm.java.lang.ProcessHandle.current().pid()  # type: ignore[union-attr]
 
-    def scan(self, name: str, frame: DataFrame, rows: int) -> tuple[float, float]:
-        """Rows per CPU second (best run) and wall seconds (middle run) of reading everything."""
-        runs = []
-        for _ in range(RUNS):
-            before, began = cpu_ticks(self.pid), time.perf_counter()
-            frame.write.format("noop").mode("overwrite").save()
-            wall = time.perf_counter() - began
-            java, python = cpu_seconds(self.pid, before)
-            runs.append((java + python, java, python, wall))
-        total, java, python, _ = min(runs)
-        wall = statistics.median(run[3] for run in runs)
-        print(
-            f"{name:34} {rows / total / 1e6:8.3f} {java:8.2f} {python:8.2f} {wall:8.2f}   "
-            f"of {[round(run[0], 1) for run in runs]}",
-            flush=True,
+    def run(self, action: Action) -> Run:
+        before, began = cpu_ticks(self.pid), time.perf_counter()
+        action()
+        wall = time.perf_counter() - began
+        return Run(*cpu_seconds(self.pid, before), wall)
+
+    def run_on_one_core(self, action: Action) -> Run:
+        with on_one_core(self.pid):
+            return self.run(action)
+
+
+def drained(frame: DataFrame) -> Action:
+    """Read all rows and drop them."""
+    return lambda: frame.write.format("noop").mode("overwrite").save()
+
+
+def take_turns(ways: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+    """The runs of each way, in the same order, without those that warm Java up."""
+    runs: dict[str, list[Run]] = {name: [] for name in ways}
+    for number in range(WARM + ROUNDS):
+        for name, way in ways.items():
+            run = way()
+            if number >= WARM:
+                runs[name].append(run)
+    return runs
+
+
+def show(runs: Mapping[str, list[Run]], rows: Mapping[str, int]) -> None:
+    print(f"{'':34} {'Mrows/CPU s':>11} {'Java s':>6} {'Python s':>8} {'wall s':>7}   CPU s of each")
+    for name, each in runs.items():
+        java, python, wall, cpu = (
+            statistics.median(getattr(run, part) for run in each)
+            for part in ("java", "python", "wall", "cpu")
         )
-        return rows / total, wall
+        spread = " ".join(f"{run.cpu:.1f}" for run in each)
+        print(f"{name:34} {rows[name] / cpu / 1e6:11.3f} {java:6.2f} {python:8.2f} {wall:7.2f}   {spread}")
+
+
+def ratio(above: Iterable[float], below: Iterable[float]) -> float:
+    """The middle of the rounds' quotients."""
+    return statistics.median(x / y for x, y in zip(above, below, strict=True))
 
 
 def compare(spark: SparkSession, folder: Path, rows: int) -> None:
     store, parquet = str(folder / "store"), str(folder / "parquet")
     meter = Meter(spark)
     log = spark.read.format("rmqstore").load(store)
-    log.write.option("compression", "zstd").parquet(parquet)  # warms Java up, too
-    print(f"{'':34} {'Mrows/CPU s':>8} {'Java s':>6} {'Python s':>8} {'wall s':>8}")
-    archived, _ = meter.scan("Parquet, zstd", spark.read.parquet(parquet), rows)
-    scanned, both = meter.scan("rmqstore, 18 columns", log, rows)
-    bodies = spark.read.format("rmqstore").schema(
-        "topic string, queueId int, queueOffset bigint, body binary"
-    )
-    meter.scan("rmqstore, 4 columns", bodies.load(store), rows)
-    peak = peak_mib(meter.pid)
-    _, alone = meter.scan("rmqstore, one task at a time", log.coalesce(1), rows)
-    with on_one_core(meter.pid):
-        _, lonely = meter.scan("rmqstore, one task on one core", log.coalesce(1), rows)
+    log.write.option("compression", "zstd").parquet(parquet)
+    four = spark.read.format("rmqstore").schema(FOUR).load(store)
     spark.dataSource.register(Tuples)
     tuples = spark.read.format("tuples").option("path", store).option("chunks", 2).load()
-    slow, _ = meter.scan("tuples, 18 columns (two chunks)", tuples, tuples.count())
-    print(f"store scan / Parquet      {scanned / archived:6.2f}   (goal 0.6)")
-    print(f"store scan / tuples       {scanned / slow:6.2f}   (goal 4)")
+    ways = {
+        "Parquet, zstd": partial(meter.run, drained(spark.read.parquet(parquet))),
+        "rmqstore, 18 columns": partial(meter.run, drained(log)),
+        "rmqstore, 4 columns": partial(meter.run, drained(four)),
+        "rmqstore, one task at a time": partial(meter.run, drained(log.coalesce(1))),
+        "rmqstore, one task on one core": partial(meter.run_on_one_core, drained(log.coalesce(1))),
+        "tuples, 18 columns (two chunks)": partial(meter.run, drained(tuples)),
+    }
+    counts = dict.fromkeys(ways, rows) | {"tuples, 18 columns (two chunks)": tuples.count()}
+    runs = take_turns(ways)
+    show(runs, counts)
+    archived, scanned, _, alone, lonely, slow = runs.values()
+    cost, both = [run.cpu for run in scanned], [run.wall for run in scanned]
+    of_tuples = [run.cpu / counts["tuples, 18 columns (two chunks)"] * rows for run in slow]
+    print(f"store scan / Parquet      {ratio((run.cpu for run in archived), cost):6.2f}   (goal 0.6)")
+    print(f"store scan / tuples       {ratio(of_tuples, cost):6.2f}   (goal 4)")
     # One task keeps a Java thread and a Python process busy, so on two cores it has a part of the second.
-    print(f"two tasks / one           {alone / both:6.2f}   both on all cores")
-    print(f"two tasks / one           {lonely / both:6.2f}   the one on one core (goal 1.7)")
-    print(f"peak of a Python process  {peak:6.0f}   MiB (goal 300)")
+    print(f"two tasks / one           {ratio((run.wall for run in alone), both):6.2f}   both on all cores")
+    apart = ratio((run.wall for run in lonely), both)
+    print(f"two tasks / one           {apart:6.2f}   the one on one core (goal 1.7)")
+    print(f"peak of a Python process  {peak_mib(meter.pid):6.0f}   MiB (goal 300)")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from rmq.spark.walk import Array, every
 _WORD: Final = np.dtype(">u8")
 _BITS, _BYTE = np.uint64(64), np.uint64(8)
 _ODD: Final = np.uint64(0x9E37_79B9_7F4A_7C15)  # 2^64 / golden ratio: its product's upper bits are well mixed
+_FEW: Final = 12  # properties of a record up to which comparing each with each costs less than sorting
 _ROW: Final = np.uint64(40)  # bits below the number of a row
 
 
@@ -105,5 +106,8 @@ class Pieces:
         """Whether a record has two names that begin and end alike as far as it was looked at."""
         words, size = self._words
         mixed = (words + size) * _ODD >> (_BITS - _ROW)
-        numbers = np.sort(self.rows.astype(np.uint64) << _ROW | mixed)
-        return bool((numbers[1:] == numbers[:-1]).any())
+        numbers = self.rows.astype(np.uint64) << _ROW | mixed
+        most = int(np.diff(self.offsets).max(initial=0))
+        if most > _FEW:
+            numbers, most = np.sort(numbers), 2
+        return any((numbers[step:] == numbers[:-step]).any() for step in range(1, most))

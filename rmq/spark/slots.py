@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rmq.spark.walk import Array
 
@@ -27,7 +28,7 @@ def slots(buffer: Array, at: Array, size: Array | int) -> pa.Array:
     np.add(at, size, out=offsets[1::2], casting="unsafe")
     content = [None, pa.py_buffer(offsets), pa.py_buffer(buffer)]
     chosen = _EVERY_OTHER[:count] if count <= _KEPT else pa.array(np.arange(0, 2 * count, 2))
-    return pa.Array.from_buffers(pa.binary(), 2 * count - 1, content).take(chosen)
+    return pc.take(pa.Array.from_buffers(pa.binary(), 2 * count - 1, content), chosen, boundscheck=False)
 
 
 def bytes_of(values: pa.Array) -> tuple[Array, Array]:

@@ -59,7 +59,7 @@ class StoreOptions:
     verify_crc: bool = False
     decompress: bool = True
     on_corrupt: OnCorrupt = "fail"
-    chunk_bytes: int = 64 << 20
+    chunk_bytes: int | None = None
     batch_rows: int = 16384
     batch_bytes: int = 8 << 20
     pushdown: bool = False

@@ -19,7 +19,6 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError, CorruptRecord
-from rmq.spark.heap import keep_heap
 from rmq.spark.records import HEAD, Records, decode_batch
 from rmq.spark.schema import asked_schema
 from rmq.spark.store_files import (
@@ -36,6 +35,7 @@ from rmq.spark.store_files import (
 from rmq.spark.store_options import StoreOptions
 from rmq.spark.store_scan import Batch, ChunkScan, Damage, each_fitting
 from rmq.spark.walk import gather
+from rmq.spark.worker import settle
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -84,11 +84,12 @@ class StoreReader(DataSourceReader):
         limit = log_end(files)
         if options.via == "consumequeue":
             return _queue_parts(options.path, options.topics, limit)
-        return [chunk for file in files for chunk in _chunks(file, limit, options.chunk_bytes)]
+        size = options.chunk_bytes or chunk_size(limit - files[0].base if files else 0)
+        return [chunk for file in files for chunk in _chunks(file, limit, size)]
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         """The rows of one part. Raises CorruptRecord when onCorrupt=fail; an empty batch is never given."""
-        keep_heap()
+        settle()
         if isinstance(partition, Chunk):
             found = self._read_chunk(partition)
         elif isinstance(partition, QueuePart):
@@ -216,6 +217,14 @@ def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits)
         wrong = int(np.argmin(fits))
         number = int(units.queue_offset[wrong])
         raise CorruptRecord("record", int(starts[wrong]), f"unit {number} of its queue names another record")
+
+
+def chunk_size(stored: int) -> int:
+    """Bytes for a task to read of a log with so many: an eighth of it, from 64 to 256 MiB.
+
+    A task costs Spark and its workers tens of milliseconds, whatever it reads.
+    """
+    return min(max(stored // 8, 64 << 20), 256 << 20)
 
 
 def _chunks(file: LogFile, limit: int, size: int) -> Iterator[Chunk]:

@@ -30,7 +30,7 @@ from rmq.protocol.record import Record, compress, encode_record
 from rmq.spark import store_files, store_scan
 from rmq.spark.schema import COLUMNS, spark_schema
 from rmq.spark.store_options import StoreOptions
-from rmq.spark.store_source import StoreReader
+from rmq.spark.store_source import StoreReader, chunk_size
 from rmq.store.disk import RealDisk
 from tests.spark.records import V4, V6, records, rows_of
 from tests.unit.store.stores import open_store
@@ -148,6 +148,11 @@ def test_chunks_of_any_size_give_each_row_once(golden: Path, size: int) -> None:
     assert read(golden / "store", columns, chunkBytes=size) == read(golden / "store", columns)
 
 
+@pytest.mark.parametrize(("log", "chunk"), [(0, 64), (512, 64), (1024, 128), (2048, 256), (1 << 20, 256)])
+def test_a_task_reads_an_eighth_of_the_log_within_bounds(log: int, chunk: int) -> None:
+    assert chunk_size(log << 20) == chunk << 20
+
+
 @settings(max_examples=60)
 @given(st.lists(records(), min_size=1, max_size=14), st.sampled_from([V4, V6]), st.integers(60, 9000))
 def test_any_store_in_any_chunks(made: list[Record], host: bytes, chunk: int) -> None:
@@ -221,7 +226,7 @@ def test_a_task_needs_little_memory_whatever_bodies_grow_to(tmp_path: Path) -> N
         "import sys; from pathlib import Path\n"
         "from rmq.spark.schema import spark_schema\n"
         "from rmq.spark.store_options import StoreOptions\n"
-        "from rmq.spark.store_source import StoreReader\n"
+        "from rmq.spark.store_source import chunk_size, StoreReader\n"
         "reader = StoreReader(StoreOptions(path=sys.argv[1]), spark_schema())\n"
         "print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))\n"
         "lines = Path('/proc/self/status').read_text().splitlines()\n"
