@@ -120,18 +120,20 @@ class TupleReader(DataSourceReader):
         from rmq.spark.store_options import StoreOptions
         from rmq.spark.store_source import StoreReader
 
-        options = StoreOptions.of({"path": self.options["path"]})
+        options = StoreOptions.of({"path": self.options["path"], "chunkBytes": "64m"})
         return StoreReader(options, spark_schema()).partitions()[: int(self.options["chunks"])]
 
     def read(self, partition: Any) -> Iterator[tuple[Any, ...]]:
         from datetime import UTC, datetime
 
         from rmq.protocol.record import decode_record
+        from rmq.spark.store_files import give_back
         from rmq.spark.store_scan import Batch, ChunkScan
 
         buffer = partition.file.map()
         scan = ChunkScan(buffer, partition.file.base, len(buffer), Batch(1 << 14, 8 << 20))
         for starts in scan.rows(partition.begin, partition.end, lambda starts: starts):
+            give_back(buffer, 0, int(starts[0]))
             for start in starts.tolist():
                 m = decode_record(buffer.data, start, check_crc=False)
                 yield (
