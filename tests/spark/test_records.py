@@ -215,7 +215,7 @@ def test_a_long_walk_finds_each_record(seed: int) -> None:
 
 def test_bodies_that_hold_records_do_not_mislead_the_walk() -> None:
     inner, _ = encoded([simple() for _ in range(40)])
-    data, starts = encoded([simple(body=inner[: number * 7]) for number in range(600)])
+    data, starts = encoded([simple(body=inner[: number * 7]) for number in range(1200)])
 
     assert record_starts(data).tolist() == starts
 
