@@ -76,7 +76,7 @@ class PulledMessage(StoredMessage):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         try:
             read(self, self._buffer, self._at)
-        except (struct_error, IndexError, UnicodeDecodeError) as error:
+        except (struct_error, IndexError) as error:
             raise CorruptRecord(f"the answer of {self.broker_name}", self._at, str(error)) from None
         return getattr(self, name)
 
@@ -134,8 +134,8 @@ def _read_names(message: PulledMessage, buffer: bytes, at: int) -> None:
     end = properties_at + int.from_bytes(buffer[properties_at - 2 : properties_at], "big")
     if length < 0 or end != at + message.size:
         raise IndexError("the lengths in the record do not agree")
-    message.topic = buffer[topic_at + 1 : properties_at - 2].decode()
-    message.properties = decode_properties(buffer[properties_at:end].decode())
+    message.topic = buffer[topic_at + 1 : properties_at - 2].decode("utf-8", "replace")
+    message.properties = decode_properties(buffer[properties_at:end].decode("utf-8", "replace"))
 
 
 def _read_numbers(message: PulledMessage, buffer: bytes, at: int) -> None:

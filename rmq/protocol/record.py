@@ -139,8 +139,9 @@ def decode_record(
 ) -> StoredMessage:
     """The message that begins at byte `at` of `buffer`.
 
-    A compressed body is given as it was before, unless `decompressed` is False. Raises CorruptRecord when the
-    bytes are not one whole record or its CRC is wrong.
+    A compressed body is given as it was before, unless `decompressed` is False. In texts U+FFFD stands for
+    what is not UTF-8, as RocketMQ reads them. Raises CorruptRecord when the bytes are not one whole record or
+    its CRC is wrong.
     """
     try:
         form = _HEAD_V4
@@ -154,9 +155,9 @@ def decode_record(
         topic_at = body_at + length
         properties_at = topic_at + 1 + buffer[topic_at]
         end = properties_at + 2 + _SHORT.unpack_from(buffer, properties_at)[0]
-        topic = str(buffer[topic_at + 1 : properties_at], "utf-8")
-        properties = str(buffer[properties_at + 2 : end], "utf-8")
-    except (struct_error, IndexError, UnicodeDecodeError) as error:
+        topic = str(buffer[topic_at + 1 : properties_at], "utf-8", "replace")
+        properties = str(buffer[properties_at + 2 : end], "utf-8", "replace")
+    except (struct_error, IndexError) as error:
         raise CorruptRecord("record", at, str(error)) from None
     if magic != MESSAGE_MAGIC or end != at + size or end > len(buffer) or length < 0 or at < 0:
         raise CorruptRecord("record", at, f"size {size}, magic {magic:#x} and lengths do not agree")

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq.spark.slots import bytes_of, slots
+from rmq.spark.slots import bytes_of, readable, slots
 from rmq.spark.walk import Array, every
 
 _WORD: Final = np.dtype(">u8")
@@ -23,19 +23,19 @@ class Pieces:
     """The pieces of properties texts that have a name and a value, of all records in one sequence.
 
     Each text is taken with the byte before it, which becomes a separator: so each piece begins with one. A
-    name ends at the first 0x01 of its piece; pieces without name or value are dropped. `offsets` has the
-    number of each record's first piece, and at the end the number of pieces.
+    name ends at the first 0x01 of its piece; pieces without name or value are dropped. U+FFFD stands for what
+    is not UTF-8. `offsets` has the number of each record's first piece, and at the end the number of pieces.
     """
 
     def __init__(self, buffer: Array, at: Array, size: Array) -> None:
         filled = size > 0
         ends, texts = bytes_of(slots(buffer, at - filled, size + filled))
-        # A name's first bytes are read as a number, also where it has fewer and the text ends.
-        self._joined = joined = np.empty(len(texts) + _WORD.itemsize, np.uint8)
-        joined[: len(texts)] = texts
-        joined[len(texts) :] = 0
+        joined = _padded(texts)
         joined[ends[:-1][filled]] = 2
-        self._split(joined[: len(texts)])
+        if joined.max() >= 0x80:
+            ends, joined = _readable(ends, joined)
+        self._joined = joined
+        self._split(joined[: ends[-1]])
         self.offsets = np.searchsorted(self._begins, ends).astype(np.int32)
 
     def _split(self, joined: Array) -> None:
@@ -52,22 +52,17 @@ class Pieces:
         self._begins, self._names_end, self._ends = begins, names_end, ends
 
     @cached_property
-    def is_ascii(self) -> bool:
-        """Whether all names and values are plain ASCII, and so good UTF-8."""
-        return len(self._joined) == 0 or int(self._joined.max()) < 0x80
-
-    @cached_property
     def rows(self) -> Array:
         """For each piece the number of its record."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @cached_property
     def names(self) -> pa.Array:
-        return slots(self._joined, self._begins + 1, self._names_end - self._begins - 1)
+        return slots(self._joined, self._begins + 1, self._names_end - self._begins - 1).view(pa.string())
 
     @cached_property
     def values(self) -> pa.Array:
-        return slots(self._joined, self._names_end + 1, self._ends - self._names_end - 1)
+        return slots(self._joined, self._names_end + 1, self._ends - self._names_end - 1).view(pa.string())
 
     @cached_property
     def _words(self) -> tuple[Array, Array]:
@@ -85,7 +80,7 @@ class Pieces:
         found = (words == np.uint64(int.from_bytes(key[:8]))) & (size == len(key))
         chosen = np.flatnonzero(found)
         if len(key) > 8 and len(chosen):
-            same = pc.equal(self.names.take(pa.array(chosen)), pa.scalar(key, pa.binary()))
+            same = pc.equal(self.names.take(pa.array(chosen)), name)
             chosen = chosen[same.to_numpy(zero_copy_only=False)]
         places = np.full(len(self.offsets) - 1, -1, np.int64)
         places[self.rows[chosen]] = chosen
@@ -111,3 +106,18 @@ class Pieces:
         if most > _FEW:
             numbers, most = np.sort(numbers), 2
         return any((numbers[step:] == numbers[:-step]).any() for step in range(1, most))
+
+
+def _padded(texts: Array) -> Array:
+    """A copy with zeros behind: a name's first bytes are read as a number, also where the texts end."""
+    found = np.empty(len(texts) + _WORD.itemsize, np.uint8)
+    found[: len(texts)] = texts
+    found[len(texts) :] = 0
+    return found
+
+
+def _readable(ends: Array, joined: Array) -> tuple[Array, Array]:
+    """The texts between `ends`, and where they are then, with U+FFFD for what is not UTF-8, like RocketMQ."""
+    content = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
+    ends, texts = bytes_of(readable(pa.Array.from_buffers(pa.binary(), len(ends) - 1, content)))
+    return ends, _padded(texts)

@@ -27,7 +27,7 @@ from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
 from rmq.spark.pieces import Pieces
 from rmq.spark.schema import COLUMNS, arrow_schema
-from rmq.spark.slots import bytes_of, slots
+from rmq.spark.slots import bytes_of, readable, slots
 from rmq.spark.walk import every, gather, walk
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -222,7 +222,7 @@ class Records:
     # --- columns ---
 
     def topics(self) -> pa.Array:
-        return self._text_of(slots(self._bytes, self._topic_at, self._topic), "the topic")
+        return readable(slots(self._bytes, self._topic_at, self._topic))
 
     def broker_names(self) -> pa.Array:
         return pa.repeat(pa.scalar(self._broker_name, pa.string()), len(self._at))
@@ -327,29 +327,12 @@ class Records:
 
     def property(self, name: str) -> pa.Array:
         """The values of one property, null where a record has none."""
-        found = self._pieces.values_of(name)
-        return self._text_of(found, f"the property {name}", is_ascii=self._pieces.is_ascii)
+        return self._pieces.values_of(name)
 
     def properties(self) -> pa.Array:
         """All properties as maps."""
         offsets, names, values = self._pieces.unrepeated()
-        is_ascii = self._pieces.is_ascii
-        keys = self._text_of(names, "a property's name", offsets, is_ascii=is_ascii)
-        items = self._text_of(values, "a property", offsets, is_ascii=is_ascii)
-        return pa.MapArray.from_arrays(pa.array(offsets), keys, items, COLUMNS["properties"][1])
-
-    def _text_of(
-        self, found: pa.Array, what: str, offsets: Array | None = None, *, is_ascii: bool = False
-    ) -> pa.Array:
-        """`found` as text. `offsets`: where each row's values begin, when it has several."""
-        if is_ascii:
-            return found.view(pa.string())
-        try:
-            return found.cast(pa.string())
-        except pa.ArrowInvalid:
-            wrong = next(place for place, value in enumerate(found.to_pylist()) if not _is_text(value))
-        row = wrong if offsets is None else int(np.searchsorted(offsets, wrong, "right")) - 1
-        raise CorruptRecord("record", int(self._starts[row]), f"{what} is not UTF-8")
+        return pa.MapArray.from_arrays(pa.array(offsets), names, values, COLUMNS["properties"][1])
 
 
 def _offset(name: str) -> int:
@@ -365,13 +348,6 @@ def _hex(values: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(
         pa.string(), len(values), [None, pa.py_buffer(ends * 2), pa.py_buffer(digits)]
     )
-
-
-def _is_text(value: bytes | None) -> bool:
-    try:
-        return value is None or value.decode() is not None
-    except UnicodeDecodeError:
-        return False
 
 
 _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {

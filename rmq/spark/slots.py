@@ -37,3 +37,11 @@ def bytes_of(values: pa.Array) -> tuple[Array, Array]:
     _, offsets, content = values.buffers()
     ends = np.frombuffer(offsets, np.int32)[: len(values) + 1] if offsets else np.zeros(1, np.int32)
     return ends, np.frombuffer(content, np.uint8)[: ends[-1]] if content else np.empty(0, np.uint8)
+
+
+def readable(values: pa.Array) -> pa.Array:
+    """The bytes as text, with U+FFFD for what is not UTF-8."""
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([value.decode("utf-8", "replace") for value in values.to_pylist()], pa.string())

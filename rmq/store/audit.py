@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from attrs import define, field, frozen
 
-from rmq.errors import CorruptRecord, RmqError, StoreError
+from rmq.errors import RmqError, StoreError
 from rmq.protocol import json
 from rmq.protocol.record import decode_record
 from rmq.store.audit_index import IndexAudit
@@ -360,15 +360,7 @@ def dump(
 def _row(run: Segments, record: Scanned) -> dict[str, object]:
     view = run.read(record.position, record.size)
     assert view is not None
-    try:
-        message = decode_record(view, decompressed=False)
-    except CorruptRecord as error:
-        return {
-            "physicalOffset": record.position,
-            "size": record.size,
-            "error": str(error),
-            "hex": view.hex(),
-        }
+    message = decode_record(view, decompressed=False)
     body = bytes(message.body)
     row: dict[str, object] = {
         "physicalOffset": record.position,

@@ -183,11 +183,11 @@ def test_dump_gives_records_as_json_lines(folder: Path) -> None:
     ]
 
 
-def test_dump_goes_over_a_record_that_cannot_be_decoded(folder: Path) -> None:
+def test_dump_marks_what_is_not_text(folder: Path) -> None:
     write(LAST, LOG_END - 10, b"\xa5")(folder)
     rows = list(dump(ReadOnlyDisk(), str(folder)))
     assert len(rows) == 182
-    assert ["error" in row for row in rows[-2:]] == [False, True]
+    assert ["\ufffd" in str(row["properties"]) for row in rows[-2:]] == [False, True]
 
 
 # ---- repair ----
