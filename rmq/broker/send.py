@@ -118,8 +118,7 @@ class Send:
     """Handles SEND_MESSAGE (10, 310), SEND_BATCH_MESSAGE and CONSUMER_SEND_MSG_BACK.
 
     `refusal` is why no message is taken now, as (code, remark), or None; the broker keeps it up to date.
-    `keeps_records`: somebody wants to see each
-    record that was stored.
+    `keeps_records`: somebody wants to see each record that was stored.
     """
 
     def __init__(
