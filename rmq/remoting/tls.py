@@ -134,12 +134,19 @@ def _stamp(config: TlsConfig) -> tuple[Any, ...]:
     return tuple(stamp)
 
 
+def _context(side: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Some builds of Python let the end of a connection that was cut off look like a goodbye.
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    return context
+
+
 def _server_context(config: TlsConfig) -> ssl.SSLContext:
     if not config.tls_cert_path and not config.tls_test_mode:
         wanted = f"a certificate file, since tlsMode is {config.tls_mode}; `rmq certs` makes one"
         raise ConfigError("tlsCertPath", "", wanted)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION
     if config.tls_cert_path:
         _load_own(context, config)
@@ -174,8 +181,7 @@ def _tell_expiry(path: str) -> None:
 
 
 def _client_context(config: TlsConfig) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificate and host name
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = _context(ssl.PROTOCOL_TLS_CLIENT)  # verifies certificate and host name
     if config.tls_insecure_skip_verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

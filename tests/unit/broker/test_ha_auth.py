@@ -43,7 +43,6 @@ from rmq.testing.network import MemoryNetwork
 from .rig import Rig, send
 
 SECRET = b"a secret of the cluster, 32 byte"
-BOOT_MS = time.time_ns() // 1_000_000  # name servers compare with the machine's clock
 HA = "127.0.0.1:10912"
 SMALL = {
     "store_path_root_dir": "/store",
@@ -76,6 +75,7 @@ async def broker(
     """A broker for the length of the block, with a client's pool and the disk that it writes."""
     given = {"broker_name": "b", "listen_port": 10911, "vip_channel_enabled": False} | changes
     stop = trio.Event()
+    start_ms = time.time_ns() // 1_000_000  # name servers compare with the machine's clock
     run = partial(
         service.run,
         BrokerConfig(**given),
@@ -83,7 +83,7 @@ async def broker(
         tls=tls,
         network=network,
         disk=MemoryDisk(1),
-        now_ms=lambda: BOOT_MS + int(trio.current_time() * 1000),
+        now_ms=lambda: start_ms + int(trio.current_time() * 1000),
         stop=stop,
     )
     async with trio.open_nursery() as nursery:
