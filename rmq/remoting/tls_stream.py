@@ -228,7 +228,8 @@ def _reason(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         advice = _VERIFY.get(error.verify_code, "is not usable")
         return f"the certificate is not accepted: it {advice} ({error.verify_message.rstrip('.')})"
-    if isinstance(error, ssl.SSLEOFError):
+    # Not every version of Python has a class of its own for this error.
+    if isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING":
         return "the peer hung up without saying goodbye"
     reason = error.reason or str(error)
     for name, meaning in _ALERTS.items():
