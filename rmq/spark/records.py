@@ -82,7 +82,7 @@ def decode_batch(
     `schema` has the columns to make (see `rmq.spark.schema`), by default all. Of several properties with one
     name the last counts. Times too far away for microseconds are cut to the nearest that fits. Raises
     CorruptRecord, which names the position of the first record that is not whole, whose CRC is wrong (when
-    asked for) or whose texts or body cannot be read; LocalProtocolError when a codec is not installed.
+    asked for) or whose body cannot be decompressed; LocalProtocolError when a codec is not installed.
     """
     buffer = as_bytes(data)
     starts = np.asarray(starts, np.int64)
@@ -250,12 +250,12 @@ class Records:
     def _hosts(self, name: str, at: Array, v6: int) -> pa.Array:
         """The texts of hosts. There are few different ones, so each is made once."""
         found = pa.array(np.ascontiguousarray(self.head[name])).dictionary_encode()
-        different, codes = found.dictionary.to_numpy().astype(_HOST), found.indices
-        texts = [host_text(host.tobytes()) for host in different]
+        codes = found.indices.to_numpy()
+        texts = [host_text(host.tobytes()) for host in found.dictionary.to_numpy()]
         wide = np.flatnonzero(self.head["sysFlag"] & v6)
         if len(wide):
             longer = slots(self._bytes, at[wide], _HOST.itemsize + _WIDER).dictionary_encode()
-            codes = codes.to_numpy().copy()
+            codes = codes.copy()
             codes[wide] = longer.indices.to_numpy() + len(texts)
             texts += [host_text(host) for host in longer.dictionary.to_pylist()]
         return pa.array(texts, pa.string()).take(pa.array(codes))

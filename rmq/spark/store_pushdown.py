@@ -52,14 +52,14 @@ class PushdownStoreReader(StoreReader):
         low, high = self._conditions.span("physicalOffset")
         base = chunk.file.base
         begin, end = max(chunk.begin, low - base), min(chunk.end, high - base)
-        return Chunk(chunk.file, begin, end, chunk.limit)
+        return evolve(chunk, begin=begin, end=end)
 
     def _cut_queue(self, part: QueuePart) -> QueuePart:
         low, high = self._conditions.span("queueOffset")
         first, end = max(part.first, low), min(part.end, high)
         if not self._conditions.allow("queueId", part.queue_id):
             end = first
-        return QueuePart(part.topic, part.queue_id, part.folder, first, end, part.limit)
+        return evolve(part, first=first, end=end)
 
     def _in_time(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """The chunks of files that may hold records of the time, by the first record of each file."""

@@ -908,6 +908,12 @@ class TestQuestions:
             )
         assert b'"queueId":1' in answer.body
 
+    async def give(self, setting: World) -> Command:
+        """The answer of member x of group g to a message that an administrator gives it."""
+        body = encode_record(Record("T", 0, b"given"), host_bytes("1.2.3.4:5"))
+        code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+        return await self.call(setting, code, body=body, consumerGroup="g", clientId="x")
+
     @pytest.mark.parametrize(("fails", "result"), [(False, "CR_SUCCESS"), (True, "CR_THROW_EXCEPTION")])
     async def test_a_message_given_by_an_administrator(
         self, setting: World, clock: MockClock, fails: bool, result: str
@@ -919,17 +925,15 @@ class TestQuestions:
             if fails:
                 raise ValueError("why")
 
-        body = encode_record(Record("T", 0, b"given"), host_bytes("1.2.3.4:5"))
-        ext = {"consumerGroup": "g", "clientId": "x"}
         async with (
             setting.connect() as client,
             client.consumer("g", {"T": "*"}) as consumer,
             trio.open_nursery() as nursery,
         ):
-            before = await self.call(setting, RequestCode.CONSUME_MESSAGE_DIRECTLY, body=body, **ext)
+            before = await self.give(setting)
             nursery.start_soon(consumer.run, handle)
             await trio.sleep(0.1)
-            answer = await self.call(setting, RequestCode.CONSUME_MESSAGE_DIRECTLY, body=body, **ext)
+            answer = await self.give(setting)
             nursery.cancel_scope.cancel()
         assert "no handler running" in (before.remark or "")
         told = ConsumeMessageDirectlyResult.from_json(answer.body)
@@ -944,8 +948,6 @@ class TestQuestions:
         async def handle(messages: list[StoredMessage]) -> None:
             seen.append([message.body for message in messages])
 
-        body = encode_record(Record("T", 0, b"given"), host_bytes("1.2.3.4:5"))
-        ext = {"consumerGroup": "g", "clientId": "x"}
         async with (
             setting.connect() as client,
             client.consumer("g", {"T": "*"}) as consumer,
@@ -953,7 +955,7 @@ class TestQuestions:
         ):
             nursery.start_soon(consumer.run_batches, handle)
             await trio.sleep(0.1)
-            answer = await self.call(setting, RequestCode.CONSUME_MESSAGE_DIRECTLY, body=body, **ext)
+            answer = await self.give(setting)
             nursery.cancel_scope.cancel()
         told = ConsumeMessageDirectlyResult.from_json(answer.body)
         assert (told.consume_result, seen) == ("CR_SUCCESS", [[b"given"]])
