@@ -318,13 +318,11 @@ class Consumer:
         try:
             await handle([message for message, _ in taken])
         except Exception as error:
-            for message, window in taken:
-                await self._consumption.failed(message, window, error)
+            await self._consumption.all_failed(taken, error)
             if self._consumption.lets_out(error):
                 raise
         except BaseException:
-            for message, window in taken:
-                self._consumption.put_off(message, window)
+            self._consumption.put_all_off(taken)
             raise
         else:
             for message, window in taken:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import anyio
 
@@ -99,6 +99,22 @@ class Consumption:
         else:
             window.finish(message.queue_offset)
 
+    async def all_failed(
+        self, taken: Sequence[tuple[PulledMessage, ProcessQueue]], error: Exception | None
+    ) -> None:
+        """`failed` for what was taken together. Cancelled: what is not sent back yet is put off."""
+        for number, (message, window) in enumerate(taken):
+            try:
+                await self.failed(message, window, error)
+            except BaseException:
+                self.put_all_off(taken[number + 1 :])
+                raise
+
+    def put_all_off(self, taken: Iterable[tuple[PulledMessage, ProcessQueue]]) -> None:
+        """`put_off` for what was taken together."""
+        for message, window in taken:
+            self.put_off(message, window)
+
     @property
     def _max_reconsume_times(self) -> int:
         limit = self._options.max_reconsume_times
@@ -136,8 +152,8 @@ class Consumption:
             window.finish(message.queue_offset)
 
     def put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
-        """Deliver it again here after `redelivery_delay_ms`."""
-        if not self._inbox.closed and not window.dropped:
+        """Deliver it again here after `redelivery_delay_ms`, unless it was sent back for being late."""
+        if not self._inbox.closed and not window.dropped and message.queue_offset in window:
             self.deliver_later(message, self._session.config.redelivery_delay_ms)
 
     def deliver_later(self, message: PulledMessage, delay_ms: int) -> None:

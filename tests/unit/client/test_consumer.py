@@ -513,6 +513,47 @@ class TestDeliveries:
                 await consumer.run(handle, concurrency=3)
         assert offsets(setting.cluster)[0] == 1
 
+    async def test_a_batch_cancelled_while_it_is_sent_back_comes_again(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 10, queues=1)
+        setting.cluster["a"].script(BACK, 0, 0, HANG)
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            assert len(messages) == 10
+            raise ValueError("the whole batch fails")
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(1):
+                await consumer.run_batches(handle)
+            with trio.fail_after(10):
+                again = await take(consumer, 8)  # all but the two that the broker took
+            assert again == [b"%d" % number for number in range(2, 10)]
+        assert offsets(setting.cluster)[0] == 10
+
+    async def test_what_was_sent_back_for_being_late_is_not_put_off_too(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 2, queues=1)
+        setting.cluster["a"].script(BACK, 0, 0)  # answered, and never delivered again
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            await trio.sleep_forever()
+
+        async with (
+            setting.connect(consume_timeout_ms=60_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(90):
+                await consumer.run_batches(handle)
+            assert setting.cluster["a"].count(BACK) == 2
+            with trio.move_on_after(60):
+                raise AssertionError(f"delivered here too: {await take(consumer, 1)}")
+        assert offsets(setting.cluster)[0] == 2
+
     async def test_the_verbs_of_a_delivery(self, setting: World, clock: MockClock) -> None:
         fill(setting.cluster, 4, queues=1)
         async with (

@@ -8,6 +8,7 @@ import anyio
 import trio
 from trio.testing import MockClock
 
+import rmq
 from rmq.client.consumer import Consumer
 from rmq.message import StoredMessage
 from rmq.protocol.codes import RequestCode
@@ -127,6 +128,25 @@ class TestOrder:
 
 
 class TestFailures:
+    async def test_a_batch_cancelled_on_its_way_to_the_dead_letters_comes_again_in_order(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 5, queues=1)
+        cluster["a"].script(RequestCode.SEND_MESSAGE_V2, 0, HANG)
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            raise rmq.Retry("the whole batch is dead", delay_level=-1)
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+        ):
+            with trio.move_on_after(0.5):
+                await consumer.run_batches(handle)
+            with trio.fail_after(10):
+                assert await take(consumer, 4) == [b"1", b"2", b"3", b"4"]
+        assert offsets(cluster)[0] == 5
+
     async def test_what_fails_holds_up_its_queue_only(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
