@@ -257,8 +257,23 @@ class Broker:
     def handle(self, requests: list[Command], connection: Connection) -> None:
         """Run the requests of one chunk, commit what they put, and answer."""
         now, self._chunk_at = self.now_ms(), self.clock()
+        self._begin(connection, now)
+        try:
+            self._answer(requests, connection, now)
+            self.settle()
+        finally:
+            self._end()
+
+    def _begin(self, connection: Connection, now: int) -> None:
         self._handling, self._connection = True, connection
         self.send.refusal = self.flow.refusal(now)
+
+    def _end(self) -> None:
+        """The chunk has ended. After a bug nobody else is told what this connection's senders were not."""
+        self._handling, self._connection = False, None
+        self.send.forget()
+
+    def _answer(self, requests: list[Command], connection: Connection, now: int) -> None:
         handlers = self._handlers
         for request in requests:
             handler = handlers.get(request.code)
@@ -272,8 +287,6 @@ class Broker:
                 response = _error_response(request, error)
             if response is not None:
                 self._respond(request, response, connection)
-        self.settle()
-        self._handling, self._connection = False, None
 
     def _of_our_slave(self, request: Command) -> bool:
         """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
@@ -304,16 +317,17 @@ class Broker:
     def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""
         now, self._chunk_at = self.now_ms(), self.clock()
-        self._handling, self._connection = True, connection
-        self.send.refusal = self.flow.refusal(now)
+        self._begin(connection, now)
         try:
-            response = handler(request, connection, now)
-        except Exception as error:
-            response = _error_response(request, error)
-        if response is not None:
-            self._respond(request, response, connection)
-        self.settle()
-        self._handling, self._connection = False, None
+            try:
+                response = handler(request, connection, now)
+            except Exception as error:
+                response = _error_response(request, error)
+            if response is not None:
+                self._respond(request, response, connection)
+            self.settle()
+        finally:
+            self._end()
 
     # ---- the end of a chunk ----
 

@@ -55,16 +55,17 @@ class Relay:
     def call(self, to: Connection, command: Command, seconds: float, answered: Answered) -> None:
         """Send a request to a client; `answered` is told of what comes of it, never before this returns.
 
-        Raises ResponseError when the client has just gone, or when too many requests are on their way.
+        Raises ResponseError when the client has just gone, or when too many requests are on their way, and
+        LocalProtocolError for a command that has no frame.
         """
         if to.closed:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
         if self._count >= ROWS_MAX:
             raise for_code(ResponseCode.SYSTEM_BUSY, f"{ROWS_MAX} requests to clients wait for their answers")
+        to.notify(command)  # first: a request that has no frame is nobody's to wait for
         row = Row(command, answered, seconds, self.clock() + seconds)
         self._rows.setdefault(to, {})[command.opaque] = row
         self._count += 1
-        to.notify(command)
         if row.deadline < self._announced:
             self._announced = row.deadline
             self.rescheduled()

@@ -536,6 +536,11 @@ class Send:
             connection.reply(request.reply(code, remark))
         self._clear()
 
+    def forget(self) -> None:
+        """Forget who of the pending batch waits for an answer; nobody does after a chunk that went well."""
+        if self.acks or self.acks_at_once or self.returned:
+            self._clear()
+
     def _clear(self) -> None:
         self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
 

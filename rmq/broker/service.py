@@ -21,7 +21,8 @@
 Stopping goes from the outside in: name servers are told, sends are refused, polls answered, the log is
 flushed, connections are closed with their last answers, tables are saved, the store is closed. An error of a
 connection ends that connection, one of a plugin's task restarts it, expected network errors in `register`
-are retried; anything else ends the broker with that error, because a store that cannot flush must not go on.
+are retried, and so is a timed loop that fails by an error of ours or of the system; anything else, and what
+the flusher cannot mend, ends the broker with that error, because a store that cannot flush must not go on.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -51,6 +52,7 @@ from rmq.errors import (
     RemoteProtocolError,
     RequestTimeout,
     ResponseError,
+    RmqError,
     StoreError,
 )
 from rmq.plugin import load, named
@@ -80,6 +82,8 @@ REPUT_SECONDS = 0.01
 REPUT_RECORDS = 500
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 """What may go wrong with a name server; it is tried again."""
+ENDURED = (RmqError, OSError)
+"""What ends no loop but the flusher's: a record, a peer or a full table may cause it at any time."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -144,6 +148,12 @@ async def run_until_signalled(
                 log.info("%s: stopping", signal.Signals(number).name)
                 break
             stop.set()
+
+
+async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
+    """Go on with a loop a second after one of `ENDURED`: it begins with what is due, whatever it has done."""
+    what = f"the broker's loop {loop.__name__.strip('_')}"
+    await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
 def _check(config: BrokerConfig, store_config: StoreConfig) -> None:
@@ -339,9 +349,9 @@ class _Service:
         async with trio.open_nursery() as inner:
             await inner.start(self._flusher.run, self._threads, self._flush_seconds)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
-                inner.start_soon(loop)
+                inner.start_soon(_enduring, loop)
             for loop in (self._waits, self._expire, self._persist):
-                inner.start_soon(loop)
+                inner.start_soon(_enduring, loop)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with Pool(self._network, Stranger(), tls=self._tls) as pool, trio.open_nursery() as outer:

@@ -23,7 +23,7 @@ import anyio.abc
 import trio
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
-from rmq.protocol.codes import FLAG_RESPONSE
+from rmq.protocol.codes import FLAG_RESPONSE, ResponseCode
 from rmq.protocol.command import Command, Decoder, encode
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import Waiter, current_loop
@@ -50,7 +50,8 @@ class Endpoint(Protocol):
     def handle(self, requests: list[Command], connection: Connection) -> None:
         """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
 
-        Must not block. An exception other than RemoteProtocolError is a bug and ends the service.
+        Must not block. An exception ends this connection and no other; one other than RemoteProtocolError is
+        a bug and is logged with its traceback.
         """
 
     def closed(self, connection: Connection) -> None:
@@ -145,8 +146,17 @@ class Connection:
         self._put(encode(command))
 
     def reply(self, response: Command) -> None:
-        """Send a response, soon. Dropped when the connection has ended."""
-        self.write(encode(response))
+        """Send a response, soon. Dropped when the connection has ended.
+
+        One that has no frame (passed on from a peer, or a bug) is logged; its asker gets a SYSTEM_ERROR.
+        """
+        try:
+            frame = encode(response)
+        except LocalProtocolError as error:
+            # Whoever calls this may be serving another connection, or a loop of the service.
+            log.error("%s gets an error instead of its answer: %s", self.peer_address, error, exc_info=error)
+            frame = encode(_unsendable(response, error))
+        self.write(frame)
 
     def write(self, frame: Buffer | Sequence[Buffer]) -> None:
         """Send encoded responses, given as one buffer or as several in a row; large ones are not copied.
@@ -199,8 +209,8 @@ class Connection:
     async def run(self) -> None:
         """Serve the connection until it ends, then close the stream and tell the endpoint.
 
-        Expected ends (peer gone, nonsense from the peer, `close`) are logged, not raised. Cancelled: ends
-        the same way.
+        Whatever ends it is logged, not raised: what one peer sends must not end the service of the others.
+        Cancelled: ends the same way.
         """
         try:
             with bare_errors():
@@ -214,6 +224,8 @@ class Connection:
             self.close("cancelled")
             try:
                 self._endpoint.closed(self)
+            except Exception as error:
+                log.error("the end of %s was not taken well: %s", self.peer_address, error, exc_info=error)
             finally:
                 await self._say_goodbye()
 
@@ -244,6 +256,8 @@ class Connection:
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", self.peer_address, error)
             self.close(str(error), error)
+        except Exception as error:
+            self._failed(error)
 
     def _received(self, data: bytes | bytearray) -> int:
         if not data:
@@ -314,6 +328,8 @@ class Connection:
                 await self._late.wait()
         except _LOST as error:
             self._end(f"lost: {error}", error)
+        except Exception as error:
+            self._failed(error)
 
     def _flush_now(self) -> bool:
         """Send the outbox without waiting; False when something is left for `_flush`."""
@@ -423,6 +439,11 @@ class Connection:
             self._mute = True
         self.close(reason, cause)
 
+    def _failed(self, error: Exception) -> None:
+        """End it by a bug, of the endpoint or of ours; the peers of other connections are still served."""
+        log.error("closing %s after an unexpected error: %s", self.peer_address, error, exc_info=error)
+        self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
+
     async def _say_goodbye(self) -> None:
         """Send what is left if the peer takes it soon, close the stream, and let neither hold us up."""
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
@@ -433,3 +454,15 @@ class Connection:
                 log.debug("%s: lost while closing: %s", self.peer_address, error)
             self._outbox.clear()
             await self._stream.aclose()
+
+
+def _unsendable(response: Command, error: LocalProtocolError) -> Command:
+    """What is said in place of a response that has no frame."""
+    remark = f"the answer cannot be sent: {ascii(str(error))[1:-1][:1000]}"
+    return Command(
+        ResponseCode.SYSTEM_ERROR,
+        response.opaque,
+        FLAG_RESPONSE,
+        remark=remark,
+        serialization=response.serialization,
+    )

@@ -76,7 +76,7 @@ class Pool:
         self._now: Callable[[], float] = lambda: 0.0
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
-        """Own the connections until cancelled. An exception from the endpoint comes out of here."""
+        """Own the connections until cancelled. An exception from the endpoint ends one connection."""
         assert self._tasks is None, "a pool runs once"
         self._now = current_loop().now
         try:

@@ -35,9 +35,8 @@ async def serve(
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
 
     Raises PortInUse and OSError before `started`, and ConfigError when the TLS files are not usable: then
-    nothing listens. An exception from `endpoint` ends the service; a peer's errors end that peer's
-    connection. Cancelled: all connections are closed, after what is in their outboxes was sent to peers
-    that read.
+    nothing listens. What goes wrong with a peer ends that peer's connection, a bug of `endpoint` too.
+    Cancelled: all connections are closed, after what is in their outboxes was sent to peers that read.
     """
     listeners = await open_listeners(network, addresses)
     await serve_listeners(listeners, endpoint, limits=limits, tls=tls, task_status=task_status)
@@ -123,6 +122,8 @@ class Server:
             log.warning("closing %s: %s", raw.peer, error)
         except trio.BrokenResourceError as error:
             log.debug("%s: %s", raw.peer, error)
+        except Exception as error:  # a bug, or of a library below: one peer ends, not all
+            log.error("closing %s after an unexpected error: %s", raw.peer, error, exc_info=error)
         finally:
             self._peers -= 1
             await trio.aclose_forcefully(raw)
@@ -130,8 +131,8 @@ class Server:
     async def _converse(self, stream: Stream, first: bytes) -> None:
         connection = Connection(stream, self._endpoint, limits=self._limits, first=first)
         self._connections[connection] = None
-        self._opened(connection)
         try:
+            self._opened(connection)
             await connection.run()
         finally:
             del self._connections[connection]

@@ -29,16 +29,23 @@ def bare_errors() -> Iterator[None]:
         raise error from error.__cause__
 
 
-async def restarting(what: str, run: Callable[[], Awaitable[None]]) -> None:
-    """Run a task whose errors are not ours; when it fails, again after a pause. Ends when it returns."""
-    pause, longest = RESTART_SECONDS
+async def restarting(
+    what: str,
+    run: Callable[[], Awaitable[None]],
+    *,
+    errors: type[Exception] | tuple[type[Exception], ...] = Exception,
+    longest_pause: float = RESTART_SECONDS[1],
+) -> None:
+    """Run a task again after a pause when it fails by one of `errors`. Ends when it returns."""
+    first, longest = RESTART_SECONDS
+    pause = first
     while True:
         began = anyio.current_time()
         try:
             return await run()
-        except Exception as error:
+        except errors as error:
             log.error("%s failed, starting it again: %s", what, error, exc_info=error)
         if anyio.current_time() - began > longest:
-            pause = RESTART_SECONDS[0]
+            pause = first
         await anyio.sleep(pause)
-        pause = min(2 * pause, longest)
+        pause = min(2 * pause, longest_pause)

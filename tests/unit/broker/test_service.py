@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pathlib
 import signal
@@ -21,12 +22,21 @@ from attrs import define, field
 
 from rmq.broker import service
 from rmq.broker.__main__ import banner, durability, main, parse, settings
+from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.errors import ConfigError, ConnectionLost, CorruptRecord, PortInUse, StoreLocked
+from rmq.errors import (
+    ConfigError,
+    ConnectionLost,
+    CorruptRecord,
+    LocalProtocolError,
+    PortInUse,
+    StoreLocked,
+)
 from rmq.plugin import Host, Plugin, PluginRefused
-from rmq.protocol.bodies import HeartbeatData, ProducerData
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
-from rmq.protocol.command import Command
+from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.headers import GetConsumerRunningInfoRequestHeader
 from rmq.protocol.record import decode_records, host_bytes
 from rmq.remoting.connection import Connection
 from rmq.remoting.network import Network, TcpNetwork
@@ -647,3 +657,54 @@ async def test_a_transient_store_pool_is_warned_about_once(caplog: pytest.LogCap
     async with broker(MemoryNetwork(), MemoryDisk(), {"transient_store_pool_enable": True}):
         pass
     assert caplog.text.count("transientStorePoolEnable") == 1
+
+
+# --- what one client sends ends no other ----------------------------------------------------------
+
+
+async def test_an_answer_that_cannot_be_passed_on_leaves_the_broker_alone(
+    network: MemoryNetwork, disk: MemoryDisk, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A consumer answers a relayed request (307) with code 70000: the asker's binary header has 16 bits."""
+    data = ConsumerData("billing", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
+    data.subscription_data_set.append(SubscriptionData("Orders", "*"))
+    heartbeat = HeartbeatData("c@1", consumer_data_set=[data]).to_json()
+
+    class Liar(Inbox):
+        def handle(self, requests: list[Command], connection: Connection) -> None:
+            for request in requests:
+                if request.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+                    connection.reply(request.reply(70_000))
+
+    async with broker(network, disk) as running, Pool(network, Liar()) as liar:
+        await liar.call(running.address, Command.request(RequestCode.HEART_BEAT, None, heartbeat), 3)
+        header = GetConsumerRunningInfoRequestHeader("billing", "c@1", False)
+        asked = Command.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        asked.serialization = ROCKETMQ
+        answer = await running.ask(asked)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "70000" in (answer.remark or "")
+        assert (await running.ask(send())).code == ResponseCode.SUCCESS
+
+
+async def test_an_expected_error_ends_no_loop(
+    network: MemoryNetwork,
+    disk: MemoryDisk,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    faults: list[Exception] = [OSError(errno.EMFILE, "no descriptor"), LocalProtocolError("no frame")]
+    step = Broker.step_transactions
+
+    def failing(self: Broker) -> int:
+        if faults:
+            raise faults.pop(0)
+        return step(self)
+
+    monkeypatch.setattr(Broker, "step_transactions", failing)
+    async with broker(network, disk) as running:
+        await trio.sleep(5)
+        assert not faults
+        assert "check_back failed, starting it again: no frame" in caplog.text
+        assert (await running.ask(send())).code == ResponseCode.SUCCESS

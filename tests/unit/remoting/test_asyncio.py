@@ -133,7 +133,7 @@ def test_back_pressure_and_idle_on_asyncio() -> None:
         on_asyncio(test)
 
 
-def test_a_bug_in_the_endpoint_comes_out_of_run() -> None:
+def test_a_bug_in_the_endpoint_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     def fail(asked: Command, connection: Connection) -> None:
         raise KeyError("a bug")
 
@@ -147,8 +147,9 @@ def test_a_bug_in_the_endpoint_comes_out_of_run() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(caller.run)
             caller.notify(request())
-            with pytest.raises(KeyError, match="a bug"):
-                await connection.run()
+            await connection.run()
+        assert "a bug" in connection.reason
+        assert "Traceback" in caplog.text
         await listener.aclose()
 
     on_asyncio(test)

@@ -9,7 +9,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
-from rmq.protocol.command import Command, encode
+from rmq.protocol.command import ROCKETMQ, Command, encode
 from rmq.remoting import Connection, Limits
 from rmq.remoting.stream import Stream
 from rmq.testing import MemoryNetwork
@@ -305,16 +305,74 @@ async def test_large_buffers_are_sent_uncopied_and_in_order(autojump_clock: Mock
         assert response.body == b"".join(parts)
 
 
-async def test_an_unexpected_error_of_the_endpoint_comes_out_bare(autojump_clock: MockClock) -> None:
+async def test_a_bug_of_the_endpoint_ends_the_connection_and_is_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(asked: Command, connection: Connection) -> None:
         raise KeyError("a bug")
 
-    ours, theirs = MemoryNetwork().pair()
-    connection = Connection(ours, endpoint := Custom(fail))
-    await theirs.send_all(encode(request()))
-    with pytest.raises(KeyError, match="a bug"):
-        await connection.run()
-    assert endpoint.gone == [connection]
+    async with linked(Custom(fail)) as link, trio.open_nursery() as nursery:
+
+        async def call() -> None:
+            with pytest.raises(ConnectionLost, match="a bug"):
+                await link.connection.call(request(), 60)
+
+        nursery.start_soon(call)
+        await wait_all_tasks_blocked()
+        await link.peer.send(request())
+        await link.ended.wait()
+        assert link.endpoint.gone == [link.connection]
+        (record,) = caplog.records
+        assert record.exc_info is not None
+        assert record.levelno == logging.ERROR
+
+
+async def test_a_bug_at_the_end_of_a_connection_is_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgetful(Echo):
+        def closed(self, connection: Connection) -> None:
+            raise KeyError("a bug")
+
+    async with linked(Forgetful()) as link:
+        await link.peer.stream.aclose()
+        await link.ended.wait()
+        assert "a bug" in caplog.text
+
+
+async def test_an_answer_that_has_no_frame_is_an_error_to_its_asker(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The binary header holds 16 bits of a code; a relayed answer may have more."""
+
+    def answer(asked: Command, connection: Connection) -> None:
+        connection.reply(asked.reply(70_000 if asked.body == b"odd" else 0))
+
+    odd, even = request(b"odd"), request(b"even")
+    odd.serialization = even.serialization = ROCKETMQ
+    async with linked(Custom(answer)) as link:
+        await link.peer.send(odd, even)
+        first, second = await link.peer.receive(2)
+        assert (first.opaque, first.code) == (odd.opaque, 1)
+        assert "70000" in (first.remark or "")
+        assert (second.opaque, second.code) == (even.opaque, 0)
+        assert link.connection.peer_address in caplog.text
+
+
+async def test_an_answer_to_a_notice_that_cannot_be_passed_on_ends_the_one_who_gave_it(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Passing(Echo):
+        def answered(self, response: Command, connection: Connection) -> None:
+            raise LocalProtocolError("no frame")
+
+    async with linked(Passing()) as link:
+        link.connection.notify(request())
+        (asked,) = await link.peer.receive()
+        await link.peer.send(asked.reply())
+        await link.ended.wait()
+        assert "no frame" in link.connection.reason
+        assert "no frame" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -213,19 +213,11 @@ async def test_requests_from_the_other_side_reach_the_endpoint(
         assert ours.bodies == [b"notice"]
 
 
-async def test_a_bug_in_the_endpoint_comes_out_of_the_pool(
-    autojump_clock: MockClock, network: CountedDials
+async def test_a_bug_in_the_endpoint_ends_one_connection(
+    autojump_clock: MockClock, network: CountedDials, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(asked: Command, connection: Connection) -> None:
         raise KeyError("a bug")
-
-    async def talk() -> None:
-        async with pooled(network, Custom(fail)) as pool:
-            await pool.connection(ADDRESS)
-            await trio.sleep(100)
-
-    def ask_back(asked: Command, connection: Connection) -> None:
-        raise AssertionError
 
     listener = await network.listen(ADDRESS)
     async with trio.open_nursery() as nursery:
@@ -233,9 +225,13 @@ async def test_a_bug_in_the_endpoint_comes_out_of_the_pool(
         async def ask() -> None:
             await RawPeer(await listener.accept()).send(request())
 
-        nursery.start_soon(ask)
-        with pytest.raises(KeyError, match="a bug"):
-            await talk()
+        async with pooled(network, Custom(fail)) as pool:
+            nursery.start_soon(ask)
+            first = await pool.connection(ADDRESS)
+            await trio.sleep(1)
+            assert first.closed
+            assert "a bug" in caplog.text
+            assert not (await pool.connection(ADDRESS)).closed
 
 
 async def test_an_error_of_the_block_comes_out_bare(autojump_clock: MockClock, network: CountedDials) -> None:

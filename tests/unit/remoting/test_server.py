@@ -156,20 +156,42 @@ async def test_other_errors_of_a_listener_end_the_service(autojump_clock: MockCl
 # --- serving -------------------------------------------------------------------------------------
 
 
-async def test_a_bug_in_the_endpoint_ends_the_service(autojump_clock: MockClock) -> None:
-    def fail(asked: Command, connection: Connection) -> None:
-        raise KeyError("a bug")
+@pytest.mark.parametrize("where", ["opened", "handle", "closed"])
+async def test_a_bug_in_the_endpoint_ends_one_connection(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    class Faulty(Echo):
+        count = 0
+
+        def _first(self, here: str) -> None:
+            if here == where:
+                self.count += 1
+                if self.count == 1:
+                    raise KeyError("a bug")
+
+        def opened(self, connection: Connection) -> None:
+            self._first("opened")
+
+        def handle(self, requests: list[Command], connection: Connection) -> None:
+            self._first("handle")
+            super().handle(requests, connection)
+
+        def closed(self, connection: Connection) -> None:
+            self._first("closed")
 
     network = MemoryNetwork()
-
-    async def ask() -> None:
-        async with served(network, Custom(fail)) as (address,):
-            await RawPeer(await network.dial(address)).send(request())
-            await trio.sleep(10)
-
-    with pytest.raises(ExceptionGroup) as group:
-        await ask()
-    assert group.group_contains(KeyError, match="a bug")
+    async with served(network, Faulty()) as (address,):
+        peer = RawPeer(await network.dial(address))
+        await peer.send(request())
+        if where == "closed":
+            await peer.receive()
+            await peer.stream.aclose()
+        else:
+            assert await peer.ended()
+        await trio.sleep(1)
+        (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
+        assert record.exc_info is not None
+        assert await echoes(network, address)
 
 
 async def test_peers_that_fail_end_only_themselves(
