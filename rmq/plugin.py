@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import define, field, frozen
 
@@ -38,10 +38,14 @@ __all__ = [
     "PluginRefused",
     "PulledEvent",
     "StoredEvent",
+    "account_of",
     "load",
 ]
 
 ENTRY_POINTS = "rmq.plugins"
+
+ACCOUNT: Final = "account"
+"""Under this key of `Peer.state` a gate keeps the name of the account that a connection works for."""
 
 log = logging.getLogger("rmq.plugin")
 
@@ -67,6 +71,16 @@ class Peer(Protocol):
     @property
     def local_address(self) -> str:
         """``host:port`` of this side."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What is kept with the connection, such as `ACCOUNT`."""
+
+
+def account_of(peer: Peer) -> str:
+    """The account whose requests a connection brought last; empty when no gate asks for accounts."""
+    account: str = peer.state.get(ACCOUNT, "")
+    return account
 
 
 @frozen
@@ -139,6 +153,10 @@ class Plugin:
     def on_request(self, peer: Peer, command: Command) -> None:
         """See a request before it is handled. Raises AccessDenied(remark=…) to refuse it."""
 
+    def may_publish(self, peer: Peer, topic: str) -> bool:
+        """Whether a peer may send to a topic, and so be shown what was sent there and is undecided yet."""
+        return True
+
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """See the response to a request, for those answered at once."""
 
@@ -162,6 +180,7 @@ class Hooks:
 
     plugins: tuple[tuple[str, Plugin], ...] = ()
     requests: tuple[Callable[[Peer, Command], None], ...] = ()
+    publishers: tuple[Callable[[Peer, str], bool], ...] = ()
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
     pulled: tuple[Callable[[PulledEvent], None], ...] = ()
@@ -181,6 +200,14 @@ class Hooks:
                 remark = f"a check of this broker failed: {type(error).__name__}"
                 raise AccessDenied(remark=remark) from error
 
+    def may_publish(self, peer: Peer, topic: str) -> bool:
+        """Whether all gates let a peer send to a topic; one that breaks does not."""
+        try:
+            return all(gate(peer, topic) for gate in self.publishers)
+        except Exception as error:
+            self._failed(self.publishers[0], error)
+            return False
+
     def completing(self, handlers: Mapping[int, Any]) -> dict[int, Any]:
         """A server's own handlers and those of the plugins. Raises PluginRefused when both answer a code."""
         twice = handlers.keys() & self.handlers.keys()
@@ -197,7 +224,7 @@ class Hooks:
             except Exception as error:
                 self._failed(hook, error)
 
-    def _failed(self, hook: Callable[..., None], error: Exception) -> None:
+    def _failed(self, hook: Callable[..., object], error: Exception) -> None:
         name = getattr(hook, "__qualname__", repr(hook))
         self.failures[name] = count = self.failures.get(name, 0) + 1
         if count & (count - 1) == 0:  # 1, 2, 4, 8 …: a broken plugin must not fill the log
@@ -216,6 +243,7 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
     return Hooks(
         plugins=tuple(plugins),
         requests=overridden("on_request"),
+        publishers=overridden("may_publish"),
         responses=overridden("on_response"),
         stored=overridden("on_stored"),
         pulled=overridden("on_pulled"),

@@ -15,12 +15,14 @@ from typing import Final
 import trio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
-from rmq.plugin import Handler, Host, Peer, Plugin
+from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin
 from rmq.protocol.command import Command
+from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
 from rmq_acl.files import AclFiles, find
-from rmq_acl.rules import Level, check
+from rmq_acl.permissions import PUB
+from rmq_acl.rules import TOPIC, Level, check, may
 from rmq_acl.verify import identify
 
 __all__ = ["AclPlugin"]
@@ -54,9 +56,19 @@ class AclPlugin(Plugin):
             raise AccessDenied(
                 remark="the header cannot be read, so that nobody can have signed it"
             ) from error
+        if sender.account is not None:
+            peer.state[ACCOUNT] = sender.account.access_key
         if level is Level.ADMIN:
             self._admitted = command
             self.audit.admin(peer.peer_address, command)
+
+    def may_publish(self, peer: Peer, topic: str) -> bool:
+        """Whether the account of a connection, as the files say now, may send to a topic."""
+        accounts, name = self.files.accounts, peer.state.get(ACCOUNT)
+        if name is None:
+            return accounts.is_white(host_of(peer.peer_address))
+        account = accounts.table.get(name)
+        return account is not None and may(account, TOPIC, topic, PUB)
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """Note that what an administrator asked has failed."""

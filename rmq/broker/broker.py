@@ -528,9 +528,14 @@ class Broker:
         self.send.topics_changed()
         self.register_wanted()
 
-    def _ask_producer(self, group: str, request: Command) -> bool:
-        """Send a check-back to some live producer of the group; whether there is one."""
-        members = [member for member in self.clients.producers(group) if not member.connection.closed]
+    def _ask_producer(self, group: str, topic: str, request: Command) -> bool:
+        """Send a check-back, which holds the message, to some live producer of the group that may send to its
+        topic; whether there is one."""
+        members = [
+            member
+            for member in self.clients.producers(group)
+            if not member.connection.closed and self.hooks.may_publish(member.connection, topic)
+        ]
         if not members:
             return False
         self._chance.choice(members).connection.notify(request)

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.client_ids import ClientIds
 from rmq.broker.conflicts import Conflicts
 from rmq.broker.filter import is_tag_type, message_filter
-from rmq.broker.members import ConsumerGroup, Member, terms_of
+from rmq.broker.members import ConsumerGroup, Member, terms_of, with_past_versions
 from rmq.errors import InvalidName, for_code
 from rmq.message import retry_topic, validate_group
+from rmq.plugin import account_of
 from rmq.protocol import bodies
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, TOPIC_UNIT_SUB, RequestCode, ResponseCode
@@ -56,7 +58,7 @@ class Clients:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
-        self._producer_connections: dict[str, Connection] = {}  # client id -> its latest connection
+        self._ids = ClientIds()
         self.conflicts = Conflicts(reject=config.reject_subscription_conflicts)
         self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
         self.emptied: Callable[[str], None] = lambda group: None
@@ -98,7 +100,11 @@ class Clients:
 
     def producer_connection(self, client_id: str) -> Connection | None:
         """The connection of a client that has producers, or None."""
-        return self._producer_connections.get(client_id)
+        return self._ids.connection(client_id)
+
+    def is_anothers(self, client_id: str, connection: Connection, now: int) -> bool:
+        """Whether a client id belongs to another account than the one that the connection works for."""
+        return self._ids.owner(client_id, now) not in (None, account_of(connection))
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group wants of a topic, or None."""
@@ -151,8 +157,20 @@ class Clients:
             member = Member(data.client_id, language, version, connection, now, now)
             self._joined(producer.group_name, self._producers.setdefault(producer.group_name, {}), member)
             self._remember(connection, "producer", producer.group_name)
-            self._producer_connections[data.client_id] = connection
+        if data.producer_data_set:
+            self._claim(data.client_id, connection, now)
         return changed
+
+    def _claim(self, client_id: str, connection: Connection, now: int) -> None:
+        account = account_of(connection)
+        if not self._ids.claim(client_id, connection, account, now):
+            log.warning(
+                "client id %s belongs to account %s: answers to its requests do not go to %s of account %s",
+                client_id,
+                self._ids.owner(client_id, now) or "-",
+                connection.peer_address,
+                account or "-",
+            )
 
     def _check(self, data: HeartbeatData, connection: Connection) -> None:
         try:
@@ -185,7 +203,7 @@ class Clients:
                     ResponseCode.SYSTEM_ERROR, f"{refusal}; rejectSubscriptionConflicts is set on the broker"
                 )
 
-    def warning(self, data: HeartbeatData, connection: Connection) -> str:
+    def warning(self, data: HeartbeatData, connection: Connection, now: int) -> str:
         """What a client is to be told after its heartbeat; empty when all is well."""
         texts = []
         for consumer in data.consumer_data_set:
@@ -193,6 +211,11 @@ class Clients:
             texts.append(self.conflicts.look(group, group.members[connection]))
             if consumer.unit_mode:
                 texts.append(f"group {group.name}: unit mode is ignored by this broker")
+        if data.producer_data_set and self.is_anothers(data.client_id, connection, now):
+            texts.append(
+                f"client id {data.client_id} belongs to a client of another account, which gets the answers "
+                "to its requests; give each client its own instance name"
+            )
         return "; ".join(filter(None, texts))
 
     def _make_retry_topic(self, consumer: ConsumerData) -> None:
@@ -210,8 +233,9 @@ class Clients:
         group.message_model = consumer.message_model
         group.consume_from_where = consumer.consume_from_where
         is_new = self._joined(group.name, group.members, member)
-        is_changed = group.subscribe(consumer.subscription_data_set)
-        self.announced(group.name, consumer.subscription_data_set)
+        wanted = with_past_versions(consumer.subscription_data_set, member.heard_ms)
+        is_changed = group.subscribe(wanted)
+        self.announced(group.name, wanted)
         self._remember(member.connection, "consumer", group.name)
         if is_new or is_changed:
             log.info(
@@ -284,8 +308,8 @@ class Clients:
         member = members.pop(connection)
         if kind == "consumer":
             self.conflicts.left(group, member)
-        elif self._producer_connections.get(member.client_id) is connection:
-            del self._producer_connections[member.client_id]
+        else:
+            self._ids.leave(member.client_id, connection, member.heard_ms)
         if not members:
             del (self._consumers if kind == "consumer" else self._producers)[group]
             if kind == "consumer":
@@ -309,7 +333,7 @@ class Clients:
     def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
         data = HeartbeatData.from_json(request.body)
         self.heartbeat(data, connection, request.language, request.version, now)
-        warning = "" if connection.closed else self.warning(data, connection)
+        warning = "" if connection.closed else self.warning(data, connection, now)
         return request.reply(header={WARNING: warning} if warning else None)
 
     def _on_unregister(self, request: Command, connection: Any, now: int) -> Command:

@@ -16,6 +16,7 @@ from attrs import define, field
 
 from rmq.broker.bloom import BloomFilter
 from rmq.broker.filter import MessageFilter, is_tag_type, message_filter
+from rmq.broker.members import VERSION_AHEAD_MS
 from rmq.errors import ResponseError
 from rmq.message import PROPERTY_RETRY_TOPIC
 from rmq.protocol import json
@@ -93,6 +94,11 @@ class FilterTable:
 
         return accepts
 
+    def is_possible(self, version: int) -> bool:
+        """Whether a subscription's version is a time that a client's clock may show; others are no reason to
+        say that a client has newer subscriptions than it announced."""
+        return version <= self._now_ms() + VERSION_AHEAD_MS
+
     # --- what clients announce ---
 
     def register(self, group: str, wanted: Iterable[SubscriptionData]) -> None:
@@ -117,7 +123,7 @@ class FilterTable:
             self._put(group, wanted)
             return
         same = (known.expression, known.expression_type) == (wanted.sub_string, wanted.expression_type)
-        newer = wanted.sub_version - known.client_version
+        newer = wanted.sub_version - known.client_version if self.is_possible(known.client_version) else 1
         if newer > 0 and not same:
             self._put(group, wanted)
         elif newer > 0 or (newer == 0 and known.is_dead):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rmq.broker.filter import is_tag_type
 from rmq.message import retry_topic
@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
 
 Terms = tuple[str | None, tuple[tuple[str, str], ...]]
+
+
+VERSION_AHEAD_MS: Final = 300_000
+"""How far a client's clock may be ahead of ours. The version of a subscription is the time at which it was
+made, and the newest of a group counts: one from the far future would keep all later ones out."""
 
 
 @define(eq=False)
@@ -55,6 +60,12 @@ class ConsumerGroup:
                 latest[topic] = known
         self.subscriptions = latest
         return changed
+
+
+def with_past_versions(wanted: Iterable[SubscriptionData], now_ms: int) -> list[SubscriptionData]:
+    """The same subscriptions; a version that is further ahead than `VERSION_AHEAD_MS` is made now's."""
+    latest = now_ms + VERSION_AHEAD_MS
+    return [one if one.sub_version <= latest else evolve(one, sub_version=now_ms) for one in wanted]
 
 
 def terms_of(consumer: ConsumerData) -> Terms:

@@ -218,7 +218,7 @@ class Pull:
                 f"the consumer's subscription not exist: group {header.consumer_group} does not subscribe to "
                 f"{header.topic}; all members of a group must have the same subscriptions",
             )
-        if subscription.sub_version < header.sub_version:
+        if subscription.sub_version < header.sub_version and self._filters.is_possible(header.sub_version):
             raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return subscription
 
@@ -230,7 +230,7 @@ class Pull:
                 ResponseCode.FILTER_DATA_NOT_EXIST,
                 "The broker's consumer filter data is not exist!Your expression may be wrong!",
             )
-        if known.client_version < header.sub_version:
+        if known.client_version < header.sub_version and self._filters.is_possible(header.sub_version):
             raise for_code(
                 ResponseCode.FILTER_DATA_NOT_LATEST, "the consumer's consumer filter data not latest"
             )

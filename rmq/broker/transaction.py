@@ -78,7 +78,8 @@ Handler = Callable[[Command, "Connection", int], Command | None]
 class Transactions:
     """The half messages of `store`.
 
-    `ask(group, request)` sends a check-back to a live producer of the group and says whether there was one.
+    `ask(group, topic, request)` sends a check-back about a message for `topic` to a live producer of the
+    group that may send to it, and says whether there was one.
     `commit()` commits what was put and tells who waits for it; it raises StoreError.
     """
 
@@ -89,7 +90,7 @@ class Transactions:
         offsets: Offsets,
         *,
         host: bytes,
-        ask: Callable[[str, Command], bool],
+        ask: Callable[[str, str, Command], bool],
         commit: Callable[[], None],
     ) -> None:
         self.config = config
@@ -312,7 +313,7 @@ class Transactions:
         request = Command.request(
             RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown, self._host), oneway=True
         )
-        if not self._ask(group, request):
+        if not self._ask(group, topic, request):
             log.warning("no producer of group %s is connected to decide on %s", group, half.message_id)
 
     def _pass_settled(self, up_to: int | None = None) -> None:

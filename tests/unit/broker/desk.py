@@ -41,6 +41,7 @@ class Line:
     def __init__(self, peer: str = "10.0.0.1:40001") -> None:
         self.peer_address = peer
         self.local_address = "10.0.0.9:10911"
+        self.state: dict[str, Any] = {}
         self.closed = False
         self.sent: list[Command] = []
 

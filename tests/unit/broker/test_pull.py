@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rmq.broker.members import VERSION_AHEAD_MS
 from rmq.message import tags_code
 from rmq.protocol.bodies import (
     ConsumerData,
@@ -219,6 +220,21 @@ def test_the_groups_registered_subscription_counts_without_one_in_the_request(ri
     assert bodies(rig.one(pull(sys_flag=0, sub_version=8))) == "aa"
     rig.broker.topics.update(TopicConfig("Other", 1, 1))
     assert rig.one(pull("Other", sys_flag=0)).code == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+def test_a_version_from_the_future_keeps_nobody_out(rig: Rig) -> None:
+    """The newest subscription of a group counts, so 2**63-1 would be the last one for ever."""
+    fill(rig, "abab")
+    rig.ask(heartbeat("readers", "Orders", "b", version=2**63 - 1))
+    assert bodies(rig.one(pull(sys_flag=0, sub_version=2**63 - 1))) == "bb"
+    rig.now_ms += 1
+    rig.ask(heartbeat("readers", "Orders", "a", version=rig.now_ms))
+    assert bodies(rig.one(pull(sys_flag=0, sub_version=rig.now_ms))) == "aa"
+    late = rig.now_ms + VERSION_AHEAD_MS  # as far as a clock may be ahead
+    assert rig.one(pull(sys_flag=0, sub_version=late)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    rig.ask(heartbeat("readers", "Orders", "b", version=late))
+    rig.ask(heartbeat("readers", "Orders", "a", version=late - 1))
+    assert bodies(rig.one(pull(sys_flag=0, sub_version=late))) == "bb"
 
 
 def test_a_group_that_may_not_broadcast(rig: Rig) -> None:

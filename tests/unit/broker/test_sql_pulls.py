@@ -94,6 +94,22 @@ def test_a_filter_that_cannot_be_compiled_is_not_there(rig: Rig) -> None:
     assert rig.one(plain(3)).code == ResponseCode.FILTER_DATA_NOT_EXIST
 
 
+def test_a_filter_from_the_future_keeps_no_other_out(rig: Rig) -> None:
+    announce(rig, sql("n > 2", version=2**63 - 1))
+    assert bodies(rig.one(plain(2**63 - 1))) == "34"
+    rig.now_ms += 1
+    announce(rig, sql("n < 2", version=rig.now_ms))
+    assert bodies(rig.one(plain(rig.now_ms))) == "01"
+    saved = json.loads(rig.broker.filters.to_json())
+    saved["filterDataByTopic"]["Orders"]["groupFilterData"]["readers"]["clientVersion"] = 2**63 - 1
+    again = Rig()
+    again.broker.filters.load(json.dumps(saved).encode())
+    announce(again, sql("n > 3", version=5))
+    known = again.broker.filters.get("Orders", "readers")
+    assert known is not None
+    assert (known.expression, known.client_version) == ("n > 3", 5)
+
+
 def test_a_filter_older_than_the_pullers_is_refused(rig: Rig) -> None:
     announce(rig, sql("n > 2", version=7))
     group = rig.broker.clients.consumer_group("readers")

@@ -75,7 +75,7 @@ class Bench:
             raise self.fail
         self.store.commit()
 
-    def ask(self, group: str, request: Command) -> bool:
+    def ask(self, group: str, topic: str, request: Command) -> bool:
         self.asked.append((group, request))
         return self.online
 

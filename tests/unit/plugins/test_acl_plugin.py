@@ -23,7 +23,7 @@ from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import PluginHost as NamesrvHost
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import PluginRefused, hooks_of
-from rmq.protocol.bodies import DataVersion
+from rmq.protocol.bodies import DataVersion, HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateAccessConfigRequestHeader, EndTransactionRequestHeader
@@ -536,3 +536,36 @@ def test_a_plugin_answers_only_what_nobody_answers(tmp_path: Path) -> None:
         PluginRefused, match="plugin 'acl': answers request code 50, as the server itself does"
     ):
         guarded.rig.broker.use_plugins(hooks_of([("acl", guarded.plugin)]))
+
+
+# ---- half messages ----
+
+
+def heartbeat(group: str) -> Command:
+    body = HeartbeatData(f"client of {group}", [ProducerData(group)]).to_json()
+    return Command.request(Code.HEART_BEAT, None, body)
+
+
+def test_a_check_back_goes_to_who_may_send_to_the_topic(guarded: Guarded) -> None:
+    """A heartbeat of producers needs no right: else whoever names the group would be shown the message."""
+    owner, other, white = Wire("10.0.0.1:1"), Wire("10.0.0.2:1"), Wire("10.5.5.1:1")
+    rig = guarded.rig
+    assert rig.one(signed(heartbeat("producers"), OTHER), wire=other).code == 0
+    guarded.ask(send(properties="TRAN_MSG\x01true\x02PGROUP\x01producers", sys_flag=4), OWNER)
+    checks = []
+    for _ in range(8):
+        rig.now_ms += 60_000
+        rig.broker.step_transactions()
+        checks.append([len(wire.take()) for wire in (owner, other, white)])
+        if len(checks) == 2:
+            assert rig.one(signed(heartbeat("producers"), OWNER), wire=owner).code == 0
+        if len(checks) == 4:
+            guarded.write(TEXT.replace("Orders=PUB|SUB", "Orders=SUB"))
+            guarded.plugin.files.poll()
+        if len(checks) == 6:
+            assert rig.one(heartbeat("producers"), wire=white).code == 0
+    assert checks == [[0, 0, 0]] * 2 + [[1, 0, 0]] * 2 + [[0, 0, 0]] * 2 + [[0, 0, 1]] * 2
+
+
+def test_a_gate_that_breaks_shows_nothing(guarded: Guarded) -> None:
+    assert not guarded.rig.broker.hooks.may_publish(object(), "Orders")  # type: ignore[arg-type]
