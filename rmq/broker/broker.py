@@ -543,6 +543,8 @@ class Broker:
 
     def _offset_moved(self, header: PullMessageRequestHeader, next_offset: int) -> None:
         """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
+        if self.is_slave:
+            return
         record = offset_moved_event(
             header, next_offset, self.config.broker_name, now_ms=self.now_ms(), host=self.store.store_host
         )

@@ -53,6 +53,7 @@ from rmq.protocol.record import (
     encode_record,
     record_of,
 )
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
@@ -151,6 +152,11 @@ class Transactions:
         record.sys_flag &= ~SYS_ROLLBACK
 
     def _on_end(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        if self._store.config.broker_role is BrokerRole.SLAVE:  # answered as RocketMQ does
+            log.warning("%s ends a transaction on a slave", connection.peer_address)
+            raise for_code(
+                ResponseCode.SLAVE_NOT_AVAILABLE, "this broker is a slave: end transactions at its master"
+            )
         header = request.read(EndTransactionRequestHeader)
         decision = header.commit_or_rollback
         if decision in (SYS_COMMIT, SYS_ROLLBACK):

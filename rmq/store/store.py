@@ -28,7 +28,7 @@ from rmq.protocol.engine import build_batch, build_record
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
-from rmq.store.config import StoreConfig, delay_table
+from rmq.store.config import BrokerRole, StoreConfig, delay_table
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk, Lock
 from rmq.store.files import ConfigFiles
@@ -228,7 +228,7 @@ class Store(StoreView):
         are filled in.
 
         It is readable, and may be acknowledged, after `commit`. Raises StoreError for a record that no
-        log file can hold or when nothing can be written; the pending batch stays as it was.
+        log file can hold, on a slave, and when nothing can be written; the pending batch stays as it was.
         """
         queue = self._queues.table.get((record.topic, record.queue_id))
         if queue is None:
@@ -322,6 +322,9 @@ class Store(StoreView):
         return Batch(first, positions, total)
 
     def _begin_batch(self) -> None:
+        if self.config.broker_role is BrokerRole.SLAVE:
+            # A record of its own would make the log differ from its master's for good.
+            raise StoreError("this broker is a slave, whose log takes its master's records only")
         self._queues.check_room(self._log.timestamp)
         now, last = self._now_ms(), self._log.timestamp
         # Store times tell what was synced and are searched by halves: small steps back of the clock are

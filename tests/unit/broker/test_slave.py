@@ -1,0 +1,92 @@
+"""A slave's store holds its master's records only, and its tables are its master's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rmq.errors import StoreError
+from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
+from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import EndTransactionRequestHeader
+from rmq.protocol.record import Record
+from rmq.store.config import BrokerRole
+
+from .rig import Rig, batch, pull, send
+
+
+def slave(**store: Any) -> Rig:
+    return Rig(store={"broker_role": BrokerRole.SLAVE, **store}, broker_id=1)
+
+
+def copied(master: Rig, **store: Any) -> Rig:
+    """A slave that has the master's log and topics."""
+    made = slave(**store)
+    made.broker.append_raw(0, master.store.read_raw(0, 1 << 20))
+    made.broker.files.copy("topics", master.broker.topics.to_json())
+    return made
+
+
+def half(rig: Rig) -> Command:
+    """What ends the transaction that a half message in `rig` began."""
+    answer = rig.one(send(properties="TRAN_MSG\x01true\x02PGROUP\x01producers", sys_flag=SYS_PREPARED))
+    header = EndTransactionRequestHeader(
+        producer_group="producers",
+        tran_state_table_offset=int(answer.ext["queueOffset"]),
+        commit_log_offset=int(answer.ext["msgId"][-16:], 16),
+        commit_or_rollback=SYS_COMMIT,
+        msg_id="M",
+    )
+    return Command.request(RequestCode.END_TRANSACTION, header)
+
+
+def test_a_slave_s_store_takes_no_record_of_its_own() -> None:
+    rig = slave()
+    with pytest.raises(StoreError, match="slave"):
+        rig.store.put(Record("Orders", 0, b"mine"))
+    with pytest.raises(StoreError, match="slave"):
+        rig.broker.put(Record("Orders", 0, b"mine"))
+    assert rig.store.max_physical_offset == 0
+
+
+def test_a_transaction_does_not_end_on_a_slave() -> None:
+    master = Rig()
+    end = half(master)
+    rig = copied(master)
+    reach = rig.store.max_physical_offset
+    answer = rig.one(end)
+    assert (answer.code, rig.store.max_physical_offset) == (ResponseCode.SLAVE_NOT_AVAILABLE, reach)
+    assert rig.broker.transactions.open_count == 1
+    assert master.one(end).code == 0
+
+
+def test_a_discarded_half_message_is_not_put_back_on_a_slave() -> None:
+    master = Rig()
+    record = Record(TRANS_CHECK_MAX_TIME_TOPIC, 0, b"half")
+    master.broker.put(record)
+    rig = copied(master)
+    reach = rig.store.max_physical_offset
+    name = offset_message_id(rig.store.store_host, record.physical_offset)
+    answer = rig.one(Command.request(RequestCode.RESUME_CHECK_HALF_MESSAGE, {"msgId": name}))
+    assert (answer.code, rig.store.max_physical_offset) == (ResponseCode.SYSTEM_ERROR, reach)
+    assert "slave" in (answer.remark or "")
+
+
+def test_an_offset_out_of_range_leaves_no_event_on_a_slave(caplog: pytest.LogCaptureFixture) -> None:
+    master = Rig()
+    master.ask(*[send() for _ in range(3)])
+    rig = copied(master, offset_check_in_slave=True)
+    reach = rig.store.max_physical_offset
+    assert rig.one(pull(offset=99)).code == ResponseCode.PULL_OFFSET_MOVED
+    assert rig.store.max_physical_offset == reach
+    assert "is lost" not in caplog.text
+
+
+@pytest.mark.parametrize("request_", [send(), batch()])
+def test_a_slave_sends_producers_to_its_master(request_: Command) -> None:
+    rig = slave()
+    answer = rig.one(request_)
+    assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert rig.store.max_physical_offset == 0
