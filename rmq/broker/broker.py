@@ -390,7 +390,7 @@ class Broker:
         self.send.tallies = {}
         if self._connection is not None:
             self.send.refuse(self._connection, code, remark)
-        self.transactions.load(self.now_ms())
+        self.transactions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Wake who waits for these queues, once for each queue."""

@@ -8,14 +8,19 @@ asks a producer of the group; after `transactionCheckMax` checks it goes to TRAN
 that is RocketMQ 4.9's, so that either broker goes on with the other's store.
 
 Beyond it: an end that comes twice is ignored, and one that comes late, for a half message that was written
-anew meanwhile, settles the new one too.
+anew meanwhile, settles the new one too. That it came already is known by its op message only, of the last
+`DONE_KEPT` ones; an end that nothing is known of is obeyed, as RocketMQ obeys all, so that a commit is at
+worst delivered twice and never dropped. Each copy names the queue offset of the first one, in RocketMQ's own
+property for that (TRAN_PREPARED_QUEUE_OFFSET), and is as old as that one is in the store: no clock of a
+producer makes a half message young, and no immunity lasts longer than the log is kept for.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Final
 
 import attrs
@@ -47,6 +52,7 @@ from rmq.protocol.headers import (
     ResumeCheckHalfMessageRequestHeader,
 )
 from rmq.protocol.record import (
+    PROPERTIES_MAX,
     Record,
     decode_record,
     encode_properties,
@@ -65,15 +71,34 @@ TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 OP_DONE: Final = "d"
 """Tag of an op message: its half message needs nothing any more."""
 
-STEP_MESSAGES: Final = 500
-"""Half messages that one step looks at; the loop of the broker breathes between two steps."""
+STEP_MESSAGES: Final = 100
+"""Half messages that one step reads; the loop of the broker breathes between two steps."""
+STEP_PASSED: Final = 5_000
+"""Ended half messages that one step passes over."""
+STEP_BYTES: Final = 1 << 20
+"""So much one step writes anew, and one message more."""
 
 DRAIN_AT: Final = 10_000
 """Ended half messages remembered before the settled part of the queue is passed without waiting."""
+DONE_KEPT: Final = 20_000
+"""So many of the last op messages are known, whatever they ended."""
+LEFT_BEHIND: Final = 10_000
+"""A half message that asked not to be checked yet stays where it is until so many have come after it; then it
+is written anew, so that the queue's settled part moves on."""
+RENEWAL_ROOM: Final = 128
+"""Bytes of properties that a half message leaves for what a check adds to it."""
 
 log = logging.getLogger("rmq.broker")
 
 Handler = Callable[[Command, "Connection", int], Command | None]
+
+
+class _Checked(Enum):
+    """What became of a half message in a check."""
+
+    DONE = auto()
+    LEFT = auto()  # it stays open where it is, and those behind it are looked at
+    YOUNG = auto()  # as are all behind it
 
 
 class Transactions:
@@ -101,11 +126,16 @@ class Transactions:
         self._ask = ask
         self._commit = commit
         self._next = 0  # queue offset of the first half message that is not settled
-        self._ended: set[int] = set()  # queue offsets at or above it that have their op message
+        self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
         self._ops: deque[tuple[int, int]] = deque()  # (op's queue offset, half's queue offset), oldest first
-        self._renewed: dict[int, int] = {}  # a half message written anew: old queue offset -> new one
+        self._done: dict[int, None] = {}  # what the last op messages ended, oldest first
+        self._latest: dict[int, int] = {}  # an open one's first queue offset -> that of its newest copy
+        self._replaced: set[int] = set()  # queue offsets at or above `_next` that have a newer copy
+        self._is_surveyed = False  # whether the copies that the store had at its opening are known
         self._pass_at = 0
         self._pass_end: int | None = None  # where the running pass ends; None between two passes
+        self._cursor = 0  # how far the running pass is
+        self._left: int | None = None  # the first half message that it left behind
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> handler."""
@@ -117,25 +147,30 @@ class Transactions:
     @property
     def open_count(self) -> int:
         """Half messages that wait for their end."""
-        return self._store.max_offset(TRANS_HALF_TOPIC, 0) - self._next - len(self._ended)
+        known = len(self._ended) + len(self._replaced)
+        return self._store.max_offset(TRANS_HALF_TOPIC, 0) - self._next - known
 
     def load(self, now_ms: int) -> None:
-        """Find out which half messages of the store are not settled.
-
-        Call it once the offsets are loaded, and again when a commit has failed: what is remembered of the
-        batch that was not written is forgotten.
-        """
-        self._ended.clear()
-        self._ops.clear()
-        self._renewed.clear()
-        self._pass_end = None
+        """Find out which half messages of the store are not settled. Call it once the offsets are loaded."""
+        for table in (self._ended, self._ops, self._done, self._latest, self._replaced):
+            table.clear()
+        self._pass_end, self._is_surveyed = None, False
         self._next = self._start_of(TRANS_HALF_TOPIC)
-        op = self._start_of(TRANS_OP_HALF_TOPIC)
-        for op_offset in range(op, self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)):
+        end, op = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0), self._start_of(TRANS_OP_HALF_TOPIC)
+        first = max(self._store.min_offset(TRANS_OP_HALF_TOPIC, 0), min(op, end - DONE_KEPT))
+        for op_offset in range(first, end):
             message = self._message(TRANS_OP_HALF_TOPIC, op_offset)
             if message is not None and message.tags == OP_DONE and message.body.isdigit():
-                self._end(op_offset, int(message.body))
+                self._end(op_offset, int(message.body), is_passed=op_offset < op)
         self._pass_at = now_ms + self.config.transaction_check_interval
+
+    def rolled_back(self) -> None:
+        """A commit has failed: forget what is remembered of the batch that was not written."""
+        end = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)
+        while self._ops and self._ops[-1][0] >= end:
+            half = self._ops.pop()[1]
+            self._ended.pop(half, None)
+            self._done.pop(half, None)
 
     def _start_of(self, topic: str) -> int:
         low = self._store.min_offset(topic, 0)
@@ -147,7 +182,16 @@ class Transactions:
         """Turn a record that a transactional producer sent into the half message that is stored for it."""
         properties[PROPERTY_REAL_TOPIC] = record.topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(record.queue_id)
+        for name in (PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, PROPERTY_TRANSACTION_CHECK_TIMES):
+            properties.pop(name, None)  # a message that was one before, sent on
         record.properties = encode_properties(properties)
+        size = len(record.properties.encode())
+        if size > PROPERTIES_MAX - RENEWAL_ROOM:
+            raise for_code(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: the properties have {size} bytes. "
+                f"properties length limit of a half message {PROPERTIES_MAX - RENEWAL_ROOM}B.",
+            )
         record.topic, record.queue_id = TRANS_HALF_TOPIC, 0
         record.sys_flag &= ~SYS_ROLLBACK
 
@@ -171,18 +215,21 @@ class Transactions:
 
     def _settle(self, header: EndTransactionRequestHeader, now_ms: int) -> None:
         offset = header.tran_state_table_offset
-        if (offset < self._next and offset not in self._renewed) or offset in self._ended:
-            log.info("the transaction of %s has ended already", header.msg_id)
-            return
-        half = self._checked_half(header)
-        if header.commit_or_rollback == SYS_COMMIT:
-            self._store.put(_committed(half))
-        while True:
-            self._put_op(offset, now_ms)
-            newer = self._renewed.pop(offset, None)
-            if newer is None or newer in self._ended:
+        if not self._has_ended(offset):
+            half = self._checked_half(header)
+            first = _first_of(half)
+            if not self._has_ended(first):
+                if header.commit_or_rollback == SYS_COMMIT:
+                    self._store.put(_committed(half))
+                newest = self._latest.pop(first, offset)
+                self._put_op(first, now_ms)
+                if newest != first and not self._has_ended(newest):
+                    self._put_op(newest, now_ms)
                 return
-            offset = newer
+        log.info("the transaction of %s has ended already", header.msg_id)
+
+    def _has_ended(self, half_offset: int) -> bool:
+        return half_offset in self._ended or half_offset in self._done
 
     def _checked_half(self, header: EndTransactionRequestHeader) -> StoredMessage:
         data = self._store.read(header.commit_log_offset)
@@ -212,12 +259,17 @@ class Transactions:
         self._store.put(record)
         self._end(record.queue_offset, half_offset)
         if len(self._ended) >= DRAIN_AT:
-            self._pass_settled()
+            self._pass_settled(self._next)
 
-    def _end(self, op_offset: int, half_offset: int) -> None:
-        self._ops.append((op_offset, half_offset))
-        if half_offset >= self._next:
-            self._ended.add(half_offset)
+    def _end(self, op_offset: int, half_offset: int, *, is_passed: bool = False) -> None:
+        done = self._done
+        done[half_offset] = None
+        if len(done) > DONE_KEPT:
+            del done[next(iter(done))]
+        if not is_passed:
+            self._ops.append((op_offset, half_offset))
+            if half_offset >= self._next:
+                self._ended[half_offset] = op_offset
 
     # ---- check-back ----
 
@@ -228,80 +280,131 @@ class Transactions:
         """
         if self._pass_end is None:
             if now_ms < self._pass_at:
-                self._pass_settled()
+                self._pass_settled(self._next)
                 return self._pass_at
             self._pass_end = self._store.max_offset(TRANS_HALF_TOPIC, 0)
+            self._cursor, self._left = self._next, None
+        if not self._is_surveyed:
+            self._survey(self._pass_end)
+            return now_ms
         try:
             if self._check_some(now_ms, self._pass_end):
                 return now_ms
         except StoreError:
-            self.load(now_ms)
+            self.rolled_back()
             raise
         self._pass_end = None
+        if len(self._latest) > self.open_count:  # some were cut off with the log's old files
+            self._latest = {first: last for first, last in self._latest.items() if last >= self._next}
         self._pass_at = now_ms + self.config.transaction_check_interval
         return self._pass_at
 
+    def _survey(self, end: int) -> None:
+        """Before the first check: find out which open half messages have newer copies."""
+        stop = min(end, self._cursor + STEP_MESSAGES)
+        for offset in range(self._cursor, stop):
+            half = None if offset in self._ended else self._message(TRANS_HALF_TOPIC, offset)
+            if half is not None and _first_of(half) != offset:
+                self._replace(_first_of(half), offset)
+        self._cursor = stop
+        if stop == end:
+            self._cursor, self._is_surveyed = self._next, True
+
+    def _replace(self, first: int, newest: int) -> None:
+        """A half message has a newer copy."""
+        before = self._latest.get(first, first)
+        if before >= self._next:
+            self._replaced.add(before)
+        self._latest[first] = newest
+
     def _check_some(self, now_ms: int, end: int) -> bool:
         """Look at some half messages below `end`; says whether there are more for this pass."""
-        offset, asks = self._next, list[tuple[StoredMessage, Record]]()
-        stop = min(end, offset + STEP_MESSAGES)
-        while offset < stop:
-            if offset not in self._ended:
-                half = self._message(TRANS_HALF_TOPIC, offset)
-                if half is not None and not self._check(half, offset, now_ms, asks):
+        offset, left, check = self._cursor, self._left, _Check(now_ms, end)
+        stop = min(end, offset + STEP_PASSED)
+        while offset < stop and check.read < STEP_MESSAGES and check.size < STEP_BYTES:
+            if offset not in self._ended and offset not in self._replaced:
+                result = self._check_at(offset, check)
+                if result is _Checked.YOUNG:
+                    stop = end = offset
                     break
+                if result is _Checked.LEFT and left is None:
+                    left = offset
             offset += 1
-        more = offset == stop < end
         if self._store.pending:
             self._commit()
-        self._pass_settled(offset)
-        for half, record in asks:
+        self._cursor, self._left = offset, left
+        for half, record in check.renewed:
+            self._replace(_first_of(half), record.queue_offset)
+        self._pass_settled(offset if left is None else left)
+        for half, record in check.asks:
             self._ask_producer(half, record)
-        return more
+        return offset < end
 
-    def _check(
-        self, half: StoredMessage, offset: int, now_ms: int, asks: list[tuple[StoredMessage, Record]]
-    ) -> bool:
-        """Do what an unsettled half message needs; False when it is too young, as are all behind it."""
-        age = now_ms - half.born_timestamp
+    def _check_at(self, offset: int, check: _Check) -> _Checked:
+        check.read += 1
+        half = self._message(TRANS_HALF_TOPIC, offset)
+        if half is None:
+            return _Checked.DONE
+        if self._has_ended(_first_of(half)):  # by an end that came when it was not known as its newest copy
+            self._put_op(offset, check.now_ms)
+            return _Checked.DONE
+        return self._check(half, offset, check)
+
+    def _check(self, half: StoredMessage, offset: int, check: _Check) -> _Checked:
+        """Do what an unsettled half message needs."""
+        keep_ms = self._store.config.file_reserved_time * 3_600_000
+        age = self._age(half, check.now_ms, keep_ms)
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)
-        if (
-            times >= self.config.transaction_check_max
-            or age > self._store.config.file_reserved_time * 3_600_000
-        ):
-            self._discard(half)
-            return True
+        if times >= self.config.transaction_check_max or age > keep_ms:
+            return self._discard(half, check)
         immunity = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME), -1)
-        if immunity >= 0 and age < immunity * 1000:
-            self._postpone(half, offset)
-            return True
+        properties = half.properties | {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: str(_first_of(half))}
+        if immunity >= 0 and age < min(immunity * 1000, keep_ms):
+            is_old = check.now_ms - half.store_timestamp > keep_ms // 2
+            if check.end - offset < LEFT_BEHIND and not is_old:
+                return _Checked.LEFT
+            self._renew(half, properties, check)
+            return _Checked.DONE
         if 0 <= age < self.config.transaction_time_out and immunity < 0:
-            return False
-        properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}
-        asks.append((half, self._renew(half, offset, properties)))
-        return True
+            return _Checked.YOUNG
+        record = self._renew(half, properties | {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}, check)
+        if record is not None:
+            check.asks.append((half, record))
+        return _Checked.DONE
 
-    def _renew(self, half: StoredMessage, offset: int, properties: dict[str, str]) -> Record:
+    def _age(self, half: StoredMessage, now_ms: int, keep_ms: int) -> int:
+        """How long the first copy has been in the store; as long as files are kept when it is gone."""
+        first = _first_of(half)
+        if first == half.queue_offset:
+            return now_ms - half.store_timestamp
+        stored_ms = self._store.message_time(TRANS_HALF_TOPIC, 0, first)
+        return keep_ms if stored_ms < 0 else now_ms - stored_ms
+
+    def _renew(self, half: StoredMessage, properties: Mapping[str, str], check: _Check) -> Record | None:
+        """Write a half message anew at the end of its queue. One whose properties leave no room for that, of
+        a store that another broker wrote, is discarded."""
         record = record_of(half, TRANS_HALF_TOPIC, 0, properties)
+        if len(record.properties.encode()) > PROPERTIES_MAX:
+            log.error("half message %s has no room in its properties for a check", half.message_id)
+            self._discard(half, check)
+            return None
         self._store.put(record)
-        self._renewed[offset] = record.queue_offset
+        check.size += record.size
+        check.renewed.append((half, record))
         return record
 
-    def _postpone(self, half: StoredMessage, offset: int) -> None:
-        """Write a half message anew that asked not to be checked yet, unless its first copy has ended."""
-        first = _number(half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET), offset)
-        if first not in self._ended:
-            name = PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET
-            self._renew(half, offset, half.properties | {name: str(first)})
-
-    def _discard(self, half: StoredMessage) -> None:
+    def _discard(self, half: StoredMessage, check: _Check) -> _Checked:
         log.warning(
             "half message %s of group %s got no decision and goes to %s",
             half.message_id,
             half.properties.get(PROPERTY_PRODUCER_GROUP),
             TRANS_CHECK_MAX_TIME_TOPIC,
         )
-        self._store.put(record_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0, half.properties))
+        record = record_of(half, TRANS_CHECK_MAX_TIME_TOPIC, 0, half.properties)
+        self._store.put(record)
+        check.size += record.size
+        self._latest.pop(_first_of(half), None)
+        return _Checked.DONE
 
     def _ask_producer(self, half: StoredMessage, record: Record) -> None:
         group = half.properties.get(PROPERTY_PRODUCER_GROUP, "")
@@ -322,21 +425,25 @@ class Transactions:
         if not self._ask(group, topic, request):
             log.warning("no producer of group %s is connected to decide on %s", group, half.message_id)
 
-    def _pass_settled(self, up_to: int | None = None) -> None:
-        """Move the settled part of the queues on: to `up_to`, and over all that has ended behind it."""
-        offset = self._next if up_to is None else up_to
-        ended = self._ended
+    def _pass_settled(self, up_to: int) -> None:
+        """Move the settled part of the queues on: to `up_to`, and over all that has ended behind it. What is
+        not committed yet may be rolled back and is not passed.
+        """
+        offset, ended, replaced = up_to, self._ended, self._replaced
+        written = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)
         for passed in range(self._next, offset):
-            ended.discard(passed)
-        while offset in ended:
-            ended.discard(offset)
+            ended.pop(passed, None)
+            replaced.discard(passed)
+        while ended.get(offset, written) < written or offset in replaced:
+            ended.pop(offset, None)
+            replaced.discard(offset)
             offset += 1
         if offset != self._next:
             self._next = offset
             self._offsets.commit(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0, offset)
         ops = self._ops
         op_offset = -1
-        while ops and ops[0][1] < offset:
+        while ops and ops[0][1] < offset and ops[0][0] < written:
             op_offset = ops.popleft()[0] + 1
         if op_offset >= 0:
             self._offsets.commit(TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0, op_offset)
@@ -357,6 +464,7 @@ class Transactions:
         message_id = request.read(ResumeCheckHalfMessageRequestHeader).msg_id or ""
         half = self._discarded(message_id)
         properties = half.properties | {PROPERTY_TRANSACTION_CHECK_TIMES: "0"}
+        properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)  # its age counts anew
         try:
             self._store.put(record_of(half, TRANS_HALF_TOPIC, 0, properties))
             self._commit()
@@ -377,6 +485,24 @@ class Transactions:
         if message is None or message.topic not in (TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC):
             raise for_code(ResponseCode.SYSTEM_ERROR, f"{message_id} is not a discarded half message")
         return message
+
+
+class _Check:
+    """What one step of a check pass has done."""
+
+    def __init__(self, now_ms: int, end: int) -> None:
+        self.now_ms = now_ms
+        self.end = end
+        self.read = 0
+        self.size = 0  # bytes written
+        self.renewed: list[tuple[StoredMessage, Record]] = []
+        self.asks: list[tuple[StoredMessage, Record]] = []
+
+
+def _first_of(half: StoredMessage) -> int:
+    """The queue offset of a half message's first copy."""
+    first = _number(half.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET), half.queue_offset)
+    return first if 0 <= first < half.queue_offset else half.queue_offset
 
 
 def _committed(half: StoredMessage) -> Record:

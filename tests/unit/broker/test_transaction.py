@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from rmq.broker.transaction import TRANSACTION_GROUP, Transactions
+from rmq.broker.transaction import STEP_MESSAGES, TRANSACTION_GROUP, Transactions
 from rmq.errors import DiskFull, ResponseError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, StoredMessage
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
@@ -45,6 +45,7 @@ class Bench:
 
     def __init__(self, folder: Path, **sizes: int) -> None:
         self.now = START
+        self.born_ahead = 0
         self.config = SimpleNamespace(
             transaction_time_out=6000, transaction_check_max=3, transaction_check_interval=60_000
         )
@@ -80,9 +81,15 @@ class Bench:
         return self.online
 
     def half(self, body: bytes = b"pay", group: str = "payers", **extra: str) -> Record:
-        properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": "U-" + body.decode(), "WAIT": "true"}
+        properties = {
+            "TRAN_MSG": "true",
+            "PGROUP": group,
+            "UNIQ_KEY": "U-" + body[:9].decode(),
+            "WAIT": "true",
+        }
         properties |= extra
-        record = Record("Real", 2, body, encode_properties(properties), 0, SYS_PREPARED, self.now, HOST)
+        born_ms = self.now + self.born_ahead
+        record = Record("Real", 2, body, encode_properties(properties), 0, SYS_PREPARED, born_ms, HOST)
         self.transactions.prepare(record, properties)
         self.store.put(record)
         self.store.commit()
@@ -117,8 +124,11 @@ class Bench:
         return [message.body for message in self.stored("Real", 2)]
 
     def wait(self, ms: int) -> int:
+        """Let time pass, and do what is due then; returns when the next step is."""
         self.now += ms
-        return self.transactions.step(self.now)
+        while (due := self.transactions.step(self.now)) <= self.now:
+            pass
+        return due
 
 
 @pytest.fixture
@@ -214,7 +224,8 @@ def test_the_answer_to_a_check_back_settles_it(bench: Bench) -> None:
     assert bench.real() == [b"pay"]
     assert len(bench.asked) == 1
     assert bench.offsets.table[TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0] == 2
-    assert bench.offsets.table[TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0] == 1
+    assert [op.body for op in bench.stored(TRANS_OP_HALF_TOPIC)] == [b"0", b"1"]
+    assert bench.offsets.table[TRANSACTION_GROUP, TRANS_OP_HALF_TOPIC, 0] == 2
 
 
 def test_a_late_end_of_the_first_copy_settles_the_copy_written_anew(bench: Bench) -> None:
@@ -263,13 +274,175 @@ def test_a_message_that_is_no_half_message_is_not_put_back(bench: Bench) -> None
             bench.transactions._on_resume(request, CONNECTION, bench.now)
 
 
-def test_immunity_postpones_the_check(bench: Bench) -> None:
+def test_immunity_postpones_the_check_and_writes_nothing_meanwhile(bench: Bench) -> None:
     bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="100")
+    bench.half(b"next")
     bench.wait(60_000)
-    assert bench.asked == []
-    assert bench.stored(TRANS_HALF_TOPIC)[1].properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+    assert [decode_record(request.body).body for _, request in bench.asked] == [b"next"]
+    assert len(bench.stored(TRANS_HALF_TOPIC)) == 3
+    bench.wait(60_000)
+    assert [decode_record(request.body).body for _, request in bench.asked] == [b"next", b"pay", b"next"]
+
+
+def test_copies_behind_one_with_immunity_are_asked_for_once_across_a_restart(bench: Bench) -> None:
+    bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
+    half = bench.half(b"next")
+    bench.wait(60_000)
+    bench.store.close()
+    bench.open()
+    bench.wait(60_000)
+    bench.wait(60_000)
+    assert [decode_record(request.body).body for _, request in bench.asked] == 3 * [b"next"]
+    assert bench.transactions.open_count == 2
+    bench.end(half, SYS_ROLLBACK)
+    bench.wait(60_000)
+    assert len(bench.asked) == 3
+
+
+def test_a_half_message_with_immunity_moves_when_many_have_come_after_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.broker.transaction.LEFT_BEHIND", 3)
+    bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
+    for number in range(2):
+        bench.end(bench.half(b"%d" % number), SYS_ROLLBACK)
+    bench.wait(60_000)
+    assert bench.offsets.table[TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0] == 3
+    assert bench.stored(TRANS_HALF_TOPIC)[3].properties["TRAN_PREPARED_QUEUE_OFFSET"] == "0"
+    assert bench.transactions.open_count == 1
+
+
+def test_no_immunity_lasts_longer_than_the_log_and_a_clock_of_the_producer_makes_none_young(
+    bench: Bench,
+) -> None:
+    bench.born_ahead = 10**12
+    bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="9999999999")
+    for _hour in range(72):
+        bench.wait(3_600_000)
+    assert len(bench.stored(TRANS_HALF_TOPIC)) <= 3
+    for _hour in range(3):
+        bench.wait(3_600_000)
+    assert bench.transactions.open_count == 0
+    assert len(bench.stored(TRANS_CHECK_MAX_TIME_TOPIC)) == 1
+
+
+def test_one_without_room_in_its_properties_does_not_stop_the_check_of_others(bench: Bench) -> None:
+    text = "PGROUP\x01payers\x02X\x01" + "x" * 32_740  # as Java takes it
+    fat = Record(TRANS_HALF_TOPIC, 0, b"fat", text, born_timestamp=bench.now)
+    bench.store.put(fat)
+    bench.store.commit()
+    bench.half()
+    bench.wait(60_000)
+    assert [decode_record(request.body).body for _, request in bench.asked] == [b"pay"]
+    assert [message.body for message in bench.stored(TRANS_CHECK_MAX_TIME_TOPIC)] == [b"fat"]
+
+
+def test_a_half_message_without_room_for_a_check_is_refused(bench: Bench) -> None:
+    with pytest.raises(ResponseError, match="limit of a half message 32639B"):
+        bench.half(X="x" * 32_600)
+
+
+def test_properties_of_an_earlier_half_message_are_not_believed(bench: Bench) -> None:
+    first = bench.half()
+    bench.end(first, SYS_ROLLBACK)
+    bench.half(b"again", TRAN_PREPARED_QUEUE_OFFSET="0", TRANSACTION_CHECK_TIMES="99")
     bench.wait(60_000)
     assert len(bench.asked) == 1
+    assert bench.stored(TRANS_CHECK_MAX_TIME_TOPIC) == []
+
+
+def test_a_commit_of_an_earlier_copy_holds_after_a_restart(bench: Bench) -> None:
+    half = bench.half()
+    bench.wait(60_000)
+    bench.store.close()
+    bench.open()
+    bench.end(half, SYS_COMMIT)
+    assert bench.real() == [b"pay"]
+    bench.wait(60_000)
+    assert len(bench.asked) == 1
+    assert [op.body for op in bench.stored(TRANS_OP_HALF_TOPIC)] == [b"0", b"1"]
+    assert bench.transactions.open_count == 0
+
+
+def test_an_end_of_any_copy_is_known_by_its_op_message(bench: Bench) -> None:
+    half = bench.half()
+    bench.wait(60_000)
+    bench.wait(60_000)
+    copies = [
+        Record("", 0, b"", queue_offset=one.queue_offset, physical_offset=one.physical_offset)
+        for one in bench.stored(TRANS_HALF_TOPIC)
+    ]
+    bench.end(copies[1], SYS_COMMIT)
+    for again in (*copies, half):
+        bench.end(again, SYS_COMMIT)
+    bench.store.close()
+    bench.open()
+    for again in copies:
+        bench.end(again, SYS_COMMIT)
+    bench.wait(60_000)
+    assert bench.real() == [b"pay"]
+    assert len(bench.asked) == 2
+    assert bench.transactions.open_count == 0
+
+
+def test_a_commit_of_a_discarded_half_message_is_obeyed(bench: Bench) -> None:
+    half = bench.half()
+    for _ in range(4):
+        bench.wait(60_000)
+    assert len(bench.stored(TRANS_CHECK_MAX_TIME_TOPIC)) == 1
+    bench.end(half, SYS_COMMIT)
+    assert bench.real() == [b"pay"]
+
+
+def test_what_is_remembered_of_ends_and_copies_is_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.broker.transaction.DONE_KEPT", 5)
+    for number in range(20):
+        half = bench.half(b"%d" % number)
+        if number % 2:
+            bench.wait(60_000)
+        bench.end(half, SYS_ROLLBACK)
+    bench.half(b"open")
+    for _ in range(6):
+        bench.wait(60_000)
+    kept = bench.transactions
+    assert kept.open_count == 0
+    assert (len(kept._latest), len(kept._ended), len(kept._done)) == (0, 0, 5)
+
+
+def test_a_failed_write_leaves_what_was_known_before(bench: Bench) -> None:
+    ended, half = bench.half(b"ended"), bench.half()
+    bench.end(ended, SYS_COMMIT)
+    bench.fail = DiskFull("no room")
+    with pytest.raises(DiskFull):
+        bench.end(half, SYS_COMMIT)
+    bench.transactions.rolled_back()
+    bench.fail = None
+    bench.end(ended, SYS_COMMIT)
+    bench.end(half, SYS_COMMIT)
+    assert bench.real() == [b"ended", b"pay"]
+    assert bench.transactions.open_count == 0
+
+
+def test_a_step_of_the_check_is_short_and_the_next_goes_on(bench: Bench) -> None:
+    for number in range(STEP_MESSAGES + 5):
+        bench.half(b"%d" % number)
+    bench.now += 60_000
+    asked = []
+    while bench.transactions.step(bench.now) == bench.now:
+        asked.append(len(bench.asked))
+    assert asked == [0, 0, STEP_MESSAGES]  # the first two look for copies that a start does not know
+    assert len(bench.asked) == STEP_MESSAGES + 5
+
+
+def test_a_step_of_the_check_writes_few_bytes(bench: Bench) -> None:
+    for number in range(5):
+        bench.half(b"%d" % number + bytes(400_000))
+    bench.now += 60_000
+    while not bench.asked:
+        assert bench.transactions.step(bench.now) == bench.now
+    assert len(bench.asked) == 3
 
 
 def test_a_restart_asks_only_for_what_is_open(bench: Bench) -> None:
@@ -289,7 +462,7 @@ def test_a_failed_write_settles_nothing(bench: Bench) -> None:
     bench.fail = DiskFull("no room")
     with pytest.raises(DiskFull):
         bench.end(half, SYS_COMMIT)
-    bench.transactions.load(bench.now)
+    bench.transactions.rolled_back()
     with pytest.raises(DiskFull):
         bench.wait(60_000)
     bench.fail = None
