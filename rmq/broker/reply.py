@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from rmq.errors import ResponseError, RmqError, for_code
 from rmq.message import PROPERTY_PUSH_REPLY_TIME, PROPERTY_REPLY_TO_CLIENT
-from rmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from rmq.protocol.codes import FLAG_ONEWAY, SYS_OF_SENDERS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     ReplyMessageRequestHeader,
@@ -128,7 +128,7 @@ class Reply:
             header.default_topic,
             header.default_topic_queue_nums,
             header.queue_id,
-            header.sys_flag,
+            header.sys_flag & SYS_OF_SENDERS,
             header.born_timestamp,
             header.flag,
             properties,

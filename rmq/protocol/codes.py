@@ -455,6 +455,10 @@ SYS_COMPRESSION_LZ4: Final = 256
 SYS_COMPRESSION_ZSTD: Final = 512
 SYS_COMPRESSION_ZLIB: Final = 768
 SYS_COMPRESSION_MASK: Final = 1792
+SYS_HOST_BITS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
+"""They tell the lengths of a record's hosts, so whoever writes the record sets them."""
+SYS_OF_SENDERS: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK | SYS_MULTI_TAGS
+"""What a sender may say of a message; hosts, the state of a transaction and batches are the broker's."""
 
 # System flag of a pull request.
 PULL_COMMIT_OFFSET: Final = 1

@@ -34,6 +34,7 @@ from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
     SYS_COMPRESSED,
     SYS_COMPRESSION_MASK,
+    SYS_HOST_BITS,
     SYS_STOREHOST_V6,
     CompressionType,
 )
@@ -88,7 +89,7 @@ def record_size(record: Record, store_host: bytes) -> int:
 
 
 def encode_record(record: Record, store_host: bytes) -> bytes:
-    """The record's bytes. The host bits of the sys flag are set from the hosts.
+    """The record's bytes. The host bits of the sys flag tell of these hosts, whatever they were.
 
     Raises LocalProtocolError when topic or properties are too long for their length fields.
     """
@@ -97,7 +98,7 @@ def encode_record(record: Record, store_host: bytes) -> bytes:
         raise LocalProtocolError(
             f"topic of {len(topic)} or properties of {len(properties)} bytes are too long"
         )
-    sys_flag = record.sys_flag
+    sys_flag = record.sys_flag & ~SYS_HOST_BITS
     sys_flag |= (SYS_BORNHOST_V6 if len(record.born_host) == 20 else 0) | (
         SYS_STOREHOST_V6 if len(store_host) == 20 else 0
     )
@@ -126,10 +127,9 @@ _HEAD = {
         (0, 8, 8),
         (SYS_BORNHOST_V6, 20, 8),
         (SYS_STOREHOST_V6, 8, 20),
-        (SYS_BORNHOST_V6 | SYS_STOREHOST_V6, 20, 20),
+        (SYS_HOST_BITS, 20, 20),
     )
 }
-_HOST_BITS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
 _HEAD_V4: Final = _HEAD[0]
 _SHORT = Struct(">h")
 
@@ -146,8 +146,8 @@ def decode_record(
     try:
         form = _HEAD_V4
         fields = form.unpack_from(buffer, at)
-        if fields[7] & _HOST_BITS:
-            form = _HEAD[fields[7] & _HOST_BITS]
+        if fields[7] & SYS_HOST_BITS:
+            form = _HEAD[fields[7] & SYS_HOST_BITS]
             fields = form.unpack_from(buffer, at)
         size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag = fields[:8]
         length = fields[14]

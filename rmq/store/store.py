@@ -23,7 +23,7 @@ from attrs import evolve
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6
 from rmq.protocol.engine import build_batch, build_record
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record
 from rmq.store.checkpoint import Checkpoint
@@ -242,7 +242,8 @@ class Store(StoreView):
             record.born_host,
             record.properties.encode(),
         )
-        sys_flag = record.sys_flag | self._host_flag
+        # The host bits tell of the hosts written here; a record stored again may come with those of others.
+        sys_flag = record.sys_flag & ~SYS_HOST_BITS | self._host_flag
         if len(born_host) == 20:
             sys_flag |= SYS_BORNHOST_V6
         size = self._fixed_size + len(born_host) + len(body) + queue.topic_size + len(properties)
@@ -297,7 +298,9 @@ class Store(StoreView):
         if not commit_log.pending:
             self._begin_batch()
         now, born_host = self._batch_ms, shared.born_host
-        sys_flag = shared.sys_flag | self._host_flag | (SYS_BORNHOST_V6 if len(born_host) == 20 else 0)
+        sys_flag = shared.sys_flag & ~SYS_HOST_BITS | self._host_flag
+        if len(born_host) == 20:
+            sys_flag |= SYS_BORNHOST_V6
         pieces, positions, sizes, texts = build_batch(
             batch,
             suffix,

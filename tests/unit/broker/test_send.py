@@ -10,8 +10,10 @@ from rmq.errors import DiskFull
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
+    SYS_COMMIT,
     SYS_MULTI_TAGS,
     SYS_PREPARED,
+    SYS_ROLLBACK,
     RequestCode,
     ResponseCode,
 )
@@ -147,10 +149,12 @@ def test_flags_of_topic_and_host_are_set(rig: Rig) -> None:
     assert message.born_host == "[::1]:5000"
 
 
-def test_a_message_marked_prepared_has_no_place_in_a_queue(rig: Rig) -> None:
-    answer = rig.one(send(sys_flag=SYS_PREPARED))
+@pytest.mark.parametrize("flags", [SYS_PREPARED, SYS_COMMIT, SYS_ROLLBACK])
+def test_what_is_no_half_message_is_not_in_a_transaction(rig: Rig, flags: int) -> None:
+    """A record marked as prepared has no place in a queue: acknowledged, it would never be seen."""
+    answer = rig.one(send(sys_flag=flags))
     assert (answer.code, answer.ext["queueOffset"]) == (0, "0")
-    assert rig.bodies("Orders") == []
+    assert [(message.body, message.sys_flag) for message in rig.messages("Orders")] == [(b"hello", 0)]
 
 
 # --- refusals ---
