@@ -18,6 +18,7 @@ from rmq.message import tags_code
 from rmq.protocol import engine
 from rmq.protocol.bodies import SubscriptionData
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6, ResponseCode
+from rmq.protocol.text import JAVA
 
 ALL: Final = "*"
 TAG: Final = "TAG"
@@ -100,6 +101,6 @@ def record_properties(record: memoryview) -> dict[str, str]:
         topic_at = body_size_at + 4 + _INT.unpack_from(record, body_size_at)[0]
         start = topic_at + 1 + record[topic_at] + 2
         (size,) = _SHORT.unpack_from(record, start - 2)
-        return engine.parse_properties(str(record[start : start + size], "utf-8", "replace"))
+        return engine.parse_properties(str(record[start : start + size], "utf-8", JAVA))
     except (struct_error, IndexError) as error:
         raise CorruptRecord("record", 0, str(error)) from None

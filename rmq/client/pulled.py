@@ -20,6 +20,7 @@ from rmq.errors import CorruptRecord
 from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_properties, decompress, host_text
+from rmq.protocol.text import JAVA
 
 _START = Struct(">iI12xq")  # size, magic, ..., queue offset
 _BODY = Struct(">8xi24xi44xi")  # ..., body CRC, ..., sys flag, ..., body length after IPv4 hosts
@@ -134,8 +135,8 @@ def _read_names(message: PulledMessage, buffer: bytes, at: int) -> None:
     end = properties_at + int.from_bytes(buffer[properties_at - 2 : properties_at], "big")
     if length < 0 or end != at + message.size:
         raise IndexError("the lengths in the record do not agree")
-    message.topic = buffer[topic_at + 1 : properties_at - 2].decode("utf-8", "replace")
-    message.properties = decode_properties(buffer[properties_at:end].decode("utf-8", "replace"))
+    message.topic = buffer[topic_at + 1 : properties_at - 2].decode("utf-8", JAVA)
+    message.properties = decode_properties(buffer[properties_at:end].decode("utf-8", JAVA))
 
 
 def _read_numbers(message: PulledMessage, buffer: bytes, at: int) -> None:

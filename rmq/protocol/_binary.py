@@ -22,6 +22,7 @@ from rmq.protocol import headers
 from rmq.protocol.codes import LanguageCode, RequestCode
 from rmq.protocol.fields import java_name
 from rmq.protocol.frame import ROCKETMQ, SEND_V2_CODES, Command
+from rmq.protocol.text import java_text
 
 LANGUAGES: Final = {int(language): language.name for language in LanguageCode}
 LANGUAGE_NUMBERS: Final = {language.name: int(language) for language in LanguageCode}
@@ -38,13 +39,19 @@ _SHORT_NAMES: Final = {bytes([letter]): chr(letter) for letter in range(ord("a")
 _NAMES: dict[bytes, str] = {}
 _KEYS: dict[str, bytes] = {}
 _NAMES_MAX: Final = 1024
+_Text = Callable[[bytes], str]
 
 
 def read_binary(header: bytes) -> Command:
-    """The command of a binary header, without its body. Raises RemoteProtocolError."""
+    """The command of a binary header, without its body. Texts that are not UTF-8 are read as Java reads them.
+    Raises RemoteProtocolError.
+    """
     try:
-        return _fast(header) or _general(header)
-    except (struct_error, UnicodeDecodeError, IndexError) as error:
+        try:
+            return _fast(header) or _general(header)
+        except UnicodeDecodeError:
+            return _general(header, java_text)
+    except (struct_error, IndexError) as error:
         raise RemoteProtocolError(f"the binary header cannot be read: {error}: {header[:80]!r}") from None
 
 
@@ -58,11 +65,11 @@ class _BinaryCommand(Command):
         return _fields(raw, at, end)
 
 
-def _general(header: bytes) -> Command:
+def _general(header: bytes, text: _Text = bytes.decode) -> Command:
     code, language, version, opaque, flag, remark_length = _HEAD.unpack_from(header)
     begin, end = _fields_of(header, _HEAD.size, remark_length)
-    remark = header[_HEAD.size : begin - 4].decode() if remark_length else None
-    ext = _fields(header, begin, end)
+    remark = text(header[_HEAD.size : begin - 4]) if remark_length else None
+    ext = _fields(header, begin, end, text)
     name = LANGUAGES.get(language, OTHER)
     return Command(code, opaque, flag, ext, b"", remark, name, version, ROCKETMQ)
 
@@ -78,7 +85,7 @@ def _fields_of(header: bytes, at: int, remark_length: int) -> tuple[int, int]:
     return at, at + length
 
 
-def _fields(header: bytes, at: int, end: int) -> dict[str, str]:
+def _fields(header: bytes, at: int, end: int, text: _Text = bytes.decode) -> dict[str, str]:
     ext: dict[str, str] = {}
     unpack = _SHORT_ENTRY.unpack_from
     names = _NAMES
@@ -87,22 +94,22 @@ def _fields(header: bytes, at: int, end: int) -> dict[str, str]:
         key_length, letter, length = unpack(header, at)
         if key_length == 1:
             at += 7
-            name = _SHORT_NAMES.get(letter) or letter.decode()
+            name = _SHORT_NAMES.get(letter) or text(letter)
         else:
             key = header[at + 2 : at + 2 + key_length]
-            name = names.get(key) or _new_name(key)
+            name = names.get(key) or _new_name(key, text)
             at += key_length + 6
             length = _UNSIGNED.unpack_from(header, at - 4)[0]
         stop = at + length
         if stop > end:
             raise RemoteProtocolError(f"field {name[:80]} of {length} bytes does not fit the header")
-        ext[name] = header[at:stop].decode()
+        ext[name] = text(header[at:stop])
         at = stop
     return ext
 
 
-def _new_name(key: bytes) -> str:
-    name = key.decode()
+def _new_name(key: bytes, text: _Text) -> str:
+    name = text(key)
     if len(_NAMES) < _NAMES_MAX and len(key) < 64:
         _NAMES[key] = name
     return name

@@ -22,6 +22,7 @@ from rmq.protocol.headers import (
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rmq.protocol.text import JAVA
 
 try:
     if os.environ.get("RMQ_NO_MSGSPEC"):
@@ -31,14 +32,42 @@ except ImportError:  # pragma: no cover - the suite runs once without it
     msgspec = None  # type: ignore[assignment]
 
 
+def _number(text: str) -> float:
+    """A number, but for NaN, Infinity and 1e999, which are no JSON."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:80]} is out of range")
+    return number
+
+
+_decode_json = json.JSONDecoder(parse_constant=_number, parse_float=_number).decode
+
+
 def _json_fields(header: bytes) -> dict[str, Any]:
     try:
-        fields = _loads(header)
+        fields = _lenient_loads(header) if _is_odd(header) else _loads(header)
     except (ValueError, RecursionError) as error:
         raise RemoteProtocolError(f"the JSON header cannot be read: {error}: {header[:80]!r}") from None
     if not isinstance(fields, dict):
         raise RemoteProtocolError(f"the JSON header is not an object: {header[:80]!r}")
     return fields
+
+
+def _is_odd(header: bytes) -> bool:
+    """Whether there may be texts that UTF-8 cannot hold: malformed bytes, or half a surrogate pair."""
+    try:
+        header.decode()
+    except UnicodeDecodeError:
+        return True
+    return b"\\ud" in header or b"\\uD" in header
+
+
+def _lenient_loads(header: bytes) -> Any:
+    """JSON whose texts are read as Java reads them. Raises ValueError and RecursionError."""
+    value = _decode_json(header.decode("utf-8", JAVA))
+    if b"\\u" in header:
+        value = _decode_json(json.dumps(value, ensure_ascii=False).encode("utf-8", JAVA).decode())
+    return value
 
 
 def _texts_only(header: bytes) -> dict[str, str] | None:
@@ -251,24 +280,10 @@ if msgspec is not None:
     }
     read_general = _general_reader()
 else:
-
-    def _number(text: str) -> float:
-        """A number, but for NaN, Infinity and 1e999, which are no JSON."""
-        number = float(text)
-        if not math.isfinite(number):
-            raise ValueError(f"{text[:80]} is out of range")
-        return number
-
-    _decode_json = json.JSONDecoder(parse_constant=_number, parse_float=_number).decode
-
     _read_texts = None
 
     def _loads(header: bytes) -> Any:
-        text = header.decode()
-        value = _decode_json(text)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()  # raises for half a surrogate pair
-        return value
+        return _decode_json(header.decode())
 
     def _dumps(value: Any) -> bytes:
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()

@@ -13,6 +13,7 @@ from struct import error as struct_error
 from typing import Final
 
 from rmq.errors import RemoteProtocolError
+from rmq.protocol.text import java_text
 
 _RECORD_V4 = Struct(">iIiiiqqiq8sq8siqi")
 _RECORD = {
@@ -79,7 +80,9 @@ _SHARED = {
 
 
 def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
-    """The messages of a batch body as (flag, body, properties text). Raises RemoteProtocolError."""
+    """The messages of a batch body as (flag, body, properties text), which is read as Java reads what is not
+    UTF-8. Raises RemoteProtocolError.
+    """
     messages = []
     at, end = 0, len(body)
     try:
@@ -90,9 +93,9 @@ def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
             stop = text_at + 2 + text_length
             if length < 0 or text_length < 0 or stop != at + size or stop > end:
                 raise RemoteProtocolError(f"the message at byte {at} of a batch has inconsistent lengths")
-            messages.append((flag, body[at + 20 : text_at], body[text_at + 2 : stop].decode()))
+            messages.append((flag, body[at + 20 : text_at], java_text(body[text_at + 2 : stop])))
             at = stop
-    except (struct_error, UnicodeDecodeError) as error:
+    except struct_error as error:
         raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
     return messages
 
@@ -109,7 +112,8 @@ def build_batch(
     """The records of a batch body, one after the other: their pieces, their physical offsets, their sizes,
     and the properties that they were sent with.
 
-    Each record gets `suffix` after its properties. `place` = (queue id, queue offset, physical offset, sys
+    Each record gets `suffix` after its properties, which may be no UTF-8: they are stored as they came, as
+    Java does it. `place` = (queue id, queue offset, physical offset, sys
     flag) of the first; the rest as for `build_record`. Raises RemoteProtocolError.
     """
     queue_id, queue_offset, position, sys_flag = place
@@ -140,8 +144,6 @@ def build_batch(
             if length < 0 or text_length < 0 or stop != at + size or stop > end:
                 raise RemoteProtocolError(f"the message at byte {at} of a batch has inconsistent lengths")
             body, text = batch[at + 20 : text_at], batch[text_at + 2 : stop]
-            if not text.isascii():
-                text.decode()
             after = suffix if not text or text[-1] == 2 else suffix_after
             text_length += len(after)
             size = fixed + length + text_length
@@ -167,7 +169,7 @@ def build_batch(
             queue_offset += 1
             position += size
             at = stop
-    except (struct_error, UnicodeDecodeError) as error:
+    except struct_error as error:
         raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
     return pieces, positions, sizes, texts
 

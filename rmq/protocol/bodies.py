@@ -16,6 +16,7 @@ from rmq.message import MessageQueue
 from rmq.protocol import codes, json
 from rmq.protocol.body import Body
 from rmq.protocol.fields import Int32, Int64, read_int32
+from rmq.protocol.text import JAVA
 
 ConsumeType = Annotated[str, codes.ConsumeType]
 MessageModel = Annotated[str, codes.MessageModel]
@@ -181,7 +182,7 @@ class _SizedReader:
         return self._take(self.number())
 
     def text(self) -> str:
-        return self.chunk().decode("utf-8", "replace")
+        return self.chunk().decode("utf-8", JAVA)
 
     def _take(self, size: int) -> bytes:
         end = self._at + size

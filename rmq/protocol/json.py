@@ -14,6 +14,7 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
+from rmq.protocol.text import JAVA
 
 MAX_DEPTH: Final = 512
 """Deeper nesting than this is refused."""
@@ -55,7 +56,7 @@ def loads(data: bytes | str) -> Any:
     Invalid UTF-8 and lone surrogates become U+FFFD. Raises RemoteProtocolError when the text is neither, or
     is nested deeper than `MAX_DEPTH`.
     """
-    text = data if isinstance(data, str) else bytes(data).decode("utf-8", "replace")
+    text = data if isinstance(data, str) else bytes(data).decode("utf-8", JAVA)
     text = text.removeprefix("\ufeff")
     if _SURROGATE.search(text) is None:
         try:

@@ -38,6 +38,7 @@ from rmq.protocol.codes import (
     SYS_STOREHOST_V6,
     CompressionType,
 )
+from rmq.protocol.text import JAVA
 
 __all__ = ["BLANK_MAGIC", "MESSAGE_MAGIC"]
 
@@ -155,8 +156,8 @@ def decode_record(
         topic_at = body_at + length
         properties_at = topic_at + 1 + buffer[topic_at]
         end = properties_at + 2 + _SHORT.unpack_from(buffer, properties_at)[0]
-        topic = str(buffer[topic_at + 1 : properties_at], "utf-8", "replace")
-        properties = str(buffer[properties_at + 2 : end], "utf-8", "replace")
+        topic = str(buffer[topic_at + 1 : properties_at], "utf-8", JAVA)
+        properties = str(buffer[properties_at + 2 : end], "utf-8", JAVA)
     except (struct_error, IndexError) as error:
         raise CorruptRecord("record", at, str(error)) from None
     if magic != MESSAGE_MAGIC or end != at + size or end > len(buffer) or length < 0 or at < 0:

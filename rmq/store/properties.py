@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
+from rmq.protocol.text import JAVA
 
 _SCHEDULE = SCHEDULE_TOPIC.encode()
 _TIMER = TIMER_TOPIC.encode()
@@ -43,7 +44,7 @@ def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Map
     if code is None:
         if len(_codes) >= _CODES_LIMIT:
             _codes.clear()
-        code = _codes[tags] = tags_code(tags.decode("utf-8", "replace"))
+        code = _codes[tags] = tags_code(tags.decode("utf-8", JAVA))
     return code
 
 
@@ -68,7 +69,7 @@ class Marks:
             key = text[start:stop]
             if len(text) == length and text[:start] == before and text[stop:] == after and 2 not in key:
                 codes.append(code)
-                keys.append((key.decode("utf-8", "replace"),))
+                keys.append((key.decode("utf-8", JAVA),))
             else:
                 mark = self.of(text)
                 codes.append(mark[0])
@@ -93,7 +94,7 @@ class Marks:
             return known[0], index_keys(properties)
         self._code, self._length = known[0], len(properties)
         self._before, self._after = around
-        return known[0], (properties[start:stop].decode("utf-8", "replace"),)
+        return known[0], (properties[start:stop].decode("utf-8", JAVA),)
 
     def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:
         if len(self._known) >= _CODES_LIMIT:
@@ -119,11 +120,11 @@ def index_keys(properties: bytes) -> tuple[str, ...]:
     unique = value_of(properties, b"UNIQ_KEY\x01")
     keys = value_of(properties, b"KEYS\x01")
     if keys is None:
-        return () if unique is None else (unique.decode("utf-8", "replace"),)
+        return () if unique is None else (unique.decode("utf-8", JAVA),)
     names = [key for key in keys.split(b" ") if key]
     if unique is not None:
         names.insert(0, unique)
-    return tuple([name.decode("utf-8", "replace") for name in names])
+    return tuple([name.decode("utf-8", JAVA) for name in names])
 
 
 def has_unit(sys_flag: int) -> bool:

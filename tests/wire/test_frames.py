@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import headers
 from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.text import java_text
 
 VECTORS = Path(__file__).parents[1] / "golden" / "frames"
 NAMES = sorted(path.stem for path in VECTORS.glob("[0-9]*.json"))
@@ -233,9 +234,10 @@ BAD_JSON = {
     "flag infinite": b'{"code":1,"opaque":1,"flag":1e999}',
     "extFields a list": b'{"code":310,"opaque":1,"extFields":[1]}',
     "extFields a text": b'{"code":310,"opaque":1,"extFields":"x"}',
-    "not utf-8": b'{"code":310,"opaque":1,"extFields":{"a":"\xff\xfe"}}',
-    "not utf-8 in what nobody reads": b'{"code":310,"opaque":1,"extFields":{"a":"x"},"\xff":"\xfe"}',
-    "half a surrogate pair": b'{"code":105,"opaque":1,"extFields":{"a":"\\ud800"}}',
+    "not utf-8 between texts": b'{"code":310,"opaque":1,\xff"extFields":{"a":"x"}}',
+    "a malformed character that eats the quote": '{"code":310,"opaque":1,"extFields":{"a":"功"}}'.encode(
+        "big5"
+    ),
     "not a number": b'{"code":105,"opaque":1,"extFields":{"a":NaN}}',
     "a number out of range": b'{"code":105,"opaque":1,"extFields":{"a":1e999}}',
     "utf-16": '{"code":1}'.encode("utf-16"),
@@ -343,7 +345,6 @@ BAD_BINARY = {
     "negative remark": binary_header(remark_length=-1),
     "remark over the end": binary_header(remark=b"abc", remark_length=100),
     "remark far over the end": binary_header(remark_length=2**31 - 1),
-    "remark not utf-8": binary_header(remark=b"\xff\xff"),
     "negative ext": binary_header(ext_length=-1),
     "ext over the end": binary_header(ext=entry(b"a", b"1"), ext_length=100),
     "key over the end": binary_header(ext=entry(b"topic", b"T", key_length=600)),
@@ -354,9 +355,6 @@ BAD_BINARY = {
     "negative value of a short key": binary_header(ext=entry(b"a", b"T", value_length=-1)),
     "entry cut off": binary_header(ext=entry(b"topic", b"T")[:-3]),
     "rest of one byte": binary_header(ext=entry(b"a", b"T") + b"\0"),
-    "key not utf-8": binary_header(ext=entry(b"\xff\xfe", b"T")),
-    "short key not utf-8": binary_header(ext=entry(b"\xff", b"T")),
-    "value not utf-8": binary_header(ext=entry(b"topic", b"\xff")),
 }
 
 
@@ -369,6 +367,44 @@ def test_unreadable_binary_headers(name: str, header: bytes) -> None:
     words |= {"negative ext": "fields of -1 bytes", "ext over the end": "fields of 100 bytes"}
     with pytest.raises(RemoteProtocolError, match=words.get(name, "header")):
         decode(json_frame(header, kind=ROCKETMQ))
+
+
+FOREIGN = {
+    "GBK": "标签".encode("gbk"),
+    "Latin-1": "café".encode("latin-1"),
+    "CESU-8": b"\xed\xa0\xbd\xed\xb8\x80",
+    "cut off": "中".encode()[:2],
+}
+
+
+@pytest.mark.parametrize("foreign", FOREIGN.values(), ids=FOREIGN)
+@pytest.mark.parametrize("code", [105, 310])
+def test_texts_that_are_not_utf_8_are_read_as_java_reads_them(code: int, foreign: bytes) -> None:
+    text = java_text(foreign)
+    assert "\ufffd" in text
+    short = (
+        b'"a":"g","b":"T","c":"TBW102","d":"4","e":"2","f":"0","g":"1","h":"0","i":"TAGS\\u0001%b"' % foreign
+    )
+    header = b'{"code":%d,"extFields":{%b,"%b":"%b"},"opaque":7,"remark":"%b","x":"%b"}'
+    command = decode(json_frame(header % (code, short, *[foreign] * 4), b"b"))
+    assert (command.ext["i"], command.ext[text], command.remark, command.body) == (
+        f"TAGS\x01{text}",
+        text,
+        text,
+        b"b",
+    )
+    ext = entry(b"i", b"TAGS\x01" + foreign) + entry(foreign, foreign) + entry(b"b", b"T")
+    command = decode(json_frame(binary_header(remark=foreign, ext=ext), b"b", kind=ROCKETMQ))
+    assert (command.ext["i"], command.ext[text], command.remark) == (f"TAGS\x01{text}", text, text)
+    assert java_text(foreign).encode() == decode(encode(command)).ext[text].encode()
+
+
+def test_half_a_surrogate_pair_is_a_question_mark_as_java_writes_it() -> None:
+    for code in (105, 310):
+        header = (
+            b'{"code":%d,"opaque":7,"extFields":{"a":"x\\ud800y\\udc00\\uD83D\\uDE00","b\\uDFFF":"z"}}' % code
+        )
+        assert decode(json_frame(header)).ext == {"a": "x?y?😀", "b?": "z"}
 
 
 def test_binary_texts_of_any_kind() -> None:

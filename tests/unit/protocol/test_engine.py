@@ -17,6 +17,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.protocol import _binary, engine, headers
 from rmq.protocol.codes import LanguageCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.text import java_text
 
 pytestmark = pytest.mark.usefixtures("codec_path")
 
@@ -158,8 +159,8 @@ def binary(code: int, ext: dict[str, str]) -> bytes:
 def outcome(header: bytes, *, general: bool) -> Any:
     """What the reader makes of a header: its values, or that it is refused."""
     try:
-        command = _binary._general(header) if general else _binary.read_binary(header)
-    except (RemoteProtocolError, struct.error, UnicodeDecodeError, IndexError):
+        command = _binary._general(header, java_text) if general else _binary.read_binary(header)
+    except (RemoteProtocolError, struct.error, IndexError):
         return "no command"
     try:
         kind = headers.REQUEST_HEADERS.get(command.code) or headers.RpcRequestHeader

@@ -96,7 +96,7 @@ FAULTS = {
     "index file's slots": (cut(INDEX, 788), "index file size"),
     "index slot without entries": (flip(INDEX, 1069), "index chain"),
     "index header": (flip(INDEX, 30), "index header"),
-    "properties": (write(LAST, LOG_END - 10, b"\xa5"), "record text"),
+    "topic": (write(LAST, 45761, b"\xa5"), "record text"),
     "index file missing": (remove("index/20261121092919292"), "index entry missing"),
     "index file's size": (cut(INDEX, 5000), "index file size"),
     "checkpoint's time": (flip("checkpoint", 1), "checkpoint"),
@@ -316,3 +316,10 @@ def test_a_log_outside_the_folder_is_named(folder: Path, tmp_path: Path) -> None
     assert not (folder / "commitlog").exists()
     said = CliRunner().invoke(command, ["store", "dump", *place, "--limit", "3"])
     assert len(said.output.splitlines()) == 3
+
+
+def test_properties_that_are_not_utf_8_are_a_note_and_no_fault(folder: Path) -> None:
+    write(LAST, LOG_END - 10, b"\xa5")(folder)
+    report = audit(folder)
+    assert "record text" not in report.counts
+    assert [note for note in report.notes if "not UTF-8: 1" in note]
