@@ -54,7 +54,7 @@ class Groups:
     ) -> None:
         self.config = config
         self.slave = slave
-        self.table = {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
+        self.table = _system_groups()
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
         self.deleted: Callable[[str, bool], None] = lambda group, offsets_too: None
         self._save = save
@@ -111,11 +111,13 @@ class Groups:
         return SubscriptionGroupWrapper(self.table, self.data_version).to_json()
 
     def load(self, data: bytes | None) -> None:
-        """Lay a saved table over the system groups; None when there is none. Raises RemoteProtocolError."""
+        """Have the groups of a table, saved or the master's, beside the system groups and no others; None
+        when there is none. Raises RemoteProtocolError.
+        """
         if data is None:
             return
         saved = SubscriptionGroupWrapper.from_json(data)
-        self.table.update(saved.subscription_group_table)
+        self.table = _system_groups() | saved.subscription_group_table
         self.data_version = saved.data_version
 
     def _put(self, group: str, config: SubscriptionGroupConfig | None, now: int | None) -> None:
@@ -157,6 +159,10 @@ class Groups:
                 ResponseCode.SYSTEM_ERROR,
                 "a slave's groups are its master's: send this to the master broker",
             )
+
+
+def _system_groups() -> dict[str, SubscriptionGroupConfig]:
+    return {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
 
 
 def _check(config: SubscriptionGroupConfig) -> None:

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 REPORT: Final = Struct(">q")
 FRAME: Final = Struct(">qi")
 
-FRAME_BYTES: Final = 32 * 1024
-"""haTransferBatchSize: log bytes of one frame at most."""
-
 SLAVE_FRAME_MAX: Final = 4 * 1024 * 1024
 """Bytes of a frame that a slave takes; Java's slave reads into a buffer of that size."""
 
@@ -42,6 +39,7 @@ class MasterSession:
         self._store = store
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
+        self._frame_bytes = min(store.config.ha_transfer_batch_size, SLAVE_FRAME_MAX - FRAME.size)
         self._partial = b""
         self._next = -1  # physical offset of the next byte to send
         self._sent_at = now
@@ -92,7 +90,7 @@ class MasterSession:
             return b""
         limit = self._store.max_physical_offset if most is None else most
         if limit > self._next:
-            body = self._store.read_raw(self._next, min(FRAME_BYTES, limit - self._next))
+            body = self._store.read_raw(self._next, min(self._frame_bytes, limit - self._next))
             head = FRAME.pack(self._next, len(body))
             self._next += len(body)
             self._sent_at = now

@@ -93,6 +93,7 @@ class Topics:
         self.unsaved = False
         self._save = save
         self._now_ms = now_ms
+        self._from_start = dict(self.table)
         self._system = SYSTEM_TOPICS.union(self.table)
 
     def get(self, topic: str) -> TopicConfig | None:
@@ -162,11 +163,13 @@ class Topics:
         return TopicConfigSerializeWrapper(self.table, self.data_version).to_json()
 
     def load(self, data: bytes | None) -> None:
-        """Lay a saved table over the system topics; None when there is none. Raises RemoteProtocolError."""
+        """Have the topics of a table, saved or the master's, beside the system topics and no others; None
+        when there is none. Raises RemoteProtocolError.
+        """
         if data is None:
             return
         saved = TopicConfigSerializeWrapper.from_json(data)
-        self.table.update(saved.topic_config_table)
+        self.table = self._from_start | saved.topic_config_table
         self.data_version = saved.data_version
 
     def _model(self, default_topic: str) -> TopicConfig | None:

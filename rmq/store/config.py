@@ -272,7 +272,10 @@ class StoreConfig:
         20_000, help="Silence after which a slave's link ends", unit="ms", validator=at_least(1)
     )
     ha_transfer_batch_size: int = setting(
-        32 << 10, help="Most log bytes in one packet to a slave", unit="bytes", validator=at_least(1)
+        32 << 10,
+        help="Most log bytes in one packet to a slave, 4 MiB at most",
+        unit="bytes",
+        validator=at_least(1),
     )
     ha_master_address: str | None = setting(
         None, help="Where a slave finds its master's HA port", important=True

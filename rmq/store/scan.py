@@ -209,6 +209,25 @@ def record_at(segments: Segments, position: int, *, check_crc: bool) -> Scanned 
     return parse(segments.copy(position, head.size), 0, position, check_crc=check_crc)
 
 
+def why_no_record(segments: Segments, position: int, end: int) -> str:
+    """What is wrong with the bytes from `position` to the log's `end`, where `Scan` found no good record;
+    empty when they may be the beginning of one, or of a blank record, that has not come whole.
+    """
+    size, magic = _PAIR.unpack(
+        segments.copy(position, min(_PAIR.size, end - position)).ljust(_PAIR.size, b"\0")
+    )
+    have, left = end - position, segments.file_size - position % segments.file_size
+    if have < 4:
+        return ""
+    if have >= 8 and magic not in (MAGIC, BLANK_MAGIC):
+        return f"its magic is {magic & 0xFFFFFFFF:08X}"
+    if not BLANK_SIZE <= size <= left or (have >= 8 and magic == BLANK_MAGIC and size != left):
+        return f"its size is {size}, {left} bytes are left in the file"
+    if have >= size and magic == MAGIC:
+        return "its place, its lengths or its CRC do not fit"
+    return ""
+
+
 def next_good(segments: Segments, position: int) -> Scanned | None:
     """The first good record after `position`, in that file or a later one."""
     address = position + 1

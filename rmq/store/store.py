@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from attrs import evolve
 
-from rmq.errors import StoreError
+from rmq.errors import CorruptRecord, StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6
@@ -39,7 +39,7 @@ from rmq.store.reader import Limits
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
 from rmq.store.reput import Reput, entries_of
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, disk_state, expired_files, why_clean
-from rmq.store.scan import Scan, Scanned
+from rmq.store.scan import Scan, Scanned, why_no_record
 from rmq.store.view import COUNT_BACKLOG, Lookup, StoreView
 
 log = logging.getLogger("rmq.store")
@@ -471,7 +471,8 @@ class Store(StoreView):
         the start of a file. A record may come in pieces.
 
         Returns the queues that grew by whole records. Raises OffsetOutOfRange when the bytes do not
-        follow the log's end, StoreError when they cannot be written.
+        follow the log's end, StoreError when they cannot be written, CorruptRecord when no good record is
+        where one must begin: the log then ends with the last good one.
         """
         if physical_offset != self._log.end:
             if self._log.segments.bases or physical_offset % self._log.file_size:
@@ -483,9 +484,9 @@ class Store(StoreView):
 
     def _queue_raw(self) -> Sequence[Arrival]:
         """Make units and index entries of the whole records that came."""
-        scan = Scan(self._log.segments, self._raw_position, check_crc=False, stop=self._log.end)
+        scan = Scan(self._log.segments, self._raw_position, stop=self._log.end)
         records = list(scan)
-        self._raw_position = scan.position
+        self._raw_position = position = scan.position
         for record in records:
             if has_unit(record.sys_flag):
                 self._own_unit(record)
@@ -495,6 +496,9 @@ class Store(StoreView):
         arrivals = self._take_units()
         self._index_later(entries_of(records))
         self._queues.keep_up(self._log.timestamp)
+        if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
+            self.cut_partial()
+            raise CorruptRecord(self._log.segments.path(position), position, f"it came damaged: {why}")
         return arrivals
 
     def _own_unit(self, record: Scanned) -> None:

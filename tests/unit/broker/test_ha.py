@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from rmq.broker.ha import FRAME, FRAME_BYTES, REPORT, MasterSession, SlaveSession
+from rmq.broker.ha import FRAME, REPORT, SLAVE_FRAME_MAX, MasterSession, SlaveSession
 from rmq.broker.replication import Follower
 from rmq.errors import ConnectFailed, RemoteProtocolError
 from rmq.protocol.codes import ResponseCode
@@ -28,11 +28,12 @@ from .rig import Rig, send
 FILE = 65536
 
 
-def open_store(folder: Path) -> Store:
+def open_store(folder: Path, **settings: Any) -> Store:
     config = StoreConfig(
         store_path_root_dir=str(folder),
         mapped_file_size_commit_log=FILE,
         mapped_file_size_consume_queue=2000,
+        **settings,
     )
     store = Store(RealDisk(), config, store_host=bytes(8), now_ms=lambda: 1_800_000_000_000)
     store.load()
@@ -92,16 +93,19 @@ def test_a_slave_follows_from_the_start_and_over_file_ends(stores: tuple[Store, 
     assert master.acknowledged == master_store.max_physical_offset
 
 
-def test_frames_are_cut_at_32_kib_and_at_file_ends(stores: tuple[Store, Store]) -> None:
-    master_store, _ = stores
+@pytest.mark.parametrize("most", [32 * 1024, 1000, 1 << 30])
+def test_frames_are_cut_at_the_batch_size_and_at_file_ends(tmp_path: Path, most: int) -> None:
+    master_store = open_store(tmp_path, ha_transfer_batch_size=most)
     fill(master_store, 1)
     master = MasterSession(master_store, 0.0)
     master.received(REPORT.pack(0), 0.0)
     fill(master_store, 200)
     frames = []
     while frame := master.frame(0.0):
+        assert len(frame) <= SLAVE_FRAME_MAX
         frames.append(FRAME.unpack_from(frame))
-    assert frames[0] == (0, FRAME_BYTES)
+    master_store.close()
+    assert frames[0] == (0, min(most, FILE))
     assert all(offset // FILE == (offset + size - 1) // FILE for offset, size in frames)
 
 

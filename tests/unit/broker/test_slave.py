@@ -8,6 +8,7 @@ import pytest
 
 from rmq.errors import StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
+from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader
@@ -90,3 +91,28 @@ def test_a_slave_sends_producers_to_its_master(request_: Command) -> None:
     answer = rig.one(request_)
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
     assert rig.store.max_physical_offset == 0
+
+
+def test_a_slave_forgets_the_topics_and_groups_that_its_master_has_deleted() -> None:
+    master, rig = Rig(), slave()
+    own_topics, own_groups = set(rig.broker.topics.table), set(rig.broker.groups.table)
+    for name in ("Kept", "Gone"):
+        master.broker.topics.update(TopicConfig(name))
+        master.broker.groups.update(SubscriptionGroupConfig(name))
+    copy_tables(master, rig)
+    assert {"Kept", "Gone"} <= set(rig.broker.topics.table) & set(rig.broker.groups.table)
+    master.broker.topics.delete("Gone")
+    master.broker.groups.delete("Gone")
+    copy_tables(master, rig)
+    assert set(rig.broker.topics.table) == own_topics | {"Kept"}
+    assert set(rig.broker.groups.table) == own_groups | {"Kept"}
+    for name, data in rig.broker.saves().items():
+        rig.store.save_config(name, data)
+    again = Rig(disk=rig.disk.copy())
+    assert "Gone" not in again.broker.topics.table
+    assert "Gone" not in again.broker.groups.table
+
+
+def copy_tables(master: Rig, to: Rig) -> None:
+    for name, table in master.broker.files.persisting.items():
+        to.broker.copy_table(name, table.to_json())

@@ -731,6 +731,11 @@ def test_what_came_of_a_record_in_part_is_cut_before_another_master_goes_on() ->
         assert bodies(slave) == bodies(second)
 
 
+def feed(slave: Store, data: bytes | bytearray, step: int) -> None:
+    for position in range(0, len(data), step):
+        slave.append_raw(position, data[position : position + step])
+
+
 def last_of(store: Store, queue_offset: int) -> int:
     """Where the record at that offset of the queue ends."""
     unit = store.unit("Orders", 0, queue_offset)
@@ -758,6 +763,25 @@ def test_raw_bytes_must_follow_the_end() -> None:
     empty = open_store()
     with pytest.raises(OffsetOutOfRange):
         empty.append_raw(100, b"x")
+
+
+@pytest.mark.parametrize("at", [0, 4, 30, 90, 100])
+@pytest.mark.parametrize("step", [1, 50, 5000])
+def test_a_record_that_comes_damaged_from_the_master_is_not_kept(at: int, step: int) -> None:
+    """`at`: where in the record a byte is wrong (size, magic, place, body)."""
+    master, slave = open_store(), open_store(broker_role=BrokerRole.SLAVE)
+    for number in range(5):
+        send(master, record(f"message {number}" + "x" * 20))
+    good = last_of(master, 2)
+    data = bytearray(master.read_raw(0, 1 << 20))
+    data[good + at] ^= 0x55
+    with pytest.raises(CorruptRecord, match="damaged") as caught:
+        feed(slave, data, step)
+    assert caught.value.offset == good
+    assert slave.max_physical_offset == good
+    assert bodies(slave) == bodies(master)[:3]
+    copy(master, slave, master.max_physical_offset)
+    assert bodies(slave) == bodies(master)
 
 
 def test_a_slave_may_begin_in_the_middle_of_its_master_s_log() -> None:
