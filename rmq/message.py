@@ -302,10 +302,16 @@ def java_hash(text: str) -> int:
     return (value + 0x80000000 & 0xFFFFFFFF) - 0x80000000
 
 
-@lru_cache(maxsize=4096)
 def tags_code(tags: str | None) -> int:
     """The tags code of a consume queue unit: Java's hash of the tags, 0 without."""
-    return java_hash(tags) if tags else 0
+    if not tags:
+        return 0
+    # Peers choose the texts: long ones would make the cache as large as 4,096 of the longest.
+    return _code_of_short(tags) if len(tags) <= _CACHED_TAGS else java_hash(tags)
+
+
+_CACHED_TAGS = 128  # characters
+_code_of_short = lru_cache(maxsize=4096)(java_hash)
 
 
 def with_properties(message: Message, extra: Mapping[str, str]) -> dict[str, str]:

@@ -501,7 +501,7 @@ class Broker:
         self.store.configure(store_config)
         self.send.configure(config, store_config)
         self.pull.configure(config, store_config)
-        self.filters.config = config
+        self.filters.configure(config)
         self.clients.conflicts.reject = config.reject_subscription_conflicts
         for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
             part.config = config

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 DEAD_BEFORE_MS: Final = 30_000
 """A saved filter that was alive counts as dead since that long ago when it is loaded."""
 
+FILTERS_MAX: Final = 10_000
+"""Filters of all groups. Clients name groups and topics, and a filter outlives them for a day."""
+
 log = logging.getLogger("rmq.broker")
 
 
@@ -75,6 +78,14 @@ class FilterTable:
             config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
         )
         self._table: dict[str, dict[str, Filter]] = {}
+        self._count = 0
+
+    def configure(self, config: BrokerConfig) -> None:
+        """Take new settings. Filters that came while there was no filtering are compiled now."""
+        was_off, self.config = not self.config.enable_property_filter, config
+        if was_off and config.enable_property_filter:
+            for known in [known for table in self._table.values() for known in table.values()]:
+                self._compile(known)
 
     def get(self, topic: str, group: str) -> Filter | None:
         """The group's filter for the topic, dead or alive; None for a group that filters by tags."""
@@ -106,7 +117,8 @@ class FilterTable:
         topics = set()
         for subscription in wanted:
             topics.add(subscription.topic)
-            if subscription.sub_string and not is_tag_type(subscription.expression_type):
+            has_filter = subscription.sub_string and not is_tag_type(subscription.expression_type)
+            if has_filter and self.config.enable_property_filter:
                 self._register(group, subscription)
         for known in self._of(group):
             if known.topic not in topics:
@@ -133,26 +145,45 @@ class FilterTable:
             log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
 
     def _put(self, group: str, wanted: SubscriptionData) -> None:
-        """Put a compiled filter in; one that cannot be compiled takes the old one away."""
+        """Put a filter in, compiled if there is filtering at all; one that cannot be compiled takes the old
+        one away."""
         self.dirty = True
-        table = self._table.setdefault(wanted.topic, {})
-        try:
-            matches = message_filter(wanted)
-        except ResponseError as error:
-            log.warning("group %s: its filter for %s is not usable: %s", group, wanted.topic, error)
-            table.pop(group, None)
-            return
-        made = table[group] = Filter(
+        made = Filter(
             group,
             wanted.topic,
             wanted.sub_string,
             wanted.expression_type or "",
-            matches,
+            None,
             self._now_ms(),
             wanted.sub_version,
             self._bits(group, wanted.topic),
         )
-        log.info("filter registered: %s", made)
+        table = self._table.setdefault(wanted.topic, {})
+        if group not in table and self._count >= FILTERS_MAX:
+            log.warning("%s is not kept: %d filters are here, and no more are taken", made, FILTERS_MAX)
+            return
+        self._count += group not in table
+        table[group] = made
+        if not self.config.enable_property_filter or self._compile(made):
+            log.info("filter registered: %s", made)
+
+    def _compile(self, made: Filter) -> bool:
+        """Compile a filter, or remove it when that is not possible; whether it is there now."""
+        wanted = SubscriptionData(made.topic, made.expression, expression_type=made.expression_type)
+        try:
+            made.matches = message_filter(wanted)
+        except ResponseError as error:
+            log.warning("group %s: its filter for %s is not usable: %s", made.group, made.topic, error)
+            self._remove(made)
+            return False
+        return True
+
+    def _remove(self, known: Filter) -> None:
+        table = self._table[known.topic]
+        del table[known.group]
+        self._count -= 1
+        if not table:
+            del self._table[known.topic]
 
     def _die(self, known: Filter) -> None:
         if not known.is_dead:
@@ -172,14 +203,12 @@ class FilterTable:
     def clean(self) -> None:
         """Remove the filters that have been dead for too long."""
         now, span = self._now_ms(), self.config.filter_data_clean_time_span
-        for topic, table in list(self._table.items()):
-            for group, known in list(table.items()):
+        for table in list(self._table.values()):
+            for known in list(table.values()):
                 if known.is_dead and now - known.dead_ms >= span:
                     log.info("filter removed, dead for too long: %s", known)
-                    del table[group]
+                    self._remove(known)
                     self.dirty = True
-            if not table:
-                del self._table[topic]
 
     def to_json(self) -> bytes:
         """The content of consumerFilter.json."""

@@ -62,7 +62,10 @@ _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
-_PLANS_LIMIT: Final = 4096
+_PLANS_SIZE_MAX: Final = 16 << 20
+_PLAN_SIZE, _PLAN_FACTOR = 2_000, 50
+"""What plans may take, and about what one takes: so many bytes, and so many for each character that is
+compiled or split."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -102,6 +105,7 @@ class Pull:
         self._stats = tables.stats
         self._waits = waits
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
+        self._plans_size = 0
         self.moved: Callable[[PullMessageRequestHeader, int], None] = lambda header, next_offset: None
         self.observe: Callable[[PullMessageRequestHeader, GetResult, Connection], None] | None = None
         waits.resume = self._resume
@@ -114,6 +118,7 @@ class Pull:
         """Take new values of the settings that may change at run time."""
         self.config, self.store_config = config, store_config
         self._plans.clear()
+        self._plans_size = 0
 
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
         """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
@@ -181,6 +186,7 @@ class Pull:
             if plan is None or plan.subscription is not subscription:
                 plan = self._remember(key, self._plan_of_tags(subscription))
             return plan
+        self._check_switch(subscription)
         known = self._filter(header)
         if plan is None or plan.filter is not known:
             plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
@@ -195,6 +201,7 @@ class Pull:
             if is_tag_type(wanted.expression_type):
                 plan = self._plan_of_tags(wanted)
             else:
+                self._check_switch(wanted)
                 plan = self._plan_of_filter(wanted, message_filter(wanted))
             self._remember(key, plan)
         return plan
@@ -245,17 +252,25 @@ class Pull:
     def _plan_of_filter(
         self, subscription: SubscriptionData, accepts: MessageFilter | None, known: Filter | None = None
     ) -> Plan:
+        return Plan(subscription, None, _of_record(accepts), known)
+
+    def _check_switch(self, wanted: SubscriptionData) -> None:
+        """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
         if not self.config.enable_property_filter:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {subscription.expression_type}; "
+                f"The broker does not support consumer to filter message by {wanted.expression_type}; "
                 "set enablePropertyFilter=true on the broker",
             )
-        return Plan(subscription, None, _of_record(accepts), known)
 
     def _remember(self, key: tuple[str, str, str | None], plan: Plan) -> Plan:
-        if len(self._plans) >= _PLANS_LIMIT:
+        """Keep a plan for the next pull, as long as all of them together are small."""
+        size = _size_of(plan)
+        before = self._plans.pop(key, None)
+        self._plans_size += size if before is None else size - _size_of(before)
+        if self._plans_size > _PLANS_SIZE_MAX:
             self._plans.clear()
+            self._plans_size = size
         self._plans[key] = plan
         return plan
 
@@ -362,6 +377,10 @@ class Pull:
 def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | None:
     """A test of a record's properties as a test of its bytes."""
     return None if accepts is None else lambda record: accepts(record_properties(record))
+
+
+def _size_of(plan: Plan) -> int:
+    return _PLAN_SIZE + _PLAN_FACTOR * len(plan.subscription.sub_string)
 
 
 def _code(status: str, offset: int) -> int:

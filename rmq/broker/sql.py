@@ -33,8 +33,17 @@ Compare = Callable[[int], bool]
 MAX_DEPTH = 80
 """Nesting of parentheses and unary operators, and links of a comparison chain. Java's limit is its stack."""
 
+MAX_HEIGHT = 300
+"""Calls within calls that an evaluation may need: chains in parentheses in chains multiply the two above."""
+
+MAX_LENGTH = 8192
+"""Characters of an expression: it is compiled while others wait, and kept as long as its group."""
+
+_SHOWN = 200  # characters of an expression that an error quotes
+
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1
 _LONG_MIN, _LONG_MAX = -(2**63), 2**63 - 1
+_LONG_DIGITS = 19
 
 
 class FilterSyntaxError(RmqError):
@@ -76,16 +85,24 @@ class Expression:
 
 
 def compile_sql(text: str) -> Expression:
-    """Compile `text`. Raises FilterSyntaxError where the Java filter refuses it."""
+    """Compile `text`, in time that grows as its length.
+
+    Raises FilterSyntaxError where the Java filter refuses it, and for what is too long or too deep.
+    """
+    if len(text) > MAX_LENGTH:
+        raise FilterSyntaxError(
+            f"SQL filter: {len(text)} characters, at most {MAX_LENGTH} are allowed: {_quoted(text)}"
+        )
     return Expression(text, _Parser(text).condition())
 
 
 # --- tokens ---
 
-_BLANK = re.compile(r"(?:[ \t\n\r\f]|--[^\n\r]*(?:\r\n|\n|\r)|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/)*")
+# Quantifiers are possessive: what one has taken is never looked at again.
+_BLANK = re.compile(r"(?:[ \t\n\r\f]++|--[^\n\r]*+(?:\r\n|\n|\r)|/\*[^*]*+\*(?:\*|[^*/][^*]*+\*)*+/)*+")
 _TOKEN = re.compile(
-    r"(?P<float>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)?|\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+[eE][+-]?[0-9]+)"
-    r"|(?P<int>0|[1-9][0-9]*[lL]?)"
+    r"(?P<float>[0-9]++\.[0-9]*+(?:[eE][+-]?[0-9]++)?|\.[0-9]++(?:[eE][+-]?[0-9]++)?|[0-9]++[eE][+-]?[0-9]++)"
+    r"|(?P<int>0|[1-9][0-9]*+[lL]?)"
     r"|(?P<string>'(?:''|[^'])*')"
     r"|(?P<word>[A-Za-z_$][A-Za-z0-9_$]*)"
     r"|(?P<sign><>|>=|<=|[(),=<>+-])"
@@ -100,6 +117,15 @@ class _Token:
     at: int
 
 
+def _quoted(text: str, at: int = 0) -> str:
+    """The part of an expression around a position, for errors and logs."""
+    if len(text) <= _SHOWN:
+        return repr(text)
+    start = max(0, min(at - _SHOWN // 2, len(text) - _SHOWN))
+    part = repr(text[start : start + _SHOWN])
+    return f"{'...' if start else ''}{part}{'...' if start + _SHOWN < len(text) else ''}"
+
+
 def _lex(text: str, start: int) -> tuple[_Token, int]:
     blank = _BLANK.match(text, start)
     at = blank.end() if blank else start
@@ -107,7 +133,9 @@ def _lex(text: str, start: int) -> tuple[_Token, int]:
         return _Token("end", "", at), at
     match = _TOKEN.match(text, at)
     if match is None:
-        raise FilterSyntaxError(f"SQL filter: unexpected character {text[at]!r} at position {at} of {text!r}")
+        raise FilterSyntaxError(
+            f"SQL filter: unexpected character {text[at]!r} at position {at} of {_quoted(text, at)}"
+        )
     kind, word = match.lastgroup or "", match.group()
     if kind == "sign":
         kind = word
@@ -126,6 +154,7 @@ class _Node:
     constant: bool = False
     value: Value = None  # of a constant
     name: str | None = None  # of a property
+    height: int = 1  # calls within calls of `evaluate`, at most
 
     @property
     def number(self) -> bool:
@@ -165,7 +194,8 @@ class _Parser:
         token = self.ahead[0]
         found = token.text or "the end"
         return FilterSyntaxError(
-            f"SQL filter: {why}, found {found!r} at position {token.at} of {self.text!r}"
+            f"SQL filter: {why}, found {_quoted(found)} at position {token.at} of "
+            f"{_quoted(self.text, token.at)}"
         )
 
     def deeper(self) -> None:
@@ -180,8 +210,15 @@ class _Parser:
         if node.boolean:
             return node
         if node.name is not None:
-            return _Node(_cast(node.evaluate), True)
+            return self.over(_cast(node.evaluate), node)
         raise self.refused("a condition is wanted, not a value")
+
+    def over(self, evaluate: Evaluate, *parts: _Node, boolean: bool = True) -> _Node:
+        """A node that evaluates its parts, by two calls at most."""
+        height = 2 + max(part.height for part in parts)
+        if height > MAX_HEIGHT:
+            raise self.refused("too many comparisons within comparisons")
+        return _Node(evaluate, boolean, height=height)
 
     def any_of(self) -> _Node:
         return self.chain(self.all_of, "OR", _any)
@@ -195,11 +232,11 @@ class _Parser:
         first = part()
         if self.peek() != joint:
             return first
-        parts = [self.as_condition(first).evaluate]
+        parts = [self.as_condition(first)]
         while self.peek() == joint:
             self.take(joint)
-            parts.append(self.as_condition(part()).evaluate)
-        return _Node(join(parts), True)
+            parts.append(self.as_condition(part()))
+        return self.over(join([one.evaluate for one in parts]), *parts)
 
     def equality(self) -> _Node:
         left, links = self.comparison(), 0
@@ -214,7 +251,7 @@ class _Parser:
             right = self.comparison()
             self.check_equal(left, right)
             equal = _equal(left.evaluate, right.evaluate)
-            left = _Node(equal if kind == "=" else _not(equal), True)
+            left = self.over(equal if kind == "=" else _not(equal), left, right)
         return left
 
     def null_test(self, left: _Node) -> _Node:
@@ -223,7 +260,7 @@ class _Parser:
             self.take("NOT")
             equal = _not(equal)
         self.take("NULL")
-        return _Node(equal, True)
+        return self.over(equal, left)
 
     def check_equal(self, left: _Node, right: _Node) -> None:
         if any(side.constant and side.value is None for side in (left, right)):
@@ -256,7 +293,7 @@ class _Parser:
         for side in (left, right):
             if side.boolean or (side.constant and not side.number):
                 raise self.refused(f"{sign} compares numbers only")
-        return _Node(_ordered(left.evaluate, _ORDER[sign], right.evaluate), True)
+        return self.over(_ordered(left.evaluate, _ORDER[sign], right.evaluate), left, right)
 
     def between(self, value: _Node, negated: bool) -> _Node:
         low = self.unary()
@@ -266,7 +303,7 @@ class _Parser:
             raise self.refused("BETWEEN wants low AND high with low <= high")
         signs, join = (("<", ">"), _any) if negated else ((">=", "<="), _all)
         parts = [self.ordered(value, signs[0], low), self.ordered(value, signs[1], high)]
-        return _Node(join([part.evaluate for part in parts]), True)
+        return self.over(join([part.evaluate for part in parts]), *parts)
 
     def within(self, left: _Node, negated: bool) -> _Node:
         self.take("(")
@@ -277,7 +314,7 @@ class _Parser:
         self.take(")")
         if left.name is None:
             raise self.refused("IN wants a property on its left")
-        return _Node(_within(left.evaluate, frozenset(texts), negated), True)
+        return self.over(_within(left.evaluate, frozenset(texts), negated), left)
 
     def unary(self) -> _Node:
         kind = self.peek()
@@ -290,8 +327,9 @@ class _Parser:
         if kind == "+":
             return operand
         if kind == "-":
-            return _Node(_negated(operand.evaluate))
-        return _Node(_not(self.as_condition(operand).evaluate), True)
+            return self.over(_negated(operand.evaluate), operand, boolean=False)
+        operand = self.as_condition(operand)
+        return self.over(_not(operand.evaluate), operand)
 
     def primary(self) -> _Node:
         kind = self.peek()
@@ -316,13 +354,14 @@ class _Parser:
 
     def number(self, kind: str, text: str) -> int | float:
         if kind == "int":
-            value = int(text.rstrip("lL"))
+            digits = text.rstrip("lL")
+            value = int(digits) if len(digits) <= _LONG_DIGITS else _LONG_MAX + 1
             if value > _LONG_MAX:
-                raise self.refused(f"{text} is above {_LONG_MAX}")
+                raise self.refused(f"{_quoted(text)} is above {_LONG_MAX}")
             return value if value <= _INT_MAX else Long(value)
         decimal = float(text)
         if not math.ulp(0.0) <= decimal <= 1.7976931348623157e308:
-            raise self.refused(f"{text} is not a positive 64-bit decimal")
+            raise self.refused(f"{_quoted(text)} is not a positive 64-bit decimal")
         return decimal
 
 
@@ -469,7 +508,7 @@ def _compare_texts_as_numbers(one: str, other: str) -> int:
     except ValueError:
         raise EvaluationError(
             "RuntimeException",
-            f"It's illegal to compare string by '>=', '>', '<', '<='. lv={one}, rv={other}",
+            f"It's illegal to compare string by '>=', '>', '<', '<='. lv={one[:_SHOWN]}, rv={other[:_SHOWN]}",
         ) from None
 
 
@@ -488,8 +527,8 @@ def _number(text: str, kind: int | float) -> int | float:
 
 _JAVA_INTEGER = re.compile(r"[+-]?\d{1,40}")
 _JAVA_DOUBLE = re.compile(
-    r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?"
-    r"|0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+[fFdD]?)"
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[fFdD]?"
+    r"|0[xX](?:[0-9a-fA-F]++(?:\.[0-9a-fA-F]*+)?|\.[0-9a-fA-F]++)[pP][+-]?[0-9]++[fFdD]?)"
 )
 _JAVA_BLANKS = "".join(map(chr, range(33)))
 

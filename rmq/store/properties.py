@@ -11,6 +11,7 @@ _SCHEDULE = SCHEDULE_TOPIC.encode()
 _TIMER = TIMER_TOPIC.encode()
 _codes: dict[bytes, int] = {}
 _CODES_LIMIT = 4096
+_CODED_TAGS = 128  # bytes of the longest text whose code is remembered: senders choose it
 
 PREPARED = 4
 TRANSACTION_BITS = 12  # 0 none, 4 prepared, 8 commit, 12 rollback
@@ -44,7 +45,9 @@ def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Map
     if code is None:
         if len(_codes) >= _CODES_LIMIT:
             _codes.clear()
-        code = _codes[tags] = tags_code(tags.decode("utf-8", JAVA))
+        code = tags_code(tags.decode("utf-8", JAVA))
+        if len(tags) <= _CODED_TAGS:
+            _codes[tags] = code
     return code
 
 

@@ -247,3 +247,11 @@ def test_hash_is_the_sum_over_utf16_units(text: str) -> None:
     for at in range(0, len(data), 2):
         value = (31 * value + int.from_bytes(data[at : at + 2], "big")) & 0xFFFFFFFF
     assert java_hash(text) == (value - 0x1_0000_0000 if value >= 0x8000_0000 else value)
+
+
+def test_codes_of_long_tags_are_not_remembered() -> None:
+    words._code_of_short.cache_clear()
+    assert tags_code("x" * 30_000) == java_hash("x" * 30_000)
+    assert words._code_of_short.cache_info().currsize == 0
+    assert tags_code("TagA") == java_hash("TagA")
+    assert words._code_of_short.cache_info().currsize == 1

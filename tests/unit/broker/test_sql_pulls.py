@@ -8,7 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
+from rmq.broker import filter as filter_module
+from rmq.broker import filter_table
+from rmq.broker import pull as pull_module
 from rmq.broker.filter import record_properties
 from rmq.broker.filter_table import DEAD_BEFORE_MS
 from rmq.errors import CorruptRecord
@@ -102,7 +106,7 @@ def test_a_filter_from_the_future_keeps_no_other_out(rig: Rig) -> None:
     assert bodies(rig.one(plain(rig.now_ms))) == "01"
     saved = json.loads(rig.broker.filters.to_json())
     saved["filterDataByTopic"]["Orders"]["groupFilterData"]["readers"]["clientVersion"] = 2**63 - 1
-    again = Rig()
+    again = Rig(enable_property_filter=True)
     again.broker.filters.load(json.dumps(saved).encode())
     announce(again, sql("n > 3", version=5))
     known = again.broker.filters.get("Orders", "readers")
@@ -206,7 +210,7 @@ def test_the_file_has_javas_shape_and_bloom_data(golden: Path) -> None:
     """All but the times, from the same subscription that a Java client made at a Java broker."""
     file = json.loads((golden / "store" / "config" / "consumerFilter.json").read_text())
     java = file["filterDataByTopic"]["TopicTest"]["groupFilterData"]["golden_sql_group"]
-    rig = Rig()
+    rig = Rig(enable_property_filter=True)
     rig.now_ms = java["bornTime"]
     wanted = sql(java["expression"], java["clientVersion"], "TopicTest")
     rig.broker.filters.register("golden_sql_group", [wanted])
@@ -219,7 +223,7 @@ def test_the_file_has_javas_shape_and_bloom_data(golden: Path) -> None:
 
 
 def test_a_java_brokers_file_is_read(golden: Path, tmp_path: Path) -> None:
-    rig = Rig()
+    rig = Rig(enable_property_filter=True)
     path = tmp_path / "consumerFilter.json"
     shutil.copy(golden / "store" / "config" / "consumerFilter.json", path)
     rig.broker.filters.load(path.read_bytes())
@@ -300,6 +304,52 @@ def test_a_restart_knows_the_filters_and_thinks_them_dead(rig: Rig) -> None:
     assert known.dead_ms == START + DEAD_BEFORE_MS
     announce(again, sql("n > 2"))
     assert bodies(again.one(plain())) == "34"
+
+
+def test_nothing_is_compiled_while_filters_are_off(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
+    """The switch is asked first: by heartbeats, pulls, checks, and the load of what was saved."""
+    announce(rig, sql("n > 2"))
+    kept = rig.broker.saves()["consumerFilter"]
+    off = Rig()
+    off.ask(send(properties="n\x013"))
+    compiled: list[str] = []
+    compiler = filter_module.compile_sql
+    monkeypatch.setattr(
+        filter_module,
+        "compile_sql",
+        lambda text: compiled.append(text) or compiler(text),  # type: ignore[func-returns-value]
+    )
+    off.broker.filters.load(kept)
+    announce(off, sql("n > 1", version=2), sql("n > 7", topic="Other"))
+    for request in (plain(2), pull(subscription="n > 5", expression_type="SQL92")):
+        answer = off.one(request)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+        assert "enablePropertyFilter=true" in (answer.remark or "")
+    assert compiled == []
+    off.broker.reconfigure(evolve(off.config, enable_property_filter=True), off.store_config)
+    assert compiled == ["n > 2"]
+    announce(off, sql("n > 1", version=2))
+    assert len(decode_records(off.one(plain(2)).body)) == 1
+
+
+def test_filters_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
+    monkeypatch.setattr(filter_table, "FILTERS_MAX", 3)
+    announce(rig, *(sql("n > 2", topic=f"T{number}") for number in range(9)))
+    assert len(saved(rig) or ()) == 3
+    rig.broker.closed(rig.wire)  # type: ignore[arg-type]
+    rig.now_ms += DAY
+    assert saved(rig) == {}
+    announce(rig, *(sql("n > 2", topic=f"U{number}") for number in range(9)))
+    assert len(saved(rig) or ()) == 3
+
+
+def test_plans_of_pulls_take_bounded_memory(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
+    """Each pull may bring an expression of its own; what is remembered of them must not add up."""
+    monkeypatch.setattr(pull_module, "_PLANS_SIZE_MAX", 1 << 20)
+    for number in range(40):
+        tags = "||".join(f"tag{number}-{at}" for at in range(800))
+        assert rig.one(pull(subscription=tags, expression_type="TAG")).code != 0
+        assert len(rig.broker.pull._plans) <= 2
 
 
 def test_other_bloom_settings_drop_the_saved_filters(golden: Path) -> None:
