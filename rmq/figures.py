@@ -6,8 +6,8 @@ Counting is done in plain Python where things happen; a Figure is made of it onl
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, Protocol
 
 from attrs import frozen
 
@@ -74,3 +74,18 @@ class Figure:
 def single(name: str, kind: Kind, help: str, value: float | Histogram) -> Figure:
     """A figure without labels."""
     return Figure(name, kind, help, [((), value)])
+
+
+class Refusing(Protocol):
+    """What lets peers in, and says how often it did not."""
+
+    @property
+    def refused(self) -> Mapping[str, int]:
+        """Reason -> how often."""
+
+
+def refused_connections(ports: Mapping[str, Refusing]) -> Figure:
+    """The connections that a limit refused, for each port."""
+    help = "Connections that a limit refused: of the port, of an address, of descriptors"
+    rows = [((port, reason), n) for port, one in ports.items() for reason, n in one.refused.items()]
+    return Figure("connections_refused", "counter", help, rows, ("port", "reason"))

@@ -20,6 +20,7 @@ from rmq.figures import Figure, Histogram, single
 from rmq.plugin import Host, Peer, Plugin, PulledEvent
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.remoting import TcpNetwork, join_address
 from rmq_metrics.http import serve
 from rmq_metrics.text import Exposition
 
@@ -87,10 +88,10 @@ class MetricsPlugin(Plugin):
 
     async def run(self) -> None:
         """Serve scrapes for as long as the service runs."""
-        listeners = await trio.open_tcp_listeners(self.port, host=self.address)
-        self.listens_on = [_written(listener) for listener in listeners]
-        log.info("metrics on http://%s/metrics", self.listens_on[0])
-        await serve(listeners, self.page)
+        listener = await TcpNetwork().listen(join_address(self.address, self.port))
+        self.listens_on = [listener.address]
+        log.info("metrics on http://%s/metrics", listener.address)
+        await serve(listener, self.page)
 
 
 def _name(codes: Any, code: int) -> str:
@@ -98,8 +99,3 @@ def _name(codes: Any, code: int) -> str:
         return str(codes(code).name)
     except ValueError:
         return str(code)
-
-
-def _written(listener: trio.SocketListener) -> str:
-    host, port = listener.socket.getsockname()[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
 
 import h11
 import trio
 
+from rmq.remoting import Acceptor, Listener, Stream
 from rmq_metrics.text import CONTENT_TYPE
 
 READ_BYTES = 4096
 SECONDS = 10.0
 """For a whole request and its answer."""
 PEERS = 16
-"""At a time; more are closed at once."""
+"""At a time, half of them of one address; more are closed at once."""
+SHARE = 0.03
+"""How much of the descriptors that connections may have scrapes may take."""
 PATHS = (b"/metrics", b"/")
 
 log = logging.getLogger("rmq.metrics")
@@ -22,29 +26,26 @@ log = logging.getLogger("rmq.metrics")
 Page = Callable[[], Awaitable[bytes]]
 
 
-async def serve(listeners: Sequence[trio.SocketListener], page: Page) -> None:
-    """Answer until cancelled. What a peer does wrong ends its connection only."""
-    peers = trio.CapacityLimiter(PEERS)
+async def serve(listener: Listener, page: Page) -> NoReturn:
+    """Answer until cancelled; closes the listener then. What a peer does wrong ends its connection only."""
 
-    async def answer(stream: trio.SocketStream) -> None:
-        try:
-            peers.acquire_nowait()
-        except trio.WouldBlock:
-            await trio.aclose_forcefully(stream)
-            return
+    async def answer(stream: Stream) -> None:
         try:
             with trio.move_on_after(SECONDS):
                 await _converse(stream, page)
         except (trio.BrokenResourceError, h11.LocalProtocolError) as error:
             log.debug("a scrape broke off: %s", error)
-        finally:
-            peers.release()
-            await trio.aclose_forcefully(stream)
 
-    await trio.serve_listeners(answer, list(listeners))
+    try:
+        async with trio.open_nursery() as nursery:
+            await Acceptor(PEERS, share=SHARE).run(listener, answer, nursery)
+    finally:
+        with trio.CancelScope(shield=True):
+            await listener.aclose()
+    raise AssertionError("the loop above does not end")
 
 
-async def _converse(stream: trio.SocketStream, page: Page) -> None:
+async def _converse(stream: Stream, page: Page) -> None:
     connection = h11.Connection(h11.SERVER)
     try:
         request = await _request(stream, connection)
@@ -61,19 +62,19 @@ async def _converse(stream: trio.SocketStream, page: Page) -> None:
         await _send(stream, connection, 200, await page())
 
 
-async def _request(stream: trio.SocketStream, connection: h11.Connection) -> h11.Request | None:
+async def _request(stream: Stream, connection: h11.Connection) -> h11.Request | None:
     """The request; None when the peer leaves without one."""
     while True:
         event = connection.next_event()
         if event is h11.NEED_DATA:
-            connection.receive_data(await stream.receive_some(READ_BYTES))
+            connection.receive_data(bytes(await stream.receive_some(READ_BYTES)))
         elif isinstance(event, h11.Request):
             return event
         else:
             return None
 
 
-async def _send(stream: trio.SocketStream, connection: h11.Connection, status: int, body: bytes) -> None:
+async def _send(stream: Stream, connection: h11.Connection, status: int, body: bytes) -> None:
     headers = [
         ("Content-Type", CONTENT_TYPE),
         ("Content-Length", str(len(body))),

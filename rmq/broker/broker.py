@@ -9,7 +9,7 @@ but the store's writes; nothing reads a clock but through `now_ms` (wall time, f
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.record import Record
+    from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
     from rmq.store.config import StoreConfig
     from rmq.store.reader import GetResult
@@ -109,6 +110,7 @@ class Broker:
         self.cluster: ClusterGate | None = None
         self.timings = Timings()
         self.connections = 0
+        self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
         self.flush_wanted: Callable[[], None] = lambda: None

@@ -163,6 +163,16 @@ class BrokerConfig:
     max_connections: int = setting(
         20_000, help="Connections at a time; more are closed at once", validator=at_least(1)
     )
+    max_connections_per_address: int = setting(
+        0,
+        help="Connections of one address, or one IPv6 network of 64 bits; 0: half of maxConnections",
+        validator=at_least(0),
+    )
+    ha_max_connections: int = setting(
+        64,
+        help="Connections at a time to the port for slaves, half of them by one address",
+        validator=at_least(2),
+    )
 
     reject_transaction_message: bool = setting(
         False, help="Refuse half messages of transactions", runtime=True, important=True

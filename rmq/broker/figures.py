@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rmq.figures import Figure, Kind, single
+from rmq.figures import Figure, Kind, refused_connections, single
 from rmq.message import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -123,6 +123,7 @@ def _clients(broker: Broker) -> Iterator[Figure]:
     rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
     yield Figure("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
     yield single("connections", "gauge", "Open connections", broker.connections)
+    yield refused_connections(broker.acceptors)
 
 
 def _durations(timings: Timings) -> Iterator[Figure]:

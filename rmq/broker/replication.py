@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import NoReturn, TypeVar
 
 import trio
@@ -38,6 +39,7 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import with_scheme
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
@@ -126,20 +128,18 @@ async def _within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream
 # ---- master ----
 
 
-async def serve_slaves(broker: Broker, listener: Listener, guard: Guard) -> NoReturn:
+async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, acceptor: Acceptor) -> NoReturn:
     """Accept slaves until cancelled; the listener is closed then."""
     try:
         async with trio.open_nursery() as nursery:
-            while True:
-                stream = await listener.accept()
-                nursery.start_soon(_welcome, broker, stream, guard)
+            await acceptor.run(listener, partial(_welcome, broker, guard), nursery)
     finally:
         with trio.CancelScope(shield=True):
             await listener.aclose()
     raise AssertionError("the loop above does not end")
 
 
-async def _welcome(broker: Broker, raw: Stream, guard: Guard) -> None:
+async def _welcome(broker: Broker, guard: Guard, raw: Stream) -> None:
     """Serve a peer that may be served. Who may not is told nothing of the log."""
     try:
         stream = await _within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.closed else raw

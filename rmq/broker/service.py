@@ -59,6 +59,8 @@ from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.record import host_bytes
+from rmq.remoting import descriptors
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.answers import Stranger
 from rmq.remoting.limits import Limits
@@ -74,6 +76,8 @@ from rmq.store.store import Store
 
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
+HA_SHARE = 0.125
+"""How much of the descriptors that connections may have links to slaves may take."""
 PROGRESS_SECONDS = 1.0
 READY_SECONDS = 3.0
 """How long `started` waits for the first registration."""
@@ -139,6 +143,7 @@ async def run_until_signalled(
     announce: Callable[[Sequence[str]], None],
 ) -> None:
     """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses. Raises as `run`."""
+    descriptors.raise_limit()
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
@@ -318,6 +323,11 @@ class _Service:
         self._network = network
         self._guard = guard
         self._tls = guard.tls.config
+        config = broker.config
+        self._acceptors = broker.acceptors = {
+            "clients": Acceptor(config.max_connections, config.max_connections_per_address),
+            "slaves": Acceptor(config.ha_max_connections, share=HA_SHARE),
+        }
         self._threads = threads
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
@@ -357,14 +367,19 @@ class _Service:
             async with Pool(self._network, Stranger(), tls=self._tls) as pool, trio.open_nursery() as outer:
                 limits = Limits(
                     idle_seconds=self.config.server_channel_max_idle_time_seconds,
-                    connections=self.config.max_connections,
                 )
                 serving = partial(
-                    serve_listeners, self._ports.clients, self.broker, limits=limits, tls=self._tls
+                    serve_listeners,
+                    self._ports.clients,
+                    self.broker,
+                    limits=limits,
+                    tls=self._tls,
+                    acceptor=self._acceptors["clients"],
                 )
                 addresses = await outer.start(serving)
                 if self._ports.slaves is not None:
-                    inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard)
+                    acceptor = self._acceptors["slaves"]
+                    inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
                 if self.broker.is_slave:
                     follower = Follower(self.broker, self._network, pool, self._guard)
                     outer.start_soon(follower.follow)

@@ -64,6 +64,14 @@ class NamesrvConfig:
         5558, help="Port of plugin `metrics`; 0 takes a free one.", validator=between(0, 65535)
     )
     plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order.")
+    max_connections: int = setting(
+        20_000, help="Connections at a time; more are closed at once.", validator=at_least(1)
+    )
+    max_connections_per_address: int = setting(
+        0,
+        help="Connections of one address, or one IPv6 network of 64 bits; 0: half of maxConnections.",
+        validator=at_least(0),
+    )
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from attrs import define
@@ -34,6 +34,7 @@ from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, Topi
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger("rmq.namesrv")
@@ -87,6 +88,7 @@ class NameServer:
         self._cluster = cluster
         self.routes = RouteTable(RouteLimits(config.max_brokers, config.max_queue_entries))
         self.kv_configs = kv_configs
+        self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
         self._now_ms = now_ms
         self._save_settings = save_settings
         self._on_lookup = on_lookup

@@ -35,6 +35,8 @@ from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
+from rmq.remoting import descriptors
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
 from rmq.remoting.answers import Stranger
 from rmq.remoting.limits import Limits
@@ -70,7 +72,13 @@ async def run(
     server = _name_server(config, partial(_take, send) if asks else None)
     hooks = load(named(config), {}, PluginHost(server, _wall_ms))
     server.use_plugins(hooks)
-    limits = Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
+    limits = Limits(
+        idle_seconds=config.server_channel_max_idle_time_seconds,
+        connections=config.max_connections,
+        connections_per_address=config.max_connections_per_address,
+    )
+    acceptor = Acceptor(limits.connections, limits.connections_per_address)
+    server.acceptors = {"clients": acceptor}
     address = join_address(config.bind_address, config.listen_port)
     with bare_errors():
         async with trio.open_nursery() as nursery:
@@ -80,7 +88,7 @@ async def run(
             if asks:
                 nursery.start_soon(_look_up, receive, Pool(network, Stranger(), tls=tls), production)
             addresses = await nursery.start(
-                partial(serve, network, [address], server, limits=limits, tls=tls)
+                partial(serve, network, [address], server, limits=limits, tls=tls, acceptor=acceptor)
             )
             task_status.started(addresses)
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
@@ -99,6 +107,7 @@ def run_until_signalled(
 async def _until_signalled(
     config: NamesrvConfig, tls: TlsConfig, announce: Callable[[Sequence[str]], None]
 ) -> None:
+    descriptors.raise_limit()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
             announce(await nursery.start(partial(run, config, tls=tls)))

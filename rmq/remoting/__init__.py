@@ -1,5 +1,6 @@
 """Connections over TCP, TLS, WebSocket or memory: one interface, told apart on one port by the first byte."""
 
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import Address, join_address, split_address
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.limits import Limits
@@ -10,6 +11,7 @@ from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig
 
 __all__ = [
+    "Acceptor",
     "Address",
     "Connection",
     "Endpoint",

@@ -26,6 +26,8 @@ class Limits:
     """Calls of one connection that wait for a response; more of them wait for room."""
     connections: int = 20_000
     """Connections of one server; one more is accepted and closed at once."""
+    connections_per_address: int = 0
+    """Those of one address, or of one IPv6 network of 64 bits; 0: half of `connections`."""
     idle_seconds: float = 120.0
     """A connection on which no byte moved for so long is closed (Java: channelMaxIdleTimeSeconds)."""
     frame_seconds: float = 60.0

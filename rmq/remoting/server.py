@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -10,6 +9,7 @@ from typing import NoReturn
 import trio
 
 from rmq.errors import RemoteProtocolError
+from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network
@@ -19,9 +19,6 @@ from rmq.remoting.tls import TlsConfig, TlsContexts
 
 log = logging.getLogger(__name__)
 
-_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
-_PAUSE_SECONDS = 0.1
-
 
 async def serve(
     network: Network,
@@ -30,16 +27,20 @@ async def serve(
     *,
     limits: Limits | None = None,
     tls: TlsConfig | None = None,
+    acceptor: Acceptor | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
 
     Raises PortInUse and OSError before `started`, and ConfigError when the TLS files are not usable: then
     nothing listens. What goes wrong with a peer ends that peer's connection, a bug of `endpoint` too.
-    Cancelled: all connections are closed, after what is in their outboxes was sent to peers that read.
+    `acceptor` tells who was refused; without it there is one of `limits`. Cancelled: all connections are
+    closed, after what is in their outboxes was sent to peers that read.
     """
     listeners = await open_listeners(network, addresses)
-    await serve_listeners(listeners, endpoint, limits=limits, tls=tls, task_status=task_status)
+    await serve_listeners(
+        listeners, endpoint, limits=limits, tls=tls, acceptor=acceptor, task_status=task_status
+    )
 
 
 async def open_listeners(network: Network, addresses: Sequence[str]) -> list[Listener]:
@@ -60,15 +61,18 @@ async def serve_listeners(
     *,
     limits: Limits | None = None,
     tls: TlsConfig | None = None,
+    acceptor: Acceptor | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """`serve` on listeners that are open already; closes them at the end."""
+    limits = limits or Limits()
+    acceptor = acceptor or Acceptor(limits.connections, limits.connections_per_address)
     try:
-        server = Server(endpoint, limits or Limits(), tls)
+        server = Server(endpoint, limits, tls)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.expire)
             for listener in listeners:
-                nursery.start_soon(server.accept, listener, nursery)
+                nursery.start_soon(acceptor.run, listener, server.serve, nursery)
             task_status.started([listener.address for listener in listeners])
     finally:
         await _close_all(listeners)
@@ -85,26 +89,7 @@ class Server:
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
             self._tls.server()  # unusable files end the start, not the first handshake
-        self._peers = 0
         self._connections: dict[Connection, None] = {}
-
-    async def accept(self, listener: Listener, nursery: trio.Nursery) -> NoReturn:
-        """Take peers from one listener. Out of descriptors or memory: say so, pause, go on."""
-        while True:
-            try:
-                stream = await listener.accept()
-            except OSError as error:
-                if error.errno not in _SHORT:
-                    raise
-                log.error("cannot accept on %s, trying again: %s", listener.address, error)
-                await trio.sleep(_PAUSE_SECONDS)
-                continue
-            if self._peers >= self._limits.connections:
-                log.warning("refusing %s: %d connections are open (the limit)", stream.peer, self._peers)
-                await trio.aclose_forcefully(stream)
-                continue
-            self._peers += 1
-            nursery.start_soon(self._serve, stream)
 
     async def expire(self) -> NoReturn:
         """Close idle connections: one task looks at them all."""
@@ -114,7 +99,8 @@ class Server:
             for connection in list(self._connections):
                 connection.expire(now)
 
-    async def _serve(self, raw: Stream) -> None:
+    async def serve(self, raw: Stream) -> None:
+        """Serve one peer until it goes, or sends nonsense."""
         try:
             async with accept_stream(raw, tls=self._tls, limits=self._limits) as (stream, first):
                 await self._converse(stream, first)
@@ -122,11 +108,6 @@ class Server:
             log.warning("closing %s: %s", raw.peer, error)
         except trio.BrokenResourceError as error:
             log.debug("%s: %s", raw.peer, error)
-        except Exception as error:  # a bug, or of a library below: one peer ends, not all
-            log.error("closing %s after an unexpected error: %s", raw.peer, error, exc_info=error)
-        finally:
-            self._peers -= 1
-            await trio.aclose_forcefully(raw)
 
     async def _converse(self, stream: Stream, first: bytes) -> None:
         connection = Connection(stream, self._endpoint, limits=self._limits, first=first)

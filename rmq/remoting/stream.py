@@ -25,6 +25,9 @@ class Stream(trio.abc.Stream):
     local: str = ""
     """Our own ``ip:port`` of this stream."""
 
+    descriptor: int = -1
+    """The number of its socket's descriptor; -1: it has none."""
+
     sends_now: bool = False
     """Whether send_now() takes anything, and wait_send_all_might_not_block() waits until it will."""
 

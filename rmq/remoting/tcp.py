@@ -37,6 +37,7 @@ class TcpStream(ByteStream):
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = sock
+        self.descriptor = sock.fileno()
         self._loop = loop or current_loop()
         self.local = _name(sock.getsockname())
         try:

@@ -222,7 +222,7 @@ async def test_one_connection_too_many_is_refused(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = MemoryNetwork()
-    async with served(network, limits=Limits(connections=2)) as (address,):
+    async with served(network, limits=Limits(connections=2, connections_per_address=2)) as (address,):
         peers = [RawPeer(await network.dial(address)) for _ in range(3)]
         assert await peers[2].ended()
         assert "2 connections are open" in caplog.text

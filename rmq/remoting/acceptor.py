@@ -1,0 +1,118 @@
+"""Acceptor: the one accept loop, for clients, slaves and scrapes alike, and how many of them may come.
+
+It refuses by closing at once, and never ends by what peers or the system do: out of descriptors it waits.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Final, NoReturn
+
+import trio
+
+from rmq.remoting import descriptors
+from rmq.remoting.stream import Listener, Stream
+
+log = logging.getLogger(__name__)
+
+PAUSE_SECONDS: Final = 0.1
+COMPLAIN_SECONDS: Final = 10.0
+_BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
+"""Errors of accept() that say nothing of a peer, the network or the system, but that it is no listener."""
+
+Serve = Callable[[Stream], Awaitable[None]]
+
+
+class Acceptor:
+    """The peers of one service, whichever listener they came by.
+
+    `connections` bounds all of them, `per_address` those of one address (an IPv6 network of 64 bits counts as
+    one); 0 is half of all, so that one machine never takes every place. `share` is how much of the
+    descriptors that connections may have this service may take. `refused` counts by reason.
+    """
+
+    def __init__(self, connections: int, per_address: int = 0, *, share: float = 1.0) -> None:
+        self._descriptors = descriptors.for_connections()
+        self.most = max(1, int(min(connections, self._descriptors * share)))
+        self.per_address = min(per_address or max(1, self.most // 2), self.most)
+        self.open = 0
+        self.refused: Counter[str] = Counter()
+        self._addresses: Counter[str] = Counter()
+        self._complain_at = 0.0
+
+    async def run(self, listener: Listener, serve: Serve, nursery: trio.Nursery) -> NoReturn:
+        """Take peers from a listener until cancelled; `serve` is run for each, its errors are logged.
+
+        Raises OSError and ClosedResourceError only when the listener cannot be listened on.
+        """
+        while True:
+            try:
+                stream = await listener.accept()
+            except OSError as error:
+                if error.errno in _BUGS:
+                    raise
+                self._complain(listener, error)
+                await trio.sleep(PAUSE_SECONDS)
+                continue
+            address = _network(stream.peer)
+            reason = self._refusal(stream, address)
+            if reason:
+                self.refused[reason] += 1
+                log.warning("refusing %s on %s: %s", stream.peer, listener.address, self._words(reason))
+                await trio.aclose_forcefully(stream)
+                continue
+            self.open += 1
+            self._addresses[address] += 1
+            nursery.start_soon(self._serve, stream, address, serve)
+
+    def _refusal(self, stream: Stream, address: str) -> str:
+        if self.open >= self.most:
+            return "connections"
+        if self._addresses[address] >= self.per_address:
+            return "address"
+        if stream.descriptor >= self._descriptors:
+            return "descriptors"
+        return ""
+
+    def _words(self, reason: str) -> str:
+        if reason == "connections":
+            return f"{self.open} connections are open (the limit)"
+        if reason == "address":
+            return f"{self.per_address} connections of its address are open (the limit)"
+        return (
+            f"{self._descriptors:g} descriptors are in use, the others are for files (ulimit -n raises them)"
+        )
+
+    def _complain(self, listener: Listener, error: OSError) -> None:
+        now = trio.current_time()
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_SECONDS
+            log.error("cannot accept on %s, trying again: %s", listener.address, error)
+
+    async def _serve(self, stream: Stream, address: str, serve: Serve) -> None:
+        try:
+            await serve(stream)
+        except Exception as error:  # a bug, or of a library below: one peer ends, not all
+            log.error("closing %s after an unexpected error: %s", stream.peer, error, exc_info=error)
+        finally:
+            self.open -= 1
+            self._addresses[address] -= 1
+            if not self._addresses[address]:
+                del self._addresses[address]
+            await trio.aclose_forcefully(stream)
+
+
+def _network(peer: str) -> str:
+    """Whom a peer is counted with, of its ``ip:port``."""
+    host = peer.rpartition(":")[0]
+    if not host.startswith("["):
+        return host
+    try:
+        address = ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return host
+    return str(ipaddress.IPv6Network((int(address), 64), strict=False))
