@@ -27,8 +27,10 @@ from rmq.store.config import delay_table
 if TYPE_CHECKING:
     from rmq.store.store import Store
 
-STEP_MESSAGES: Final = 500
+STEP_MESSAGES: Final = 100
 """Deliveries of one step; the loop of the broker breathes between two steps."""
+STEP_BYTES: Final = 1 << 20
+"""So much one step delivers, and one message more of each level."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -48,6 +50,7 @@ class Schedule:
         self._commit = commit
         self._next: dict[int, int] = dict.fromkeys(self.levels, 0)
         self._due: dict[int, int] = dict.fromkeys(self.levels, 0)  # when to look at a level again, ms
+        self._turn: list[int] = list(self.levels)  # whose turn it is, first
         self.dirty = False
 
     @property
@@ -88,19 +91,28 @@ class Schedule:
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
         left = STEP_MESSAGES
-        for level, due in self._due.items():
-            if due <= now_ms and left > 0:
-                left -= self._deliver(level, now_ms, left)
+        for level in [level for level in self._turn if self._due[level] <= now_ms]:
+            left -= self._deliver(level, now_ms, left)
+            if left <= 0:
+                self._turn.remove(level)
+                self._turn.append(level)  # the others first, next time
+                break
         return max(now_ms, min(self._due.values(), default=now_ms + _IDLE_MS))
 
     def _deliver(self, level: int, now_ms: int, most: int) -> int:
+        """Deliver at most so many messages of a level; returns how many, `most` when they are large."""
         offset = start = self._first(level)
+        size = 0
         failure: StoreError | None = None
         try:
-            while offset < start + most and (due := self._due_of(level, offset, now_ms)) is not None:
+            while (
+                offset < start + most
+                and size < STEP_BYTES
+                and (due := self._due_of(level, offset, now_ms)) is not None
+            ):
                 if due > now_ms:
                     break
-                self._put(level, offset)
+                size += self._put(level, offset)
                 offset += 1
         except StoreError as error:  # what was put before is committed all the same, or it would come twice
             failure = error
@@ -113,7 +125,7 @@ class Schedule:
             raise failure
         due = self._due_of(level, offset, now_ms)
         self._due[level] = now_ms + _IDLE_MS if due is None else max(due, now_ms)
-        return offset - start
+        return offset - start if size < STEP_BYTES else most
 
     def _first(self, level: int) -> int:
         """The offset to deliver next, brought back into what the queue holds."""
@@ -138,18 +150,20 @@ class Schedule:
         # A clock that was set back must not hold messages longer than their level.
         return due if due <= now_ms + self.levels[level] else now_ms
 
-    def _put(self, level: int, offset: int) -> None:
+    def _put(self, level: int, offset: int) -> int:
+        """Deliver a message; returns its size."""
         unit = self._store.unit(SCHEDULE_TOPIC, level - 1, offset)
         data = None if unit is None else self._store.read(unit[0])
         if data is None:
             log.warning("delay level %d: message %d is no longer in the log", level, offset)
-            return
+            return 0
         try:
             record = _undelayed(decode_record(data, decompressed=False))
         except (CorruptRecord, LocalProtocolError, KeyError, ValueError) as error:
             log.error("delay level %d: message %d cannot be delivered: %r", level, offset, error)
-            return
+            return 0
         self._store.put(record)
+        return record.size
 
 
 _IDLE_MS: Final = 60_000

@@ -6,20 +6,29 @@ TIMER_DELAY_SEC) and the recall handle are 5.x's. Such a message lies in the top
 its queue unit: the pending ones are found again at start by reading units only. A recall is a record of the
 same time that names the message; both come up together and cancel out.
 
-`config/timerProgress.json` says up to which time everything is delivered. After a crash what was delivered
-since it was saved is delivered again: at least once, as with delay levels. A message that waits longer than
-half of what the log is kept for is written anew, so that it is never deleted with an old file.
+All that is due at one time is a group. Very many may be due at midnight, so a step does a little of it: first
+the records of the group are looked through for recalls, then they are delivered, in the order in which they
+were sent. No step is longer than some ms, however large the group.
+
+`config/timerProgress.json` says up to which time everything is delivered, and how far the group is that is
+being delivered. After a crash what was delivered since it was saved is delivered again: at least once, as
+with delay levels. A message that waits longer than half of what the log is kept for is written anew, so that
+it is never deleted with an old file.
 """
 
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from rmq.errors import CorruptRecord, LocalProtocolError, for_code
+from attrs import define, field
+
+from rmq.errors import CorruptRecord, LocalProtocolError, StoreError, for_code
 from rmq.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -36,7 +45,7 @@ from rmq.protocol.recall import (
     PROPERTY_DELIVER_MS,
     RecallHandle,
 )
-from rmq.protocol.record import Record, decode_record, encode_properties, record_of
+from rmq.protocol.record import Record, decode_record, encode_properties, record_of, record_properties
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
@@ -46,8 +55,14 @@ PROPERTY_RECALLED: Final = "TIMER_DEL_UNIQKEY"
 TIMER_PROPERTIES: Final = (PROPERTY_DELAY_SEC, PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS)
 
 MAX_AHEAD_MS: Final = 40 * 86_400_000
-STEP_MESSAGES: Final = 500
-ROLLS_AT_ONCE: Final = 200
+STEP_MESSAGES: Final = 100
+"""Deliveries of one step; the loop of the broker breathes between two steps."""
+STEP_LOOKS: Final = 1_000
+"""Records that one step looks through for recalls."""
+STEP_BYTES: Final = 1 << 20
+"""So much one step delivers or writes anew, and one message more."""
+
+_RECALL_MARK: Final = f"{PROPERTY_RECALLED}\x01".encode()
 
 log = logging.getLogger("rmq.broker")
 
@@ -79,6 +94,17 @@ def _deliver_time(name: str, text: str, now_ms: int) -> int:
     return due
 
 
+@define(eq=False)
+class _Group:
+    """All that is due at one time: `offsets` in the queue, in order."""
+
+    due_ms: int
+    offsets: list[int] = field(repr=False)
+    sent: int = 0  # how many are delivered
+    looked: int = 0  # how many were looked through for recalls
+    recalled: set[bytes] = field(factory=set, repr=False)
+
+
 class Timers:
     """The messages of `store` that wait for a time of their own; at most `limit` of them.
 
@@ -92,7 +118,10 @@ class Timers:
         self.dirty = False
         self._store = store
         self._commit = commit
-        self._due: list[tuple[int, int]] = []  # heap of (time, queue offset)
+        self._due: list[int] = []  # heap of the times in `_at`
+        self._at: dict[int, list[int]] = {}  # time -> queue offsets, lowest first
+        self._groups: deque[_Group] = deque()  # what is due and not all delivered, earliest first
+        self._part: tuple[int, int] = (-1, 0)  # a group that was begun before the start, and its next offset
         self._waiting: dict[int, int] = {}  # queue offset -> time
         self._by_age: deque[int] = deque()  # queue offsets, oldest first; some no longer wait
         self._read = 0  # units below this queue offset are known
@@ -124,72 +153,127 @@ class Timers:
         """
         if not now_ms < handle.deliver_ms <= now_ms + MAX_AHEAD_MS:
             raise for_code(ILLEGAL_OPERATION, "recall failed, timestamp invalid")
-        properties = {PROPERTY_RECALLED: f"{handle.topic}_{handle.unique_key}"}
+        # Joined as 5.x does it: no topic has a plus sign.
+        properties = {PROPERTY_RECALLED: f"{handle.topic}+{handle.unique_key}"}
         record = Record(handle.topic, 0, b"0", born_timestamp=now_ms, born_host=host)
         self.take(record, properties, handle.deliver_ms)
         return record
 
     def arrived(self, next_offset: int) -> None:
         """The timer queue has messages below `next_offset`."""
-        earliest = self._due[0][0] if self._due else None
+        earliest = self._due[0] if self._due else None
         for offset in range(self._read, next_offset):
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
             if unit is not None:
                 self._wait(offset, unit[2])
         self._read = max(self._read, next_offset)
-        if self._due and (earliest is None or self._due[0][0] < earliest):
+        if self._due and (earliest is None or self._due[0] < earliest):
             self.rescheduled()
 
     def _wait(self, offset: int, due_ms: int) -> None:
         self._waiting[offset] = due_ms
         self._by_age.append(offset)
-        heappush(self._due, (due_ms, offset))
+        offsets = self._at.get(due_ms)
+        if offsets is None:
+            offsets = self._at[due_ms] = []
+            heappush(self._due, due_ms)
+        offsets.append(offset)
 
     # ---- delivering ----
 
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
-        rolled = self._roll(now_ms)
-        batch = self._next_batch(now_ms)
-        if batch:
-            self._deliver(batch)
-        if not self._due or self._due[0][0] > now_ms:
-            self._delivered_ms = now_ms
-        if batch or rolled:
+        if self._deliver(now_ms):
             self.dirty = True
-        if rolled == ROLLS_AT_ONCE:
+        if self._groups or self._roll(now_ms):
             return now_ms
+        self._delivered_ms = now_ms
         idle = now_ms + 60_000
-        return max(now_ms, min(self._due[0][0], idle)) if self._due else idle
+        return min(self._due[0], idle) if self._due else idle
 
-    def _next_batch(self, now_ms: int) -> list[int]:
-        """Offsets that are due, earliest first; those of one time are never divided (see recall)."""
-        batch: list[int] = []
-        last = -1
-        due = self._due
-        while due and due[0][0] <= now_ms and (len(batch) < STEP_MESSAGES or due[0][0] == last):
-            last, offset = heappop(due)
-            if self._waiting.get(offset) == last:
-                batch.append(offset)
-        return batch
+    def _deliver(self, now_ms: int) -> bool:
+        """Do a step's part of what is due; says whether anything was delivered."""
+        looks, left, size = STEP_LOOKS, STEP_MESSAGES, STEP_BYTES
+        sent: list[tuple[_Group, int]] = []
+        failure: StoreError | None = None
+        for group in self._open(now_ms):
+            looks -= self._look(group, looks)
+            if group.looked < len(group.offsets):
+                break
+            end = at = group.sent
+            try:
+                while at < len(group.offsets) and left > 0 and size > 0:
+                    size -= self._put(group, group.offsets[at])
+                    left -= 1
+                    at += 1
+                    end = at
+            except (
+                StoreError
+            ) as error:  # what was put before is committed all the same, or it would come twice
+                failure = error
+            sent.append((group, end))
+            if failure is not None or at < len(group.offsets):
+                break
+        if self._store.pending:
+            self._commit()
+        for group, end in sent:
+            self._delivered(group, end)
+        if failure is not None:
+            raise failure
+        return left < STEP_MESSAGES
 
-    def _deliver(self, batch: list[int]) -> None:
+    def _open(self, now_ms: int) -> Iterator[_Group]:
+        """The groups that are due, earliest first."""
+        yield from list(self._groups)
+        while self._due and self._due[0] <= now_ms:
+            due_ms = heappop(self._due)
+            group = _Group(due_ms, self._at.pop(due_ms))
+            if due_ms == self._part[0]:
+                group.sent = bisect_left(group.offsets, self._part[1])
+                self._part = -1, 0
+            self._groups.append(group)
+            yield group
+
+    def _delivered(self, group: _Group, end: int) -> None:
+        for offset in group.offsets[group.sent : end]:
+            self._waiting.pop(offset, None)
+        group.sent = end
+        if self._groups and self._groups[0] is group and end == len(group.offsets):
+            self._groups.popleft()
+
+    def _look(self, group: _Group, most: int) -> int:
+        """Look through some of the group's records for recalls; returns how many."""
+        start = group.looked
+        group.looked = min(len(group.offsets), start + most)
+        for offset in group.offsets[start : min(group.looked, group.sent)]:  # delivered before the start
+            self._waiting.pop(offset, None)
+        for offset in group.offsets[start : group.looked]:
+            unit = self._store.unit(TIMER_TOPIC, 0, offset)
+            data = None if unit is None else self._store.read(unit[0])
+            if data is not None and _may_recall(data):
+                message = self._message(offset)
+                named = None if message is None else message.properties.get(PROPERTY_RECALLED)
+                if message is not None and named is not None:
+                    topic = message.properties.get(PROPERTY_REAL_TOPIC, "")
+                    group.recalled.add(_key(topic, named[len(topic) + 1 :]))
+        return group.looked - start
+
+    def _put(self, group: _Group, offset: int) -> int:
+        """Deliver a message unless it was recalled, or was written anew; returns its size."""
+        message = self._message(offset) if self._waiting.get(offset) == group.due_ms else None
+        if message is None or PROPERTY_RECALLED in message.properties:
+            return 0
+        properties = message.properties
         try:
-            messages = [message for offset in batch if (message := self._message(offset)) is not None]
-            recalled = {
-                key for message in messages if (key := message.properties.get(PROPERTY_RECALLED)) is not None
-            }
-            for message in messages:
-                if PROPERTY_RECALLED not in message.properties and _recall_key(message) not in recalled:
-                    self._store.put(_undelayed(message))
-            if self._store.pending:
-                self._commit()
-        except BaseException:
-            for offset in batch:
-                heappush(self._due, (self._waiting[offset], offset))
-            raise
-        for offset in batch:
-            del self._waiting[offset]
+            topic, queue_id = properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID])
+            if group.recalled and _key(topic, properties.get(PROPERTY_UNIQUE_KEY, "")) in group.recalled:
+                return 0
+            record = record_of(message, topic, queue_id, properties)
+        except (LocalProtocolError, KeyError, ValueError) as error:
+            log.error("timer message %d cannot be delivered: %r", offset, error)
+            return 0
+        self._store.put(record)
+        return record.size
 
     def _message(self, offset: int) -> StoredMessage | None:
         unit = self._store.unit(TIMER_TOPIC, 0, offset)
@@ -197,41 +281,49 @@ class Timers:
         try:
             if data is None:
                 raise LocalProtocolError("it is no longer in the log")
-            message = decode_record(data, decompressed=False)
-            if PROPERTY_RECALLED not in message.properties:
-                _undelayed(message)
-            return message
-        except (CorruptRecord, LocalProtocolError, KeyError, ValueError) as error:
+            return decode_record(data, decompressed=False)
+        except (CorruptRecord, LocalProtocolError) as error:
             log.error("timer message %d cannot be delivered: %r", offset, error)
             return None
 
-    def _roll(self, now_ms: int) -> int:
-        """Write anew what waits since long; returns how many."""
+    def _roll(self, now_ms: int) -> bool:
+        """Write anew what waits since long, a step's part of it; says whether there may be more."""
         keep_ms = self._store.config.file_reserved_time * 3_600_000 // 2
         rolled: list[int] = []
-        by_age = self._by_age
-        while by_age and len(rolled) < ROLLS_AT_ONCE:
+        by_age, size, looks = self._by_age, 0, 0
+        failure: StoreError | None = None
+        while by_age and len(rolled) < STEP_MESSAGES and size < STEP_BYTES and looks < STEP_LOOKS:
             offset = by_age[0]
-            if offset in self._waiting:
+            looks += 1
+            due_ms = self._waiting.get(offset)
+            if due_ms is not None:
                 stored = self._store.message_time(TIMER_TOPIC, 0, offset)
-                if self._waiting[offset] <= now_ms or now_ms - stored < keep_ms:
+                if due_ms <= now_ms or now_ms - stored < keep_ms:
+                    looks = -1
                     break
                 message = self._message(offset)
-                if message is not None:
-                    due_ms = self._waiting[offset]
-                    self._store.put(record_of(message, TIMER_TOPIC, 0, message.properties, due_ms))
+                try:
+                    if message is not None:
+                        record = record_of(message, TIMER_TOPIC, 0, message.properties, due_ms)
+                        self._store.put(record)
+                        size += record.size
+                except StoreError as error:  # what was put before is committed, or it would come twice
+                    failure = error
+                    break
                 rolled.append(offset)
             by_age.popleft()
-        if rolled:
-            try:
-                if self._store.pending:
-                    self._commit()
-            except BaseException:
-                by_age.extendleft(reversed(rolled))
-                raise
-            for offset in rolled:
-                del self._waiting[offset]
-        return len(rolled)
+        try:
+            if self._store.pending:
+                self._commit()
+        except BaseException:
+            by_age.extendleft(reversed(rolled))
+            raise
+        for offset in rolled:
+            del self._waiting[offset]
+        self.dirty |= bool(rolled)
+        if failure is not None:
+            raise failure
+        return bool(rolled) or (bool(by_age) and looks > 0)
 
     # ---- progress ----
 
@@ -239,8 +331,10 @@ class Timers:
         """Find the waiting messages of the store, with the progress of timerProgress.json."""
         progress = json.loads(data) if data else {}
         known, self._delivered_ms = int(progress.get("read", 0)), int(progress.get("deliveredMs", 0))
+        self._part = int(progress.get("partMs", -1)), int(progress.get("partNext", 0))
         first = max(int(progress.get("first", 0)), self._store.min_offset(TIMER_TOPIC, 0))
-        self._due, self._waiting, self._by_age = [], {}, deque()
+        self._due, self._at, self._groups = [], {}, deque()
+        self._waiting, self._by_age = {}, deque()
         self._read = self._store.max_offset(TIMER_TOPIC, 0)
         for offset in range(first, self._read):
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
@@ -250,19 +344,28 @@ class Timers:
     def to_json(self) -> bytes:
         """The content of timerProgress.json."""
         self.dirty = False
-        while self._by_age and self._by_age[0] not in self._waiting:
-            self._by_age.popleft()
         first = self._by_age[0] if self._by_age else self._read
-        return json.dumps({"first": first, "read": self._read, "deliveredMs": self._delivered_ms})
+        progress = {"first": first, "read": self._read, "deliveredMs": self._delivered_ms}
+        due = [group.due_ms for group in self._groups] + self._due[:1]
+        if due:  # some of it may have come too late for `deliveredMs`
+            progress["deliveredMs"] = min(self._delivered_ms, *(ms - 1 for ms in due))
+        part = self._part
+        if self._groups and self._groups[0].sent:
+            group = self._groups[0]
+            part = group.due_ms, group.offsets[group.sent]
+            progress["first"] = min(first, group.offsets[0])  # recalls among those that are delivered
+        if part[0] > progress["deliveredMs"]:
+            progress |= {"partMs": part[0], "partNext": part[1]}
+        return json.dumps(progress)
 
 
-def _recall_key(message: StoredMessage) -> str:
-    topic = message.properties.get(PROPERTY_REAL_TOPIC)
-    return f"{topic}_{message.properties.get(PROPERTY_UNIQUE_KEY)}"
+def _may_recall(data: memoryview) -> bool:
+    try:
+        return _RECALL_MARK in record_properties(data)
+    except IndexError:  # damaged; its delivery says so
+        return False
 
 
-def _undelayed(message: StoredMessage) -> Record:
-    properties = message.properties
-    return record_of(
-        message, properties[PROPERTY_REAL_TOPIC], int(properties[PROPERTY_REAL_QUEUE_ID]), properties
-    )
+def _key(topic: str, unique_key: str) -> bytes:
+    """What names a message to be recalled, short however long its key is."""
+    return blake2b(f"{topic}+{unique_key}".encode(), digest_size=16).digest()

@@ -187,6 +187,16 @@ def decode_record(
     )
 
 
+def record_properties(data: bytes | memoryview) -> bytes:
+    """The properties of a good record as they lie there, without reading anything else of it."""
+    view = memoryview(data)
+    sys_flag = int.from_bytes(view[36:40], "big")
+    at = 84 + 12 * bool(sys_flag & SYS_BORNHOST_V6) + 12 * bool(sys_flag & SYS_STOREHOST_V6)
+    at += 4 + int.from_bytes(view[at : at + 4], "big")
+    at += 1 + view[at]
+    return bytes(view[at + 2 : at + 2 + int.from_bytes(view[at : at + 2], "big")])
+
+
 def decode_records(buffer: bytes | memoryview) -> list[StoredMessage]:
     """The messages of a pull's answer. Raises CorruptRecord."""
     messages = []

@@ -188,3 +188,25 @@ def test_one_step_is_bounded(bench: Bench) -> None:
     assert len(bench.delivered()) == STEP_MESSAGES
     bench.schedule.step(bench.now)
     assert len(bench.delivered()) == STEP_MESSAGES + 3
+
+
+def test_a_level_with_very_many_does_not_hold_up_the_others(bench: Bench) -> None:
+    for number in range(3 * STEP_MESSAGES):
+        bench.delay(1, b"%d" % number)
+    bench.delay(2, b"other")
+    bench.now += 5000
+    bench.schedule.step(bench.now)
+    bench.schedule.step(bench.now)
+    assert b"other" in bench.delivered()
+    assert len(bench.delivered()) == 2 * STEP_MESSAGES
+
+
+def test_a_step_delivers_few_bytes(bench: Bench) -> None:
+    for number in range(4):
+        bench.delay(1, b"%d" % number + bytes(500_000))
+    bench.delay(2, b"other")
+    bench.now += 5000
+    assert bench.schedule.step(bench.now) == bench.now
+    assert len(bench.delivered()) == 3
+    bench.schedule.step(bench.now)
+    assert bench.delivered()[3] == b"other"
