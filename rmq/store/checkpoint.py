@@ -29,6 +29,13 @@ class Checkpoint:
         """After a crash, files that start at or before this store time need no new scan."""
         return max(min(self.log_ms, self.queues_ms) - _MARGIN_MS, 0)
 
+    def lower(self, most_ms: int) -> None:
+        """Vouch for no record stored after that time. Raises StoreError."""
+        times = self.log_ms, self.queues_ms, self.index_ms
+        self.log_ms, self.queues_ms, self.index_ms = (min(known, most_ms) for known in times)
+        if (self.log_ms, self.queues_ms, self.index_ms) != times:
+            self.flush()
+
     def flush(self) -> None:
         """Write the times and sync. Raises StoreError."""
         self._segment.write(0, _TIMES.pack(self.log_ms, self.queues_ms, self.index_ms))

@@ -135,6 +135,12 @@ class Disk(Protocol):
         """Remove a file, or a folder with all that is in it. Not being there is fine."""
         ...
 
+    def move(self, path: str, to: str) -> None:
+        """Rename a file or folder, on the same file system, so that a crash leaves it here or there. Raises
+        StoreError, also when it is not there.
+        """
+        ...
+
     def sync(self, path: str) -> None:
         """Return when all that was written to the file is on the medium; not being there is fine. Thread-
         safe.
@@ -398,6 +404,13 @@ class RealDisk:
                 shutil.rmtree(path)
             else:
                 os.unlink(path)
+
+    def move(self, path: str, to: str) -> None:
+        with _explained(path):
+            os.makedirs(os.path.dirname(to), exist_ok=True)
+            os.rename(path, to)
+            _sync_folder(os.path.dirname(to))
+            _sync_folder(os.path.dirname(path))
 
     def sync(self, path: str) -> None:
         with _explained(path):

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from attrs import evolve
 
-from rmq.errors import CorruptRecord, StoreError
+from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6
@@ -30,17 +30,17 @@ from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table
 from rmq.store.consumequeue import ConsumeQueue, Unit
-from rmq.store.disk import Bytes, Disk, Lock
+from rmq.store.disk import Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
-from rmq.store.properties import PREPARED, Marks, due_time, has_unit, is_indexed, unit_code, value_of
+from rmq.store.properties import PREPARED, Marks, due_time, is_indexed, value_of
 from rmq.store.queues import Arrival, Queues
 from rmq.store.reader import Limits
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
-from rmq.store.reput import Reput, entries_of
+from rmq.store.replica import ReplicaStore
+from rmq.store.reput import Reput
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, disk_state, expired_files, why_clean
-from rmq.store.scan import Scan, Scanned, why_no_record
-from rmq.store.view import COUNT_BACKLOG, Lookup, StoreView
+from rmq.store.view import COUNT_BACKLOG, Lookup
 
 log = logging.getLogger("rmq.store")
 
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
     size: int
 
 
-class Store(StoreView):
+class Store(ReplicaStore):
     """One folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the
     wall clock.
     """
@@ -87,10 +87,7 @@ class Store(StoreView):
         self._delays = delay_table(config.message_delay_level)
         self._memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._limits = self._make_limits()
-        self._log = CommitLog(disk, config.commit_log_path, config.mapped_file_size_commit_log)
-        self._queues = Queues(disk, root, config.queue_file_size, now_ms)
-        self._index = Index(disk, os.path.join(root, "index"), config.max_hash_slot_num, config.max_index_num)
-        self._reput = Reput(self._log, self._index)
+        self._make_parts()
         self._files = ConfigFiles(disk, os.path.join(root, "config"))
         self._checkpoint: Checkpoint | None = None
         self._lock: Lock | None = None
@@ -106,6 +103,13 @@ class Store(StoreView):
         self._raw_whole = 0  # a slave's: where the last whole record that came ends
         self._disk_looked_ms = -_DISK_LOOK_MS
         self._disk_state = DiskState(0.0, 0)
+
+    def _make_parts(self) -> None:
+        disk, config, root = self.disk, self.config, self._root
+        self._log = CommitLog(disk, config.commit_log_path, config.mapped_file_size_commit_log)
+        self._queues = Queues(disk, root, config.queue_file_size, self._now_ms)
+        self._index = Index(disk, os.path.join(root, "index"), config.max_hash_slot_num, config.max_index_num)
+        self._reput = Reput(self._log, self._index)
 
     def _make_limits(self) -> Limits:
         config = self.config
@@ -154,6 +158,9 @@ class Store(StoreView):
             progress=progress,
         )
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
+        if not self._log.segments.bases:
+            # It was moved away. A slave's next records may be older than what the checkpoint vouches for.
+            checkpoint.lower(0)
         self._queues.recovered(self._log.timestamp, changed=recovery.records > 0)
         self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
@@ -463,77 +470,6 @@ class Store(StoreView):
     def save_config(self, name: str, data: bytes) -> None:
         """Replace config/<name>.json, keeping the version before as .bak. Blocks. Raises StoreError."""
         self._files.save(name, data)
-
-    # ---- a slave's log ----
-
-    def append_raw(self, physical_offset: int, data: Bytes) -> Sequence[Arrival]:
-        """Append bytes that the master's log has there; an empty log begins at that offset, which must be
-        the start of a file. A record may come in pieces.
-
-        Returns the queues that grew by whole records. Raises OffsetOutOfRange when the bytes do not
-        follow the log's end, StoreError when they cannot be written, CorruptRecord when no good record is
-        where one must begin: the log then ends with the last good one.
-        """
-        if physical_offset != self._log.end:
-            if self._log.segments.bases or physical_offset % self._log.file_size:
-                raise self._out_of_range(physical_offset)
-            self._log.open_at(physical_offset, 0)
-            self._raw_position = self._raw_whole = physical_offset
-        self._log.write_raw(data)
-        return self._queue_raw()
-
-    def _queue_raw(self) -> Sequence[Arrival]:
-        """Make units and index entries of the whole records that came."""
-        scan = Scan(self._log.segments, self._raw_position, stop=self._log.end)
-        records = list(scan)
-        self._raw_position = position = scan.position
-        for record in records:
-            if has_unit(record.sys_flag):
-                self._own_unit(record)
-        if records:
-            self._raw_whole = records[-1].position + records[-1].size
-            self._log.timestamp = self._batch_ms = records[-1].store_timestamp
-        arrivals = self._take_units()
-        self._index_later(entries_of(records))
-        self._queues.keep_up(self._log.timestamp)
-        if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
-            self.cut_partial()
-            raise CorruptRecord(self._log.segments.path(position), position, f"it came damaged: {why}")
-        return arrivals
-
-    def _own_unit(self, record: Scanned) -> None:
-        topic, queue_id = record.topic.decode("utf-8", "replace"), record.queue_id
-        queue = self._queues.table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
-        if record.queue_offset != queue.next:
-            # The master's topic was deleted and made again, or this log begins in the middle of a queue.
-            self._take_units()
-            self._queues.restart(queue, record.queue_offset)
-        code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
-        self._units.append((record.position, record.size, code))
-        self._owners.append(queue)
-        queue.next += 1
-
-    def truncate(self, physical_offset: int) -> None:
-        """Cut log, queues and index at the start of a record. Raises OffsetOutOfRange when the log does not
-        reach there.
-        """
-        if not self._log.start <= physical_offset <= self._log.end:
-            raise self._out_of_range(physical_offset)
-        self._rollback()
-        self._queues.truncate(physical_offset)
-        self._log.truncate(physical_offset)
-        self._raw_position = self._raw_whole = physical_offset
-        self._index.truncate(physical_offset)
-        if self._checkpoint is not None:
-            self._vouch_for_less(self._checkpoint)
-        if self.config.message_index_enable:
-            self._reput.start(again=True)
-
-    def cut_partial(self) -> None:
-        """Cut what came after the last whole record, a part of one or the end of a file: the master may go on
-        with another record there."""
-        if self._raw_whole != self._log.end:
-            self.truncate(self._raw_whole)
 
     # ---- cleaning ----
 

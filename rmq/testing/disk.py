@@ -307,6 +307,15 @@ class MemoryDisk:
             del self._files[other]
         self.changed()
 
+    def move(self, path: str, to: str) -> None:
+        """See Disk."""
+        moved = [name for name in self._files if name == path or name.startswith(path + "/")]
+        if not moved:
+            raise StoreError(f"{path}: No such file or directory")
+        for name in moved:
+            self._files[to + name[len(path) :]] = self._files.pop(name)
+        self.changed()
+
     def sync(self, path: str) -> None:
         """See Disk."""
         if self.on_sync is not None:

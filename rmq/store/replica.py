@@ -1,0 +1,172 @@
+"""ReplicaStore: a store whose log is copied from a master's, byte by byte.
+
+The bytes come as they are; queue units and index entries are made of the records in them. `truncate` and
+`set_aside` are for a log that its master cannot go on with.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Sequence
+
+from rmq.errors import CorruptRecord, StoreError
+from rmq.store.checkpoint import Checkpoint
+from rmq.store.consumequeue import ConsumeQueue, Unit
+from rmq.store.disk import Bytes, Disk
+from rmq.store.index import Entry
+from rmq.store.properties import has_unit, unit_code
+from rmq.store.queues import Arrival
+from rmq.store.recovery import Progress, Recovery, no_progress
+from rmq.store.reput import entries_of
+from rmq.store.scan import Scan, Scanned, why_no_record
+from rmq.store.view import StoreView
+
+
+class ReplicaStore(StoreView):
+    """The slave's part of a `Store`, which is one and makes the parts."""
+
+    disk: Disk
+    _delays: dict[int, int]
+    _units: list[Unit]
+    _owners: list[ConsumeQueue]
+    _batch_ms: int
+    _checkpoint: Checkpoint | None
+    _sync_lock: threading.Lock
+    _raw_position: int  # up to where queues have the log's records
+    _raw_whole: int  # where the last whole record that came ends
+
+    def append_raw(self, physical_offset: int, data: Bytes) -> Sequence[Arrival]:
+        """Append bytes that the master's log has there; an empty log begins at that offset, which must be
+        the start of a file. A record may come in pieces.
+
+        Returns the queues that grew by whole records. Raises OffsetOutOfRange when the bytes do not
+        follow the log's end, StoreError when they cannot be written, CorruptRecord when no good record is
+        where one must begin: the log then ends with the last good one.
+        """
+        if physical_offset != self._log.end:
+            if self._log.segments.bases or physical_offset % self._log.file_size:
+                raise self._out_of_range(physical_offset)
+            self._log.open_at(physical_offset, 0)
+            self._raw_position = self._raw_whole = physical_offset
+        self._log.write_raw(data)
+        return self._queue_raw()
+
+    def _queue_raw(self) -> Sequence[Arrival]:
+        """Make units and index entries of the whole records that came."""
+        scan = Scan(self._log.segments, self._raw_position, stop=self._log.end)
+        records = list(scan)
+        self._raw_position = position = scan.position
+        for record in records:
+            if has_unit(record.sys_flag):
+                self._own_unit(record)
+        if records:
+            self._raw_whole = records[-1].position + records[-1].size
+            self._log.timestamp = self._batch_ms = records[-1].store_timestamp
+        arrivals = self._take_units()
+        self._index_later(entries_of(records))
+        self._queues.keep_up(self._log.timestamp)
+        if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
+            self.cut_partial()
+            raise CorruptRecord(self._log.segments.path(position), position, f"it came damaged: {why}")
+        return arrivals
+
+    def _own_unit(self, record: Scanned) -> None:
+        topic, queue_id = record.topic.decode("utf-8", "replace"), record.queue_id
+        queue = self._queues.table.get((topic, queue_id)) or self._queues.make(topic, queue_id)
+        if record.queue_offset != queue.next:
+            # The master's topic was deleted and made again, or this log begins in the middle of a queue.
+            self._take_units()
+            self._queues.restart(queue, record.queue_offset)
+        code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
+        self._units.append((record.position, record.size, code))
+        self._owners.append(queue)
+        queue.next += 1
+
+    def truncate(self, physical_offset: int) -> None:
+        """Cut log, queues and index at the start of a record. Raises OffsetOutOfRange when the log does not
+        reach there.
+        """
+        if not self._log.start <= physical_offset <= self._log.end:
+            raise self._out_of_range(physical_offset)
+        self._rollback()
+        self._queues.truncate(physical_offset)
+        self._log.truncate(physical_offset)
+        self._raw_position = self._raw_whole = physical_offset
+        self._index.truncate(physical_offset)
+        self._log.timestamp = self._log.flushed_timestamp = last_ms = self._last_stored_ms()
+        if self._checkpoint is not None:
+            with self._sync_lock:
+                self._checkpoint.lower(last_ms)
+            self._vouch_for_less(self._checkpoint)
+        if self.config.message_index_enable:
+            self._reput.start(again=True)
+
+    def cut_partial(self) -> None:
+        """Cut what came after the last whole record, a part of one or the end of a file: the master may go on
+        with another record there."""
+        if self._raw_whole != self._log.end:
+            self.truncate(self._raw_whole)
+
+    def _last_stored_ms(self) -> int:
+        """The store time of the last record, by the queues; 0 without any."""
+        units = (queue.unit(queue.end - 1) for queue in self._queues.table.values())
+        last = max((unit[0] for unit in units if unit is not None), default=-1)
+        return max(0, self._log.store_timestamp(last)) if last >= 0 else 0
+
+    @property
+    def aside(self) -> str:
+        """The folder that `set_aside` moves the log to."""
+        folder, name = os.path.split(self.config.commit_log_path)
+        return os.path.join(folder, "aside", name)
+
+    def set_aside(self) -> str:
+        """Move a slave's log to `aside`, which is returned, and go on with an empty one. Queues and index,
+        which `rmq store repair` makes again from a log, are removed.
+
+        Raises StoreError, also when an earlier log lies there; the store is as it was then.
+        """
+        self._rollback()
+        if self.disk.exists(self.aside):
+            raise StoreError(
+                f"an earlier log lies in {self.aside}: look whether it is still needed, remove it"
+            )
+        self.flush()
+        self.disk.move(self.config.commit_log_path, self.aside)
+        with self._sync_lock:
+            for part in (self._log, self._queues, self._index, self._checkpoint):
+                if part is not None:
+                    part.close()
+            self._checkpoint = None
+            for name in ("consumequeue", "index"):
+                self.disk.remove(self._path(name))
+        self._make_parts()
+        self._load(no_progress, rebuild=False)
+        return self.aside
+
+    # ---- what the Store does ----
+
+    def flush(self) -> int:
+        """See Store."""
+        raise NotImplementedError
+
+    def _rollback(self) -> None:
+        raise NotImplementedError
+
+    def _take_units(self) -> list[Arrival]:
+        raise NotImplementedError
+
+    def _index_later(self, entries: Iterable[Entry]) -> None:
+        raise NotImplementedError
+
+    def _vouch_for_less(self, checkpoint: Checkpoint) -> None:
+        raise NotImplementedError
+
+    def _path(self, name: str) -> str:
+        raise NotImplementedError
+
+    def _make_parts(self) -> None:
+        raise NotImplementedError
+
+    def _load(self, progress: Progress, rebuild: bool) -> Recovery:
+        raise NotImplementedError
