@@ -27,11 +27,12 @@ _KNOWN_LENGTH_MAX: Final = 1024
 
 
 def parse(text: str) -> dict[str, str]:
-    """The map of a properties text."""
+    """The map of a properties text; of several of a name the last counts, and what has no value is none."""
     try:
-        return dict([piece.split("\x01", 1) for piece in text.split("\x02")])
-    except ValueError:  # a piece without a value, such as after a separator at the end
+        found = dict([piece.split("\x01", 1) for piece in text.split("\x02")])
+    except ValueError:  # a piece without a separator, such as after one at the end
         return engine.parse_properties(text)
+    return found if "" not in found.values() and "" not in found else engine.parse_properties(text)
 
 
 def joined(text: str, suffix: str) -> str:

@@ -280,12 +280,13 @@ class Send:
         room = min(self._body_max, self._batch_room)
         records = []
         for flag, one, text in messages:
-            properties = parse(text)
+            stored = joined(text, suffix)
+            properties = parse(stored)
             record = Record(
                 common.topic,
                 common.queue_id,
                 one,
-                joined(text, suffix),
+                stored,
                 flag,
                 common.sys_flag,
                 common.born_timestamp,

@@ -13,20 +13,27 @@ _codes: dict[bytes, int] = {}
 _CODES_LIMIT = 4096
 _CODED_TAGS = 128  # bytes of the longest text whose code is remembered: senders choose it
 
+MARKERS = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
+"""The names, with 0x01, of which a unit's code and a record's keys are made."""
 PREPARED = 4
 TRANSACTION_BITS = 12  # 0 none, 4 prepared, 8 commit, 12 rollback
 
 
 def value_of(properties: bytes, marker: bytes) -> bytes | None:
-    """The value of one property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01."""
-    at = properties.find(marker)
-    while at > 0 and properties[at - 1] != 2:
-        at = properties.find(marker, at + 1)
-    if at < 0:
-        return None
-    start = at + len(marker)
-    stop = properties.find(b"\x02", start)
-    return properties[start:] if stop < 0 else properties[start:stop]
+    """The value of one property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01.
+
+    Of several of that name the last counts, and one without a value is none: so Java's map comes out.
+    """
+    at = properties.rfind(marker)
+    while at >= 0:
+        if at == 0 or properties[at - 1] == 2:
+            start = at + len(marker)
+            stop = properties.find(b"\x02", start)
+            value = properties[start:] if stop < 0 else properties[start:stop]
+            if value:
+                return value
+        at = properties.rfind(marker, 0, at)
+    return None
 
 
 def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Mapping[int, int]) -> int:
@@ -89,6 +96,8 @@ class Marks:
         stop = properties.find(b"\x02", start)
         if stop < 0:
             stop = len(properties)
+        if start == stop:
+            return unit_code(b"", properties, 0, {}), index_keys(properties)
         around = properties[:start], properties[stop:]
         known = self._known.get(around)
         if known is None:
@@ -102,7 +111,8 @@ class Marks:
     def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:
         if len(self._known) >= _CODES_LIMIT:
             self._known.clear()
-        known = unit_code(b"", properties, 0, {}), len(index_keys(properties)) != 1
+        several = properties.count(b"UNIQ_KEY\x01") > 1 or len(index_keys(properties)) != 1
+        known = unit_code(b"", properties, 0, {}), several
         self._known[around] = known
         return known
 

@@ -33,7 +33,7 @@ from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
-from rmq.store.properties import PREPARED, Marks, due_time, is_indexed, value_of
+from rmq.store.properties import MARKERS, PREPARED, Marks, due_time, is_indexed, value_of
 from rmq.store.queues import Arrival, Queues
 from rmq.store.reader import Limits
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
@@ -323,6 +323,11 @@ class Store(ReplicaStore):
         if total + _ROOM > commit_log.left or max(map(len, texts)) + len(suffix) > _PROPERTIES_SURE:
             return None
         commit_log.append_all(pieces, total)
+        if any(marker in suffix for marker in MARKERS):
+            texts = [
+                text + suffix if text[-1:] in (b"", b"\x02") else b"%b\x02%b" % (text, suffix)
+                for text in texts
+            ]
         codes, keys = self._marks.of_all(texts)
         self._units += zip(positions, sizes, codes, strict=True)
         self._owners += [queue] * len(positions)

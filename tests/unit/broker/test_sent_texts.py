@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rmq.broker.properties import SentTexts
 from rmq.message import tags_code
+from rmq.store.properties import index_keys, unit_code
 
 SUFFIX = "CLUSTER\x01c"
 NAMES = st.sampled_from(["UNIQ_KEY", "XUNIQ_KEY", "WAIT", "TAGS", "KEYS", "DELAY", "a", ""])
@@ -33,6 +34,16 @@ def test_remembered_is_read_anew(
     sent = SentTexts(SUFFIX, rare)
     for text in (*texts, *(around(shape, key) for key in keys)):
         assert sent(text) == sent(text) == SentTexts(SUFFIX, rare).read(text)
+
+
+@given(TEXTS | st.builds(around, AROUND, KEYS))
+@example("TAGS\x01a\x02TAGS\x01b")
+@example("TAGS\x01a\x02TAGS\x01")
+@example("UNIQ_KEY\x01\x02KEYS\x01a")
+def test_a_start_makes_the_same_of_what_is_stored(text: str) -> None:
+    """Units and index are made again from the log: of a name that comes twice the same value must count."""
+    stored, _, code, found, _ = SentTexts(SUFFIX, frozenset({"DELAY"})).read(text)
+    assert (unit_code(b"Orders", stored.encode(), 0, {}), index_keys(stored.encode())) == (code, found)
 
 
 def test_a_java_producer_s_text() -> None:
