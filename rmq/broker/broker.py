@@ -397,6 +397,8 @@ class Broker:
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Wake who waits for these queues, once for each queue."""
         held = self.waits.held
+        if held:
+            self.waits.turn()
         for topic, queue_id, next_offset in arrivals:
             if held:
                 self.waits.arrived(topic, queue_id, next_offset)

@@ -154,6 +154,25 @@ class BrokerConfig:
     pull_thread_pool_queue_capacity: int = setting(
         100_000, help="Pulls that may wait for messages before more are refused", validator=at_least(1)
     )
+    max_held_pulls_of_connection: int = setting(
+        10_000,
+        help="Pulls of one connection that may wait for messages before more are refused",
+        validator=at_least(1),
+        runtime=True,
+    )
+    max_held_pulls_of_account: int = setting(
+        50_000,
+        help="Pulls of one account that may wait for messages before more are refused",
+        validator=at_least(1),
+        runtime=True,
+    )
+    max_suspend_time_mills: int = setting(
+        30_000,
+        help="How long a pull waits for messages at most, whatever its client asks for",
+        unit="ms",
+        validator=between(1, 600_000),
+        runtime=True,
+    )
     start_accept_send_request_time_stamp: int = setting(
         0, help="Refuse sends before this time", unit="ms since 1970"
     )

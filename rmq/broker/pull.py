@@ -25,6 +25,7 @@ from rmq.broker.topics import unknown_topic
 from rmq.broker.waits import HeldPull, Waits
 from rmq.errors import ResponseError, for_code
 from rmq.message import RETRY_PREFIX
+from rmq.plugin import account_of
 from rmq.protocol import engine
 from rmq.protocol.codes import (
     MASTER_ID,
@@ -106,6 +107,7 @@ class Pull:
         self._waits = waits
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
+        self._room = _room(config)
         self.moved: Callable[[PullMessageRequestHeader, int], None] = lambda header, next_offset: None
         self.observe: Callable[[PullMessageRequestHeader, GetResult, Connection], None] | None = None
         waits.resume = self._resume
@@ -117,6 +119,7 @@ class Pull:
     def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
         """Take new values of the settings that may change at run time."""
         self.config, self.store_config = config, store_config
+        self._room = _room(config)
         self._plans.clear()
         self._plans_size = 0
 
@@ -296,19 +299,33 @@ class Pull:
         return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
-        capacity = self.config.pull_thread_pool_queue_capacity
-        if self._waits.held >= capacity:
-            raise for_code(
-                ResponseCode.SYSTEM_BUSY,
-                "[OVERLOAD]system busy, start flow control for a while: "
-                f"{self._waits.held} pulls wait for messages, pullThreadPoolQueueCapacity is {capacity}",
-            )
+        config, waits, account = self.config, self._waits, account_of(connection)
+        if waits.held >= self._room:
+            self._check_room(connection, account)
         self._stats.miss()
         wait_ms = header.suspend_timeout_millis
-        if not self.config.long_polling_enable:
-            wait_ms = self.config.short_polling_time_mills
-        deadline = self._waits.clock() + max(0, wait_ms) / 1000
-        self._waits.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline))
+        if not config.long_polling_enable:
+            wait_ms = config.short_polling_time_mills
+        wait_ms = min(wait_ms, config.max_suspend_time_mills)
+        deadline = waits.clock() + max(0, wait_ms) / 1000
+        request.shrink()  # senders choose how large the rest of it is
+        waits.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline, account))
+
+    def _check_room(self, connection: Connection, account: str) -> None:
+        """Raise ResponseError when as many pulls wait as may: in all, of a connection, or of an account."""
+        config, waits = self.config, self._waits
+        places = (
+            (waits.held, config.pull_thread_pool_queue_capacity, "pullThreadPoolQueueCapacity"),
+            (waits.held_by(connection), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
+            (waits.held_by_account(account), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
+        )
+        for held, most, setting in places:
+            if held >= most:
+                raise for_code(
+                    ResponseCode.SYSTEM_BUSY,
+                    "[OVERLOAD]system busy, start flow control for a while: "
+                    f"{held} pulls wait for messages, {setting} is {most}",
+                )
 
     def _resume(self, held: HeldPull, last: bool) -> bool:
         """Try a held pull again; whether it is answered. A refusal is an answer."""
@@ -377,6 +394,15 @@ class Pull:
 def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | None:
     """A test of a record's properties as a test of its bytes."""
     return None if accepts is None else lambda record: accepts(record_properties(record))
+
+
+def _room(config: BrokerConfig) -> int:
+    """So many waiting pulls cannot be over any limit, whosever they are."""
+    return min(
+        config.pull_thread_pool_queue_capacity,
+        config.max_held_pulls_of_connection,
+        config.max_held_pulls_of_account,
+    )
 
 
 def _size_of(plan: Plan) -> int:

@@ -1,7 +1,9 @@
 """Requests that cannot be answered yet, as rows in tables: long polls, and sends that wait for the disk.
 
 No row has a task or a timer of its own. A long poll is a row under its queue, looked at when messages arrive
-there; a deadline is an entry of one heap, which `step` works off. Sends that wait for the disk stand in one
+there; a deadline is an entry of one heap, which `step` works off. Whoever sends to a queue pays for a bounded
+number of the polls that wait for it: `step` looks at the rest, a bounded number at a time, queue by queue in
+turn. Sends that wait for the disk stand in one
 queue in the order of their positions, because that is the order in which the log grows: one flush answers
 all that it covers. Times are seconds of the clock given at construction, which must never run backwards.
 """
@@ -13,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field
 
@@ -23,18 +25,39 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
 
 NEVER = math.inf
+TRIES_OF_A_TURN: Final = 256
+"""Held pulls that one turn looks at: some milliseconds of work."""
+TRIES_OF_A_QUEUE: Final = 64
+"""How many of them for one queue, before the next has its turn."""
+_LONG: Final = 1024
 
 
 @define(eq=False)
 class HeldPull:
-    """A pull that found nothing. `offset` moves on over messages that its filter refused."""
+    """A pull that found nothing. `offset` moves on over messages that its filter refused.
+
+    `request` needs no text map and no body: `header` has all that is used again. `account` is whose it is.
+    """
 
     connection: Connection
     request: Command
     header: PullMessageRequestHeader
     offset: int
     deadline: float
+    account: str = ""
     answered: bool = False
+
+
+@define(eq=False)
+class _Round:
+    """Pulls of one queue that have not been tried since messages below `end` came; the next is the last.
+
+    `again`: more messages have come meanwhile, so that those before them are to be tried once more.
+    """
+
+    untried: list[HeldPull]
+    end: int
+    again: bool = False
 
 
 @define(eq=False)
@@ -106,6 +129,9 @@ class Waits:
 
     `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
     `flush` holds the sends that wait for the disk, `replicas` those that wait for a slave.
+
+    Pulls are counted, in `held`, for their connections and for their accounts, and once more for each KiB of
+    their expressions.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -114,46 +140,110 @@ class Waits:
         self.rescheduled: Callable[[], None] = lambda: None
         self.held = 0
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
+        self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
+        self._tries = TRIES_OF_A_TURN
         self._of_connection: dict[Connection, dict[HeldPull, None]] = {}
+        self._of_account: dict[str, int] = {}
+        self._long: dict[Connection, int] = {}  # what expressions add
         self._timers: list[tuple[float, int, HeldPull]] = []
         self._order = count()
         self.flush = ParkingLine(self._announce)
         self.replicas = ParkingLine(self._announce)
         self._announced = NEVER
 
+    def held_by(self, connection: Connection) -> int:
+        """The pulls held for a connection."""
+        mine = self._of_connection.get(connection)
+        return 0 if mine is None else len(mine) + self._long.get(connection, 0)
+
+    def held_by_account(self, account: str) -> int:
+        """The pulls held for an account; none are counted for the empty one, which is nobody's."""
+        return self._of_account.get(account, 0)
+
     def hold_pull(self, pull: HeldPull) -> None:
         """Keep a pull until its queue grows past its offset, its time is over, or its connection closes."""
-        if pull.connection.closed:
+        connection, header = pull.connection, pull.header
+        if connection.closed:
             return
-        self._pulls.setdefault((pull.header.topic, pull.header.queue_id), {})[pull] = None
-        self._of_connection.setdefault(pull.connection, {})[pull] = None
+        self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
+        self._of_connection.setdefault(connection, {})[pull] = None
         self.held += 1
+        text = header.subscription
+        if pull.account or (text and len(text) >= _LONG):
+            self._count(pull, 1)
         heappush(self._timers, (pull.deadline, next(self._order), pull))
         if len(self._timers) > 64 + 2 * self.held:
             self._drop_stale_timers()
         self._announce(pull.deadline)
 
+    def turn(self) -> None:
+        """A new turn begins: as many pulls may be looked at again as in any other."""
+        self._tries = TRIES_OF_A_TURN
+
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:
-        """A queue has messages below `next_offset`: try the pulls held there, each once."""
-        pulls = self._pulls.get((topic, queue_id))
+        """A queue has messages below `next_offset`: try the pulls held there, each once.
+
+        Those that this turn has no room for are tried by `step`, soon.
+        """
+        key = (topic, queue_id)
+        pulls = self._pulls.get(key)
         if pulls is None:
             return
+        if key in self._rounds or len(pulls) > TRIES_OF_A_QUEUE or len(pulls) > self._tries:
+            self._begin_round(key, pulls, next_offset)
+            return
+        self._tries -= len(pulls)
         for pull in list(pulls):
             if next_offset > pull.offset and not pull.answered and self.resume(pull, False):
                 self._drop(pull)
 
+    def _begin_round(self, key: tuple[str, int], pulls: dict[HeldPull, None], end: int) -> None:
+        round = self._rounds.get(key)
+        if round is not None:
+            round.end, round.again = end, True
+            return
+        round = self._rounds[key] = _Round(list(reversed(pulls)), end)
+        self._go_on(key, round)
+        if key in self._rounds:
+            self._announce(self.clock())
+
     def step(self, now: float) -> float:
-        """Answer what is due at `now`; returns the next deadline, infinite when nothing waits."""
+        """Answer what is due at `now`; returns the next deadline, infinite when nothing waits.
+
+        It is `now` when more is due, or ready, than a turn may do: others go first then.
+        """
         self.flush.expire(now)
         self.replicas.expire(now)
+        self.turn()
+        for key, round in list(self._rounds.items()):
+            if self._tries > 0:
+                self._go_on(key, round)
         timers = self._timers
-        while timers and (timers[0][2].answered or timers[0][0] <= now):
+        while timers and (timers[0][2].answered or timers[0][0] <= now) and self._tries > 0:
             pull = heappop(timers)[2]
             if not pull.answered:
+                self._tries -= 1
                 self._finish(pull)
         lines = min(self.flush.oldest_deadline, self.replicas.oldest_deadline)
-        self._announced = min(lines, timers[0][0] if timers else NEVER)
+        pulls = now if self._rounds else timers[0][0] if timers else NEVER
+        self._announced = min(lines, pulls)
         return self._announced
+
+    def _go_on(self, key: tuple[str, int], round: _Round) -> None:
+        """Try some pulls of a round; it goes behind the others, or ends."""
+        left = min(self._tries, TRIES_OF_A_QUEUE)
+        while round.untried and left > 0:
+            pull = round.untried.pop()
+            if round.end > pull.offset and not pull.answered:
+                left -= 1
+                self._tries -= 1
+                if self.resume(pull, False):
+                    self._drop(pull)
+        if round.again and not round.untried:
+            round.untried, round.again = list(reversed(self._pulls.get(key, ()))), False
+        del self._rounds[key]
+        if round.untried:
+            self._rounds[key] = round
 
     def closed(self, connection: Connection) -> None:
         """A connection is gone: forget its pulls. Its parked sends stay; their replies fall on deaf ears."""
@@ -176,6 +266,9 @@ class Waits:
             return
         pull.answered = True
         self.held -= 1
+        text = pull.header.subscription
+        if pull.account or (text and len(text) >= _LONG):
+            self._count(pull, -1)
         key = (pull.header.topic, pull.header.queue_id)
         pulls = self._pulls[key]
         del pulls[pull]
@@ -187,6 +280,14 @@ class Waits:
             if not mine:
                 del self._of_connection[pull.connection]
 
+    def _count(self, pull: HeldPull, sign: int) -> None:
+        """Count what is not always there: the account, and what a long expression adds."""
+        extra = len(pull.header.subscription or "") // _LONG * sign
+        self.held += extra
+        _add(self._long, pull.connection, extra)
+        if pull.account:
+            _add(self._of_account, pull.account, sign + extra)
+
     def _drop_stale_timers(self) -> None:
         self._timers = [timer for timer in self._timers if not timer[2].answered]
         heapify(self._timers)
@@ -195,3 +296,11 @@ class Waits:
         if deadline < self._announced:
             self._announced = deadline
             self.rescheduled()
+
+
+def _add(table: dict[Any, int], key: Any, count: int) -> None:
+    left = table.get(key, 0) + count
+    if left:
+        table[key] = left
+    else:
+        table.pop(key, None)

@@ -110,6 +110,10 @@ class Command:
             self.serialization,
         )
 
+    def shrink(self) -> None:
+        """Forget the text map and the body: of a request that waits only the typed header is used again."""
+        self._ext, self._raw, self.body = None, b"", b""
+
     @property
     def is_response(self) -> bool:
         """Whether it answers a request."""

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from rmq.broker.members import VERSION_AHEAD_MS
+from rmq.broker.waits import TRIES_OF_A_QUEUE
 from rmq.message import tags_code
+from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import (
     ConsumerData,
     HeartbeatData,
@@ -283,7 +285,7 @@ def test_messages_that_the_filter_refuses_do_not_end_the_wait_and_are_not_looked
     fill(rig, "zzz")
     fill(rig, "zz")
     assert reader.take() == []
-    (held,) = next(iter(rig.broker.waits._pulls.values()))
+    ((held,),) = rig.broker.waits._pulls.values()
     assert held.offset == 5
     fill(rig, "a")
     (answer,) = reader.take()
@@ -314,6 +316,60 @@ def test_pulls_of_a_closed_connection_are_forgotten(rig: Rig) -> None:
     rig.broker.closed(reader)  # type: ignore[arg-type]
     fill(rig, "a")
     assert reader.take() == []
+    assert rig.broker.waits.held == 0
+
+
+def test_one_connection_cannot_take_all_the_room_for_waiting_pulls() -> None:
+    rig = Rig(max_held_pulls_of_connection=3, max_held_pulls_of_account=5)
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    first, second, third, other = Wire("10.0.0.1:1"), Wire("10.0.0.1:2"), Wire("10.0.0.1:3"), Wire()
+    for wire in (first, second, third):
+        wire.state[ACCOUNT] = "app"
+    for _ in range(3):
+        assert rig.ask(pull(sys_flag=WAITING), wire=first) == []
+    refused = rig.one(pull(sys_flag=WAITING), wire=first)
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "maxHeldPullsOfConnection is 3" in (refused.remark or "")
+    for _ in range(2):
+        assert rig.ask(pull(sys_flag=WAITING), wire=second) == []
+    refused = rig.one(pull(sys_flag=WAITING), wire=third)
+    assert "maxHeldPullsOfAccount is 5" in (refused.remark or "")
+    for _ in range(3):
+        assert rig.ask(pull(sys_flag=WAITING), wire=other) == []  # without an account: a connection's limit
+    rig.broker.closed(first)  # type: ignore[arg-type]
+    assert rig.ask(pull(sys_flag=WAITING), wire=third) == []
+
+
+def test_no_pull_waits_longer_than_the_setting_says(rig: Rig) -> None:
+    assert rig.ask(pull(sys_flag=WAITING, suspend_timeout_millis=2**40)) == []
+    assert rig.broker.step_waits(rig.seconds) == rig.seconds + 30
+    rig.broker.step_waits(rig.seconds + 30)
+    assert [answer.code for answer in rig.wire.take()] == [ResponseCode.PULL_NOT_FOUND]
+
+
+def test_of_a_waiting_pull_neither_body_nor_header_text_is_kept(rig: Rig) -> None:
+    reader = Wire()
+    asked = pull(sys_flag=WAITING)
+    asked.body = bytes(100_000)
+    assert rig.ask(asked, wire=reader) == []
+    ((held,),) = rig.broker.waits._pulls.values()
+    assert (held.request.body, held.request._raw, dict(held.request.ext)) == (b"", b"", {})
+    fill(rig, "a")
+    (answer,) = reader.take()
+    assert (answer.opaque, bodies(answer)) == (asked.opaque, "a")
+
+
+def test_a_send_looks_at_a_bounded_number_of_waiting_pulls() -> None:
+    rig = Rig()
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    readers = [Wire(f"10.0.0.2:{port}") for port in range(300)]
+    for reader in readers:
+        assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
+    fill(rig, "a")
+    assert sum(bool(reader.received) for reader in readers) == TRIES_OF_A_QUEUE
+    while rig.broker.step_waits(rig.seconds) <= rig.seconds:
+        pass
+    assert all(bodies(answer) == "a" for reader in readers for answer in reader.take())
     assert rig.broker.waits.held == 0
 
 

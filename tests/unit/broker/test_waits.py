@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rmq.broker.waits import HeldPull, ParkedSend, Waits
+from rmq.broker.waits import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, ParkedSend, Waits
 
 
 class Fixture:
@@ -33,14 +34,23 @@ class Fixture:
         return False
 
     def hold(
-        self, name: str, *, connection: Any = None, queue_id: int = 0, offset: int = 5, wait: float = 15
+        self,
+        name: str,
+        *,
+        connection: Any = None,
+        queue_id: int = 0,
+        offset: int = 5,
+        wait: float = 15,
+        account: str = "",
+        text: str | None = None,
     ) -> Any:
         pull: Any = HeldPull(
             connection or peer(),
             SimpleNamespace(remark=name),  # type: ignore[arg-type]
-            SimpleNamespace(topic="T", queue_id=queue_id),  # type: ignore[arg-type]
+            SimpleNamespace(topic="T", queue_id=queue_id, subscription=text),  # type: ignore[arg-type]
             offset,
             self.now + wait,
+            account,
         )
         self.waits.hold_pull(pull)
         return pull
@@ -144,9 +154,106 @@ def test_the_table_does_not_grow_with_answered_pulls(table: Fixture) -> None:
     table.found = {"a"}
     for _ in range(10_000):
         table.hold("a")
+        table.waits.turn()
         table.waits.arrived("T", 0, 6)
     assert table.waits.held == 0
     assert len(table.waits._timers) < 200
+
+
+def test_an_arrival_looks_at_a_bounded_number_of_pulls_and_the_turns_after_it_at_the_rest(
+    table: Fixture,
+) -> None:
+    names = [f"p{number}" for number in range(1_000)]
+    table.found = set(names)
+    for name in names:
+        table.hold(name)
+    table.waits.turn()
+    table.waits.arrived("T", 0, 6)
+    assert len(table.answers) == TRIES_OF_A_QUEUE
+    turns = 0
+    while table.waits.step(1) == 1:
+        turns += 1
+        assert turns < 1_000
+    assert [name for name, _ in table.answers] == names
+    assert table.waits.held == 0
+
+
+def test_the_loop_is_woken_for_pulls_that_a_turn_had_no_room_for(table: Fixture) -> None:
+    for number in range(TRIES_OF_A_QUEUE + 1):
+        table.hold(f"p{number}")
+    table.now, before = 1, len(table.announced)
+    table.waits.turn()
+    table.waits.arrived("T", 0, 6)
+    assert table.announced[before:] == [1]
+
+
+def test_one_turn_over_many_queues_is_bounded_as_well_and_no_queue_waits_for_another(table: Fixture) -> None:
+    for queue_id in range(10):
+        for number in range(TRIES_OF_A_QUEUE * 10):
+            table.hold(f"{queue_id}/{number}", queue_id=queue_id)
+    tried: list[str] = []
+
+    def resume(pull: HeldPull, last: bool) -> bool:
+        tried.append(str(pull.request.remark))
+        return False
+
+    table.waits.resume = resume
+    table.waits.turn()
+    for queue_id in range(10):
+        table.waits.arrived("T", queue_id, 6)
+    assert len(tried) == TRIES_OF_A_TURN
+    for _ in range(10):
+        before = len(tried)
+        assert table.waits.step(1) == 1
+        assert len(tried) - before <= TRIES_OF_A_TURN
+    counts = Counter(name.split("/")[0] for name in tried)
+    assert max(counts.values()) - min(counts.values()) <= 2 * TRIES_OF_A_QUEUE
+    while table.waits.step(1) == 1:
+        pass
+    assert len(set(tried)) == len(tried) == TRIES_OF_A_QUEUE * 100
+
+
+def test_a_pull_that_was_tried_before_the_next_message_came_is_tried_again(table: Fixture) -> None:
+    for number in range(TRIES_OF_A_QUEUE + 5):
+        table.hold(f"p{number}")
+    table.waits.turn()
+    table.waits.arrived("T", 0, 6)  # finds nothing for the first of them
+    table.found = {"p0"}
+    table.waits.arrived("T", 0, 7)
+    while table.waits.step(1) == 1:
+        pass
+    assert table.answers == [("p0", False)]
+
+
+def test_deadlines_that_come_together_are_answered_in_several_turns(table: Fixture) -> None:
+    for number in range(TRIES_OF_A_TURN * 2 + 1):
+        table.hold(f"p{number}", wait=15)
+    assert table.waits.step(15) <= 15
+    assert len(table.answers) == TRIES_OF_A_TURN
+    assert table.waits.step(15) <= 15
+    assert table.waits.step(15) == math.inf
+    assert len(table.answers) == TRIES_OF_A_TURN * 2 + 1
+
+
+def test_pulls_are_counted_for_their_connection_and_account_and_by_their_size(table: Fixture) -> None:
+    one, other = peer(), peer()
+    table.found = {"a"}
+    table.hold("a", connection=one, account="app")
+    table.hold("b", connection=one, account="app", text="x" * 4096, queue_id=1)
+    table.hold("c", connection=other, account="app", queue_id=1)
+    waits = table.waits
+    assert (waits.held, waits.held_by(one), waits.held_by(other), waits.held_by_account("app")) == (
+        7,
+        6,
+        1,
+        7,
+    )
+    waits.arrived("T", 0, 6)
+    assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (6, 5, 6)
+    waits.closed(one)
+    assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (1, 0, 1)
+    waits.closed(other)
+    assert waits._of_account == waits._long == waits._pulls == waits._of_connection == {}
 
 
 def test_a_flush_answers_all_sends_that_it_covers(table: Fixture) -> None:
