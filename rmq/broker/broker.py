@@ -35,6 +35,7 @@ from rmq.broker.replicas import Replicas
 from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
+from rmq.broker.slices import Slices, drain
 from rmq.broker.stats import Stats
 from rmq.broker.table_files import TableFiles
 from rmq.broker.tables import Tables
@@ -143,9 +144,7 @@ class Broker:
         self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
         self.topics = Topics(config, save=partial(store.save_config, "topics"), now_ms=now_ms)
         self.groups = Groups(config, partial(store.save_config, "subscriptionGroup"), now_ms, slave=slave)
-        self.offsets = Offsets(
-            self.topics, store, partial(self.files.save_later, "consumerOffset"), slave=slave
-        )
+        self.offsets = Offsets(self.topics, store, slave=slave)
         self.clients = Clients(config, groups=self.groups, topics=self.topics)
         self.filters = FilterTable(config, now_ms)
         self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
@@ -214,8 +213,8 @@ class Broker:
         self.files.persisting = {
             "topics": self.topics,
             "subscriptionGroup": self.groups,
-            "consumerOffset": self.offsets,
         }
+        self.files.sliced = {"consumerOffset": self.offsets}
         self.files.marked = {
             "delayOffset": self.schedule,
             "timerProgress": self.timers,
@@ -462,8 +461,12 @@ class Broker:
 
     def saves(self) -> dict[str, bytes]:
         """The config files to be written, by name; see `TableFiles.changed`."""
+        return drain(self.saving())
+
+    def saving(self) -> Slices[dict[str, bytes]]:
+        """As `saves`, in slices."""
         self.filters.clean()
-        return self.files.changed()
+        return (yield from self.files.changed())
 
     # ---- a slave ----
 
@@ -484,7 +487,12 @@ class Broker:
 
     def copy_table(self, name: str, body: bytes) -> None:
         """Take a table of the master's, by the name of its file. Raises RemoteProtocolError, StoreError."""
-        if self.files.copy(name, body) and name == "topics":
+        drain(self.copying_table(name, body))
+
+    def copying_table(self, name: str, body: bytes) -> Slices[None]:
+        """As `copy_table`, in slices."""
+        changed = yield from self.files.copying(name, body)
+        if changed and name == "topics":
             self._topics_changed()
 
     # ---- for the parts and the plugins ----

@@ -1,9 +1,11 @@
 """How far each consumer group is in each queue.
 
-The table is `config/consumerOffset.json`, in RocketMQ's form. A commit changes memory only; `persist` saves
-the table every flushConsumerOffsetInterval and at the end. What is lost with the process is consumed again,
-never skipped: an offset above the end of its queue, as a broker that lost the end of its log would find, is
-taken back to that end, since the messages that get those offsets next are new ones.
+The table is `config/consumerOffset.json`, in RocketMQ's form. A commit changes memory only; the table is
+saved every flushConsumerOffsetInterval and at the end. Its text is made in slices, and is that of the moment
+at which it was begun: a topic's offsets of a group that change meanwhile are copied before. What is lost with
+the process is consumed again, never skipped: an offset above the end of its queue, as a broker that lost the
+end of its log would find, is taken back to that end, since the messages that get those offsets next are new
+ones.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker import offset_text
+from rmq.broker.slices import Slices, drain
 from rmq.errors import ResponseError, for_code
-from rmq.protocol import json
-from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import (
     QueryConsumerOffsetRequestHeader,
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 NONE: Final = -1
+COPY_FRESH: Final = 1_000
+"""A table of more topics and groups than this is given to slaves as it was saved last, some seconds ago."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -35,23 +39,17 @@ log = logging.getLogger("rmq.broker")
 class Offsets:
     """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
 
-    `save(data)` replaces the file and raises StoreError. `slave`: what the master says is taken as it is.
+    `slave`: what the master says is taken as it is.
     """
 
-    def __init__(
-        self,
-        topics: Topics,
-        store: Store,
-        save: Callable[[bytes], None],
-        *,
-        slave: bool = False,
-    ) -> None:
+    def __init__(self, topics: Topics, store: Store, *, slave: bool = False) -> None:
         self.slave = slave
+        self.dirty = False
         self._topics = topics
         self._store = store
-        self._save = save
         self._table: dict[str, dict[int, int]] = {}
-        self._unsaved = False
+        self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty
+        self._last_text = b""  # of a large table
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -83,13 +81,18 @@ class Offsets:
                 return
         elif not self.slave:
             offset = self._at_most_end(key, topic, queue_id, offset, client)
+        if self._kept:
+            self._keep(key, queues)
         queues[queue_id] = offset
-        self._unsaved = True
+        self.dirty = True
 
     def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Set the group's offsets in a topic: queue id -> offset."""
-        self._table.setdefault(f"{topic}@{group}", {}).update(offsets)
-        self._unsaved = True
+        key = f"{topic}@{group}"
+        queues = self._table.setdefault(key, {})
+        self._keep(key, queues)
+        queues.update(offsets)
+        self.dirty = True
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic; empty when it has none."""
@@ -100,7 +103,7 @@ class Offsets:
         offsets = self._table.get(f"{topic}@{group}")
         if offsets is not None:
             self._table[f"{topic}@{to_group}"] = dict(offsets)
-            self._unsaved = True
+            self.dirty = True
 
     def topics_of(self, group: str) -> set[str]:
         """The topics that the group has offsets in."""
@@ -130,7 +133,7 @@ class Offsets:
     def _forget(self, keys: Iterator[str]) -> None:
         for key in list(keys):
             del self._table[key]
-            self._unsaved = True
+            self.dirty = True
 
     def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
         end = self._store.max_offset(topic, queue_id)
@@ -141,30 +144,54 @@ class Offsets:
 
     # --- the file ---
 
-    def persist(self) -> None:
-        """Save the table if it has changed. Raises StoreError; the next call tries again."""
-        if self._unsaved:
-            self._save(self.to_json())
-            self._unsaved = False
+    def text(self) -> Slices[bytes]:
+        """The text of consumerOffset.json as the table is now; takes the mark `dirty` away. One at a time."""
+        self.dirty = False
+        self._kept = dict(self._table)
+        try:
+            text = yield from offset_text.encode(self._kept)
+        finally:
+            self._kept = {}
+        self._last_text = text if len(self._table) > COPY_FRESH else b""
+        return text
+
+    def _keep(self, key: str, queues: dict[int, int]) -> None:
+        """These are about to change: the text that is being made gets them as they are."""
+        if self._kept.get(key) is queues:
+            self._kept[key] = dict(queues)
 
     def to_json(self) -> bytes:
-        """The text of consumerOffset.json, which is also the body that a slave copies."""
-        return json.dumps_java({"offsetTable": self._table})
+        """The text of consumerOffset.json, made at once."""
+        return drain(offset_text.encode(self._table))
 
     def load(self, data: bytes | None) -> None:
         """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
         if data is None:
             return
-        self._table = ConsumerOffsetSerializeWrapper.from_json(data).offset_table
+        self._table = drain(offset_text.decode(data))
         if not self.slave:
             self._check_ends()
+
+    def copying(self, data: bytes) -> Slices[bool]:
+        """Take the master's table; whether it differs. Raises RemoteProtocolError."""
+        table = yield from offset_text.decode(data)
+        changed = len(table) != len(self._table)
+        for count, (key, queues) in enumerate(table.items()):
+            if changed or self._table.get(key) != queues:
+                changed = True
+                break
+            if count % offset_text.SLICE_OFFSETS == offset_text.SLICE_OFFSETS - 1:
+                yield
+        self._table = table
+        self.dirty |= changed
+        return changed
 
     def _check_ends(self) -> None:
         for key, queues in self._table.items():
             topic = key.partition("@")[0]
             for queue_id, offset in queues.items():
                 queues[queue_id] = self._at_most_end(key, topic, queue_id, offset, "the saved table")
-                self._unsaved |= queues[queue_id] != offset
+                self.dirty |= queues[queue_id] != offset
 
     # --- requests ---
 
@@ -207,7 +234,7 @@ class Offsets:
         return request.reply()
 
     def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
-        return request.reply(body=self.to_json())
+        return request.reply(body=self._last_text or self.to_json())
 
 
 def _refused(header: UpdateConsumerOffsetRequestHeader, reason: str) -> ResponseError:

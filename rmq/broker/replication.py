@@ -45,6 +45,7 @@ from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.sniff import PrefixedStream, unwrapped
 from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.tasks import in_slices
 from rmq.remoting.tls import TlsContexts
 from rmq.store.store import Store
 
@@ -335,7 +336,8 @@ class Follower:
             if master:
                 for name, code in COPIED.items():
                     try:
-                        self._broker.copy_table(name, (await self._ask(master, code)).body)
+                        body = (await self._ask(master, code)).body
+                        await in_slices(self._broker.copying_table(name, body))
                     except (*REMOTE, StoreError) as error:
                         log.warning("%s of master %s is not copied: %s", name, master, error)
             await trio.sleep(COPY_SECONDS if master else 1.0)

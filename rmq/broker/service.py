@@ -68,7 +68,7 @@ from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners
 from rmq.remoting.stream import Listener
-from rmq.remoting.tasks import bare_errors, restarting
+from rmq.remoting.tasks import bare_errors, in_slices, restarting
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk, RealDisk
@@ -329,6 +329,7 @@ class _Service:
             "slaves": Acceptor(config.ha_max_connections, share=HA_SHARE),
         }
         self._threads = threads
+        self._saving = trio.Lock()
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
@@ -467,12 +468,13 @@ class _Service:
             await self._save()
 
     async def _save(self) -> None:
-        saves = self.broker.saves()
-        try:
-            await self._blocking(partial(self._write_saves, saves))
-        except StoreError as error:
-            log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
-            self.broker.files.not_saved(saves)
+        async with self._saving:
+            saves = await in_slices(self.broker.saving())
+            try:
+                await self._blocking(partial(self._write_saves, saves))
+            except StoreError as error:
+                log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
+                self.broker.files.not_saved(saves)
 
     def _write_saves(self, saves: Mapping[str, bytes]) -> None:
         for name, data in saves.items():

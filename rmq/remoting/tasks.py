@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
+import anyio.lowlevel
 
 RESTART_SECONDS: Final = (1.0, 60.0)
 """First and longest pause before a task is started again."""
 
 log = logging.getLogger("rmq.tasks")
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -49,3 +52,14 @@ async def restarting(
             pause = first
         await anyio.sleep(pause)
         pause = min(2 * pause, longest_pause)
+
+
+async def in_slices(work: Generator[None, None, T]) -> T:
+    """Do long work that yields now and then; others are served in between. Returns what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await anyio.lowlevel.checkpoint()

@@ -104,7 +104,7 @@ class Desk:
         self.stats = Stats(START, cluster=self.config.broker_cluster_name)
         self.topics = Topics(self.config, save=self.saved["topics"].save, now_ms=lambda: self.clock.now)
         self.groups = Groups(self.config, self.saved["groups"].save, lambda: self.clock.now)
-        self.offsets = Offsets(self.topics, self.store, self.saved["offsets"].save)
+        self.offsets = Offsets(self.topics, self.store)
         self.clients = Clients(self.config, groups=self.groups, topics=self.topics)
         self.locks = Locks()
         self.filters = FilterTable(self.config, lambda: self.clock.now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.errors import DiskFull
+from rmq.broker import offset_text
+from rmq.broker.slices import drain
+from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
+from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode
 
 from .desk import Desk, Line, aged, session
@@ -113,30 +117,118 @@ def test_a_captured_file_loads_and_comes_back(golden: Path) -> None:
 
 def test_saved_only_when_changed() -> None:
     desk = filled(3)
-    saved = desk.saved["offsets"].texts
-    desk.offsets.persist()
-    assert saved == []
+    assert not desk.offsets.dirty
     desk.offsets.commit("g", "T", 0, 1)
-    desk.offsets.persist()
-    desk.offsets.persist()
-    assert saved == [b'{"offsetTable":{"T@g":{0:1}}}']
+    assert desk.offsets.dirty
+    assert drain(desk.offsets.text()) == b'{"offsetTable":{"T@g":{0:1}}}'
+    assert not desk.offsets.dirty
     desk.offsets.commit("g", "T", 0, 1)
-    desk.offsets.persist()
-    assert len(saved) == 1
+    assert not desk.offsets.dirty
     desk.offsets.delete_group("g")
-    desk.offsets.persist()
-    assert saved[-1] == b'{"offsetTable":{}}'
+    assert desk.offsets.dirty
+    assert drain(desk.offsets.text()) == b'{"offsetTable":{}}'
 
 
-def test_a_failed_save_is_tried_again() -> None:
+def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rmq.broker.offset_text.SLICE_OFFSETS", 2)
+    desk = filled(9)
+    for group in "abcdef":
+        desk.offsets.commit(group, "T", 0, 3)
+        desk.offsets.commit(group, "T", 1, 0)
+    before = desk.offsets.to_json()
+    work = desk.offsets.text()
+    for group in "ab":  # behind the slice, and before it
+        next(work)
+        desk.offsets.commit(group, "T", 0, 4)
+        desk.offsets.commit("e", "T", 0, 5 + (group == "b"))
+    desk.offsets.put("f", "T", {2: 1})
+    desk.offsets.commit("new", "T", 0, 1)
+    desk.offsets.delete_group("d")
+    desk.offsets.clone("e", "c", "T")
+    assert drain(work) == before
+    assert desk.offsets.dirty
+    after = json.loads(drain(desk.offsets.text()))["offsetTable"]
+    assert {key[-1]: queues["0"] for key, queues in after.items()} == {
+        "a": 4, "b": 4, "c": 6, "e": 6, "f": 3, "w": 1
+    }  # fmt: skip
+
+
+def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rmq.broker.offset_text.SLICE_OFFSETS", 2)
+    desk = Desk()
+    desk.offsets.slave = True
+    text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
+    assert drain(desk.offsets.copying(text))
+    assert desk.offsets.dirty
+    desk.offsets.dirty = False
+    assert not drain(desk.offsets.copying(text))
+    assert not desk.offsets.dirty
+    assert drain(desk.offsets.copying(text.replace(b"1:2", b"1:3")))
+    assert desk.offsets.of("a", "T") == {0: 1, 1: 3}
+    assert len(list(desk.offsets.copying(text))) >= 2
+
+
+def test_a_large_table_is_told_as_it_was_saved_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.broker.offsets.COPY_FRESH", 1)
     desk = filled(3)
-    desk.offsets.commit("g", "T", 0, 1)
-    desk.saved["offsets"].broken = DiskFull("full")
-    with pytest.raises(DiskFull):
-        desk.offsets.persist()
-    desk.saved["offsets"].broken = None
-    desk.offsets.persist()
-    assert len(desk.saved["offsets"].texts) == 1
+    for group in "ab":
+        desk.offsets.commit(group, "T", 0, 1)
+    assert b"T@b" in desk.ask(RequestCode.GET_ALL_CONSUMER_OFFSET).body
+    saved = drain(desk.offsets.text())
+    desk.offsets.commit("b", "T", 0, 2)
+    assert desk.ask(RequestCode.GET_ALL_CONSUMER_OFFSET).body == saved
+    desk.offsets.delete_group("a")
+    drain(desk.offsets.text())
+    assert desk.ask(RequestCode.GET_ALL_CONSUMER_OFFSET).body == b'{"offsetTable":{"T@b":{0:2}}}'
+
+
+tables = st.dictionaries(
+    st.text(max_size=8), st.dictionaries(st.integers(-1, 1 << 31 - 1), st.integers(-(2**63), 2**63 - 1))
+)
+
+
+@given(tables)
+def test_any_table_survives_its_text(table: dict[str, dict[int, int]]) -> None:
+    text = drain(offset_text.encode(table))
+    assert text == json.dumps_java({"offsetTable": table})
+    assert drain(offset_text.decode(text)) == ConsumerOffsetSerializeWrapper.from_json(text).offset_table
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"offsetTable":null}',
+        b'{"offsetTable":{}}',
+        b'{"offsetTable":{,}}',
+        b'{"offsetTable":{"T@g":5}}',
+        b' {\n\t"offsetTable" : {\n\t\t"T@g":{0:5,1:7\n\t\t}\n\t}\n}\n',
+        b'{"offsetTable":{"T@g":{"0":5}},"dataVersion":{"counter":1}}',
+        b'{"dataVersion":null,"offsetTable":{"a":{0:1}}}',
+        b'{"offsetTable":{"T\\u0040g":{0:5}}}',
+        b'{"offsetTable":{"T@g":{0:5}}',
+        b'{"offsetTable":{"T@g":{0:5}}}}',
+        b'{"offsetTable":{"T@g":{0:5},}}',
+        b'{"offsetTable":{"T@g":{0:5,}}}',
+        b'{"offsetTable":{"T@g":{0:x}}}',
+        b'{"offsetTable":{"T@g":{0:99999999999999999999}}}',
+    ],
+)
+def test_any_text_is_read_as_the_general_reader_does(text: bytes) -> None:
+    def outcome(read: Callable[[], dict[str, dict[int, int]]]) -> object:
+        try:
+            return read()
+        except RemoteProtocolError:
+            return RemoteProtocolError
+
+    general = outcome(lambda: ConsumerOffsetSerializeWrapper.from_json(text).offset_table)
+    assert outcome(lambda: drain(offset_text.decode(text))) == general
 
 
 def test_a_log_that_lost_its_end_takes_the_saved_offsets_back(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,8 +238,7 @@ def test_a_log_that_lost_its_end_takes_the_saved_offsets_back(caplog: pytest.Log
     assert desk.offsets.of("g", "T") == {0: 4, 1: 0}
     assert desk.offsets.of("h", "T") == {0: 4}
     assert caplog.text.count("which ends at") == 2
-    desk.offsets.persist()
-    assert len(desk.saved["offsets"].texts) == 1
+    assert desk.offsets.dirty
 
 
 def test_offsets_within_the_log_load_unchanged() -> None:
@@ -155,8 +246,7 @@ def test_offsets_within_the_log_load_unchanged() -> None:
     desk.offsets.load(b'{"offsetTable":{"T@g":{"0":4}}}')
     desk.offsets.load(None)
     assert desk.offsets.of("g", "T") == {0: 4}
-    desk.offsets.persist()
-    assert desk.saved["offsets"].texts == []
+    assert not desk.offsets.dirty
 
 
 # --- requests ---
