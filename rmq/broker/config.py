@@ -182,6 +182,14 @@ class BrokerConfig:
     max_connections: int = setting(
         20_000, help="Connections at a time; more are closed at once", validator=at_least(1)
     )
+    web_socket_origins: tuple[str, ...] = setting(
+        (),
+        help="Web pages that may open a WebSocket: https://console.example.com, or * for all",
+    )
+    web_socket_hosts: tuple[str, ...] = setting(
+        (),
+        help="Names of this server in WebSocket upgrades, besides addresses and its own",
+    )
     max_connections_per_address: int = setting(
         0,
         help="Connections of one address, or one IPv6 network of 64 bits; 0: half of maxConnections",

@@ -43,8 +43,8 @@ from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import with_scheme
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
-from rmq.remoting.sniff import PrefixedStream, unwrapped
-from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.sniff import unwrapped
+from rmq.remoting.stream import Listener, PrefixedStream, Stream
 from rmq.remoting.tasks import in_slices
 from rmq.remoting.tls import TlsContexts
 from rmq.store.store import Store

@@ -30,6 +30,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -65,6 +66,7 @@ from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.answers import Stranger
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners
 from rmq.remoting.stream import Listener
@@ -277,6 +279,13 @@ def _guard(config: BrokerConfig, tls: TlsConfig) -> Guard:
     return Guard(contexts, secret.value if secret is not None else b"")
 
 
+def _web_socket_access(config: BrokerConfig) -> WebSocketAccess:
+    own = (config.broker_ip1, config.broker_ip2, config.bind_address, socket.gethostname())
+    return WebSocketAccess(
+        origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
+    )
+
+
 def _use_secret(broker: Broker) -> None:
     """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
     secret = cluster_secret(broker.config.cluster_secret_file)
@@ -376,6 +385,7 @@ class _Service:
                     limits=limits,
                     tls=self._tls,
                     acceptor=self._acceptors["clients"],
+                    access=_web_socket_access(self.config),
                 )
                 addresses = await outer.start(serving)
                 if self._ports.slaves is not None:

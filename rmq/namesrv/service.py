@@ -13,6 +13,7 @@ change of the wall clock moves.
 from __future__ import annotations
 
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -41,6 +42,7 @@ from rmq.remoting.address import join_address
 from rmq.remoting.answers import Stranger
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tasks import bare_errors, restarting
@@ -77,6 +79,11 @@ async def run(
         connections=config.max_connections,
         connections_per_address=config.max_connections_per_address,
     )
+    access = WebSocketAccess(
+        origins=config.web_socket_origins,
+        hosts=config.web_socket_hosts,
+        own=[config.bind_address, socket.gethostname()],
+    )
     acceptor = Acceptor(limits.connections, limits.connections_per_address)
     server.acceptors = {"clients": acceptor}
     address = join_address(config.bind_address, config.listen_port)
@@ -88,7 +95,16 @@ async def run(
             if asks:
                 nursery.start_soon(_look_up, receive, Pool(network, Stranger(), tls=tls), production)
             addresses = await nursery.start(
-                partial(serve, network, [address], server, limits=limits, tls=tls, acceptor=acceptor)
+                partial(
+                    serve,
+                    network,
+                    [address],
+                    server,
+                    limits=limits,
+                    tls=tls,
+                    acceptor=acceptor,
+                    access=access,
+                )
             )
             task_status.started(addresses)
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")

@@ -33,7 +33,7 @@ class Limits:
     frame_seconds: float = 60.0
     """A frame that has begun must be complete within this time."""
     handshake_seconds: float = 10.0
-    """For the first byte, the TLS handshake and the WebSocket upgrade together."""
+    """For a TLS handshake, and for a WebSocket upgrade, once each has begun."""
     connect_seconds: float = 3.0
     """For name lookup, connecting and handshakes of a dial together (Java: connectTimeoutMillis)."""
     linger_seconds: float = 1.0

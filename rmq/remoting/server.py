@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NoReturn
 
 import trio
@@ -13,6 +14,7 @@ from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network
+from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.sniff import accept_stream
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
@@ -28,18 +30,20 @@ async def serve(
     limits: Limits | None = None,
     tls: TlsConfig | None = None,
     acceptor: Acceptor | None = None,
+    access: WebSocketAccess | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
 
     Raises PortInUse and OSError before `started`, and ConfigError when the TLS files are not usable: then
     nothing listens. What goes wrong with a peer ends that peer's connection, a bug of `endpoint` too.
-    `acceptor` tells who was refused; without it there is one of `limits`. Cancelled: all connections are
-    closed, after what is in their outboxes was sent to peers that read.
+    `acceptor` tells who was refused; without it there is one of `limits`. `access` says which WebSocket
+    upgrades are taken. Cancelled: all connections are closed, after what is in their outboxes was sent to
+    peers that read.
     """
     listeners = await open_listeners(network, addresses)
     await serve_listeners(
-        listeners, endpoint, limits=limits, tls=tls, acceptor=acceptor, task_status=task_status
+        listeners, endpoint, limits=limits, tls=tls, acceptor=acceptor, access=access, task_status=task_status
     )
 
 
@@ -62,13 +66,14 @@ async def serve_listeners(
     limits: Limits | None = None,
     tls: TlsConfig | None = None,
     acceptor: Acceptor | None = None,
+    access: WebSocketAccess | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """`serve` on listeners that are open already; closes them at the end."""
     limits = limits or Limits()
     acceptor = acceptor or Acceptor(limits.connections, limits.connections_per_address)
     try:
-        server = Server(endpoint, limits, tls)
+        server = Server(endpoint, limits, tls, access)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.expire)
             for listener in listeners:
@@ -82,10 +87,17 @@ async def serve_listeners(
 class Server:
     """The connections of one service, whichever listener they came by."""
 
-    def __init__(self, endpoint: Endpoint, limits: Limits, tls: TlsConfig | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        limits: Limits,
+        tls: TlsConfig | None = None,
+        access: WebSocketAccess | None = None,
+    ) -> None:
         self._endpoint = endpoint
         self._opened: Callable[[Connection], None] = getattr(endpoint, "opened", lambda connection: None)
         self._limits = limits
+        self._access = access
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
             self._tls.server()  # unusable files end the start, not the first handshake
@@ -102,12 +114,15 @@ class Server:
     async def serve(self, raw: Stream) -> None:
         """Serve one peer until it goes, or sends nonsense."""
         try:
-            async with accept_stream(raw, tls=self._tls, limits=self._limits) as (stream, first):
+            async with self._accepted(raw) as (stream, first):
                 await self._converse(stream, first)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", raw.peer, error)
         except trio.BrokenResourceError as error:
             log.debug("%s: %s", raw.peer, error)
+
+    def _accepted(self, raw: Stream) -> AbstractAsyncContextManager[tuple[Stream, bytes]]:
+        return accept_stream(raw, tls=self._tls, limits=self._limits, access=self._access)
 
     async def _converse(self, stream: Stream, first: bytes) -> None:
         connection = Connection(stream, self._endpoint, limits=self._limits, first=first)

@@ -7,14 +7,15 @@ handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frame
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 import trio
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.limits import Limits
-from rmq.remoting.stream import Buffer, Stream
+from rmq.remoting.origins import WebSocketAccess
+from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.remoting.tasks import bare_errors
 from rmq.remoting.tls import TlsContexts
 from rmq.remoting.tls_stream import tls_server
@@ -26,58 +27,27 @@ UPGRADE = ord("G")
 _FIRST_BYTES = 64 * 1024
 
 
-class PrefixedStream(Stream):
-    """A stream some of whose bytes were read already."""
-
-    def __init__(self, prefix: bytes, stream: Stream) -> None:
-        self._prefix = prefix
-        self._stream = stream
-        self.sends_now = stream.sends_now
-        self.peer = stream.peer
-        self.local = stream.local
-
-    async def receive_some(self, max_bytes: int | None = None) -> bytes:
-        if not self._prefix:
-            return bytes(await self._stream.receive_some(max_bytes))
-        await trio.lowlevel.checkpoint()
-        size = len(self._prefix) if max_bytes is None else max_bytes
-        data, self._prefix = self._prefix[:size], self._prefix[size:]
-        return data
-
-    def send_now(self, buffers: Sequence[Buffer]) -> int:
-        return self._stream.send_now(buffers)
-
-    async def send_all(self, data: Buffer) -> None:
-        await self._stream.send_all(data)
-
-    async def wait_send_all_might_not_block(self) -> None:
-        await self._stream.wait_send_all_might_not_block()
-
-    async def aclose(self) -> None:
-        self._prefix = b""
-        await self._stream.aclose()
-
-
 @asynccontextmanager
 async def accept_stream(
-    raw: Stream, *, tls: TlsContexts, limits: Limits
+    raw: Stream, *, tls: TlsContexts, limits: Limits, access: WebSocketAccess | None = None
 ) -> AsyncIterator[tuple[Stream, bytes]]:
     """What a new peer speaks: the stream of its frames, and the bytes that were read from it already.
 
-    Raises RemoteProtocolError when the peer speaks something else, something that `tls` does not allow, or
-    nothing within `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails.
-    The caller closes the stream, or after an error `raw`.
+    Raises RemoteProtocolError when the peer speaks something else, something that `tls` or `access` does not
+    allow, nothing within `limits.idle_seconds`, or does not end a handshake within
+    `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails. The caller closes
+    the stream, or after an error `raw`.
     """
-    deadline = trio.current_time() + limits.handshake_seconds
-    with _until(deadline, limits):
-        stream, first = await _sniff(raw, tls)
+    stream, first = await unwrapped(raw, tls, limits)
+    if first[0] not in (FRAME, UPGRADE):
+        raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
     if first[0] != UPGRADE:
         yield stream, first
         return
     with bare_errors():
         async with trio.open_nursery() as nursery:
-            with _until(deadline, limits):
-                stream = await accept_websocket(nursery, PrefixedStream(first, stream))
+            with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
+                stream = await accept_websocket(nursery, PrefixedStream(first, stream), access)
             try:
                 yield stream, b""
             finally:
@@ -85,31 +55,25 @@ async def accept_stream(
 
 
 @contextmanager
-def _until(deadline: float, limits: Limits) -> Iterator[None]:
-    with trio.CancelScope(deadline=deadline) as scope:
+def _within(seconds: float, words: str) -> Iterator[None]:
+    with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
         yield
     if scope.cancelled_caught:
-        raise RemoteProtocolError(
-            f"the peer did not say what it speaks within {limits.handshake_seconds:g} s"
-        )
+        raise RemoteProtocolError(f"the peer {words} within {seconds:g} s")
 
 
-async def _sniff(raw: Stream, tls: TlsContexts) -> tuple[Stream, bytes]:
-    stream, first = await unwrapped(raw, tls)
-    if first[0] not in (FRAME, UPGRADE):
-        raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
-    return stream, first
-
-
-async def unwrapped(raw: Stream, tls: TlsContexts) -> tuple[Stream, bytes]:
+async def unwrapped(raw: Stream, tls: TlsContexts, limits: Limits | None = None) -> tuple[Stream, bytes]:
     """A new peer's stream, out of its TLS if it speaks that, and the bytes that were read from it already.
 
-    Raises RemoteProtocolError for what `tls` does not allow, BrokenResourceError when the peer goes away.
+    A client may connect and say nothing for as long as any other may be idle, as in Java. Raises
+    RemoteProtocolError for what `tls` does not allow, BrokenResourceError when the peer goes away.
     """
-    first = await _first_bytes(raw)
+    limits = limits or Limits()
+    first = await _first_bytes(raw, limits)
     if first[0] == TLS and tls.mode != "disabled":
-        stream = await _secured(PrefixedStream(first, raw), tls)
-        return stream, await _first_bytes(stream)
+        with _within(limits.handshake_seconds, "did not finish its TLS handshake"):
+            stream = await _secured(PrefixedStream(first, raw), tls)
+        return stream, await _first_bytes(stream, limits)
     if first[0] == TLS:
         raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
     if tls.mode == "enforcing":
@@ -126,8 +90,9 @@ async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
         raise
 
 
-async def _first_bytes(stream: Stream) -> bytes:
-    first = bytes(await stream.receive_some(_FIRST_BYTES))
+async def _first_bytes(stream: Stream, limits: Limits) -> bytes:
+    with _within(limits.idle_seconds, "did not say a word"):
+        first = bytes(await stream.receive_some(_FIRST_BYTES))
     if not first:
         raise trio.BrokenResourceError("the peer left without a word")
     return first

@@ -54,6 +54,39 @@ class Listener(Protocol):
         """Stop listening; a waiting accept() gets ClosedResourceError."""
 
 
+class PrefixedStream(Stream):
+    """A stream some of whose bytes were read already."""
+
+    def __init__(self, prefix: bytes, stream: Stream) -> None:
+        self._prefix = prefix
+        self._stream = stream
+        self.sends_now = stream.sends_now
+        self.peer = stream.peer
+        self.local = stream.local
+        self.descriptor = stream.descriptor
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if not self._prefix:
+            return bytes(await self._stream.receive_some(max_bytes))
+        await trio.lowlevel.checkpoint()
+        size = len(self._prefix) if max_bytes is None else max_bytes
+        data, self._prefix = self._prefix[:size], self._prefix[size:]
+        return data
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        return self._stream.send_now(buffers)
+
+    async def send_all(self, data: Buffer) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        self._prefix = b""
+        await self._stream.aclose()
+
+
 class ByteStream(Stream):
     """The checks of transports that we implement ourselves: arguments, one task a direction."""
 

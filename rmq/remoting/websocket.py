@@ -10,13 +10,22 @@ import trio
 import trio_websocket
 import wsproto.utilities
 
-from rmq.remoting.stream import Buffer, Stream
+from rmq.errors import RemoteProtocolError
+from rmq.remoting.origins import WebSocketAccess
+from rmq.remoting.stream import Buffer, PrefixedStream, Stream
 
 log = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 64 * 1024
 """What we send in one message, and the longest that we take: with QUEUE it bounds a connection's memory."""
 QUEUE = 16
+SERVER_QUEUE = 1
+SERVER_READ_BYTES = 4 * 1024
+"""What a server takes of one peer before others get their turn: up to 680 fragments, 7 ms."""
+IDLE_BYTES = 256 * 1024
+"""What a peer may have sent that was no data: headers of fragments, pings, a message that is not whole."""
+IDLE_BYTES_PER_SECOND = 1024
+"""What of it is forgotten in a second."""
 RESOURCE = "/"
 
 _EXPECTED = (
@@ -45,20 +54,34 @@ async def connect_websocket(nursery: trio.Nursery, stream: Stream, host: str) ->
     return await _Reader(nursery, stream).upgraded(upgrade)
 
 
-async def accept_websocket(nursery: trio.Nursery, stream: Stream) -> WebSocketStream:
-    """Upgrade as the server; the socket's reader runs in `nursery`. Raises BrokenResourceError."""
+async def accept_websocket(
+    nursery: trio.Nursery, stream: Stream, access: WebSocketAccess | None = None
+) -> WebSocketStream:
+    """Upgrade as the server; the socket's reader runs in `nursery`.
+
+    Raises BrokenResourceError, and RemoteProtocolError when `access` refuses the peer, who is told 403.
+    """
+    access = access or WebSocketAccess()
+    metered = MeteredStream(stream)
 
     async def upgrade(reader: _Reader) -> trio_websocket.WebSocketConnection:
         request = await trio_websocket.wrap_server_stream(
             cast(Any, reader),
-            stream,
-            message_queue_size=QUEUE,
+            metered,
+            message_queue_size=SERVER_QUEUE,
             max_message_size=MESSAGE_BYTES,
-            receive_buffer_size=MESSAGE_BYTES,
+            receive_buffer_size=SERVER_READ_BYTES,
         )
+        host = str(cast(Any, request)._event.host)  # it is not among `headers`
+        refusal = access.refusal(host, request.headers, stream.local)
+        if refusal:
+            await request.reject(403, body=refusal.encode("ascii", "backslashreplace"))
+            raise RemoteProtocolError(f"WebSocket: {refusal}")
         return await request.accept()
 
-    return await _Reader(nursery, stream).upgraded(upgrade)
+    accepted = await _Reader(nursery, stream).upgraded(upgrade)
+    accepted.took = metered.credit
+    return accepted
 
 
 class _Reader:
@@ -109,6 +132,34 @@ def _reason(error: BaseException | None) -> str:
     return f"what the peer says is no WebSocket handshake ({error})"
 
 
+class MeteredStream(PrefixedStream):
+    """A stream under a WebSocket that ends when its peer sends much that is no data.
+
+    Fragments without content and pings cost 10 µs for 6 bytes. What comes in counts once, what came out of it
+    as messages (`credit`) twice in return, so that messages of any honest size never reach the limit.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(b"", stream)
+        self._idle = 0.0
+        self._at = trio.current_time()
+
+    def credit(self, size: int) -> None:
+        """A message of so many bytes has come out."""
+        self._idle = max(0.0, self._idle - 2 * size)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        data = await super().receive_some(max_bytes)
+        now = trio.current_time()
+        self._idle = max(0.0, self._idle - (now - self._at) * IDLE_BYTES_PER_SECOND) + len(data)
+        self._at = now
+        if self._idle > IDLE_BYTES:
+            reason = f"WebSocket: {IDLE_BYTES} bytes of it were headers, pings and fragments without content"
+            log.warning("closing %s: %s", self.peer, reason)
+            raise trio.BrokenResourceError(reason)
+        return data
+
+
 class WebSocketStream(Stream):
     """A stream over a WebSocket.
 
@@ -122,6 +173,7 @@ class WebSocketStream(Stream):
         self._rest = b""
         self._closed = False
         self._receiving = False
+        self.took: Callable[[int], None] = lambda size: None  # told of each message
         self.peer = stream.peer
         self.local = stream.local
 
@@ -157,6 +209,7 @@ class WebSocketStream(Stream):
             raise
         if isinstance(message, str):
             raise trio.BrokenResourceError("a text message: frames come in binary messages")
+        self.took(len(message))
         return message
 
     async def send_all(self, data: Buffer) -> None:

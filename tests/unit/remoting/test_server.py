@@ -28,7 +28,7 @@ from rmq.remoting import (
     serve,
     serve_listeners,
 )
-from rmq.remoting.sniff import PrefixedStream
+from rmq.remoting.stream import PrefixedStream
 from rmq.remoting.tls import TlsContexts
 from rmq.testing import MemoryNetwork
 
@@ -264,16 +264,41 @@ async def test_idle_connections_are_closed_by_one_task(autojump_clock: MockClock
         await busy.receive()
 
 
-async def test_a_peer_that_says_nothing_is_not_waited_for(
+async def test_a_peer_may_say_nothing_for_as_long_as_others_may_be_idle(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     network = MemoryNetwork()
-    async with served(network, limits=Limits(handshake_seconds=10)) as (address,):
+    async with served(network, limits=Limits(idle_seconds=120, handshake_seconds=10)) as (address,):
+        patient = RawPeer(await network.dial(address))
+        await trio.sleep(119)
+        await patient.send(request(b"late"))
+        assert (await patient.receive())[0].body == b"late"
         silent = RawPeer(await network.dial(address))
         began = trio.current_time()
         assert await silent.ended()
+        assert trio.current_time() - began == pytest.approx(120)
+        assert "did not say a word within 120 s" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("begun", "words"), [(b"\x16\x03\x01", "TLS handshake"), (b"GET / HTTP/1.1\r\n", "WebSocket handshake")]
+)
+async def test_a_handshake_that_has_begun_must_end(
+    autojump_clock: MockClock,
+    caplog: pytest.LogCaptureFixture,
+    tls_config: TlsConfig,
+    begun: bytes,
+    words: str,
+) -> None:
+    network = MemoryNetwork()
+    async with served(network, tls=tls_config, limits=Limits(handshake_seconds=10)) as (address,):
+        peer = RawPeer(await network.dial(address))
+        await trio.sleep(60)
+        began = trio.current_time()
+        await peer.stream.send_all(begun)
+        assert await peer.ended()
         assert trio.current_time() - began == pytest.approx(10)
-        assert "within 10 s" in caplog.text
+        assert f"did not finish its {words} within 10 s" in caplog.text
 
 
 async def test_what_is_in_the_outboxes_is_sent_when_the_service_ends(autojump_clock: MockClock) -> None:
