@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.figures import figures_of
 from rmq.broker.topics import unknown_topic
+from rmq.errors import for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     PROPERTY_REAL_TOPIC,
@@ -16,7 +17,8 @@ from rmq.message import (
     tags_code,
     with_properties,
 )
-from rmq.protocol.record import Record, encode_properties, record_keys
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.record import NUL_IN_PROPERTIES, Record, encode_properties, record_keys
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
@@ -52,7 +54,8 @@ class PluginHost:
     def put(self, message: Message) -> None:
         """Store a message in the next queue of its topic, which is made if that is allowed.
 
-        Raises StoreError when it cannot be written, ResponseError when there is no such topic.
+        Raises StoreError when it cannot be written, ResponseError when there is no such topic or a property
+        has the character NUL.
         """
         broker = self._broker
         topic = broker.topics.create_for_send(
@@ -62,12 +65,15 @@ class PluginHost:
             raise unknown_topic(message.topic)
         self._turn += 1
         properties = with_properties(message, {})
+        text = encode_properties(properties)
+        if "\0" in text:
+            raise for_code(ResponseCode.MESSAGE_ILLEGAL, NUL_IN_PROPERTIES)
         broker.put(
             Record(
                 message.topic,
                 self._turn % topic.write_queue_nums,
                 message.body,
-                encode_properties(properties),
+                text,
                 message.flag,
                 born_timestamp=broker.now_ms(),
                 born_host=broker.store.store_host,

@@ -57,6 +57,7 @@ from rmq.protocol.deadletter import REASON, life_of
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeader
 from rmq.protocol.recall import RECALL_HANDLE, RecallHandle
 from rmq.protocol.record import (
+    NUL_IN_PROPERTIES,
     PROPERTIES_MAX,
     Record,
     decode_record,
@@ -187,10 +188,13 @@ class Send:
         queue_id = header.queue_id
         if not 0 <= queue_id < target.queues:
             queue_id = self._choose_queue(queue_id, target, connection)
+        properties = header.properties or ""
+        if "\0" in properties:
+            raise self._illegal(NUL_IN_PROPERTIES)
         if header.batch:
             self._send_batch(request, header, connection, queue_id)
             return
-        stored, waits, code, index_keys, rare = self._read_properties(header.properties or "")
+        stored, waits, code, index_keys, rare = self._read_properties(properties)
         record = Record(
             target.topic,
             queue_id,
@@ -222,6 +226,8 @@ class Send:
         """Put a record that a request stands for; its acknowledgement has these header fields too."""
         if self.refusal is not None:
             raise for_code(*self.refusal)
+        if "\0" in record.properties:
+            raise self._illegal(NUL_IN_PROPERTIES)
         self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
         self._store.put(record)
         self._count(record.topic, 1, record.size)

@@ -27,7 +27,14 @@ from rmq.message import (
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
 from rmq.protocol.command import Command, next_opaque
 from rmq.protocol.recall import PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS, RECALL_HANDLE
-from rmq.protocol.record import PROPERTIES_MAX, compress, compressed_flag, encode_batch, encode_properties
+from rmq.protocol.record import (
+    NUL_IN_PROPERTIES,
+    PROPERTIES_MAX,
+    compress,
+    compressed_flag,
+    encode_batch,
+    encode_properties,
+)
 
 STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE"}
 """Response codes of a send that say "stored", and what else they say."""
@@ -218,6 +225,8 @@ def checked_properties(properties: dict[str, str]) -> str:
         raise MessageIllegal(remark=f"a property is not Unicode text: {error}") from None
     if text.count("\x01") != len(properties) or text.count("\x02") != len(properties) - 1:
         raise MessageIllegal(remark="property names and values cannot have the characters 0x01 and 0x02")
+    if "\0" in text:
+        raise MessageIllegal(remark=NUL_IN_PROPERTIES)
     if size > PROPERTIES_MAX:
         raise MessageIllegal(remark=f"the properties have {size} bytes, at most {PROPERTIES_MAX} are allowed")
     return text

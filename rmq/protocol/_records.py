@@ -22,6 +22,10 @@ _RECORD = {
 _PROPERTIES_LENGTH = Struct(">h")
 MESSAGE_MAGIC: Final = 0xDAA320A7
 BLANK_MAGIC: Final = 0xCBD43194
+NUL_IN_PROPERTIES: Final = (
+    "the properties have the character NUL (0x00), which is what a power cut leaves of a page"
+)
+"""Why such properties are refused."""
 
 
 def crc32(body: bytes) -> int:
@@ -97,6 +101,8 @@ def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
             at = stop
     except struct_error as error:
         raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
+    if any("\0" in text for _, _, text in messages):
+        raise RemoteProtocolError(NUL_IN_PROPERTIES)
     return messages
 
 
@@ -171,6 +177,8 @@ def build_batch(
             at = stop
     except struct_error as error:
         raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
+    if 0 in b"".join(texts):
+        raise RemoteProtocolError(NUL_IN_PROPERTIES)
     return pieces, positions, sizes, texts
 
 

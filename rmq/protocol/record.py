@@ -29,7 +29,7 @@ from rmq.message import (
     tags_code,
 )
 from rmq.protocol import engine
-from rmq.protocol._records import BLANK_MAGIC, MESSAGE_MAGIC
+from rmq.protocol._records import BLANK_MAGIC, MESSAGE_MAGIC, NUL_IN_PROPERTIES
 from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
     SYS_COMPRESSED,
@@ -40,7 +40,7 @@ from rmq.protocol.codes import (
 )
 from rmq.protocol.text import JAVA
 
-__all__ = ["BLANK_MAGIC", "MESSAGE_MAGIC"]
+__all__ = ["BLANK_MAGIC", "MESSAGE_MAGIC", "NUL_IN_PROPERTIES"]
 
 FIXED_SIZE: Final = 91
 """Bytes of a record beside body, topic and properties, with two IPv4 hosts; an IPv6 host takes 12 more."""

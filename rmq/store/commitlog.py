@@ -11,8 +11,9 @@ import logging
 import threading
 
 from rmq.errors import CorruptRecord, StoreError
+from rmq.store.abort import AbortFile
 from rmq.store.disk import Bytes, Disk
-from rmq.store.scan import BLANK_MAGIC, BLANK_SIZE, Scan, parse, store_timestamp
+from rmq.store.scan import BLANK_MAGIC, BLANK_SIZE, Scan, has_lost_page, parse, store_timestamp
 from rmq.store.segments import OpenFiles, Segments
 
 log = logging.getLogger("rmq.store")
@@ -39,6 +40,7 @@ class CommitLog:
         self._dirty = False  # bytes of a failed write may lie past `end`
         self.failure = ""  # why no more records are taken
         self._flush_lock = threading.Lock()
+        self.abort: AbortFile | None = None  # is told up to where all is synced
 
     @property
     def pending(self) -> bool:
@@ -52,9 +54,19 @@ class CommitLog:
 
     def open_at(self, end: int, timestamp: int) -> None:
         """Recovery found that the log ends at `end`, synced."""
-        self.end = self.flushed = end
-        self.timestamp = self.flushed_timestamp = timestamp
-        self._restart()
+        with self._flush_lock:
+            self._note_cut(end)
+            self.end = self.flushed = end
+            self.timestamp = self.flushed_timestamp = timestamp
+            self._restart()
+
+    def _note_cut(self, end: int) -> None:
+        if self.abort is not None:
+            self.abort.lower(end)
+
+    def _note_synced(self) -> None:
+        if self.abort is not None:
+            self.abort.note(self.flushed)
 
     def _restart(self) -> None:
         self.position = self.end
@@ -198,6 +210,7 @@ class CommitLog:
                     self.failure = f"the commit log cannot be synced, nothing is taken until it can: {error}"
                     raise
                 self.flushed = end
+                self._note_synced()
             self.flushed_timestamp = timestamp
             return self.flushed
 
@@ -212,26 +225,32 @@ class CommitLog:
         with self._flush_lock:
             timestamp, end = self.timestamp, self.end
             if self.failure:
-                self.write_again(self.flushed, end)
+                self.write_again(self.flushed, end, doubted=True)
                 self.segments.sync(self.flushed, end)
                 self.flushed, self.flushed_timestamp = end, timestamp
                 self.failure = ""
+                self._note_synced()
             return self.flushed
 
-    def write_again(self, start: int, end: int) -> None:
+    def write_again(self, start: int, end: int, *, doubted: bool = False) -> None:
         """Write the records from `start` to `end` once more where they are, for a sync that can be believed.
-        Raises CorruptRecord, StoreError.
+        `doubted`: pages may have been lost since they were written. Raises CorruptRecord, StoreError.
         """
         scan = Scan(self.segments, start, stop=end)
         at = start
         for record in scan:
+            if doubted and 0 in record.properties and has_lost_page(record):
+                raise self._gone(record.position)
             self._close_file_again(at, record.position)
             self.segments.write(record.position, self.segments.copy(record.position, record.size))
             at = record.position + record.size
         self._close_file_again(at, scan.position)
         if scan.position != end:
-            reason = "what a failed sync left is gone: restart the broker, its recovery tells what is left"
-            raise CorruptRecord(self.segments.path(scan.position), scan.position, reason)
+            raise self._gone(scan.position)
+
+    def _gone(self, position: int) -> CorruptRecord:
+        reason = "what a failed sync left is gone: restart the broker, its recovery tells what is left"
+        return CorruptRecord(self.segments.path(position), position, reason)
 
     def _close_file_again(self, at: int, next_record: int) -> None:
         if at != next_record:
@@ -240,6 +259,7 @@ class CommitLog:
     def truncate(self, end: int) -> None:
         """Cut the log; all from `end` on is gone and never found again."""
         with self._flush_lock:
+            self._note_cut(end)
             self.segments.truncate(end)
             self.end = end
             self.flushed = min(self.flushed, end)

@@ -220,6 +220,14 @@ class ConsumeQueue:
         data = self.units(index, 1)
         return _UNIT.unpack(data) if len(data) == UNIT else None
 
+    def unit_in_files(self, index: int) -> Unit | None:
+        """The unit that the files have there, whether it is believed or not; None when they have none."""
+        view = None if index < 0 else self._files.read(index * UNIT, UNIT)
+        if view is None or len(view) < UNIT:
+            return None
+        unit: Unit = _UNIT.unpack(view)
+        return unit if 0 < unit[1] < FILLER_SIZE else None
+
     def next_file(self, index: int) -> int:
         """The first index of the file after that of `index`."""
         return index - index % self.units_per_file + self.units_per_file

@@ -19,7 +19,18 @@ from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.properties import has_unit, unit_code
 from rmq.store.queues import Key, Queues
-from rmq.store.scan import BLANK_SIZE, Scan, Scanned, check_end, head_at, record_at
+from rmq.store.scan import (
+    BLANK_SIZE,
+    PAGE,
+    Scan,
+    Scanned,
+    Synced,
+    check_end,
+    has_lost_page,
+    head_at,
+    next_good,
+    record_at,
+)
 
 log = logging.getLogger("rmq.store")
 
@@ -53,15 +64,19 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 @define
 class Recoverer:
-    """Carries out one recovery. `known_topics`: those that were not deleted, None when all count as known."""
+    """Carries out one recovery. `synced`: what a crash cannot have taken; `known_topics`: those that were not
+    deleted, None when all count as known; `changing` is called before queue files are written.
+    """
 
     commit_log: CommitLog
     queues: Queues
     delays: dict[int, int]
+    synced: Synced
     known_topics: frozenset[str] | None
     check_crc: bool = True
     cut_damage: bool = False
     progress: Progress = no_progress
+    changing: Callable[[], None] = lambda: None
     _short: dict[ConsumeQueue, int] = field(factory=dict)
     _by_name: dict[tuple[bytes, int], ConsumeQueue] = field(factory=dict)
     _timestamp: int = 0
@@ -72,8 +87,7 @@ class Recoverer:
         written.
         """
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
-        synced_before_ms = None if clean else checkpoint.log_ms
-        records, end, cut = self._scan_log(start, synced_before_ms)
+        records, end, cut = self._scan_log(start)
         self._cut(end, torn=cut)
         rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
         if self._short:
@@ -149,7 +163,7 @@ class Recoverer:
 
     # ---- the log ----
 
-    def _scan_log(self, start: int, synced_before_ms: int | None) -> tuple[int, int, bool]:
+    def _scan_log(self, start: int) -> tuple[int, int, bool]:
         """Scan to the end; returns how many records, the end, and if a bad spot, not a hole, is there."""
         segments = self.commit_log.segments
         scan = Scan(segments, start, check_crc=self.check_crc)
@@ -158,14 +172,17 @@ class Recoverer:
         for record in scan:
             if held is not None:
                 self.restore(held)
+                held = None
+            if 0 in record.properties and self._is_pierced(record):
+                return records, record.position, True
             held = record
-            if self._unsynced_from is None and record.store_timestamp >= (synced_before_ms or 0):
+            if self._unsynced_from is None and not self.synced.covers(record):
                 self._unsynced_from = record.position
             records += 1
             if records % _REPORT_EVERY == 0:
                 self.progress("log", record.position - start, segments.stop - start)
         end = scan.position
-        if held is not None and is_torn(held, synced_before_ms):
+        if held is not None and self._is_torn(held):
             records, end = records - 1, held.position
         elif held is not None:
             self.restore(held)
@@ -173,7 +190,7 @@ class Recoverer:
         if segments.at(end) is None:
             return records, end, False
         try:
-            check_end(segments, end, synced_before_ms)
+            check_end(segments, end, self.synced, self._timestamp, self._vouch)
         except CorruptRecord as error:
             if not self.cut_damage:
                 raise
@@ -181,6 +198,29 @@ class Recoverer:
             return records, end, True
         torn = any(segments.copy(end, BLANK_SIZE)) or segments.bases[-1] > end
         return records, end, torn
+
+    def _is_pierced(self, record: Scanned) -> bool:
+        """Whether a power cut took a page of the record's properties. What was synced lost none, nor did what
+        lies before it.
+        """
+        if self.synced.covers(record) or not has_lost_page(record):
+            return False
+        following = next_good(self.commit_log.segments, record.position, self._vouch)
+        return following is None or not self.synced.covers(following)
+
+    def _is_torn(self, last: Scanned) -> bool:
+        """Whether the last record before the end lacks its last bytes: a write that was killed, or a power
+        cut, leaves zeros there. A sender's zeros begin in the middle of a page, and the record has a unit.
+        """
+        zeros = len(last.properties) - len(last.properties.rstrip(b"\0"))
+        if not zeros or self.synced.covers(last):
+            return False
+        return (last.position + last.size - zeros) % PAGE == 0 or not self._vouch(last)
+
+    def _vouch(self, record: Scanned) -> bool | None:
+        queue = self.queues.table.get((record.topic.decode("utf-8", "replace"), record.queue_id))
+        unit = queue.unit_in_files(record.queue_offset) if queue and has_unit(record.sys_flag) else None
+        return None if unit is None else unit[:2] == (record.position, record.size)
 
     def _cut(self, end: int, *, torn: bool) -> None:
         if torn:
@@ -223,6 +263,7 @@ class Recoverer:
             queue.restart(queue_offset)
         queue.append((position, size, unit_code(topic, properties, stored, self.delays)), stored)
         if queue.gathered >= queue.WRITE_BYTES:
+            self.changing()
             queue.write()
 
     def _queue_of(self, name: bytes, queue_id: int) -> ConsumeQueue:
@@ -256,11 +297,3 @@ class Recoverer:
         if head_at(self.commit_log.segments, position) is not None:
             return position
         return position - position % self.commit_log.file_size
-
-
-def is_torn(last: Scanned, synced_before_ms: int | None) -> bool:
-    """Whether the last record before the end lacks its last bytes: a write that was killed leaves zeros
-    there.
-    """
-    unsynced = synced_before_ms is not None and last.store_timestamp >= synced_before_ms
-    return unsynced and last.properties[-1:] == b"\0"

@@ -23,10 +23,13 @@ Damage is never taken for the end of the log: `CorruptRecord` names file and off
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from struct import Struct
 from typing import NamedTuple
+
+from attrs import frozen
 
 from rmq.errors import CorruptRecord
 from rmq.store.disk import Bytes
@@ -39,6 +42,9 @@ PAGE = 4096
 _PIECE = 1 << 18
 MIN_RECORD = 91
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big", signed=True)
+_ZEROS = re.compile(rb"\0+")
+_TEXTS_MOST = 1 + 255 + 2 + 32767  # of a record: its topic and properties with their lengths
+_SEARCH_BYTES = 64 << 20  # how far behind a record that nothing vouches for one is looked for that has a unit
 
 _PAIR = Struct(">ii")
 _LONG = Struct(">q")
@@ -92,24 +98,22 @@ def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | 
     texts = bytes(data[properties + 2 : end])
     if data[properties] << 8 | data[properties + 1] != len(texts):
         return None
-    if check_crc:
-        if zlib.crc32(data[body:topic]) & 0x7FFFFFFF != crc:
-            return None
-        if 0 in texts and _lost_inside(texts, position + size):
-            return None
+    if check_crc and zlib.crc32(data[body:topic]) & 0x7FFFFFFF != crc:
+        return None
     name = bytes(data[topic + 1 : properties])
     # Scanned(...) goes through a Python function, which costs as much as the checks above.
     return tuple.__new__(Scanned, (position, size, queue_id, queue_offset, sys_flag, stored, name, texts))
 
 
-def _lost_inside(texts: bytes, end: int) -> bool:
-    """Whether a page was lost inside the properties, which no CRC covers: zeros up to a page border.
+def has_lost_page(record: Scanned) -> bool:
+    """Whether zeros in a record's properties, which no CRC covers, are what a power cut leaves of unsynced
+    pages: they begin and end at page borders. Those of a sender (RocketMQ takes any) do so by chance only.
 
     A page that was lost at their end took the next record's start with it, so that is found there.
     """
-    start = end - len(texts)
-    borders = range(start - start % PAGE + PAGE, end + 1, PAGE)
-    return any(not any(texts[max(border - PAGE - start, 0) : border - start]) for border in borders)
+    start = record.position + record.size - len(record.properties)
+    runs = _ZEROS.finditer(record.properties)
+    return any((start + run.start()) % PAGE == 0 == (start + run.end()) % PAGE for run in runs)
 
 
 def _wide(data: Bytes, at: int, sys_flag: int, end: int) -> tuple[int, int, int] | None:
@@ -228,32 +232,96 @@ def why_no_record(segments: Segments, position: int, end: int) -> str:
     return ""
 
 
-def next_good(segments: Segments, position: int) -> Scanned | None:
-    """The first good record after `position`, in that file or a later one."""
+Vouch = Callable[[Scanned], bool | None]
+"""Whether a queue's unit points at what looks like a record: yes, no (at another one), or no unit tells."""
+
+
+def nobody_vouches(record: Scanned) -> bool | None:
+    """For searches that know no queues."""
+    return None
+
+
+def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) -> Scanned | None:
+    """The first good record after the bad spot at `position`, in that file or a later one.
+
+    A body may hold whole records with the right physical offsets, made up by its sender. So what lies in the
+    body of the record at `position` does not count, if its head is whole; and of the others one with a queue
+    unit is believed before one without.
+    """
+    doubtful: Scanned | None = None
+    for record in _candidates(segments, position):
+        vouched = vouch(record)
+        if vouched or (vouched is None and vouch is nobody_vouches):
+            return record
+        if doubtful is None and vouched is None:
+            doubtful = record
+        elif doubtful is not None and record.position > doubtful.position + _SEARCH_BYTES:
+            break
+    return doubtful
+
+
+def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
+    """All that looks like a record after `position`, but for what lies in the body of the one there."""
+    body, body_end = _body_of(segments, position)
     address = position + 1
     while segments.has(base := address - address % segments.file_size):
         for at, piece in segments.pieces(address):
             found = piece.find(_MAGIC_BYTES, 4)
             while found >= 0:
-                record = record_at(segments, base + at + found - 4, check_crc=True)
-                if record is not None:
-                    return record
+                place = base + at + found - 4
+                if not body <= place < body_end:
+                    record = record_at(segments, place, check_crc=True)
+                    if record is not None:
+                        yield record
                 found = piece.find(_MAGIC_BYTES, found + 1)
         address = base + segments.file_size
-    return None
 
 
-def check_end(segments: Segments, position: int, synced_before_ms: int | None) -> None:
+def _body_of(segments: Segments, position: int) -> tuple[int, int]:
+    """Where the body of the record at `position` lies; (0, 0) if its head or its sizes do not fit."""
+    data = segments.copy(position, MIN_RECORD + 24)
+    if head_at(segments, position) is None or len(data) < MIN_RECORD + 24:
+        return 0, 0
+    fields = _HEAD4.unpack_from(data)
+    size, sys_flag, body_size, start = fields[0], fields[7], fields[12], 88
+    if sys_flag & _V6:
+        wide = _wide(data, 0, sys_flag, len(data))
+        if wide is None:
+            return 0, 0
+        _, body_size, start = wide
+    if body_size < 0 or not 3 <= size - start - body_size <= _TEXTS_MOST:
+        return 0, 0
+    return position + start, position + start + body_size
+
+
+@frozen
+class Synced:
+    """What is known to have been synced: all of the log before the physical offset `before`, and all records
+    stored before `before_ms`.
+    """
+
+    before: int
+    before_ms: int
+
+    def covers(self, record: Scanned) -> bool:
+        """Whether the record was synced for certain."""
+        return record.position < self.before or record.store_timestamp < self.before_ms
+
+
+def check_end(
+    segments: Segments, position: int, synced: Synced, last_ms: int = 0, vouch: Vouch = nobody_vouches
+) -> None:
     """Raise CorruptRecord when the bad spot at `position` is damage; return when the log ends there.
 
-    `synced_before_ms`: records stored before that time were synced, and all before them; None: every
-    record was.
+    `last_ms` is the store time of the record before it. An earlier time is not believed of a record that no
+    queue unit vouches for.
     """
-    following = next_good(segments, position)
+    following = next_good(segments, position, vouch)
     if following is None:
         return
-    synced = synced_before_ms is None or following.store_timestamp < synced_before_ms
-    if synced or not _page_lost(segments, position, following.position):
+    believed = following.store_timestamp >= last_ms or bool(vouch(following))
+    was_synced = following.position < synced.before or (believed and synced.covers(following))
+    if was_synced or not _page_lost(segments, position, following.position):
         reason = (
             f"no good record here, but one at {following.position}: restore this file from a backup or a "
             "replica, skip the damage with `rmq store repair DIR --skip-damaged`, or start once with "

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import repeat
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from rmq.protocol import json
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6
 from rmq.protocol.engine import build_batch, build_record
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record
+from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table
@@ -40,6 +42,8 @@ from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
 from rmq.store.replica import ReplicaStore
 from rmq.store.reput import Reput
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, disk_state, expired_files, why_clean
+from rmq.store.scan import Synced
+from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
 
 log = logging.getLogger("rmq.store")
@@ -62,7 +66,7 @@ class Batch(NamedTuple):
     size: int
 
 
-class Store(ReplicaStore):
+class Store(StoreSync, ReplicaStore):
     """One folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the
     wall clock.
     """
@@ -89,6 +93,7 @@ class Store(ReplicaStore):
         self._limits = self._make_limits()
         self._make_parts()
         self._files = ConfigFiles(disk, os.path.join(root, "config"))
+        self._abort: AbortFile | None = None
         self._checkpoint: Checkpoint | None = None
         self._lock: Lock | None = None
         # the pending batch
@@ -98,7 +103,6 @@ class Store(ReplicaStore):
         self._marks = Marks()
         self._batch_ms = 0
         self._sync_lock = threading.Lock()
-        self._unvouched = False  # a sync of queue or index files failed
         self._raw_position = 0  # a slave's: up to where queues have the log's records
         self._raw_whole = 0  # a slave's: where the last whole record that came ends
         self._disk_looked_ms = -_DISK_LOOK_MS
@@ -139,23 +143,34 @@ class Store(ReplicaStore):
         try:
             return self._load(progress or no_progress, rebuild)
         except BaseException:
+            self._refuse()
             self._close_files()
             raise
 
+    def _refuse(self) -> None:
+        """The store is not opened: what was a clean stop stays one; what was written till now is synced."""
+        with suppress(StoreError):
+            if self._abort is not None and self._abort.clean:
+                self.disk.sync_all(self._root)
+                self._abort.refused()
+
     def _load(self, progress: Progress, rebuild: bool) -> Recovery:
-        abort = self._path("abort")
-        clean = not self.disk.exists(abort)
-        self.disk.replace(abort, b"")
+        if self._abort is not None:
+            self._abort.close()
+        abort = self._abort = AbortFile(self.disk, self._path("abort"))
+        clean = abort.clean
         checkpoint = self._checkpoint = Checkpoint(self.disk, self._path("checkpoint"))
         self._queues.find_folders()
         recoverer = Recoverer(
             self._log,
             self._queues,
             self._delays,
+            Synced(abort.synced, checkpoint.log_ms),
             self._known_topics(),
             check_crc=self.config.check_crc_on_recover,
             cut_damage=self.config.truncate_damaged_log,
             progress=progress,
+            changing=abort.changing,
         )
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
         if not self._log.segments.bases:
@@ -164,6 +179,8 @@ class Store(ReplicaStore):
         self._queues.recovered(self._log.timestamp, changed=recovery.records > 0)
         self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
+        abort.opened(self._log.flushed)
+        self._log.abort = abort
         log.info("store %s opened: %s", self._root, recovery)
         return recovery
 
@@ -206,8 +223,8 @@ class Store(ReplicaStore):
             self.flush_queues()
             self._index.sync(all_files=True)
             self.flush_checkpoint()
-            if not self._unvouched:
-                self.disk.remove(self._path("abort"))
+            if not self._unvouched and self._abort is not None:
+                self._abort.remove()
         finally:
             self._close_files()
 
@@ -221,6 +238,8 @@ class Store(ReplicaStore):
         self._index.close()
         if self._checkpoint is not None:
             self._checkpoint.close()
+        if self._abort is not None:
+            self._abort.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -414,67 +433,6 @@ class Store(ReplicaStore):
     def pending(self) -> bool:
         """Whether `put` was called since the last `commit`."""
         return self._log.pending
-
-    # ---- syncing: any thread ----
-
-    def flush(self) -> int:
-        """Sync the log; returns the physical offset up to which all is on the medium. Blocks: call it in a
-        thread.
-
-        Raises StoreError when the medium refuses; the store takes no more records then until `mend`.
-        """
-        return self._log.flush()
-
-    def mend(self) -> int:
-        """After a failed `flush`: write what it did not sync again, and sync it. Blocks: call it in a thread.
-        Returns what `flush` does.
-
-        Raises StoreError while the medium refuses, CorruptRecord when only a recovery can help.
-        """
-        return self._log.mend()
-
-    def flush_queues(self) -> None:
-        """Sync the queue files written so far and the index files that are full. Blocks: call it in a
-        thread.
-
-        Needed only so that a recovery starts later in the log: once in
-        flushConsumeQueueThoroughInterval. Raises StoreError; the checkpoint then vouches for no more of
-        them, and the next start looks at all since.
-        """
-        with self._sync_lock:
-            if self._unvouched:
-                return
-            try:
-                written_ms = self._queues.sync()
-                index_ms = self._index.sync()
-            except StoreError:
-                # What the kernel held back may be lost, and the next sync would not say so.
-                self._unvouched = True
-                raise
-            checkpoint = self._checkpoint
-            if checkpoint is not None:
-                checkpoint.queues_ms = written_ms
-                checkpoint.index_ms = max(checkpoint.index_ms, index_ms)
-
-    def flush_checkpoint(self) -> None:
-        """Write down how far log, queues and index are synced. Blocks: call it in a thread. Raises
-        StoreError.
-        """
-        with self._sync_lock:
-            checkpoint = self._checkpoint
-            if checkpoint is not None:
-                checkpoint.log_ms = self._log.flushed_timestamp
-                checkpoint.flush()
-
-    def config_text(self, name: str) -> bytes | None:
-        """The text of config/<name>.json, or of its .bak when it is broken; None when there is none. Raises
-        StoreError.
-        """
-        return self._files.load(name)
-
-    def save_config(self, name: str, data: bytes) -> None:
-        """Replace config/<name>.json, keeping the version before as .bak. Blocks. Raises StoreError."""
-        self._files.save(name, data)
 
     # ---- cleaning ----
 

@@ -18,6 +18,7 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.record import encode_batch
 from rmq.store.config import BrokerRole, FlushDiskType
 
 from .rig import START, Rig, Wire, batch, send
@@ -177,6 +178,13 @@ def test_what_is_no_half_message_is_not_in_a_transaction(rig: Rig, flags: int) -
         (send(properties="a\x01" + "消" * 10_920), ResponseCode.MESSAGE_ILLEGAL, "32767"),
         (send(properties="DELAY\x01soon"), ResponseCode.MESSAGE_ILLEGAL, "DELAY"),
         (batch(bodies=[bytes(3000), bytes(3000)]), ResponseCode.MESSAGE_ILLEGAL, "maxMessageSize"),
+        (send(properties="a\x01b\0"), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
+        (send(properties="UNIQ_KEY\x01A\0\x02WAIT\x01true"), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
+        (send(properties="a\x01" + "\0" * 20_000), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
+        (send(properties="DELAY\x011\x02a\x01\0"), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
+        (send(properties="TRAN_MSG\x01true\x02a\x01\0"), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
+        (batch(properties="a\x01\0"), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
+        (send(body=encode_batch([(0, b"a", "b\x01\0")]), batch=True), ResponseCode.MESSAGE_ILLEGAL, "NUL"),
         (batch(bodies=[]), ResponseCode.MESSAGE_ILLEGAL, "no message"),
         (batch(sys_flag=SYS_PREPARED), ResponseCode.MESSAGE_ILLEGAL, "transaction"),
         (send(body=b"\x00\x00\x00\x07junk", batch=True), ResponseCode.MESSAGE_ILLEGAL, "batch"),

@@ -105,11 +105,12 @@ def test_a_batch_that_may_not_fit_the_file_is_left_to_single_puts() -> None:
         b"\0",
         packed(0, b"a", "")[:-1],
         packed(0, b"a", "") + b"junk",
+        packed(0, b"a", "A\x01b\0"),
     ],
 )
 def test_a_broken_batch_leaves_nothing(batch: bytes) -> None:
     store = open_store(MemoryDisk())
-    with pytest.raises(RemoteProtocolError, match="of a batch"):
+    with pytest.raises(RemoteProtocolError, match=r"of a batch|NUL"):
         store.put_batch(Record("Orders", 0, b""), packed(0, b"good", "") + batch, b"")
     assert not store.pending
     assert store.commit() == ()

@@ -1,0 +1,101 @@
+"""The file `abort`: there while a store is open, so that the next start knows a stop that was none.
+
+RocketMQ's is empty, or holds a process id. Ours also says up to where the log is known to be synced, for the
+recovery after a crash: the checkpoint is written once a minute and holds times, this after every sync of the
+log. It is not synced itself, so after a power cut it may say less than is true, and never more.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import suppress
+from struct import Struct
+
+from rmq.errors import StoreError
+from rmq.store.disk import Disk, Segment
+
+_FORM = Struct(">8sq")
+_CRC = Struct(">I")
+_MAGIC = b"rmqSYNCD"
+SIZE = _FORM.size + _CRC.size
+ALL = (1 << 63) - 1
+"""The whole log, whatever its length."""
+
+
+class AbortFile:
+    """`clean`: the last stop was one. `synced`: the physical offset before which everything was synced for
+    certain; 0 when that is not known.
+
+    The file is made when a recovery has succeeded, so a start that is refused leaves none.
+    """
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._segment: Segment | None = None
+        data = disk.load(path)
+        self.clean = data is None
+        self.synced = ALL if data is None else _read(data)
+
+    def changing(self) -> None:
+        """A recovery is about to write what it does not sync at once. Raises StoreError."""
+        if self.clean and self._segment is None:
+            self._make(ALL)
+
+    def refused(self) -> None:
+        """The recovery has failed, what it wrote is synced: a clean stop stays one. Raises StoreError."""
+        if self.clean and self._segment is not None:
+            self.remove()
+
+    def opened(self, synced: int) -> None:
+        """The recovery has succeeded, the log is synced up to there. Raises StoreError."""
+        if self._segment is None:
+            if not self.clean and self._disk.size(self._path) != SIZE:
+                self._disk.replace(self._path, bytes(SIZE))  # at no time is there none
+            self._make(synced)
+        self.note(synced)
+
+    def _make(self, synced: int) -> None:
+        self._segment = self._disk.open(self._path, SIZE, mapped=False)
+        if synced or not self.clean:  # a new file says nothing, and takes no space
+            self._segment.write(0, _row(synced))
+        self._segment.sync()
+        self.synced = synced
+
+    def note(self, synced: int) -> None:
+        """The log was synced up to there. Thread-safe for one who syncs at a time; a failure is no loss."""
+        if self._segment is not None and synced != self.synced:
+            with suppress(StoreError):
+                self._segment.write(0, _row(synced))
+                self.synced = synced
+
+    def lower(self, synced: int) -> None:
+        """The log is about to be cut there: what comes in its place was not synced. Raises StoreError."""
+        if self._segment is not None and synced < self.synced:
+            self._segment.write(0, _row(synced))
+            self._segment.sync()
+            self.synced = synced
+
+    def remove(self) -> None:
+        """Everything is synced and queued: the stop is clean. Raises StoreError."""
+        self.close()
+        self._disk.remove(self._path)
+
+    def close(self) -> None:
+        """Let the file go, as it is."""
+        segment, self._segment = self._segment, None
+        if segment is not None:
+            segment.close()
+
+
+def _row(synced: int) -> bytes:
+    row = _FORM.pack(_MAGIC, synced)
+    return row + _CRC.pack(zlib.crc32(row))
+
+
+def _read(data: bytes) -> int:
+    """What the file says; 0 for RocketMQ's and for a damaged one."""
+    if len(data) != SIZE or not data.startswith(_MAGIC) or _CRC.unpack(data[-4:])[0] != zlib.crc32(data[:-4]):
+        return 0
+    synced: int = _FORM.unpack_from(data)[1]
+    return max(synced, 0)

@@ -1,0 +1,83 @@
+"""StoreSync: what brings a store's files to the medium. All of it may run in any thread, at any time."""
+
+from __future__ import annotations
+
+import threading
+
+from rmq.errors import StoreError
+from rmq.store.checkpoint import Checkpoint
+from rmq.store.commitlog import CommitLog
+from rmq.store.files import ConfigFiles
+from rmq.store.index import Index
+from rmq.store.queues import Queues
+
+
+class StoreSync:
+    """Flushes log, queues, index, checkpoint and config files. The `Store`, which is one, makes the parts."""
+
+    _log: CommitLog
+    _queues: Queues
+    _index: Index
+    _files: ConfigFiles
+    _checkpoint: Checkpoint | None
+    _sync_lock: threading.Lock
+    _unvouched = False  # a sync of queue or index files failed
+
+    def flush(self) -> int:
+        """Sync the log; returns the physical offset up to which all is on the medium. Blocks: call it in a
+        thread.
+
+        Raises StoreError when the medium refuses; the store takes no more records then until `mend`.
+        """
+        return self._log.flush()
+
+    def mend(self) -> int:
+        """After a failed `flush`: write what it did not sync again, and sync it. Blocks: call it in a thread.
+        Returns what `flush` does.
+
+        Raises StoreError while the medium refuses, CorruptRecord when only a recovery can help.
+        """
+        return self._log.mend()
+
+    def flush_queues(self) -> None:
+        """Sync the queue files written so far and the index files that are full. Blocks: call it in a
+        thread.
+
+        Needed only so that a recovery starts later in the log: once in
+        flushConsumeQueueThoroughInterval. Raises StoreError; the checkpoint then vouches for no more of
+        them, and the next start looks at all since.
+        """
+        with self._sync_lock:
+            if self._unvouched:
+                return
+            try:
+                written_ms = self._queues.sync()
+                index_ms = self._index.sync()
+            except StoreError:
+                # What the kernel held back may be lost, and the next sync would not say so.
+                self._unvouched = True
+                raise
+            checkpoint = self._checkpoint
+            if checkpoint is not None:
+                checkpoint.queues_ms = written_ms
+                checkpoint.index_ms = max(checkpoint.index_ms, index_ms)
+
+    def flush_checkpoint(self) -> None:
+        """Write down how far log, queues and index are synced. Blocks: call it in a thread. Raises
+        StoreError.
+        """
+        with self._sync_lock:
+            checkpoint = self._checkpoint
+            if checkpoint is not None:
+                checkpoint.log_ms = self._log.flushed_timestamp
+                checkpoint.flush()
+
+    def config_text(self, name: str) -> bytes | None:
+        """The text of config/<name>.json, or of its .bak when it is broken; None when there is none. Raises
+        StoreError.
+        """
+        return self._files.load(name)
+
+    def save_config(self, name: str, data: bytes) -> None:
+        """Replace config/<name>.json, keeping the version before as .bak. Blocks. Raises StoreError."""
+        self._files.save(name, data)
