@@ -80,6 +80,13 @@ def crash(session: nox.Session) -> None:
 
 
 @nox.session
+def mutants(session: nox.Session) -> None:
+    """Makes single lines wrong, one at a time, and wants a test to fail (--count 380, --seed 1); hours."""
+    session.install("-e", ".[test]", "coverage>=7.6")
+    session.run("python", "-m", "tests.mutants", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
     session.install("-e", ".[fast,codecs]")

@@ -1,0 +1,221 @@
+"""The mutation run; see the package."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from typing import Any, Final
+
+from tests.mutants.coverage_map import CoverageMap
+from tests.mutants.mutations import Mutation, choose, mutations
+
+ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
+AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "store": (90, ("rmq/store/*.py",)),
+    "broker": (100, ("rmq/broker/*.py",)),
+    "ha": (40, ("rmq/broker/ha*.py", "rmq/broker/replica*.py", "rmq/broker/parking.py")),
+    "client": (70, ("rmq/client/*.py",)),
+    "acl": (30, ("plugins/rmq_acl/*.py",)),
+    "protocol": (50, ("rmq/protocol/*.py", "rmq/remoting/*.py")),
+}
+"""Share of each area in 380 mutations, and its modules; a module belongs to the last area that names it."""
+UNCOUNTED: Final = ("rmq/store/audit", "rmq/store/repair", "rmq/broker/stats", "rmq/broker/figures")
+"""Modules that no message passes."""
+TESTS: Final = ("tests/unit", "tests/wire", "tests/stateful")
+MOST_SECONDS: Final = 60.0
+"""Of tests that are run for one mutation."""
+EQUIVALENT: Final = pathlib.Path(__file__).with_name("equivalent.txt")
+"""Mutations that change nothing that anybody could see: `path|before|after`, and below it why."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
+    parser.add_argument("--count", type=int, default=380, help="how many mutations (380)")
+    parser.add_argument("--seed", type=int, default=1, help="which ones (1)")
+    parser.add_argument("--area", action="append", choices=sorted(AREAS), help="only these areas")
+    parser.add_argument("--path", default="", help="only modules whose path contains this")
+    parser.add_argument("--again", action="store_true", help="run the survivors in --state once more")
+    parser.add_argument("--list", action="store_true", help="only say which mutations there are")
+    parser.add_argument("--folder", default=".mutants", help="where copy, map and results are kept")
+    parser.add_argument("--fresh-map", action="store_true", help="learn anew which test executes which line")
+    chosen = parser.parse_args()
+    folder = (ROOT / chosen.folder).resolve()
+    folder.mkdir(exist_ok=True, parents=True)
+    found = _chosen(chosen.count, chosen.seed, chosen.area or sorted(AREAS), chosen.path)
+    if chosen.list:
+        print("\n".join(map(str, found)))
+        return 0
+    results = Results(folder / f"results-{chosen.seed}.jsonl")
+    if chosen.again:
+        found = [one for one in _all(sorted(AREAS), "") if results.known.get(one.key) == "survived"]
+    tree = _copy(folder / "tree")
+    covered = _map(folder / "map.json", tree, fresh=chosen.fresh_map)
+    for number, mutation in enumerate(found):
+        if chosen.again or mutation.key not in results.known:
+            outcome, seconds = _try(mutation, covered, tree)
+            results.add(mutation, outcome, seconds)
+            _show(number + 1, len(found), results, found, mutation, outcome)
+    return _report(found, results)
+
+
+# ---- which ----
+
+
+def _sources(areas: list[str], part: str) -> dict[str, list[str]]:
+    owner: dict[str, str] = {}
+    for area, (_, patterns) in AREAS.items():
+        for pattern in patterns:
+            owner |= {str(path.relative_to(ROOT)): area for path in ROOT.glob(pattern)}
+    found: dict[str, list[str]] = {area: [] for area in areas}
+    for path, area in sorted(owner.items()):
+        if area in found and part in path and not path.startswith(UNCOUNTED):
+            found[area].append(path)
+    return found
+
+
+def _all(areas: list[str], part: str) -> list[Mutation]:
+    paths = [path for found in _sources(areas, part).values() for path in found]
+    return [mutation for path in paths for mutation in mutations(path, (ROOT / path).read_text())]
+
+
+def _chosen(count: int, seed: int, areas: list[str], part: str) -> list[Mutation]:
+    total = sum(AREAS[area][0] for area in areas)
+    found: list[Mutation] = []
+    for area in areas:
+        sources = {path: (ROOT / path).read_text() for path in _sources([area], part)[area]}
+        every = [mutation for path, source in sources.items() for mutation in mutations(path, source)]
+        found += choose(every, -(-count * AREAS[area][0] // total), seed, sources)
+    return found[: max(count, 0)] if len(areas) == 1 else found
+
+
+# ---- one ----
+
+
+def _copy(tree: pathlib.Path) -> pathlib.Path:
+    """A copy of what git knows, beside which nothing is ever changed."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    shutil.rmtree(tree, ignore_errors=True)
+    for name in names.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            target = tree / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target)
+    return tree
+
+
+def _map(path: pathlib.Path, tree: pathlib.Path, *, fresh: bool) -> CoverageMap:
+    if fresh or not path.exists():
+        print("running the tests once, to learn which executes what", flush=True)
+        environment = _environment(tree) | {"RMQ_MUTANTS_MAP": str(path)}
+        plugin = ["-p", "tests.mutants.coverage_map"]
+        subprocess.run([*_pytest(), *plugin, *TESTS], cwd=tree, env=environment, check=False)
+    return CoverageMap.load(path)
+
+
+def _environment(tree: pathlib.Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'plugins'}", "PYTHONHASHSEED": "0"}
+
+
+def _pytest() -> list[str]:
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no"]
+
+
+def _try(mutation: Mutation, covered: CoverageMap, tree: pathlib.Path) -> tuple[str, float]:
+    """What becomes of it: caught, caught by the time limit, survived, or no test executes the line."""
+    path = tree / mutation.path
+    good = path.read_text()
+    tests, seconds = covered.of(mutation.path, mutation.line, good, MOST_SECONDS)
+    if not tests:
+        return "not covered", 0.0
+    arguments = tree.parent / "tests.txt"
+    arguments.write_text("\n".join(tests))
+    began = time.monotonic()
+    try:
+        path.write_text(mutation.apply(good))
+        _forget_bytecode(path)
+        status = _run([*_pytest(), "-x", f"@{arguments}"], tree, 60 + 4 * seconds)
+    finally:
+        path.write_text(good)
+        _forget_bytecode(path)
+    outcome = {0: "survived", None: "caught by the time limit"}.get(status, "caught")
+    return outcome, time.monotonic() - began
+
+
+def _forget_bytecode(path: pathlib.Path) -> None:
+    """Python knows stale bytecode by second and size only."""
+    for old in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
+        old.unlink()
+
+
+def _run(command: list[str], tree: pathlib.Path, seconds: float) -> int | None:
+    """The exit status; None when it took too long. Whatever it started is ended with it."""
+    output = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, cwd=tree, env=_environment(tree), stdout=output, stderr=output, start_new_session=True
+    )
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+# ---- all ----
+
+
+class Results:
+    """What was found out, one line each in a file, so that a run that was stopped goes on."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self.known: dict[str, str] = {}
+        if path.exists():
+            rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
+            self.known = {row["key"]: row["outcome"] for row in rows}
+
+    def add(self, mutation: Mutation, outcome: str, seconds: float) -> None:
+        self.known[mutation.key] = outcome
+        row = {"key": mutation.key, "line": mutation.line, "outcome": outcome, "seconds": round(seconds, 1)}
+        with self._path.open("a") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _show(
+    number: int, total: int, results: Results, found: list[Mutation], mutation: Mutation, outcome: str
+) -> None:
+    counts = Counter(results.known.get(one.key, "") for one in found)
+    left = counts["survived"] + counts["not covered"]
+    bar = "#" * (30 * number // total)
+    print(f"[{bar:30}] {number}/{total}, {left} not caught", end="", flush=True)
+    print(f"\n  {outcome}: {mutation}" if outcome in ("survived", "not covered") else "", flush=True)
+
+
+def _report(found: list[Mutation], results: Results) -> int:
+    known = EQUIVALENT.read_text() if EQUIVALENT.exists() else ""
+    harmless = {line for line in known.splitlines() if "|" in line and not line.startswith(("#", " "))}
+    judged = [one for one in found if one.key not in harmless]
+    left = [one for one in judged if results.known.get(one.key) in ("survived", "not covered")]
+    caught = len(judged) - len(left)
+    print(
+        f"\n{len(found)} mutations; {len(found) - len(judged)} change nothing; "
+        f"{caught} of {len(judged)} caught"
+    )
+    for one in left:
+        print(f"  {results.known[one.key]}: {one}")
+    return 0 if caught >= 0.95 * len(judged) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
