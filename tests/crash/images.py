@@ -19,6 +19,8 @@ from rmq.store.config import StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
+from .ledger import Ledger, Lost, Promise
+
 ROOT = "/data/store"
 QUEUES = [("Orders", 0), ("Orders", 1), ("Bills", 0)]
 START_MS = 1_795_253_354_000
@@ -30,18 +32,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-class Lost(AssertionError):
-    """An image does not hold what it must."""
+DISK = "disk"
+"""The only machine of these runs."""
 
 
 @define
-class Told:
-    """What must be in an image: per queue the bodies sent, how many of them are acknowledged; the saved texts
-    of a config file, and the one that is or was being saved.
-    """
+class Saved:
+    """The saved texts of a config file, and the one that is or was being saved."""
 
-    sent: dict[tuple[str, int], list[bytes]] = field(factory=lambda: {queue: [] for queue in QUEUES})
-    acknowledged: dict[tuple[str, int], int] = field(factory=lambda: dict.fromkeys(QUEUES, 0))
     saved: list[bytes] = field(factory=list)
     saving: bytes = b""
 
@@ -77,7 +75,8 @@ class Campaign:
     per_boundary: int = 3
     made: int = 0
     boundaries: int = 0
-    told: Told = field(factory=Told)
+    ledger: Ledger = field(factory=Ledger)
+    config: Saved = field(factory=Saved)
     now_ms: int = START_MS
     _chance: random.Random = field(init=False)
     _disk: MemoryDisk = field(init=False)
@@ -96,12 +95,9 @@ class Campaign:
     def _open(self) -> None:
         self._store = open_store(self._disk, self.now_ms)
         self._store._now_ms = lambda: self.now_ms
-        self._compare(self._store)
         # The disk itself never loses power, so a restart finds all; it counts as synced from here on.
-        for queue in QUEUES:
-            if read_all(self._store, queue) != self.told.sent[queue]:
-                raise Lost(f"seed {self.seed}: {queue} after a restart")
-            self.told.acknowledged[queue] = len(self.told.sent[queue])
+        self._compare(self._store, Promise.WRITTEN)
+        self.ledger.synced(DISK)
 
     # ---- what happens ----
 
@@ -112,23 +108,29 @@ class Campaign:
         rare.append(self._failed_sync_of_queues)
         self._chance.choice([*kinds * 3, *rare])()
 
-    def _put(self) -> None:
+    def _put(self) -> list[tuple[bytes, int]]:
+        put = []
         for _ in range(self._chance.randrange(1, 5)):
             queue = self._chance.choice(QUEUES)
-            number = sum(map(len, self.told.sent.values()))
+            number = len(self.ledger)
             body = b"%d-%d:" % (number, self.now_ms) + b"x" * self._chance.choice([0, 50, 900, 6000])
             key = f"KEY{number:06d}"
-            self._store.put(Record(*queue, body, f"UNIQ_KEY\x01{key}", keys=(key,)))
-            self.told.sent[queue].append(body)
+            record = Record(*queue, body, f"UNIQ_KEY\x01{key}", keys=(key,))
+            self._store.put(record)
+            self.ledger.sending(body, queue)
+            put.append((body, record.queue_offset))
+        return put
 
     def _send(self) -> None:
-        self._put()
+        put = self._put()
         self._store.commit()
+        for body, offset in put:
+            self.ledger.acknowledged(body, {DISK: Promise.WRITTEN}, offset)
 
     def _flush(self) -> None:
-        sent = {queue: len(bodies) for queue, bodies in self.told.sent.items()}
+        count = len(self.ledger)
         self._store.flush()
-        self.told.acknowledged = sent
+        self.ledger.synced(DISK, count)
 
     def _checkpoint(self) -> None:
         self._store.dispatch()
@@ -139,9 +141,9 @@ class Campaign:
         self._store.dispatch(5)
 
     def _save(self) -> None:
-        self.told.saving = b'{"saved":%d}' % self.now_ms + b" " * self._chance.choice([0, 5000])
-        self._store.save_config("consumerOffset", self.told.saving)
-        self.told.saved.append(self.told.saving)
+        self.config.saving = b'{"saved":%d}' % self.now_ms + b" " * self._chance.choice([0, 5000])
+        self._store.save_config("consumerOffset", self.config.saving)
+        self.config.saved.append(self.config.saving)
 
     def _restart(self) -> None:
         self._flush()
@@ -153,14 +155,16 @@ class Campaign:
         self._open()
 
     def _failed_write(self) -> None:
-        before = {queue: len(bodies) for queue, bodies in self.told.sent.items()}
-        self._put()
+        put = self._put()
         self._disk.fail("write", "commitlog")
         try:
             self._store.commit()
         except StoreError:
-            for queue, count in before.items():
-                del self.told.sent[queue][count:]
+            for body, _ in put:
+                self.ledger.refused(body)
+        else:
+            for body, offset in put:
+                self.ledger.acknowledged(body, {DISK: Promise.WRITTEN}, offset)
         self._disk.heal()
 
     def _failed_sync(self) -> None:
@@ -175,7 +179,7 @@ class Campaign:
 
     def _mend(self) -> None:
         self._store.mend()
-        self.told.acknowledged = {queue: len(bodies) for queue, bodies in self.told.sent.items()}
+        self.ledger.synced(DISK)
 
     def _failed_sync_of_queues(self) -> None:
         self._disk.fail("sync", self._chance.choice(["consumequeue", "index"]))
@@ -196,22 +200,17 @@ class Campaign:
         image = self._disk.image(seed)
         try:
             store = open_store(image, self.now_ms)
-            self._compare(store)
+            self._compare(store, Promise.SYNCED)
             if self.made % 8 == 0:
                 self._again(store, image)
             store.abandon()
         except (RmqError, AssertionError, ArithmeticError, LookupError, ValueError) as error:
             raise Lost(f"seed {self.seed}, image {self.made}: {type(error).__name__}: {error}") from error
 
-    def _compare(self, store: Store) -> None:
-        told = self.told
-        for queue in QUEUES:
-            found = read_all(store, queue)
-            if len(found) < told.acknowledged[queue]:
-                raise Lost(f"{queue}: {told.acknowledged[queue]} are acknowledged, {len(found)} are there")
-            if found != told.sent[queue][: len(found)]:
-                raise Lost(f"{queue}: other messages than those sent")
-        text = store.config_text("consumerOffset")
+    def _compare(self, store: Store, least: Promise) -> None:
+        found = {queue: list(enumerate(read_all(store, queue))) for queue in QUEUES}
+        self.ledger.check(DISK, found, self.now_ms, least=least)
+        text, told = store.config_text("consumerOffset"), self.config
         if text != told.saving and text not in told.saved[-1:] and (text is not None or told.saved):
             raise Lost(f"the config file is {text!r}")
 

@@ -1,64 +1,219 @@
-"""What producers were told, compared with what is read back."""
+"""The ledger: what senders were told, at which level, and so what must be found after which accident. Pure.
+
+A message is written down when it is sent, with where and when it is to be seen. Its acknowledgement brings
+promises: by which machine it is kept, and whether that copy survives a kill (`WRITTEN`) or a power cut
+(`SYNCED`) of the machine. Accidents take promises away, and nothing else does: what a machine has promised it
+must hold by itself, whatever other machines have. `complaints` compares a machine's queues, as a consumer
+reads them, with all that:
+
+- what is promised is there, in its queue, and where its sender was told;
+- nothing is there that nobody sent, that was refused, rolled back, or is not due or committed yet;
+- nothing is there twice, but what was under way when an accident came;
+- the offsets of a queue have no gaps.
+
+Times are ms of the simulated wall clock.
+"""
 
 from __future__ import annotations
 
-import trio
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
 
-import rmq
+from attrs import define, field
 
-SENDERS = 8
-TOPIC = "KillTopic"
-PATIENCE_SECONDS = 40
+Queue = tuple[str, int]
+"""Topic and queue id; as long as its sender was not told where a message is, -1: any."""
+Found = Mapping[Queue, Sequence[tuple[int, bytes]]]
+"""What a consumer reads of each queue: (queue offset, body), in order."""
 
 
+class Promise(IntEnum):
+    """What one machine's copy of a message survives."""
+
+    WRITTEN = 1
+    """A kill of the broker."""
+    SYNCED = 2
+    """A power cut of its machine."""
+
+
+class Lost(AssertionError):
+    """What is found is not what was promised."""
+
+
+@define(eq=False)
+class Sent:
+    """One message. `body` names it; `queue` is where it is to be seen, at `due_ms` and not before."""
+
+    body: bytes
+    queue: Queue
+    due_ms: int = 0
+    is_half: bool = False
+    """Part of a transaction: to be seen once that is committed, and never when it is rolled back."""
+    offset: int | None = None
+    """Its queue offset, if its sender was told one that is that of `queue`."""
+    promises: dict[str, Promise] = field(factory=dict)
+    """By machine."""
+    is_refused: bool = False
+    committing: bool = False
+    """A commit was sent: it may be seen."""
+    commit_promises: dict[str, Promise] = field(factory=dict)
+    is_rolled_back: bool = False
+    """A rollback was answered: it must not be seen."""
+    may_repeat: bool = False
+    is_gone: bool = False
+    """Deleted or expired: it may be there or not."""
+
+    def needs(self, machine: str, least: Promise, now_ms: int) -> bool:
+        """Whether `machine` must show it after an accident that leaves what is `least`."""
+        promised = self.commit_promises if self.is_half else self.promises
+        return promised.get(machine, 0) >= least and self.due_ms <= now_ms and not self.is_gone
+
+    def may_show(self, now_ms: int) -> bool:
+        """Whether it may be seen at all."""
+        if self.is_refused or self.due_ms > now_ms:
+            return False
+        return not self.is_half or (self.committing and not self.is_rolled_back)
+
+
+@define
 class Ledger:
-    """What producers were told: body -> (queue, offset); and why sends were refused."""
+    """All messages of a run, in the order in which they were sent."""
 
-    def __init__(self) -> None:
-        self.acknowledged: dict[bytes, tuple[int, int]] = {}
-        self.sent = 0
-        self.refusals: list[str] = []
+    sent: dict[bytes, Sent] = field(factory=dict)
+    """By body; each body is sent once."""
 
-    async def send(self, producer: rmq.Producer, sender: int) -> None:
-        """Send until cancelled; what fails or is not known to be safe is not acknowledged."""
-        while True:
-            self.sent += 1
-            body = b"%d-%d-" % (sender, self.sent) + b"x" * (self.sent % 900)
-            try:
-                result = await producer.send(rmq.Message(TOPIC, body))
-            except (rmq.RmqError, TimeoutError) as error:
-                self.refusals.append(str(error))
-                await trio.sleep(0.02)
-                continue
-            if str(result.status) == "SEND_OK":
-                self.acknowledged[body] = (result.message_queue.queue_id, result.queue_offset)
-            else:
-                self.refusals.append(str(result.status))
+    # ---- what senders do and are told ----
 
-    async def grow(self, count: int) -> None:
-        """Wait until so many more are acknowledged. Raises TimeoutError with what was refused last."""
-        before = len(self.acknowledged)
-        with trio.move_on_after(PATIENCE_SECONDS):
-            while len(self.acknowledged) < before + count:
-                await trio.sleep(0.01)
-            return
-        raise TimeoutError(f"sends do not succeed again: {self.refusals[-3:]}")
+    def sending(self, body: bytes, queue: Queue, *, due_ms: int = 0, is_half: bool = False) -> Sent:
+        """From now on it may be found."""
+        assert body not in self.sent, f"{body[:40]!r} is sent twice"
+        self.sent[body] = sent = Sent(body, queue, due_ms, is_half)
+        return sent
+
+    def acknowledged(
+        self,
+        body: bytes,
+        promises: Mapping[str, Promise],
+        offset: int | None = None,
+        queue: Queue | None = None,
+    ) -> None:
+        """Its sender was told that it is kept so by these machines, and perhaps where."""
+        sent = self.sent[body]
+        sent.promises |= promises
+        sent.offset = offset
+        sent.queue = queue or sent.queue
+
+    def refused(self, body: bytes) -> None:
+        """Its sender was told that it is not stored."""
+        self.sent[body].is_refused = True
+
+    def committing(self, body: bytes) -> None:
+        """The commit of a half message is on its way."""
+        self.sent[body].committing = True
+
+    def committed(self, body: bytes, promises: Mapping[str, Promise]) -> None:
+        """The commit was answered with success."""
+        self.sent[body].commit_promises |= promises
+
+    def rolled_back(self, body: bytes) -> None:
+        """The rollback of a half message was answered with success."""
+        self.sent[body].is_rolled_back = True
+
+    def gone(self, queues: Iterable[Queue] = (), *, topic: str | None = None) -> None:
+        """What was sent so far to these queues, or to a topic, was deleted or has expired."""
+        wanted = set(queues)
+        for sent in self.sent.values():
+            if sent.queue in wanted or sent.queue[0] == topic:
+                sent.is_gone = True
+
+    # ---- syncs and accidents ----
+
+    def __len__(self) -> int:
+        return len(self.sent)
+
+    def synced(self, machine: str, count: int | None = None) -> None:
+        """A sync of the machine's log has ended that covers the first `count` messages (all)."""
+        for number, sent in enumerate(self.sent.values()):
+            if count is not None and number >= count:
+                return
+            for promises in (sent.promises, sent.commit_promises):
+                if machine in promises:
+                    promises[machine] = Promise.SYNCED
+
+    def interrupted(self, now_ms: int) -> None:
+        """A broker was killed, or started again: what is under way may be delivered twice."""
+        for sent in self.sent.values():
+            if sent.is_half or sent.due_ms:
+                sent.may_repeat = True
+
+    def power_cut(self, machine: str, now_ms: int) -> None:
+        """What was not synced there is lost, or not."""
+        self.interrupted(now_ms)
+        for sent in self.sent.values():
+            for promises in (sent.promises, sent.commit_promises):
+                if promises.get(machine) == Promise.WRITTEN:
+                    del promises[machine]
+
+    def disk_lost(self, machine: str, now_ms: int) -> None:
+        """Nothing is left there."""
+        self.interrupted(now_ms)
+        for sent in self.sent.values():
+            sent.promises.pop(machine, None)
+            sent.commit_promises.pop(machine, None)
+
+    # ---- what must be left ----
+
+    def open_halves(self, machine: str, least: Promise) -> list[Sent]:
+        """Half messages that are kept and have no end yet: a commit must still work."""
+        return [
+            sent
+            for sent in self.sent.values()
+            if sent.is_half
+            and not (sent.is_rolled_back or sent.is_gone)
+            and sent.promises.get(machine, 0) >= least
+            and sent.commit_promises.get(machine, 0) < least
+        ]
+
+    def complaints(
+        self, machine: str, found: Found, now_ms: int, *, least: Promise = Promise.WRITTEN
+    ) -> list[str]:
+        """What is wrong with the machine's queues after an accident that leaves what is `least`."""
+        wrong: list[str] = []
+        seen: Counter[bytes] = Counter()
+        places = {(queue, offset): body for queue, messages in found.items() for offset, body in messages}
+        for queue, messages in found.items():
+            for number, (offset, body) in enumerate(messages):
+                seen[body] += 1
+                if offset != messages[0][0] + number:
+                    wrong.append(f"{queue} has no offset {messages[0][0] + number}")
+                sent = self.sent.get(body)
+                if sent is None or sent.queue not in (queue, (queue[0], -1)):
+                    wrong.append(f"{queue} at {offset}: nobody sent {body[:40]!r} there")
+                elif not sent.may_show(now_ms):
+                    wrong.append(f"{queue} at {offset}: {_why(sent)}: {body[:40]!r}")
+                elif sent.offset not in (None, offset) and not sent.may_repeat:
+                    wrong.append(f"{queue} at {offset}: {body[:40]!r} was told {sent.offset}")
+        for body, sent in self.sent.items():
+            needed = sent.needs(machine, least, now_ms)
+            if needed and not seen[body]:
+                wrong.append(f"{sent.queue}: acknowledged and not there: {body[:40]!r}")
+            elif needed and sent.offset is not None and places.get((sent.queue, sent.offset)) != body:
+                wrong.append(f"{sent.queue}: not at {sent.offset}, where it was told to be: {body[:40]!r}")
+            if seen[body] > 1 and not sent.may_repeat:
+                wrong.append(f"{sent.queue}: {seen[body]} times there: {body[:40]!r}")
+        return wrong
+
+    def check(self, machine: str, found: Found, now_ms: int, *, least: Promise = Promise.WRITTEN) -> None:
+        """Raises Lost with the first few of `complaints`."""
+        wrong = self.complaints(machine, found, now_ms, least=least)
+        if wrong:
+            raise Lost(f"{machine}, {len(wrong)} faults: " + "; ".join(wrong[:3]))
 
 
-async def read_all(namesrv: str, topic: str = TOPIC) -> dict[tuple[int, int], bytes]:
-    """A topic as a consumer reads it: (queue, offset) -> body."""
-    found = {}
-    async with rmq.connect(namesrv) as client, client.pull_consumer("auditors") as puller:
-        for queue in await puller.message_queues(topic):
-            offset, end = await puller.min_offset(queue), await puller.max_offset(queue)
-            while offset < end:
-                batch = await puller.pull(queue, offset, max_messages=32)
-                for message in batch.messages:
-                    found[queue.queue_id, message.queue_offset] = message.body
-                offset = batch.next_offset
-    return found
-
-
-def lost(ledger: Ledger, found: dict[tuple[int, int], bytes]) -> list[bytes]:
-    """What was acknowledged and is not there."""
-    return [body for body, place in ledger.acknowledged.items() if found.get(place) != body]
+def _why(sent: Sent) -> str:
+    if sent.is_refused:
+        return "was refused"
+    if sent.is_rolled_back:
+        return "was rolled back"
+    return "was not committed" if sent.is_half and not sent.committing else f"is due at {sent.due_ms}"

@@ -24,7 +24,7 @@ import rmq
 from rmq.client.config import ClientConfig
 from tests.interop.rocketmq import Process, Processes, free_port
 
-from .ledger import SENDERS, Ledger, lost, read_all
+from .load import SENDERS, Load, read_all
 
 pytestmark = pytest.mark.crash
 
@@ -76,7 +76,7 @@ class Disk:
         return self._processes.serve_registered(command, "faulty-broker", port, self._namesrv)
 
 
-async def cycle(disk: Disk, ledger: Ledger, word: str, seconds: float, victim: Process | None) -> None:
+async def cycle(disk: Disk, senders: Load, word: str, seconds: float, victim: Process | None) -> None:
     """Load the broker, make its disk bad for some time, and see sends succeed again."""
     async with (
         rmq.connect(disk.namesrv, config=IMPATIENT) as client,
@@ -84,15 +84,15 @@ async def cycle(disk: Disk, ledger: Ledger, word: str, seconds: float, victim: P
         trio.open_nursery() as nursery,
     ):
         for sender in range(SENDERS):
-            nursery.start_soon(ledger.send, producer, sender)
-        await ledger.grow(10)
+            nursery.start_soon(senders.send, producer, sender)
+        await senders.grow(10)
         disk.turn(word)
         await trio.sleep(seconds)
         if victim is not None:
             victim.kill()
         else:
             disk.turn("well")
-            await ledger.grow(SENDERS + 10)  # some may have been on their way
+            await senders.grow(SENDERS + 10)  # some may have been on their way
         nursery.cancel_scope.cancel()
     disk.turn("well")
 
@@ -106,23 +106,23 @@ def memory_mib(process: Process) -> float:
 def test_a_bad_disk_is_refused_and_recovered_from(
     processes: Processes, tmp_path: pathlib.Path, word: str
 ) -> None:
-    chance, ledger = random.Random(SEED), Ledger()
+    chance, senders = random.Random(SEED), Load()
     disk = Disk(processes, tmp_path)
     broker = disk.start()
     most = 0.0
     for number in range(CYCLES):
         victim = broker if number % 5 == 3 else None
-        trio.run(cycle, disk, ledger, word, 0.2 + chance.random(), victim)
+        trio.run(cycle, disk, senders, word, 0.2 + chance.random(), victim)
         if victim is not None:
             broker = disk.start()
         assert broker.child.poll() is None, broker.said()
         most = max(most, memory_mib(broker))
     found = trio.run(read_all, disk.namesrv)
-    print(f"{word}: {CYCLES} times, {len(ledger.acknowledged)} of {ledger.sent} acknowledged, {most:.0f} MiB")
-    print(f"  refused: {dict(Counter(kind(text) for text in ledger.refusals).most_common())}")
-    assert lost(ledger, found) == []
+    print(f"{word}: {CYCLES} times, {senders.acknowledged} of {senders.sent} acknowledged, {most:.0f} MiB")
+    print(f"  refused: {dict(Counter(kind(text) for text in senders.refusals).most_common())}")
+    senders.check(found)
     assert most < MAX_MIB
-    assert any(FAULTS[word] in text for text in ledger.refusals) or word == "slow"
+    assert any(FAULTS[word] in text for text in senders.refusals) or word == "slow"
     assert broker.stop() == 0
     checked = subprocess.run(
         [sys.executable, "-m", "rmq", "store", "check", str(disk.store)], capture_output=True, text=True
