@@ -16,6 +16,7 @@ import trio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin
+from rmq.profile import SECURE
 from rmq.protocol.command import Command
 from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
@@ -23,7 +24,7 @@ from rmq_acl.commands import Commands
 from rmq_acl.files import AclFiles, find
 from rmq_acl.permissions import PUB
 from rmq_acl.rules import TOPIC, Level, check, may
-from rmq_acl.verify import identify
+from rmq_acl.senders import Senders
 
 __all__ = ["AclPlugin"]
 
@@ -41,23 +42,22 @@ class AclPlugin(Plugin):
         self.files.load()
         self.audit = Audit(settings.acl_audit_file, time.monotonic)
         self._commands = Commands(self.files, host)
+        self._senders = Senders(host.now_ms, time.monotonic, admins_must=settings.profile == SECURE)
         self._admitted: Command | None = None
 
     def on_request(self, peer: Peer, command: Command) -> None:
         """Let a request through, or refuse it with AccessDenied."""
         try:
-            sender = identify(command, self.files.accounts, peer.peer_address)
+            sender = self._senders.of(peer, command, self.files.accounts)
             level = check(command, sender, self.host.topic_of)
         except AccessDenied as error:
-            self.audit.refused(peer.peer_address, command, error.remark)
+            self.audit.refused(peer.peer_address, command, getattr(error, "reason", error.remark))
             raise
         except (RemoteProtocolError, ValueError) as error:  # a header that is no text
             self.audit.refused(peer.peer_address, command, "its header cannot be read")
             raise AccessDenied(
                 remark="the header cannot be read, so that nobody can have signed it"
             ) from error
-        if sender.account is not None:
-            peer.state[ACCOUNT] = sender.account.access_key
         if level is Level.ADMIN:
             self._admitted = command
             self.audit.admin(peer.peer_address, command)
@@ -85,4 +85,5 @@ class AclPlugin(Plugin):
         """Take new accounts when a file has changed."""
         while True:
             await trio.sleep(POLL_SECONDS)
-            self.files.poll()
+            if self.files.poll():
+                self._senders.proofs.forget_others(self.files.accounts.table)

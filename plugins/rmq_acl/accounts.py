@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from rmq.message import (
     RETRY_PREFIX,
@@ -15,6 +15,7 @@ from rmq.message import (
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
 )
+from rmq.protocol.signature import Key
 from rmq_acl import permissions
 from rmq_acl.addresses import WhiteAddress
 
@@ -23,12 +24,23 @@ INTERNAL_TOPICS: Final = frozenset(
 )
 """They hold messages of all topics: a default permission does not reach them, only an entry of their own."""
 
+REQUIRED: Final = "required"
+"""An account's requests must be proved (rmq.protocol.proof): clients of RocketMQ cannot work for it."""
+SHOWN: Final = "shown"
+"""They must be from its first proved one on, for as long as the server runs."""
+OPTIONAL: Final = "optional"
+"""A request without proof is taken as RocketMQ takes it."""
+PROOFS: Final = (REQUIRED, SHOWN, OPTIONAL)
+
 _ALL: Final = permissions.PUB | permissions.SUB
 
 
 @frozen
 class Account:
-    """One account. `topics` and `groups` hold the permissions of single ones; the others have the default."""
+    """One account. `topics` and `groups` hold the permissions of single ones; the others have the default.
+
+    `proof` is one of `PROOFS`, or empty where the server decides.
+    """
 
     access_key: str
     secret_key: str = field(repr=False)
@@ -38,6 +50,10 @@ class Account:
     default_group: int = permissions.DENY
     topics: Mapping[str, int] = field(factory=dict)
     groups: Mapping[str, int] = field(factory=dict)
+    proof: str = ""
+    key: Key = field(
+        default=Factory(lambda self: Key(self.secret_key), takes_self=True), init=False, repr=False, eq=False
+    )
 
     @property
     def unlimited(self) -> bool:

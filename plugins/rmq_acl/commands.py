@@ -44,7 +44,7 @@ class Commands:
         header = request.read(CreateAccessConfigRequestHeader)
         path = self._files.path_of(header.access_key)
         what = f"account {header.access_key!r} was not changed"
-        self._change(path, update_account(header), now_ms, _refusal(209, what))
+        self._change(path, update_account(header, request.ext.get("proof")), now_ms, _refusal(209, what))
         return request.reply()
 
     def _on_delete(self, request: Command, peer: Peer, now_ms: int) -> Command:
@@ -91,7 +91,7 @@ class Commands:
 
 def shown(account: Account) -> dict[str, Any]:
     """An account as request 54 answers it, with a mask for its secret."""
-    return {
+    row: dict[str, Any] = {
         "accessKey": account.access_key,
         "admin": account.admin,
         "defaultGroupPerm": NAMES[account.default_group],
@@ -101,6 +101,7 @@ def shown(account: Account) -> dict[str, Any]:
         "topicPerms": _texts(account.topics),
         "whiteRemoteAddress": account.white.text,
     }
+    return row | {"proof": account.proof} if account.proof else row
 
 
 def _texts(owned: Mapping[str, int]) -> Sequence[str]:

@@ -14,7 +14,7 @@ MASK: Final = "******"
 """What stands where a secret would be."""
 
 
-def update_account(header: CreateAccessConfigRequestHeader) -> Edit:
+def update_account(header: CreateAccessConfigRequestHeader, proof: str | None = None) -> Edit:
     """Make an account or change one: a field that is not given stays, `admin` is always given.
 
     The edit raises ValueError when a new account has no secret.
@@ -27,6 +27,7 @@ def update_account(header: CreateAccessConfigRequestHeader) -> Edit:
         "defaultGroupPerm": header.default_group_perm or None,
         "topicPerms": _listed(header.topic_perms),
         "groupPerms": _listed(header.group_perms),
+        "proof": proof,
     }
     if given[SECRET_KEY] == MASK:
         given[SECRET_KEY] = None  # an answer of ours, sent back

@@ -17,7 +17,7 @@ from rmq.errors import RmqError
 from rmq.message import RETRY_PREFIX
 from rmq.protocol.bodies import DataVersion
 from rmq_acl import addresses, permissions
-from rmq_acl.accounts import Account, Accounts
+from rmq_acl.accounts import PROOFS, Account, Accounts
 from rmq_acl.addresses import WhiteAddress
 
 ACCESS_KEY: Final = "accessKey"
@@ -35,6 +35,7 @@ ACCOUNT_KEYS: Final = (
     "defaultGroupPerm",
     "topicPerms",
     "groupPerms",
+    "proof",
 )
 KEY_LENGTH_MIN: Final = 7
 """Letters of an access key and of a secret: RocketMQ wants more than six."""
@@ -168,6 +169,7 @@ class _Reader:
             white=self.address(given.get("whiteRemoteAddress"), "whiteRemoteAddress"),
             default_topic=self.parsed(given.get("defaultTopicPerm"), "defaultTopicPerm", permissions.parse),
             default_group=self.parsed(given.get("defaultGroupPerm"), "defaultGroupPerm", permissions.parse),
+            proof=self.parsed(given.get("proof"), "proof", proof_mode),
         )
         topics = dict(self._single(given.get("topicPerms"), "topicPerms"))
         groups = {_group(name): owned for name, owned in self._single(given.get("groupPerms"), "groupPerms")}
@@ -213,6 +215,13 @@ def name_and_permission(text: str) -> tuple[str, int]:
     if not mark or not name or not permission:
         raise ValueError("name=permission, such as Orders=PUB")
     return name, permissions.parse(permission)
+
+
+def proof_mode(text: str) -> str:
+    """Read `proof`; empty leaves it to the server. Raises ValueError."""
+    if text and text not in PROOFS:
+        raise ValueError(f"one of {', '.join(PROOFS)}, not {text[:40]!r}")
+    return text
 
 
 def _group(name: str) -> str:

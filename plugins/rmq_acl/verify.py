@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Mapping
 from typing import Final
 
@@ -11,12 +12,26 @@ from attrs import frozen
 from rmq.errors import AccessDenied
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.signature import ACCESS_KEY, SIGNATURE, signature
+from rmq.protocol.proof import proof
+from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, signature_of
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
+from rmq_acl.proofs import Proofs
 
 UNIQUE_KEY_QUERY: Final = "_UNIQUE_KEY_QUERY"
 """Java clients before 4.9 leave this field of QUERY_MESSAGE out of what they sign; later ones do not."""
+
+_NOBODY: Final = Account("", secrets.token_hex())
+"""Stands for an account that is not there, so that the time of an answer does not tell its absence."""
+
+
+class Unproved(AccessDenied):
+    """A signature is wrong, or there is no such account: the sender is told one thing for both, `reason` is
+    for the audit log."""
+
+    def __init__(self, name: str, *, known: bool) -> None:
+        super().__init__(remark=f"Check signature failed for accessKey={name[:128]}")
+        self.reason = self.remark if known else f"No acl config for {name[:128]}"
 
 
 @frozen
@@ -32,58 +47,68 @@ class Sender:
         return "(white address)" if self.account is None else self.account.access_key
 
 
-def verify(command: Command, accounts: Accounts) -> Account:
-    """The account that signed a command. Raises AccessDenied, whose remark is Java's."""
-    account, ext = _claimed(command, accounts), command.ext
-    if not _is_signed(command, ext, account.secret_key):
-        raise AccessDenied(remark=f"Check signature failed for accessKey={account.access_key}")
-    return account
-
-
-def identify(command: Command, accounts: Accounts, peer: str) -> Sender:
+def identify(command: Command, accounts: Accounts, peer: str, proofs: Proofs) -> Sender:
     """Who sent a command from the address `peer`; raises AccessDenied when that is nobody.
 
     An address of the global white list needs no account, one of an account's own list no signature; `signed`
     is False for both, unless they bring one that holds.
     """
-    if accounts.white and accounts.is_white(host_of(peer)):
-        return _white_sender(command, accounts)
-    account = _claimed(command, accounts)
-    if _is_signed(command, command.ext, account.secret_key):
-        return Sender(account, True)
-    if host_of(peer) in account.white:
-        return Sender(account, False)
-    raise AccessDenied(remark=f"Check signature failed for accessKey={account.access_key}")
-
-
-def _white_sender(command: Command, accounts: Accounts) -> Sender:
-    """From a white address anything goes that needs no administrator; who signs may be one."""
     try:
-        return Sender(verify(command, accounts), True)
-    except AccessDenied:
+        return Sender(_signer(command, accounts, proofs), True)
+    except AccessDenied as refusal:
+        unsigned = by_address(command.ext.get(ACCESS_KEY), accounts, peer)
+        if unsigned is None or (unsigned.account is not None and not isinstance(refusal, Unproved)):
+            raise
+        return unsigned
+
+
+def by_address(name: str | None, accounts: Accounts, peer: str) -> Sender | None:
+    """Who somebody is that has not signed, by the address `peer`: from a global white one anybody, from one
+    of the account that is named that account. Else None."""
+    host = host_of(peer)
+    if accounts.white and accounts.is_white(host):
         return Sender(None, False)
+    account = accounts.table.get(name or "")
+    return Sender(account, False) if account is not None and host in account.white else None
 
 
-def _claimed(command: Command, accounts: Accounts) -> Account:
-    name = command.ext.get(ACCESS_KEY)
+def _signer(command: Command, accounts: Accounts, proofs: Proofs) -> Account:
+    """The account that signed a command. Raises AccessDenied, Unproved when the signature is wrong."""
+    ext = command.ext
+    name = ext.get(ACCESS_KEY)
     if name is None:
         raise AccessDenied(remark="No accessKey is configured")
-    account = accounts.table.get(name)
-    if account is None:
-        raise AccessDenied(remark=f"No acl config for {name[:128]}")
+    account = accounts.table.get(name, _NOBODY)
+    order, given = order_of(ext), ext.get(PROOF)
+    if given is not None:
+        holds = _same(given, proof(order, ext, command, account.key))
+    else:
+        holds = _is_signed_as_by_java(command, ext, account.key)
+    if not holds or account is _NOBODY:
+        raise Unproved(name, known=account is not _NOBODY)
+    if given is not None:
+        proofs.check_new(account, ext)
+    else:
+        proofs.check_needed(account)
+    if not order.is_kept:
+        order.keep()
     return account
 
 
-def _is_signed(command: Command, ext: Mapping[str, str], secret: str) -> bool:
+def _is_signed_as_by_java(command: Command, ext: Mapping[str, str], key: Key) -> bool:
     given = ext.get(SIGNATURE)
     if not given:
         return False
-    if _same(given, signature(ext, command.body, secret)):
-        return True
-    if command.code != RequestCode.QUERY_MESSAGE or UNIQUE_KEY_QUERY not in ext:
-        return False
-    shorter = {name: value for name, value in ext.items() if name != UNIQUE_KEY_QUERY}
-    return _same(given, signature(shorter, command.body, secret))
+    content = order_of(ext).content(ext, command.body)
+    if not _same(given, signature_of(content, key)):
+        if command.code != RequestCode.QUERY_MESSAGE or UNIQUE_KEY_QUERY not in ext:
+            return False
+        shorter = {name: value for name, value in ext.items() if name != UNIQUE_KEY_QUERY}
+        content = order_of(shorter).content(shorter, command.body)
+        if not _same(given, signature_of(content, key)):
+            return False
+    # A proved request whose fields were given other names, so that nobody would look for its proof.
+    return key.mark.encode() not in content
 
 
 def _same(given: str, expected: str) -> bool:

@@ -38,6 +38,7 @@ COLUMNS: Final = {
     "topic_perms": "SINGLE TOPICS",
     "default_group_perm": "GROUPS",
     "group_perms": "SINGLE GROUPS",
+    "proof": "PROOF",
 }
 
 NAME: Final = click.argument("who", metavar="NAME")
@@ -83,9 +84,10 @@ class Place:
         if self.file is not None:
             from rmq_acl.edits import update_account
 
-            from rmq.client.admin.acl import account_header
+            from rmq.client.admin.acl import account_header, account_proof
 
-            return _edit(self.file, account.access_key, update_account(account_header(account, clear)))
+            edit = update_account(account_header(account, clear), account_proof(account, clear))
+            return _edit(self.file, account.access_key, edit)
 
         async def work(admin: Admin) -> list[str]:
             return await admin.acl_put_account(account, cluster=self.cluster, broker=self.broker, clear=clear)
@@ -133,6 +135,11 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
         click.option("--default-topic", metavar="PERM", default="", help="For all other topics."),
         click.option("--default-group", metavar="PERM", default="", help="For all other groups."),
         click.option("--white", metavar="ADDRESSES", default="", help="From here it need not sign."),
+        click.option(
+            "--proof",
+            type=click.Choice(["required", "shown", "optional"]),
+            help="Whether its requests must be proved: all, those after the first proved one, or none.",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -309,6 +316,7 @@ def _config_of(file: pathlib.Path) -> AclConfig:
             default_group_perm=row["defaultGroupPerm"],
             topic_perms=tuple(row["topicPerms"]),
             group_perms=tuple(row["groupPerms"]),
+            proof=row.get("proof", ""),
         )
         for row in rows
     ]
@@ -328,6 +336,7 @@ def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
         default_group_perm=given.get("default_group", ""),
         topic_perms=given.get("topic", ()),
         group_perms=given.get("group", ()),
+        proof=given.get("proof") or "",
     )
     try:
         addresses.parse(account.white_remote_address)

@@ -100,6 +100,7 @@ async def accounts(admin: Admin, address: str) -> dict[str, Settings]:
             "default_group_perm": one.default_group_perm,
             "topic_perms": list(one.topic_perms),
             "group_perms": list(one.group_perms),
+            "proof": one.proof,
         }
         for one in found.accounts
     }

@@ -53,6 +53,7 @@ ACCOUNT_FIELDS: Final[dict[str, Any]] = {
     "default_group_perm": "",
     "topic_perms": [],
     "group_perms": [],
+    "proof": "",
 }
 EVERYWHERE: Final = "*"
 """In place of a broker's name: every master."""

@@ -1,23 +1,24 @@
-"""SigningPool: a pool whose requests carry the account's signature."""
+"""SigningPool: a pool whose requests carry the account's signature and proof."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 from rmq.protocol.command import Command
-from rmq.protocol.signature import Credentials, signed
+from rmq.protocol.proof import Prover
+from rmq.protocol.signature import Credentials
 from rmq.remoting.pool import Pool
 
 
 class SigningPool(Pool):
-    """Signs what it sends; otherwise a Pool."""
+    """Signs what it sends, each connection as a session of its own; otherwise a Pool."""
 
     def __init__(self, credentials: Credentials, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._credentials = credentials
 
-    async def call(self, address: str, command: Command, timeout: float) -> Command:
-        return await super().call(address, signed(command, self._credentials), timeout)
-
-    async def notify(self, address: str, command: Command, timeout: float = 3.0) -> None:
-        await super().notify(address, signed(command, self._credentials), timeout)
+    def signer(self) -> Callable[[Command], Command] | None:
+        """A new session."""
+        return Prover(self._credentials, lambda: time.time_ns() // 1_000_000)

@@ -150,6 +150,8 @@ _ORDERS_MAX: Final = 4
 _DROPPED: Final = -1  # the spare last value of a template
 _DIGITS_MAX: Final = 18  # always inside 64 bits
 
+_SIGNED_NAMES: Final = (b"Signature", b"RmqTime", b"RmqNonce", b"RmqProof")
+
 _Place = tuple[bytes, int, bool]
 """A field that differs from message to message: its first bytes (name with length, and the two zero bytes
 that begin any value length below 64 KiB), its value's place in the header class, whether that is a number."""
@@ -276,8 +278,9 @@ def _new_seen(code: int, varying: dict[str, tuple[str, bool]]) -> _Seen:
             short_name, is_number = varying[field.name]
             key = (short_name if short else java_name(field)).encode()
             places[key] = (_start(key), index, is_number)
-    # A signed request differs in its signature too, which no header class has.
-    places[b"Signature"] = (_start(b"Signature"), _DROPPED, False)
+    # Signed requests differ in these too, which no header class has.
+    for name in _SIGNED_NAMES:
+        places[name] = (_start(name), _DROPPED, False)
     return _Seen(header_class, read, places)
 
 

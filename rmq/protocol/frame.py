@@ -24,7 +24,7 @@ SEND_V2_CODES: Final = frozenset(
 )
 """Requests whose header has the one-letter names of SendMessageRequestHeaderV2."""
 
-SECRET_FIELDS: Final = frozenset({"secretKey", "Signature", "SecurityToken"})
+SECRET_FIELDS: Final = frozenset({"secretKey", "Signature", "SecurityToken", "RmqProof", "RmqNonce"})
 """Header fields that no log shows."""
 
 _opaques = count(1)

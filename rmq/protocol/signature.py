@@ -1,7 +1,8 @@
 """The ACL signature of a command: the client signs, the broker's plugin checks.
 
 Base64 of HMAC-SHA1, under the secret key, of all header values in the order of their names, then the body.
-Pinned by tests/golden/acl_signature.json."""
+Pinned by tests/golden/acl_signature.json. It covers neither the request code nor where a value ends, so that
+who records a request can send it as another one: `rmq.protocol.proof` adds what covers them."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import hmac
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from operator import itemgetter
+from struct import Struct
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -19,11 +21,12 @@ from rmq.protocol.command import Command
 ACCESS_KEY: Final = "AccessKey"
 SECURITY_TOKEN: Final = "SecurityToken"
 SIGNATURE: Final = "Signature"
+PROOF: Final = "RmqProof"
+
+MARK_LENGTH: Final = 16
 
 _ORDERS_MAX: Final = 256
-_ORDERS: Final[dict[tuple[str, ...], Callable[[Any], Any]]] = {}
-"""Names of a header, as they came -> what takes its values in the order in which they are signed. Clients
-send the same few lists of names again and again."""
+_NAMES_LENGTH_MAX: Final = 1024
 
 
 @frozen
@@ -35,40 +38,113 @@ class Credentials:
     security_token: str | None = field(default=None, repr=False)
 
 
-def signed(command: Command, credentials: Credentials) -> Command:
-    """The same command with the account's name and its signature in the header."""
-    ext = {**command.ext, ACCESS_KEY: credentials.access_key}
-    if credentials.security_token is not None:
-        ext[SECURITY_TOKEN] = credentials.security_token
-    ext[SIGNATURE] = signature(ext, command.body, credentials.secret_key)
-    return command.with_ext(ext)
+class Key:
+    """A secret, ready for signing. Begun HMACs are made once, since a copy costs a third of a new one, and
+    there is one for every request."""
 
+    __slots__ = ("_secret", "_sha1", "_sha256", "mark")
 
-def signature(ext: Mapping[str, str], body: bytes, secret_key: str) -> str:
-    """The signature of a header and a body; a signature in the header does not count."""
-    names = tuple(ext)
-    values = _ORDERS.get(names) or _order(names)
-    # A copy of a begun HMAC costs a third of a new one, and this is done for every request.
-    begun = _begun(secret_key).copy()
-    begun.update("".join(values(ext)).encode() + body)
-    return base64.b64encode(begun.digest()).decode()
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+        self._sha1: hmac.HMAC | None = None
+        self._sha256: hmac.HMAC | None = None
+        digest = hmac.digest(self._secret, b"rmq proof mark", "sha256")
+        self.mark = base64.urlsafe_b64encode(digest[:12]).decode()
+        """Begins the nonce of each proof under this secret, and stands nowhere else."""
+
+    def sha1(self) -> hmac.HMAC:
+        """A new HMAC-SHA1 under the secret."""
+        if self._sha1 is None:
+            self._sha1 = hmac.new(self._secret, None, "sha1")
+        return self._sha1.copy()
+
+    def sha256(self) -> hmac.HMAC:
+        """A new HMAC-SHA256 under the secret."""
+        if self._sha256 is None:
+            self._sha256 = hmac.new(self._secret, None, "sha256")
+        return self._sha256.copy()
 
 
 @lru_cache(maxsize=256)
-def _begun(secret_key: str) -> hmac.HMAC:
-    return hmac.new(secret_key.encode(), None, "sha1")
+def key_of(secret: str) -> Key:
+    """The key of a client's own secret. A server keeps those of its accounts itself."""
+    return Key(secret)
 
 
-def _order(names: tuple[str, ...]) -> Callable[[Any], Any]:
-    ordered = sorted((name for name in names if name != SIGNATURE), key=_java_order)
+class Order:
+    """How headers with certain names are read for signing: values in the order of their names, as Java sorts
+    strings, by UTF-16 units."""
+
+    __slots__ = ("is_kept", "lengths", "names", "proved_names", "proved_values", "values")
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        ordered = sorted((name for name in names if name != SIGNATURE), key=_java_order)
+        proved = [name for name in ordered if name != PROOF]
+        self.names = names
+        self.values = _getter(ordered)
+        self.proved_values = _getter(proved)
+        self.proved_names = "".join(f"{len(name)}:{name}," for name in proved)
+        self.lengths = Struct(f">I{len(proved)}I").pack
+        self.is_kept = False
+
+    def content(self, ext: Mapping[str, str], body: bytes) -> bytes:
+        """What Java signs."""
+        return "".join(self.values(ext)).encode() + body
+
+    def keep(self) -> None:
+        """Remember it for the next header with these names: clients send the same few lists of names again
+        and again. Only for headers whose sender is known: others may name anything."""
+        if sum(map(len, self.names)) <= _NAMES_LENGTH_MAX:
+            if len(_ORDERS) >= _ORDERS_MAX:
+                _ORDERS.clear()
+            _ORDERS[self.names] = self
+        self.is_kept = True
+
+
+_ORDERS: Final[dict[tuple[str, ...], Order]] = {}
+"""Names of a header, as they came -> their order."""
+
+
+def order_of(ext: Mapping[str, str]) -> Order:
+    """The order of a header's names, remembered or new."""
+    names = tuple(ext)
+    return _ORDERS.get(names) or Order(names)
+
+
+def signed(command: Command, credentials: Credentials) -> Command:
+    """The same command with the account's name and its signature, as RocketMQ's clients send it."""
+    ext = with_account(command.ext, credentials)
+    ext[SIGNATURE] = signature(ext, command.body, key_of(credentials.secret_key))
+    return command.with_ext(ext)
+
+
+def with_account(ext: Mapping[str, str], credentials: Credentials) -> dict[str, str]:
+    """A header with the name of the account."""
+    named = {**ext, ACCESS_KEY: credentials.access_key}
+    if credentials.security_token is not None:
+        named[SECURITY_TOKEN] = credentials.security_token
+    return named
+
+
+def signature(ext: Mapping[str, str], body: bytes, key: Key) -> str:
+    """The signature of one's own header and body; a signature in the header does not count."""
+    order = order_of(ext)
+    if not order.is_kept:
+        order.keep()
+    return signature_of(order.content(ext, body), key)
+
+
+def signature_of(content: bytes, key: Key) -> str:
+    """The signature of what `Order.content` gives."""
+    digest = key.sha1()
+    digest.update(content)
+    return base64.b64encode(digest.digest()).decode()
+
+
+def _getter(names: list[str]) -> Callable[[Any], Any]:
     # With less than two names an itemgetter gives no tuple.
-    values = itemgetter(*ordered) if len(ordered) > 1 else lambda ext: [ext[name] for name in ordered]
-    if len(_ORDERS) >= _ORDERS_MAX:
-        _ORDERS.clear()  # somebody sends names that are made up
-    _ORDERS[names] = values
-    return values
+    return itemgetter(*names) if len(names) > 1 else lambda ext: [ext[name] for name in names]
 
 
 def _java_order(name: str) -> bytes:
-    """Java compares strings by UTF-16 units."""
     return name.encode("utf-16-be", "surrogatepass")

@@ -73,6 +73,7 @@ class Connection:
         self.peer_address = stream.peer
         self.local_address = stream.local
         self.state: dict[str, Any] = {}
+        self.signer: Callable[[Command], Command] | None = None  # asked for each request, as it is sent
         self.closed = False
         self.reason = ""
         self.heard = False  # whether a whole frame ever came: tells a peer that works from one that hangs up
@@ -122,7 +123,7 @@ class Connection:
         opaque = command.opaque
         if opaque in self._in_flight:
             raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
-        self._outbox.add(encode(command))
+        self._outbox.add(encode(command if self.signer is None else self.signer(command)))
         waiter = self._new_waiter()
         now = self._now()
         self.active_at = now
@@ -143,7 +144,7 @@ class Connection:
 
     def notify(self, command: Command) -> None:
         """Send a one-way request, soon. Dropped when the connection has ended."""
-        self._put(encode(command))
+        self._put(encode(command if self.signer is None else self.signer(command)))
 
     def reply(self, response: Command) -> None:
         """Send a response, soon. Dropped when the connection has ended.

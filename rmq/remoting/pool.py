@@ -152,6 +152,7 @@ class Pool:
         try:
             async with self._open(link.address) as stream:
                 connection = link.connection = Connection(stream, self._endpoint, limits=self._limits)
+                connection.signer = self.signer()
                 self._tell(link)
                 began = self._now()
                 await connection.run()
@@ -169,6 +170,10 @@ class Pool:
                 self._tell(link)
             elif link.connection is connection:
                 link.connection = None
+
+    def signer(self) -> Callable[[Command], Command] | None:
+        """What a new connection signs its requests with, or None."""
+        return None
 
     def _open(self, address: str) -> AbstractAsyncContextManager[Stream]:
         target = with_scheme(address, self._scheme)

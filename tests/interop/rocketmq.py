@@ -23,6 +23,7 @@ from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]  # our servers run from this checkout, whatever is installed
+PYTHON_PATH = f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"
 
 # What the servers reach into since JDK 9: Netty's and MappedFile's cleaners.
 JDK_FLAGS = [
@@ -125,7 +126,7 @@ class Process:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
+                env={**os.environ, "PYTHONPATH": PYTHON_PATH, **(env or {})},
                 cwd=log.parent,
                 start_new_session=True,
             )

@@ -87,7 +87,7 @@ def test_java_clients_with_right_wrong_and_missing_credentials(
     assert right["pull"] in ("FOUND", "NO_NEW_MSG")
     for row, text in (
         (wrong, "Check signature failed for accessKey=orders-app"),
-        (unknown, "No acl config for nobody1"),
+        (unknown, "Check signature failed for accessKey=nobody1"),
         (missing, "No accessKey is configured"),
         (other, "No default permission for"),
     ):

@@ -17,6 +17,7 @@ from rmq.protocol.headers import (
     DeleteAccessConfigRequestHeader,
     GetBrokerAclConfigResponseHeader,
     UpdateGlobalWhiteAddrsConfigRequestHeader,
+    encode,
 )
 
 NAMESRV_PATIENCE_SECONDS: Final = 1.0
@@ -69,10 +70,13 @@ class Acl(Calls):
         self, account: AclAccount, *, cluster: str = "", broker: str = "", clear: Collection[str] = ()
     ) -> list[str]:
         """Make an account or change it. What is empty in `account` stays as it is, unless `clear` has its
-        name: `white_remote_address`, `topic_perms`, `group_perms` (Java's brokers cannot empty them).
+        name: `white_remote_address`, `topic_perms`, `group_perms`, `proof` (Java's brokers can empty none).
         Returns the addresses.
         """
-        header = account_header(account, clear)
+        header = encode(account_header(account, clear))
+        proof = account_proof(account, clear)
+        if proof is not None:  # a field of ours, which RocketMQ does not look at
+            header = {**header, "proof": proof}
         return await self._change_acl(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, header, cluster, broker)
 
     async def acl_delete_account(self, access_key: str, *, cluster: str = "", broker: str = "") -> list[str]:
@@ -133,6 +137,11 @@ def account_header(account: AclAccount, clear: Collection[str] = ()) -> CreateAc
     )
 
 
+def account_proof(account: AclAccount, clear: Collection[str] = ()) -> str | None:
+    """The field `proof` of the same request, or None."""
+    return account.proof if account.proof or "proof" in clear else None
+
+
 def _versions(header: GetBrokerAclConfigResponseHeader) -> list[AclVersion]:
     """Java's brokers since 4.9.3 name each file; older ones only give the version of the one file."""
     files: Any = json.loads(header.all_acl_file_version) if header.all_acl_file_version else {}
@@ -163,6 +172,7 @@ def _account(row: dict[str, Any]) -> AclAccount:
         default_group_perm=str(row.get("defaultGroupPerm") or ""),
         topic_perms=_texts(row.get("topicPerms")),
         group_perms=_texts(row.get("groupPerms")),
+        proof=str(row.get("proof") or ""),
     )
 
 

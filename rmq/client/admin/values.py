@@ -89,7 +89,8 @@ class AclVersion:
 @frozen
 class AclAccount:
     """An account of access control. Permissions are ``topic=PUB|SUB`` and the like. `secret_key` is write
-    only: what a server tells of it is not kept."""
+    only: what a server tells of it is not kept. `proof` is required, shown, optional, or empty, where the
+    server decides; RocketMQ's servers have no such thing."""
 
     access_key: str
     secret_key: str = field(default="", repr=False)
@@ -99,6 +100,7 @@ class AclAccount:
     default_group_perm: str = ""
     topic_perms: tuple[str, ...] = ()
     group_perms: tuple[str, ...] = ()
+    proof: str = ""
 
 
 @frozen

@@ -113,3 +113,18 @@ def test_a_damaged_file_is_left_alone(file: Path) -> None:
         said = rmq_acl(file, *arguments)
         assert (said.exit_code, f"{file}:" in said.output, "not YAML" in said.output) == (1, True, True)
     assert file.read_text() == "accounts: ["
+
+
+def test_whether_requests_must_be_proved_stands_in_the_entry(file: Path) -> None:
+    made(file, "manager", "--admin", "--proof", "required")
+    made(file, "orders-app")
+    assert rmq_acl(file, "set", "orders-app", "--proof", "shown").exit_code == 0
+    assert rmq_acl(file, "set", "manager", "--topic", "Audit=SUB").exit_code == 0
+    manager, app = yaml.safe_load(file.read_text())["accounts"]
+    assert (manager["proof"], app["proof"]) == ("required", "shown")
+    listed = yaml.safe_load(rmq_acl(file, "list", "-o", "yaml").stdout)
+    assert [row["proof"] for row in listed] == ["required", "shown"]
+    assert rmq_acl(file, "set", "manager", "--proof", "maybe").exit_code == 2
+    file.write_text(file.read_text().replace("proof: shown", "proof: maybe"))
+    said = rmq_acl(file, "list")
+    assert "expected one of required, shown, optional, not 'maybe'" in said.output

@@ -8,12 +8,16 @@ from itertools import pairwise
 import anyio
 import pytest
 import trio
+from rmq_acl.accounts import Account, Accounts
+from rmq_acl.proofs import Proofs
+from rmq_acl.verify import identify
 from trio.testing import MockClock
 
 import rmq
 from rmq.client.client import Client
 from rmq.client.producer import Producer
 from rmq.client.routes import select_by_key
+from rmq.client.session import wall_clock_ms
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -476,6 +480,24 @@ class TestGroups:
         for server in (*setting.cluster.names, *setting.cluster.brokers.values()):
             assert all(request.ext["AccessKey"] == "someone" for request in server.seen)
             assert all(re.fullmatch(r"[\w+/]{27}=", request.ext["Signature"]) for request in server.seen)
+
+    async def test_requests_are_proved_in_the_order_in_which_they_are_sent(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        account = rmq.Credentials("someone", "secret")
+        async with (
+            setting.connect(credentials=account) as client,
+            client.producer("p") as producer,
+            trio.open_nursery() as nursery,
+        ):
+            for _ in range(20):
+                nursery.start_soon(producer.send, Message("T", b"x"))
+                nursery.start_soon(producer.send_oneway, Message("T", b"x"))
+        accounts, proofs = Accounts({"someone": Account("someone", "secret")}), Proofs(wall_clock_ms)
+        for server in (*setting.cluster.names, *setting.cluster.brokers.values()):
+            assert len({request.ext["RmqNonce"].partition(".")[0] for request in server.seen}) == 1
+            for request in server.seen:
+                assert identify(request, accounts, "10.0.0.1:1", proofs).signed
 
 
 class TestCompression:

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from rmq.client.session import wall_clock_ms
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command, Decoder, encode
 from rmq.protocol.headers import RegisterBrokerRequestHeader
+from rmq.protocol.proof import Prover
 from rmq.protocol.signature import Credentials, signed
 from tests.closed import Closed
 from tests.unit.broker.rig import batch, pull, send
@@ -45,7 +47,7 @@ def ask(closed: Closed, server: str, *requests: Command, who: str = "") -> list[
     """The answers to requests of an account, or of nobody, over one connection."""
     if who:
         account = Credentials(who, closed.secrets[who])
-        requests = tuple(signed(request, account) for request in requests)
+        requests = tuple(map(Prover(account, wall_clock_ms), requests))
     decoder, answers = Decoder(), []
     with dial(closed, closed.servers[server].addresses[0]) as link:
         link.sendall(b"".join(encode(request) for request in requests))
@@ -125,11 +127,20 @@ def test_a_forged_signature_and_a_borrowed_name_are_refused(closed: Closed) -> N
     assert (first.code, second.code) == (REFUSED, REFUSED)
 
 
-def test_a_frame_that_was_recorded_is_taken_again(closed: Closed) -> None:
-    """As docs/security.md says: signatures hold no time. TLS is what keeps frames from being recorded."""
+def test_a_frame_that_was_recorded_is_not_taken_again(closed: Closed) -> None:
+    account = Credentials("low-user", closed.secrets["low-user"])
+    frame = Prover(account, wall_clock_ms)(send("Low", b"x"))
+    assert sorted(answer.code for answer in ask(closed, "master-b", frame, frame)) == [0, REFUSED]
+    assert [answer.code for answer in ask(closed, "master-b", frame)] == [REFUSED]
+
+
+def test_a_recorded_frame_of_rocketmqs_clients_is_taken_again_but_an_administrators(closed: Closed) -> None:
+    """As docs/security.md says: RocketMQ's signature holds no time and no code. TLS is what protects it."""
     frame = signed(send("Low", b"x"), Credentials("low-user", closed.secrets["low-user"]))
-    answers = ask(closed, "master-b", frame, frame)
-    assert [answer.code for answer in answers] == [0, 0]
+    assert [answer.code for answer in ask(closed, "master-b", frame, frame)] == [0, 0]
+    settings = Command.request(RequestCode.GET_BROKER_CONFIG)
+    (answer,) = ask(closed, "master-b", signed(settings, Credentials("manager", closed.secrets["manager"])))
+    assert "must prove its requests" in (answer.remark or "")
 
 
 @pytest.mark.parametrize("who", ["manager", "low-user", ""])

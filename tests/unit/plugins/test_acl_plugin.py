@@ -185,7 +185,7 @@ def test_an_account_is_made_changed_and_removed(guarded: Guarded) -> None:
     )
     assert guarded.ask(send(), fresh).code == 16  # the secret stays when it is not given
     assert guarded.ask(Command.request(Code.DELETE_ACL_CONFIG, {"accessKey": "fresh01"})).code == 0
-    assert guarded.ask(send(), fresh).remark == "No acl config for fresh01"
+    assert guarded.ask(send(), fresh).remark == "Check signature failed for accessKey=fresh01"
     gone = guarded.ask(Command.request(Code.DELETE_ACL_CONFIG, {"accessKey": "fresh01"}))
     assert (gone.code, gone.remark) == (210, "account 'fresh01' was not deleted: there is no such account")
 
@@ -315,7 +315,7 @@ def test_an_error_keeps_all_accounts_and_is_logged_once(
     assert guarded.ask(send(), OWNER).code == 0
     guarded.write(TEXT.replace("manager", "manager2"))
     assert guarded.plugin.files.poll()
-    assert guarded.ask(Command.request(26)).remark == "No acl config for manager"
+    assert guarded.ask(Command.request(26)).remark == "Check signature failed for accessKey=manager"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pathlib
 from hypothesis import given, strategies
 
 from rmq.protocol.command import Command
-from rmq.protocol.signature import _ORDERS, _ORDERS_MAX, Credentials, signature, signed
+from rmq.protocol.signature import _ORDERS, _ORDERS_MAX, Credentials, Key, order_of, signature, signed
 
 TEXTS = strategies.text(strategies.characters(exclude_categories=["Cs"]), max_size=8)
 
@@ -20,13 +20,22 @@ def test_it_is_the_hmac_of_the_values_in_the_order_of_their_names(
     names = sorted(ext, key=lambda name: name.encode("utf-16-be"))
     expected = hmac.digest(secret.encode(), "".join(ext[name] for name in names).encode() + body, "sha1")
     for header in (ext, dict(reversed(ext.items())), {**ext, "Signature": "does not count"}):
-        assert signature(header, body, secret) == base64.b64encode(expected).decode()
+        assert signature(header, body, Key(secret)) == base64.b64encode(expected).decode()
 
 
 def test_names_that_are_made_up_do_not_pile_up() -> None:
     for number in range(3 * _ORDERS_MAX):
-        signature({f"name{number}": "x"}, b"", "secret-of-it")
+        signature({f"name{number}": "x"}, b"", Key("secret-of-it"))
     assert len(_ORDERS) <= _ORDERS_MAX
+
+
+def test_nothing_is_kept_of_who_is_not_known_nor_of_long_names() -> None:
+    """256 headers with 64 KiB of names each, which nobody had signed, were half a gigabyte."""
+    before = dict(_ORDERS)
+    for number in range(50):
+        order_of({f"made up {number}": "x"}).content({f"made up {number}": "x"}, b"")
+    signature({"long" * 300: "x"}, b"", Key("secret-of-it"))
+    assert before == _ORDERS
 
 
 def test_signatures_are_those_of_java(golden: pathlib.Path) -> None:

@@ -1,0 +1,108 @@
+"""Which requests must be proved, and that a proved one is of now and no recorded one. See rmq.protocol.proof.
+
+A session's numbers grow, so a number that is not above its last one was there before. Sessions that are
+forgotten leave the time up to which their requests were made: a session that nobody knows begins behind it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from attrs import define, field
+
+from rmq.errors import AccessDenied
+from rmq.protocol.proof import NONCE, SESSION_LENGTH, TIME, WINDOW_MS
+from rmq.protocol.signature import MARK_LENGTH
+from rmq_acl.accounts import OPTIONAL, REQUIRED, SHOWN, Account
+
+SESSIONS_MAX: Final = 10_000
+"""Sessions of one account that are remembered."""
+START_SLACK_MS: Final = 60_000
+"""What was signed longer than this before the start may have been taken by the process before."""
+
+_SESSION: Final = slice(MARK_LENGTH, MARK_LENGTH + SESSION_LENGTH)
+_COUNT: Final = slice(MARK_LENGTH + SESSION_LENGTH + 1, None)
+_DIGITS_MAX: Final = 18
+
+
+@define
+class _Sessions:
+    """What an account has sent: session -> its last number and time, the one used longest ago first."""
+
+    table: OrderedDict[str, tuple[int, int]] = field(factory=OrderedDict)
+    begins_ms: int = 0
+
+    def takes(self, session: str, count: int, time_ms: int) -> bool:
+        last = self.table.get(session)
+        if last is None:
+            if time_ms <= self.begins_ms:
+                return False
+            if len(self.table) >= SESSIONS_MAX:
+                _, (_, until_ms) = self.table.popitem(last=False)
+                self.begins_ms = max(self.begins_ms, until_ms)
+        elif count <= last[0]:
+            return False
+        else:
+            time_ms = max(time_ms, last[1])
+            self.table.move_to_end(session)
+        self.table[session] = (count, time_ms)
+        return True
+
+
+class Proofs:
+    """The sessions of all accounts. `now_ms` is wall time.
+
+    `admins_must`: an administrator whose entry does not say `proof` must prove its requests.
+    """
+
+    def __init__(self, now_ms: Callable[[], int], *, admins_must: bool = False) -> None:
+        self._now_ms = now_ms
+        self._admins_must = admins_must
+        self._begin_ms = now_ms() - START_SLACK_MS
+        self._sessions: dict[str, _Sessions] = {}
+
+    def mode(self, account: Account) -> str:
+        """What is asked of an account: its entry's word, else what the profile makes of it."""
+        return account.proof or (REQUIRED if account.admin and self._admins_must else OPTIONAL)
+
+    def check_needed(self, account: Account) -> None:
+        """An account has signed a request as RocketMQ's clients do. Raises AccessDenied if that is too
+        little."""
+        mode = self.mode(account)
+        if mode == REQUIRED or (mode == SHOWN and account.access_key in self._sessions):
+            remark = (
+                f"accessKey={account.access_key} must prove its requests (proof: {mode}), and a client of "
+                "RocketMQ cannot: use rmq's, or `rmq acl set --proof optional`"
+            )
+            raise AccessDenied(remark=remark)
+
+    def check_new(self, account: Account, ext: Mapping[str, str]) -> None:
+        """The proof of a request holds. Raises AccessDenied unless it is of now, and was never here."""
+        nonce, time_ms = ext.get(NONCE, ""), _number(ext.get(TIME, ""))
+        count = _number(nonce[_COUNT])
+        if not nonce.startswith(account.key.mark) or min(count, time_ms) < 0:
+            raise AccessDenied(remark=f"{NONCE} or {TIME} of a proved request has another form than rmq's")
+        age_ms = self._now_ms() - time_ms
+        if not -WINDOW_MS <= age_ms <= WINDOW_MS:
+            remark = (
+                f"the request was signed {age_ms / 1000:.0f} s ago by this server's clock, and "
+                f"{WINDOW_MS // 1000} s are allowed: compare the clocks of client and server"
+            )
+            raise AccessDenied(remark=remark)
+        sessions = self._sessions.get(account.access_key)
+        if sessions is None:
+            sessions = self._sessions[account.access_key] = _Sessions(begins_ms=self._begin_ms)
+        if not sessions.takes(nonce[_SESSION], count, time_ms):
+            remark = "the request was sent before, or signed before this server was started: it is not taken"
+            raise AccessDenied(remark=remark)
+
+    def forget_others(self, names: Mapping[str, object]) -> None:
+        """Accounts were read anew: forget those that are gone."""
+        for name in self._sessions.keys() - names.keys():
+            del self._sessions[name]
+
+
+def _number(text: str) -> int:
+    return int(text) if len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit() else -1

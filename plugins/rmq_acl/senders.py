@@ -1,0 +1,65 @@
+"""Who the requests of a connection are from: signatures, proofs, and the pace of guesses together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from rmq.errors import AccessDenied
+from rmq.plugin import ACCOUNT, Peer
+from rmq.protocol.command import Command
+from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
+from rmq_acl.accounts import Accounts
+from rmq_acl.addresses import host_of
+from rmq_acl.guesses import Guesses
+from rmq_acl.proofs import Proofs
+from rmq_acl.verify import Sender, Unproved, by_address, identify
+
+_PROVED: Final = "proved account"
+"""Under this key of `Peer.state`: the account whose signature a connection showed last."""
+
+
+class Senders:
+    """`now_ms` is wall time, `clock` gives seconds. `admins_must`: see `Proofs`."""
+
+    def __init__(self, now_ms: Callable[[], int], clock: Callable[[], float], *, admins_must: bool) -> None:
+        self.proofs = Proofs(now_ms, admins_must=admins_must)
+        self._guesses = Guesses(clock)
+
+    def of(self, peer: Peer, command: Command, accounts: Accounts) -> Sender:
+        """Who sent a command; its account is kept with the connection. Raises AccessDenied."""
+        state, name = peer.state, command.ext.get(ACCESS_KEY)
+        if name is None or state.get(_PROVED) == name:
+            sender = self._identified(peer, command, accounts)
+        else:
+            sender = self._new(peer, command, name, accounts)
+        if sender.account is not None:
+            state[ACCOUNT] = name
+        return sender
+
+    def _new(self, peer: Peer, command: Command, name: str, accounts: Accounts) -> Sender:
+        """The sender on a connection that has shown no right signature of this account yet."""
+        host, address = host_of(peer.peer_address), peer.peer_address
+        shows = SIGNATURE in command.ext or PROOF in command.ext
+        try:
+            if shows:
+                self._guesses.check(host, name)
+        except AccessDenied:
+            unsigned = by_address(name, accounts, address)
+            if unsigned is None:
+                raise
+            return unsigned
+        sender = self._identified(peer, command, accounts)
+        if sender.signed:
+            peer.state[_PROVED] = name
+        elif shows:
+            self._guesses.failed(host, name)
+        return sender
+
+    def _identified(self, peer: Peer, command: Command, accounts: Accounts) -> Sender:
+        try:
+            return identify(command, accounts, peer.peer_address, self.proofs)
+        except Unproved:
+            peer.state.pop(_PROVED, None)
+            self._guesses.failed(host_of(peer.peer_address), command.ext[ACCESS_KEY])
+            raise
