@@ -87,7 +87,7 @@ class PluginHost:
 
         Raises CorruptRecord.
         """
-        message = self._broker.store.message(physical_offset)
+        message = self._broker.store.message(physical_offset, body=False)
         if message is None or message.topic not in WAITING_TOPICS:
             return None if message is None else message.topic
         return message.properties.get(PROPERTY_REAL_TOPIC) or message.topic

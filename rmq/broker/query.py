@@ -117,7 +117,7 @@ class Query:
 
     def _has_key(self, physical_offset: int, topic: str, key: str) -> bool:
         try:
-            message = self._store.message(physical_offset)
+            message = self._store.message(physical_offset, body=False)
         except CorruptRecord:
             return False
         return message is not None and message.topic == topic and key in (*message.keys, message.message_id)

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 ID = click.argument("message_id", metavar="ID")
 FOUND = ("stored", "broker", "queue_id", "queue_offset", "message_id", "tags", "keys", "body")
 BODY_SHOWN = 200
+SHOWN_BYTES = 64 << 20
+"""`find` keeps no more of bodies, which may be compressed a thousandfold."""
 
 
 @click.group()
@@ -85,9 +87,15 @@ def find(target: Target, topic: str, key: str, begin: Place, end: Place, most: i
             f"topic {topic} has no message with key {key} then; the indexes reach to"
             f" {clock_text(found.index_timestamp)}"
         )
-    rows = [message_row(message) for message in found.messages]
-    if output == "table":
-        rows = [_short(row) for row in rows]
+    rows, size = [], 0
+    for message in found.messages:
+        row = message_row(message)
+        if output == "table":
+            row = _short(row)
+        rows.append(row)
+        size += len(row["body"] if "body" in row else row["body_base64"])
+        if size > SHOWN_BYTES:
+            refuse(f"the bodies take over {SHOWN_BYTES} bytes: ask for fewer by --max, or for a table")
     show(rows, output, columns=FOUND)
 
 

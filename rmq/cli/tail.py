@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import TYPE_CHECKING
 
 import click
@@ -145,12 +146,15 @@ async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) ->
             click.echo(f"rmq tail: {queue.broker_name}/{queue.queue_id}: {error}; trying again", err=True)
             await trio.sleep(RETRY_SECONDS)
             continue
-        for message in found.messages:
-            if end is None or message.queue_offset < end:
-                _offer(state, message)
         at = found.next_offset
         if not found.messages and end is not None:
             return
+        waiting = deque(found.messages)
+        del found
+        while waiting:
+            message = waiting.popleft()  # with its body, which may be much larger than the answer was
+            if end is None or message.queue_offset < end:
+                _offer(state, message)
 
 
 def _offer(state: Tail, message: StoredMessage) -> None:

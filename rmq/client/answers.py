@@ -107,7 +107,8 @@ class Answers:
 
     def _check_transaction(self, request: Command, connection: Connection) -> None:
         header = request.read(CheckTransactionStateRequestHeader)
-        message = decode_record(request.body)
+        most = None if self.session is None else self.session.config.max_body_size
+        message = decode_record(request.body, body_max=most)
         group = message.properties.get(PROPERTY_PRODUCER_GROUP, "")
         producer = self.session.producers.get(group) if self.session is not None else None
         if not isinstance(producer, Checker):
@@ -119,7 +120,9 @@ class Answers:
 
     def _take_reply(self, request: Command, connection: Connection) -> Command:
         if self.session is not None:
-            self.session.replies.pushed(request, connection.peer_address, self.session.now_ms())
+            session = self.session
+            most = session.config.max_body_size
+            session.replies.pushed(request, connection.peer_address, session.now_ms(), most)
         return request.reply()
 
 

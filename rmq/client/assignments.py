@@ -187,8 +187,9 @@ class Assignments:
 
     def form(self, queue: MessageQueue) -> PullForm:
         """What the pulls of a queue have in common."""
-        member, namespace = self._member, self._session.config.namespace
-        return PullForm(member.group, queue, member.subscriptions[queue.topic], namespace=namespace)
+        member = self._member
+        data = member.subscriptions[queue.topic]
+        return PullForm(member.group, queue, data, config=self._session.config)
 
     def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
         """The window of a queue that is begun at `queue_offset`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import Factory, frozen
 
 from rmq.config import at_least, between, one_of, setting
 from rmq.errors import ConfigError
@@ -98,6 +98,13 @@ class ClientConfig:
         help="Wait after a failed pull",
         unit="ms",
         java="pullTimeDelayMillsWhenException",
+        validator=at_least(1),
+    )
+    max_body_size: int = setting(
+        Factory(lambda self: 4 * self.max_message_size, takes_self=True),
+        help="A compressed body that grows over this is refused, with an error; 4 times max_message_size when"
+        " not given",
+        unit="bytes",
         validator=at_least(1),
     )
     offset_reset: str = setting(

@@ -419,7 +419,7 @@ class Consumer:
         began = self._session.now()
         result = ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
         try:
-            await handle(decode_record(request.body))
+            await handle(decode_record(request.body, body_max=self._session.config.max_body_size))
         except Exception as error:
             log.error("%s: a message given by an administrator failed", self.group, exc_info=error)
             result.consume_result = "CR_THROW_EXCEPTION"

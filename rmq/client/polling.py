@@ -49,8 +49,8 @@ class PolledAssignments(OrderedAssignments):
         """Who is no member of the group says with each pull what it wants."""
         if self._named is None:
             return super().form(queue)
-        data, namespace = self._member.subscriptions[queue.topic], self._session.config.namespace
-        return PullForm(self._member.group, queue, data, tell_subscription=True, namespace=namespace)
+        data, config = self._member.subscriptions[queue.topic], self._session.config
+        return PullForm(self._member.group, queue, data, tell_subscription=True, config=config)
 
 
 class Polled(OrderedConsumer):

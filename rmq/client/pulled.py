@@ -10,13 +10,14 @@ other respect.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 from struct import error as struct_error
-from typing import Any
+from typing import Any, ClassVar, cast
 from zlib import crc32
 
 from rmq.client.process_queue import ProcessQueue
-from rmq.errors import CorruptRecord
+from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_properties, decompress, host_text
@@ -42,6 +43,9 @@ class PulledMessage(StoredMessage):
 
     __slots__ = ("_at", "_body", "_buffer", "window")
 
+    body_max: ClassVar[int | None] = None
+    """Bytes that a compressed body may grow to; BODY_MAX when None. `limited` gives a class of each."""
+
     _buffer: bytes
     _at: int
     _body: bytes | None
@@ -62,13 +66,25 @@ class PulledMessage(StoredMessage):
             if crc32(body) & 0x7FFF_FFFF != crc or len(body) != length:
                 raise CorruptRecord(f"the answer of {self.broker_name}", at, f"the body's CRC is not {crc}")
             if sys_flag & SYS_COMPRESSED:
-                body = decompress(body, sys_flag)
+                body = self._decompressed(body, sys_flag)
             self._body = body
         return body
 
     @body.setter
     def body(self, body: bytes) -> None:
         self._body = body
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Made again as a plain one: a class of `limited` has no name of its own."""
+        make, kind, *rest = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        return (make, kind, *rest) if self.body_max is None else (_plain, (), *rest)
+
+    def _decompressed(self, body: bytes, sys_flag: int) -> bytes:
+        try:
+            return decompress(body, sys_flag, self.body_max)
+        except RemoteProtocolError as error:
+            where = f"offset {self.queue_offset} of {self.topic}, queue {self.queue_id} of {self.broker_name}"
+            raise RemoteProtocolError(f"{error} ({where}; a client's limit is max_body_size)") from None
 
     def __getattr__(self, name: str) -> Any:
         # Only comes here while the slot is empty.
@@ -82,8 +98,59 @@ class PulledMessage(StoredMessage):
         return getattr(self, name)
 
 
+def _plain() -> PulledMessage:
+    return PulledMessage.__new__(PulledMessage)
+
+
+@lru_cache(maxsize=16)
+def limited(body_max: int) -> type[PulledMessage]:
+    """The class of messages whose bodies grow to `body_max` bytes at most."""
+    return type("PulledMessage", (PulledMessage,), {"__slots__": (), "body_max": body_max})
+
+
+class FoundMessage(PulledMessage):
+    """A message of the answer to a query: many of them are kept, and few are looked into. So its body is
+    decompressed for each look.
+    """
+
+    __slots__ = ()
+
+    @property
+    def body(self) -> bytes:
+        if self._body is not None:  # it was set
+            return self._body
+        body = super().body
+        self._body = None
+        return body
+
+    @body.setter
+    def body(self, body: bytes) -> None:
+        self._body = body
+
+
+def found_messages(buffer: bytes, broker_name: str) -> list[FoundMessage]:
+    """The messages of a query's answer. Raises CorruptRecord."""
+    messages = []
+    at, end = 0, len(buffer)
+    while at < end:
+        if end - at < FIXED_SIZE:
+            raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
+        size, magic, queue_offset = _START.unpack_from(buffer, at)
+        if magic != MESSAGE_MAGIC or not FIXED_SIZE <= size <= end - at:
+            raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
+        message = FoundMessage.__new__(FoundMessage)
+        message._buffer, message._at, message._body, message.window = buffer, at, None, None
+        message.size, message.queue_offset, message.broker_name = size, queue_offset, broker_name
+        messages.append(message)
+        at += size
+    return messages
+
+
 def read_messages(
-    buffer: bytes, broker_name: str, window: ProcessQueue | None = None
+    buffer: bytes,
+    broker_name: str,
+    window: ProcessQueue | None = None,
+    kind: type[PulledMessage] = PulledMessage,
 ) -> tuple[list[PulledMessage], bool]:
     """The messages of a pull's answer, and whether that is all of it: what follows a damaged one is lost.
 
@@ -91,7 +158,7 @@ def read_messages(
     """
     messages: list[PulledMessage] = []
     add = messages.append
-    new = PulledMessage.__new__
+    new = kind.__new__
     start = _START.unpack_from
     at, end = 0, len(buffer)
     last = -1
@@ -99,7 +166,7 @@ def read_messages(
         size, magic, queue_offset = start(buffer, at)
         if magic != MESSAGE_MAGIC or not FIXED_SIZE <= size <= end - at or queue_offset <= last:
             break
-        message = new(PulledMessage)
+        message = new(kind)
         message._buffer = buffer
         message._at = at
         message._body = None

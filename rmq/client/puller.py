@@ -289,7 +289,7 @@ class PullConsumer:
                 queue,
                 data,
                 tell_subscription=True,
-                namespace=self._session.config.namespace,
+                config=self._session.config,
             )
         return form
 

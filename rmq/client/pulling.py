@@ -9,10 +9,11 @@ from typing import Protocol
 import anyio
 from attrs import define, frozen
 
+from rmq.client.config import ClientConfig
 from rmq.client.names import UNREACHABLE
 from rmq.client.namespace import unwrapped
 from rmq.client.process_queue import ProcessQueue
-from rmq.client.pulled import PulledMessage, read_messages, to_original_topic
+from rmq.client.pulled import PulledMessage, limited, read_messages, to_original_topic
 from rmq.client.session import Session
 from rmq.errors import (
     CorruptRecord,
@@ -108,12 +109,13 @@ class PullForm:
         data: SubscriptionData,
         *,
         tell_subscription: bool = False,
-        namespace: str = "",
+        config: ClientConfig,
     ) -> None:
         """`tell_subscription` sends the expression with each pull; otherwise the heartbeat has told it.
-        `namespace` is taken from the topics of messages.
+        The namespace of `config` is taken from the topics of messages.
         """
-        self._namespace = namespace
+        self._namespace = config.namespace
+        self._kind = limited(config.max_body_size)
         self.queue = queue
         self._flags = PULL_SUBSCRIPTION if tell_subscription else 0
         self._tags = data.tags_set
@@ -156,7 +158,7 @@ class PullForm:
         next_offset = raw.next_offset
         messages: list[PulledMessage] = []
         if raw.code == ResponseCode.SUCCESS:
-            messages, complete = read_messages(raw.body, self.queue.broker_name, window)
+            messages, complete = read_messages(raw.body, self.queue.broker_name, window, self._kind)
             if not complete:
                 next_offset = messages[-1].queue_offset + 1
                 log.error("%s: the message after offset %d cannot be read", self.queue, next_offset - 1)

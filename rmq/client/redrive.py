@@ -161,4 +161,4 @@ class Redrive:
             answer = await self.session.brokers.call(address, RequestCode.QUERY_MESSAGE, header)
         except QueryNotFound:
             return []
-        return decode_records(answer.body)
+        return decode_records(answer.body, decompressed=False)

@@ -84,7 +84,7 @@ class Replies:
 
     waiting: dict[str, Callable[[StoredMessage], None]] = field(factory=dict)
 
-    def pushed(self, request: Command, broker: str, now_ms: int) -> None:
+    def pushed(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
         """A broker brings an answer. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
         header = request.read(ReplyMessageRequestHeader)
         properties = decode_properties(header.properties)
@@ -95,7 +95,7 @@ class Replies:
             return
         body = request.body
         if header.sys_flag & SYS_COMPRESSED:
-            body = decompress(body, header.sys_flag)
+            body = decompress(body, header.sys_flag, body_max)
         message = StoredMessage(
             header.topic,
             header.queue_id,

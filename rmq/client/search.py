@@ -24,7 +24,7 @@ async def first_since(session: Session, group: str, queue: MessageQueue, timesta
     if session.routes.reader(queue.broker_name) is None:
         await session.refresh(queue.topic)
     data = subscription(queue.topic, ALL, session.now_ms())
-    form = PullForm(group, queue, data, tell_subscription=True)
+    form = PullForm(group, queue, data, tell_subscription=True, config=session.config)
     at = await brokers.search_offset(queue, timestamp_ms)
     first = max(at - LOOK_BACK, await brokers.min_offset(queue))
     while True:

@@ -46,8 +46,8 @@ FIXED_SIZE: Final = 91
 """Bytes of a record beside body, topic and properties, with two IPv4 hosts; an IPv6 host takes 12 more."""
 
 PROPERTIES_MAX: Final = 32767
-BODY_MAX: Final = 64 * 1024 * 1024
-"""Bytes that a compressed body may grow to when it is read."""
+BODY_MAX: Final = 16 * 1024 * 1024
+"""Bytes that a compressed body may grow to where no setting says it: four times what brokers take."""
 
 
 @define
@@ -136,13 +136,18 @@ _SHORT = Struct(">h")
 
 
 def decode_record(
-    buffer: bytes | memoryview, at: int = 0, *, check_crc: bool = True, decompressed: bool = True
+    buffer: bytes | memoryview,
+    at: int = 0,
+    *,
+    check_crc: bool = True,
+    decompressed: bool = True,
+    body_max: int | None = None,
 ) -> StoredMessage:
     """The message that begins at byte `at` of `buffer`.
 
-    A compressed body is given as it was before, unless `decompressed` is False. In texts U+FFFD stands for
-    what is not UTF-8, as RocketMQ reads them. Raises CorruptRecord when the bytes are not one whole record or
-    its CRC is wrong.
+    A compressed body is given as it was before (see `decompress`), unless `decompressed` is False. In texts
+    U+FFFD stands for what is not UTF-8, as RocketMQ reads them. Raises CorruptRecord when the bytes are not
+    one whole record or its CRC is wrong.
     """
     try:
         form = _HEAD_V4
@@ -166,7 +171,7 @@ def decode_record(
     if check_crc and crc != zlib.crc32(body) & 0x7FFF_FFFF:
         raise CorruptRecord("record", at, f"the body's CRC is not {crc}")
     if sys_flag & SYS_COMPRESSED and decompressed:
-        body = decompress(body, sys_flag)
+        body = decompress(body, sys_flag, body_max)
     return StoredMessage(
         topic,
         queue_id,
@@ -197,12 +202,12 @@ def record_properties(data: bytes | memoryview) -> bytes:
     return bytes(view[at + 2 : at + 2 + int.from_bytes(view[at : at + 2], "big")])
 
 
-def decode_records(buffer: bytes | memoryview) -> list[StoredMessage]:
-    """The messages of a pull's answer. Raises CorruptRecord."""
+def decode_records(buffer: bytes | memoryview, *, decompressed: bool = True) -> list[StoredMessage]:
+    """The messages of a pull's answer, all in memory. Raises CorruptRecord."""
     messages = []
     at, end = 0, len(buffer)
     while at < end:
-        message = decode_record(buffer, at)
+        message = decode_record(buffer, at, decompressed=decompressed)
         messages.append(message)
         at += message.size
     return messages
@@ -268,38 +273,39 @@ def compressed_flag(kind: CompressionType = CompressionType.ZLIB) -> int:
     return SYS_COMPRESSED | int(kind) << 8
 
 
-def decompress(body: bytes, sys_flag: int) -> bytes:
+def decompress(body: bytes, sys_flag: int, body_max: int | None = None) -> bytes:
     """The body as it was; an empty one is empty, whatever its flags say (as RocketMQ's decoder has it).
 
-    Raises RemoteProtocolError when it is damaged, of unknown kind or too big."""
+    Raises RemoteProtocolError when it is damaged, of unknown kind or over `body_max` bytes (BODY_MAX)."""
     if not body:
         return body
     kind = _BY_BITS.get(sys_flag & SYS_COMPRESSION_MASK)
     if kind is None:
         raise RemoteProtocolError(f"compression type {(sys_flag & SYS_COMPRESSION_MASK) >> 8} is not known")
     try:
-        plain, whole = _OPEN[kind](body)
+        most = BODY_MAX if body_max is None else body_max
+        plain, whole = _OPEN[kind](body, most)
     except (zlib.error, RuntimeError, EOFError) as error:
         raise RemoteProtocolError(f"the {kind.name} body cannot be read: {error}") from None
-    if len(plain) > BODY_MAX:
-        raise RemoteProtocolError(f"the {kind.name} body grows over {BODY_MAX} bytes")
+    if len(plain) > most:
+        raise RemoteProtocolError(f"the {kind.name} body of {len(body)} bytes grows over {most} bytes")
     if not whole:
         raise RemoteProtocolError(f"the {kind.name} body is cut off")
     return plain
 
 
-def _open_zlib(body: bytes) -> tuple[bytes, bool]:
+def _open_zlib(body: bytes, most: int) -> tuple[bytes, bool]:
     """The plain bytes, at most one more than allowed, and whether the stream ended there."""
     stream = zlib.decompressobj()
-    return stream.decompress(body, BODY_MAX + 1), stream.eof
+    return stream.decompress(body, most + 1), stream.eof
 
 
-def _open_lz4(body: bytes) -> tuple[bytes, bool]:
+def _open_lz4(body: bytes, most: int) -> tuple[bytes, bool]:
     stream = _codec(CompressionType.LZ4).LZ4FrameDecompressor()
-    return stream.decompress(body, BODY_MAX + 1), stream.eof
+    return stream.decompress(body, most + 1), stream.eof
 
 
-def _open_zstd(body: bytes) -> tuple[bytes, bool]:
+def _open_zstd(body: bytes, most: int) -> tuple[bytes, bool]:
     codec = _codec(CompressionType.ZSTD)
     stream = codec.ZstdDecompressor().decompressobj()
     parts, size = [], 0
@@ -308,7 +314,7 @@ def _open_zstd(body: bytes) -> tuple[bytes, bool]:
         for at in range(0, len(body), 1024):
             parts.append(stream.decompress(body[at : at + 1024]))
             size += len(parts[-1])
-            if size > BODY_MAX or stream.eof:
+            if size > most or stream.eof:
                 break
     except codec.ZstdError as error:
         raise RuntimeError(str(error)) from None

@@ -117,10 +117,12 @@ class StoreView:
         stop = min(physical_offset + size, self._log.next_file(physical_offset), self._log.end)
         return self._log.read(physical_offset, stop - physical_offset) or memoryview(b"")
 
-    def message(self, physical_offset: int) -> StoredMessage | None:
-        """The message that starts there; None when none does."""
+    def message(self, physical_offset: int, *, body: bool = True) -> StoredMessage | None:
+        """The message that starts there; None when none does. Without `body` its body is as it was sent,
+        neither checked nor decompressed.
+        """
         view = self._log.record(physical_offset)
-        return None if view is None else decode_record(view)
+        return None if view is None else decode_record(view, check_crc=body, decompressed=body)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         """The first offset of a queue; 0 for a queue without messages."""

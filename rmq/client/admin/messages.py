@@ -6,6 +6,7 @@ from typing import Final
 
 from rmq.client.admin.offsets import Offsets
 from rmq.client.admin.values import Lookup, MessageTrack, Trace
+from rmq.client.pulled import found_messages
 from rmq.client.puller import PullConsumer
 from rmq.errors import (
     ConsumerNotOnline,
@@ -29,7 +30,7 @@ from rmq.protocol.headers import (
     ResumeCheckHalfMessageRequestHeader,
     ViewMessageRequestHeader,
 )
-from rmq.protocol.record import decode_record, decode_records
+from rmq.protocol.record import decode_record
 from rmq.protocol.running import ConsumeMessageDirectlyResult
 from rmq.protocol.trace import decode as decode_trace
 
@@ -57,7 +58,7 @@ class Messages(Offsets):
         try:
             header = ViewMessageRequestHeader(physical_offset)
             answer = await self._ask(address, RequestCode.VIEW_MESSAGE_BY_ID, header)
-            return decode_record(answer.body)
+            return decode_record(answer.body, body_max=self._session.config.max_body_size)
         except (RmqError, OSError) as error:
             if topic:
                 return await self._by_unique_key(topic, message_id)
@@ -112,9 +113,7 @@ class Messages(Offsets):
                 continue
             reached = answer.read(QueryMessageResponseHeader).index_last_update_timestamp
             index_timestamp = max(index_timestamp, reached)
-            for message in decode_records(answer.body):
-                message.broker_name = name
-                messages.append(message)
+            messages += found_messages(answer.body, name)
         messages.sort(key=lambda message: message.store_timestamp)
         return Lookup(messages, index_timestamp)
 

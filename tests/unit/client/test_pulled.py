@@ -7,16 +7,17 @@ import json
 import pathlib
 import pickle
 import struct
+import tracemalloc
 
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.client.pulled import PulledMessage, read_messages, to_original_topic
-from rmq.errors import CorruptRecord
+from rmq.client.pulled import PulledMessage, found_messages, limited, read_messages, to_original_topic
+from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import StoredMessage
-from rmq.protocol.record import Record, decode_record, encode_record
+from rmq.protocol.record import Record, compress, compressed_flag, decode_record, encode_record
 
 FIELDS = [field.name for field in attrs.fields(StoredMessage) if field.name != "broker_name"]
 V4, V6 = bytes([10, 0, 0, 1, 0, 0, 0x2A, 0x9F]), bytes(15) + bytes([1, 0, 0, 0x2A, 0x9F])
@@ -73,6 +74,42 @@ def test_it_is_a_stored_message_in_every_respect() -> None:
         assert (double.body, double.topic, double.reconsume_times) == (b"body", "Topic", 0)
     with pytest.raises(AttributeError, match="no attribute 'bodi'"):
         message.bodi  # type: ignore[attr-defined]  # noqa: B018
+
+
+def packed(size: int, offset: int = 5) -> bytes:
+    """A record whose body of zeros is compressed."""
+    return record(offset, body=compress(bytes(size)), sys_flag=compressed_flag())
+
+
+def test_a_body_may_grow_to_the_clients_limit_and_not_further() -> None:
+    ((message,), _) = read_messages(packed(1000), "a", kind=limited(1000))
+    for double in (message, copy.copy(message), pickle.loads(pickle.dumps(message))):
+        assert (double.topic, double.body) == ("Topic", bytes(1000))
+    ((message,), _) = read_messages(packed(1001), "a", kind=limited(1000))
+    with pytest.raises(RemoteProtocolError, match=r"over 1000 bytes .*offset 5 .*max_body_size"):
+        message.body  # noqa: B018
+    assert limited(1000) is limited(1000)
+
+
+def test_messages_of_a_query_do_not_keep_their_bodies() -> None:
+    """64 of them, each a thousandth of its body, took 1.5 GB."""
+    data = b"".join(packed(1 << 20, offset) for offset in (9, 3, 3, 7))
+    tracemalloc.start()
+    try:
+        found = found_messages(data, "a")
+        assert [message.queue_offset for message in found] == [9, 3, 3, 7]
+        assert [len(message.body) for message in found] == [1 << 20] * 4
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    changed = attrs.evolve(found[0], body=b"x")
+    assert (changed.body, changed.keys) == (b"x", ("k",))
+
+
+@pytest.mark.parametrize("cut", [1, 50, 100])
+def test_a_damaged_answer_to_a_query(cut: int) -> None:
+    with pytest.raises(CorruptRecord, match="no message begins here"):
+        found_messages(record() + record()[:-cut], "a")
 
 
 def test_attributes_can_be_set() -> None:
