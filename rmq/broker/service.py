@@ -481,14 +481,10 @@ class _Service:
         async with self._saving:
             saves = await in_slices(self.broker.saving())
             try:
-                await self._blocking(partial(self._write_saves, saves))
+                await self._blocking(partial(self.store.save_configs, saves))
             except StoreError as error:
                 log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
                 self.broker.files.not_saved(saves)
-
-    def _write_saves(self, saves: Mapping[str, bytes]) -> None:
-        for name, data in saves.items():
-            self.store.save_config(name, data)
 
     # ---- name servers ----
 

@@ -78,7 +78,7 @@ class TableFiles:
         self._changed[name] = data
 
     def changed(self) -> Slices[dict[str, bytes]]:
-        """The texts of the files to be written, by name; `store.save_config` writes them, in any thread."""
+        """The texts of the files to be written, by name; `store.save_configs` writes them, in any thread."""
         for table in self.persisting.values():
             try:
                 table.persist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from rmq.errors import StoreError
 from rmq.store.checkpoint import Checkpoint
@@ -81,3 +82,15 @@ class StoreSync:
     def save_config(self, name: str, data: bytes) -> None:
         """Replace config/<name>.json, keeping the version before as .bak. Blocks. Raises StoreError."""
         self._files.save(name, data)
+
+    def save_configs(self, texts: Mapping[str, bytes]) -> None:
+        """Replace these files of config/, after a flush of the log. Blocks. Raises StoreError; some may be
+        replaced then.
+
+        What tables say of messages, as delivered, consumed or ended, would outlive them otherwise in a power
+        cut: take the texts before the call, and all that they vouch for is on the medium before they are.
+        """
+        if texts:
+            self.flush()
+        for name, data in texts.items():
+            self.save_config(name, data)
