@@ -22,6 +22,7 @@ from rmq.broker.filter_table import FilterTable
 from rmq.broker.flow_control import FlowControl, not_written
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
+from rmq.broker.new_topics import NewTopics
 from rmq.broker.offset_moved import offset_moved_event
 from rmq.broker.offsets import Offsets
 from rmq.broker.parking import Parking
@@ -142,8 +143,8 @@ class Broker:
     def _make_tables(self) -> Tables:
         config, store, now_ms, slave = self.config, self.store, self.now_ms, self.is_slave
         self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
-        self.topics = Topics(config, save=partial(store.save_config, "topics"), now_ms=now_ms)
-        self.groups = Groups(config, partial(store.save_config, "subscriptionGroup"), now_ms, slave=slave)
+        self.topics = Topics(config, save=partial(self.files.save, "topics"), now_ms=now_ms)
+        self.groups = Groups(config, partial(self.files.save, "subscriptionGroup"), now_ms, slave=slave)
         self.offsets = Offsets(self.topics, store, slave=slave)
         self.clients = Clients(config, groups=self.groups, topics=self.topics)
         self.filters = FilterTable(config, now_ms)
@@ -165,11 +166,15 @@ class Broker:
             ask=self._ask_producer,
             commit=self._commit,
         )
+        parking = Parking(store, self.waits, self.replicas)
+        self.new_topics = NewTopics(self.topics, self.files, parking, self.waits)
+        self.new_topics.answered = self._flush_for_waiting
         self.send = Send(
             config,
             store,
             tables,
-            parking=Parking(store, self.waits, self.replicas),
+            parking=parking,
+            new_topics=self.new_topics,
             transactions=self.transactions,
             timers=self.timers,
             chance=self._chance,
@@ -210,10 +215,7 @@ class Broker:
 
     def _load(self) -> None:
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
-        self.files.persisting = {
-            "topics": self.topics,
-            "subscriptionGroup": self.groups,
-        }
+        self.files.made = {"topics": self.topics, "subscriptionGroup": self.groups}
         self.files.sliced = {"consumerOffset": self.offsets}
         self.files.marked = {
             "delayOffset": self.schedule,
@@ -345,15 +347,14 @@ class Broker:
     def _commit(self) -> None:
         """Commit now, in the middle of a chunk as well. Raises StoreError; then nobody was told success."""
         began = self.clock()
-        arrivals: Sequence[Arrival] = ()
         try:
             arrivals = self.store.commit()
-            self.topics.persist()
         except StoreError as error:
             self._not_written(error)
-            self._arrived(arrivals)
             raise
         self._written(self.clock() - began)
+        if self.topics.unsaved:
+            self.new_topics.wanted()
         self._arrived(arrivals)
         self.replicas.grown()
         self.reput_wanted()
@@ -367,8 +368,7 @@ class Broker:
         records = self.send.records() if self.hooks.stored else []
         if connection is not None:
             self.send.acknowledge(connection)
-            if self.waits.flush.awaited >= 0:
-                self.flush_wanted()
+            self._flush_for_waiting()
         self.send.tallies = {}
         count = 0
         for topic, tally in tallies.items():
@@ -380,6 +380,10 @@ class Broker:
                 self.hooks.observe(self.hooks.stored, event)
         self.stats.stored(seconds * 1000, count)
         self.timings.write.observe(self.clock() - self._chunk_at, count)
+
+    def _flush_for_waiting(self) -> None:
+        if self.waits.flush.awaited >= 0:
+            self.flush_wanted()
 
     def _not_written(self, error: StoreError) -> None:
         code, remark = not_written(error)
@@ -460,11 +464,11 @@ class Broker:
             log.info("%d files of the log removed (%s)", report.log_files, report.reason)
 
     def saves(self) -> dict[str, bytes]:
-        """The config files to be written, by name; see `TableFiles.changed`."""
-        return drain(self.saving())
+        """All config files to be written, by name, at once: for who has no service with its loops."""
+        return {**self.files.unsaved(), **drain(self.saving())}
 
     def saving(self) -> Slices[dict[str, bytes]]:
-        """As `saves`, in slices."""
+        """The config files to be written, by name, in slices; see `TableFiles.changed`."""
         self.filters.clean()
         return (yield from self.files.changed())
 

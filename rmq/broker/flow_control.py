@@ -81,7 +81,8 @@ class FlowControl:
         return self._why_busy() if config.broker_fast_failure_enable else None
 
     def _why_busy(self) -> Refusal | None:
-        parked = self._waits.flush.acks + self._waits.replicas.acks
+        waits = self._waits
+        parked = waits.flush.acks + waits.replicas.acks + waits.for_topics
         capacity = self.config.send_thread_pool_queue_capacity
         if parked >= capacity:
             return _BUSY, (

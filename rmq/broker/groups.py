@@ -1,7 +1,7 @@
 """The broker's consumer groups: which may consume, from where, and how often a message is tried again.
 
 The table is `config/subscriptionGroup.json`, in RocketMQ's form. What an administrator sets is saved before
-it is acknowledged. A group made on first use is saved by the next `persist`: lost with the process, it is
+it is acknowledged. A group made on first use is saved with the next offsets: lost with the process, it is
 made again by its next heartbeat, and a thousand groups that appear together cost one file, not a thousand.
 """
 
@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker import table_text
+from rmq.broker.slices import Slices
 from rmq.errors import InvalidName, for_code
 from rmq.message import SYSTEM_GROUP_PREFIX, validate_group
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -59,7 +61,8 @@ class Groups:
         self.deleted: Callable[[str, bool], None] = lambda group, offsets_too: None
         self._save = save
         self._now_ms = now_ms
-        self._unsaved = False
+        self.made = 0
+        self._saved = 0
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -84,7 +87,7 @@ class Groups:
         log.info("group %s made on first use", group)
         self.table[group] = made
         self.data_version = self.data_version.following(self._now_ms())
-        self._unsaved = True
+        self.made += 1
         return made
 
     def update(self, config: SubscriptionGroupConfig, now: int | None = None) -> None:
@@ -100,11 +103,19 @@ class Groups:
         log.info("group %s deleted", group)
         return True
 
-    def persist(self) -> None:
-        """Save what was made since the last time. Raises StoreError; the next call tries again."""
-        if self._unsaved:
-            self._save(self.to_json())
-            self._unsaved = False
+    @property
+    def unsaved(self) -> bool:
+        """Whether groups were made on first use that are not saved; `made` counts all of them."""
+        return self.made > self._saved
+
+    def saved(self, made: int) -> None:
+        """A text that was begun when `made` was so has been saved."""
+        self._saved = max(self._saved, made)
+
+    def text(self) -> Slices[bytes]:
+        """As `to_json`, in slices; the table as it is now."""
+        empty = SubscriptionGroupWrapper({}, self.data_version)
+        return table_text.encode(empty, "subscriptionGroupTable", dict(self.table))
 
     def to_json(self) -> bytes:
         """The text of subscriptionGroup.json, which is also the body that a slave copies."""
@@ -131,7 +142,7 @@ class Groups:
         except Exception:
             self.table, self.data_version = table, version
             raise
-        self._unsaved = False
+        self._saved = self.made
 
     # --- requests ---
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import define
 
 from rmq.broker.acks import Ack, Acks, Marked, Records
+from rmq.broker.new_topics import NewTopics, Senders
 from rmq.broker.parking import Parking
 from rmq.broker.properties import SentTexts, joined, keys, parse, returned
 from rmq.broker.timer import TIMER_PROPERTIES, deliver_time
@@ -130,6 +131,7 @@ class Send:
         tables: Tables,
         *,
         parking: Parking,
+        new_topics: NewTopics,
         transactions: Transactions,
         timers: Timers,
         chance: Random,
@@ -139,6 +141,7 @@ class Send:
         self._groups = tables.groups
         self._stats = tables.stats
         self._parking = parking
+        self._new_topics = new_topics
         self._transactions = transactions
         self._timers = timers
         self._chance = chance
@@ -531,10 +534,9 @@ class Send:
         return [record for records in stored if not isinstance(records, Batch) for record in records]
 
     def acknowledge(self, connection: Connection) -> None:
-        """The pending batch is committed: answer its senders, or park the answers until it is flushed."""
-        self._parking.answer(connection, self.acks, self.acks_at_once)
-        for request in self.returned:
-            connection.reply(request.reply())
+        """The pending batch is committed: answer its senders, or park the answers until it is as safe as the
+        settings ask."""
+        self._new_topics.answer(Senders(connection, self.acks, self.acks_at_once, self.returned))
         self._clear()
 
     def refuse(self, connection: Connection, code: int, remark: str) -> None:

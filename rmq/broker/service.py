@@ -11,6 +11,7 @@
     │   ├── waits            long polls and flush waits whose time is over
     │   ├── expire           silent clients, stale locks, samples
     │   ├── persist          offsets, topics, groups, delay progress
+    │   ├── new_topics       topics made by a send, which is answered then
     │   ├── ha               a master: a link to each slave (replication.py)
     │   └── plugins          one supervised task for each plugin that has run()
     └── outer
@@ -33,6 +34,7 @@ import signal
 import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -338,7 +340,9 @@ class _Service:
             "slaves": Acceptor(config.ha_max_connections, share=HA_SHARE),
         }
         self._threads = threads
-        self._saving = trio.Lock()
+        self._saving, self._saving_made = trio.Lock(), trio.Lock()
+        self._new_topics_alarm = Alarm()
+        broker.new_topics.wanted = self._new_topics_alarm.ring
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
@@ -370,7 +374,7 @@ class _Service:
             await inner.start(self._flusher.run, self._threads, self._flush_seconds)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
                 inner.start_soon(_enduring, loop)
-            for loop in (self._waits, self._expire, self._persist):
+            for loop in (self._waits, self._expire, self._persist, self._save_new_topics):
                 inner.start_soon(_enduring, loop)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
@@ -413,6 +417,8 @@ class _Service:
                     nursery.start_soon(self._unregister, pool, address)
         broker.waits.finish_pulls()
         broker.settle()
+        with suppress(StoreError):  # their senders have been told
+            await self._save_topics()
         broker.flushed(await self._blocking(self.store.flush))
 
     async def _blocking(self, work: Callable[[], T]) -> T:
@@ -477,7 +483,35 @@ class _Service:
             await trio.sleep(self.config.flush_consumer_offset_interval / 1000)
             await self._save()
 
+    async def _save_new_topics(self) -> None:
+        """Save topics made on first use at once: their senders wait."""
+        while True:
+            await self._new_topics_alarm.wait()
+            await self._save_topics()
+
+    async def _save_topics(self) -> None:
+        try:
+            await self._save_made("topics")
+        except StoreError as error:
+            self.broker.new_topics.not_saved(error)
+            raise
+        self.broker.new_topics.saved()
+
+    async def _save_made(self, name: str) -> None:
+        """Save a table if rows of it were made. Raises StoreError."""
+        table = self.broker.files.made[name]
+        async with self._saving_made:
+            if table.unsaved:
+                made = table.made
+                await self._blocking(await in_slices(self.broker.files.saving(name)))
+                table.saved(made)
+
     async def _save(self) -> None:
+        for save in (self._save_topics, partial(self._save_made, "subscriptionGroup")):
+            try:
+                await save()
+            except StoreError as error:
+                log.error("a table cannot be saved, trying again: %s", error)
         async with self._saving:
             saves = await in_slices(self.broker.saving())
             try:

@@ -1,21 +1,22 @@
 """TableFiles: the tables that a broker keeps as JSON in config/ of its store.
 
-topics and subscriptionGroup are written at once, by the tables themselves, because a client was told of the
-change; the others from time to time, and at the end.
+topics and subscriptionGroup are written at once, by the tables themselves, when a client is told of the
+change; what was made on first use, and the other tables, from time to time, and at the end. Texts are made in
+the loop, in slices where they are long, and written in threads; an older text never follows a newer one.
 """
 
 from __future__ import annotations
 
-import logging
+import threading
+from collections.abc import Callable, Sized
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Protocol
 
 from rmq.broker.slices import Slices, drain
-from rmq.errors import StoreError
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
-
-log = logging.getLogger("rmq.broker")
 
 
 class Table(Protocol):
@@ -28,11 +29,22 @@ class Table(Protocol):
         """The text of the file."""
 
 
-class Persisting(Table, Protocol):
-    """A table that hands its text over itself."""
+class Made(Table, Protocol):
+    """A table that administrators change, which it saves itself at once, and that gets rows on first use."""
 
-    def persist(self) -> None:
-        """Save what has changed, if anything has. Raises StoreError."""
+    @property
+    def unsaved(self) -> Sized | bool:
+        """Whether rows were made that are not saved."""
+
+    @property
+    def made(self) -> int:
+        """How many rows were made."""
+
+    def saved(self, made: int) -> None:
+        """A text that was begun when `made` was so has been saved."""
+
+    def text(self) -> Slices[bytes]:
+        """The text of the file as the table is now."""
 
 
 class Marked(Table, Protocol):
@@ -59,31 +71,55 @@ class Sliced(Table, Protocol):
 
 class TableFiles:
     """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
-    their files; put them into `persisting`, `marked` or `sliced`."""
+    their files; put them into `made`, `marked` or `sliced`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._changed: dict[str, bytes] = {}
-        self.persisting: dict[str, Persisting] = {}
+        self._lock = threading.Lock()
+        self._stamps = count(1)
+        self._written: dict[str, int] = {}  # name -> stamp of the text in the file
+        self.made: dict[str, Made] = {}
         self.marked: dict[str, Marked] = {}
         self.sliced: dict[str, Sliced] = {}
 
     def load(self) -> None:
         """Read all tables. Raises StoreError, RemoteProtocolError."""
-        for name, table in (*self.persisting.items(), *self.marked.items(), *self.sliced.items()):
+        for name, table in (*self.made.items(), *self.marked.items(), *self.sliced.items()):
             table.load(self._store.config_text(name))
 
     def save_later(self, name: str, data: bytes) -> None:
         """Have this text among the next `changed`."""
         self._changed[name] = data
 
+    def save(self, name: str, data: bytes) -> None:
+        """Replace a file now. Raises StoreError."""
+        self._write(name, data, next(self._stamps))
+
+    def saving(self, name: str) -> Slices[Callable[[], None]]:
+        """Make the text of a table in `made`; returns what writes it, in a thread. That raises StoreError."""
+        stamp = next(self._stamps)
+        data = yield from self.made[name].text()
+        return partial(self._write, name, data, stamp)
+
+    def unsaved(self) -> dict[str, bytes]:
+        """The texts of the tables in `made` that rows were made in, by name; they count as saved then."""
+        texts = {}
+        for name, table in self.made.items():
+            if table.unsaved:
+                texts[name] = table.to_json()
+                table.saved(table.made)
+        return texts
+
+    def _write(self, name: str, data: bytes, stamp: int) -> None:
+        with self._lock:
+            if stamp > self._written.get(name, 0):
+                self._store.save_config(name, data)
+                self._written[name] = stamp
+
     def changed(self) -> Slices[dict[str, bytes]]:
-        """The texts of the files to be written, by name; `store.save_configs` writes them, in any thread."""
-        for table in self.persisting.values():
-            try:
-                table.persist()
-            except StoreError as error:
-                log.error("a table cannot be saved: %s", error)
+        """The texts of the files of the other tables to be written, by name: `store.save_configs` does it,
+        in any thread."""
         for name, sliced in self.sliced.items():
             if sliced.dirty:
                 self._changed[name] = yield from sliced.text()
@@ -106,10 +142,16 @@ class TableFiles:
         sliced = self.sliced.get(name)
         if sliced is not None:
             return (yield from sliced.copying(data))
-        table: Table = self.persisting[name] if name in self.persisting else self.marked[name]
-        before = table.to_json()
-        table.load(data)
-        after = table.to_json()
+        made = self.made.get(name)
+        if made is not None:
+            before = yield from made.text()
+            made.load(data)
+            after = yield from made.text()
+        else:
+            table = self.marked[name]
+            before = table.to_json()
+            table.load(data)
+            after = table.to_json()
         if after != before:
             self.save_later(name, after)
         return after != before

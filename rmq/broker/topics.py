@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
+from rmq.broker import table_text
+from rmq.broker.slices import Slices
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -79,8 +81,8 @@ class Topics:
     """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions.
 
     What an administrator changes is saved before the call returns. A topic made on its first message is
-    saved by `persist`, which the broker calls before it acknowledges that message: topics that appear
-    together cost one file, and no acknowledged message lies in a topic that a restart would not know.
+    `unsaved` until it is saved with all others made meanwhile, and that message is acknowledged then (see
+    new_topics), so that none lies in a topic that a restart would not know. `made` counts these.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class Topics:
         self.table: dict[str, TopicConfig] = {made.topic_name: made for made in system_topics(config)}
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
         self.changed: Callable[[], None] = lambda: None
-        self.unsaved = False
+        self.made = 0
+        self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
         self._save = save
         self._now_ms = now_ms
         self._from_start = dict(self.table)
@@ -152,11 +155,14 @@ class Topics:
             table = {name: attrs.evolve(kept, order=name in ordered) for name, kept in self.table.items()}
             self._replace(table, None)
 
-    def persist(self) -> None:
-        """Save what was made since the last time. Raises StoreError; the next call tries again."""
-        if self.unsaved:
-            self._save(self.to_json())
-            self.unsaved = False
+    def saved(self, made: int) -> None:
+        """A text that was begun when `made` was so has been saved."""
+        self.unsaved = {name: at for name, at in self.unsaved.items() if at > made}
+
+    def text(self) -> Slices[bytes]:
+        """As `to_json`, in slices; the table as it is now."""
+        empty = TopicConfigSerializeWrapper({}, self.data_version)
+        return table_text.encode(empty, "topicConfigTable", dict(self.table))
 
     def to_json(self) -> bytes:
         """The text of topics.json, which is also the body that a slave copies."""
@@ -181,7 +187,8 @@ class Topics:
     def _made(self, topic: TopicConfig) -> TopicConfig:
         self.table[topic.topic_name] = topic
         self.data_version = self.data_version.following(self._now_ms())
-        self.unsaved = True
+        self.made += 1
+        self.unsaved[topic.topic_name] = self.made
         self.changed()
         return topic
 
@@ -194,7 +201,7 @@ class Topics:
         except Exception:
             self.table, self.data_version = before
             raise
-        self.unsaved = False
+        self.unsaved = {}
         self.changed()
 
 

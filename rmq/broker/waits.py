@@ -149,6 +149,7 @@ class Waits:
         self._order = count()
         self.flush = ParkingLine(self._announce)
         self.replicas = ParkingLine(self._announce)
+        self.for_topics = 0  # sends that wait until their topic is saved
         self._announced = NEVER
 
     def held_by(self, connection: Connection) -> int:

@@ -234,6 +234,8 @@ def test_after_a_kill_every_acknowledged_message_is_there_in_a_known_topic(rig: 
 def test_offsets_that_cannot_be_saved_are_saved_later(rig: Rig) -> None:
     rig.one(send())
     rig.ask(pull(sys_flag=4 | 1, commit_offset=1))
+    assert list(rig.broker.saves()) == ["subscriptionGroup", "consumerOffset"]
+    rig.ask(send(), pull(sys_flag=4 | 1, commit_offset=0), pull(sys_flag=4 | 1, commit_offset=2))
     saves = rig.broker.saves()
     assert list(saves) == ["consumerOffset"]
     rig.broker.files.not_saved(saves)

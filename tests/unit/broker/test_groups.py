@@ -9,6 +9,7 @@ import pytest
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.groups import SYSTEM_GROUPS
+from rmq.broker.slices import drain
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.bodies import SubscriptionGroupWrapper
@@ -52,21 +53,16 @@ def test_a_group_is_made_on_first_use_and_saved_later() -> None:
     assert desk.groups.get("g") is desk.groups.get("g")
     assert desk.groups.data_version.counter == 1
     assert desk.saved["groups"].texts == []
-    desk.groups.persist()
-    desk.groups.persist()
-    assert len(desk.saved["groups"].texts) == 1
-    assert b'"g"' in desk.saved["groups"].texts[0]
-
-
-def test_a_failed_save_is_tried_again() -> None:
-    desk = Desk()
-    desk.groups.get("g")
-    desk.saved["groups"].broken = DiskFull("full")
-    with pytest.raises(DiskFull):
-        desk.groups.persist()
-    desk.saved["groups"].broken = None
-    desk.groups.persist()
-    assert len(desk.saved["groups"].texts) == 1
+    assert desk.groups.unsaved
+    made = desk.groups.made
+    text = drain(desk.groups.text())
+    assert b'"g"' in text
+    assert text == desk.groups.to_json()
+    desk.groups.get("meanwhile")
+    desk.groups.saved(made)
+    assert desk.groups.unsaved
+    desk.groups.saved(desk.groups.made)
+    assert not desk.groups.unsaved
 
 
 def test_without_auto_creation_only_system_groups_are_made() -> None:

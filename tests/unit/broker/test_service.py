@@ -514,6 +514,34 @@ async def test_a_flush_that_takes_too_long_is_answered_as_such(
         assert (await running.ask(send())).code == 0
 
 
+async def test_a_topic_that_is_saved_slowly_holds_up_its_own_senders_only(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = threading.Event()
+    save = Store.save_config
+
+    def slow(self: Store, name: str, data: bytes) -> None:
+        if b"Slow" in data:
+            release.wait(5)
+        save(self, name, data)
+
+    monkeypatch.setattr(Store, "save_config", slow)
+    async with broker(TcpNetwork(), None, files, listen_port=0) as running:
+        assert (await running.ask(send("Known"))).code == 0
+        answers: list[int] = []
+
+        async def first() -> None:
+            answers.append((await running.ask(send("Slow"))).code)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(first)
+            for _ in range(20):
+                assert (await running.ask(send("Known"))).code == 0
+            assert answers == []
+            release.set()
+        assert answers == [0]
+
+
 async def test_a_port_in_use_is_told_before_the_store_is_touched(files: dict[str, Any]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         config = BrokerConfig(broker_name="b", listen_port=taken.getsockname()[1])

@@ -114,5 +114,5 @@ def test_a_slave_forgets_the_topics_and_groups_that_its_master_has_deleted() -> 
 
 
 def copy_tables(master: Rig, to: Rig) -> None:
-    for name, table in master.broker.files.persisting.items():
+    for name, table in master.broker.files.made.items():
         to.broker.copy_table(name, table.to_json())

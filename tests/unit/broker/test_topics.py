@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmq.broker.config import BrokerConfig
+from rmq.broker.slices import drain
 from rmq.broker.topics import Topics, check_name
 from rmq.errors import DiskFull, ResponseError
 from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
@@ -96,20 +97,23 @@ def test_topics_made_on_first_use_are_told_at_once_and_saved_together(desk: Desk
     desk.topics.create_retry("%RETRY%g", PERM_READ | PERM_WRITE, 1)
     assert (desk.changes, desk.saved) == (2, [])
     assert desk.topics.data_version.counter == version.counter + 2
-    desk.topics.persist()
-    desk.topics.persist()
-    assert len(desk.saved) == 1
-    assert set(TopicConfigSerializeWrapper.from_json(desk.saved[0]).topic_config_table) >= {"One", "%RETRY%g"}
+    assert set(desk.topics.unsaved) == {"One", "%RETRY%g"}
+    made = desk.topics.made
+    text = drain(desk.topics.text())
+    assert text == desk.topics.to_json()
+    assert set(TopicConfigSerializeWrapper.from_json(text).topic_config_table) >= {"One", "%RETRY%g"}
+    desk.create("Meanwhile")
+    desk.topics.saved(made)
+    assert set(desk.topics.unsaved) == {"Meanwhile"}
 
 
-def test_a_save_that_fails_is_tried_again(desk: Desk) -> None:
+def test_a_topic_deleted_and_made_again_while_it_is_saved_is_not_saved(desk: Desk) -> None:
     desk.create("One")
-    desk.full = True
-    with pytest.raises(DiskFull):
-        desk.topics.persist()
-    desk.full = False
-    desk.topics.persist()
-    assert len(desk.saved) == 1
+    made = desk.topics.made
+    desk.topics.delete("One")
+    desk.create("One")
+    desk.topics.saved(made)
+    assert set(desk.topics.unsaved) == {"One"}
 
 
 def test_what_an_administrator_changes_is_saved_or_has_not_happened(desk: Desk) -> None:

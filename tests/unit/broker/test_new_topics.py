@@ -1,0 +1,161 @@
+"""The first senders to a topic are answered when topics.json has it; senders to other topics at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from rmq.broker.slices import drain
+from rmq.errors import DiskFull
+from rmq.protocol.bodies import TopicConfig
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from rmq.store.config import FlushDiskType
+
+from .rig import START, Rig, Wire, batch, send
+
+
+class SlowRig(Rig):
+    """A broker whose topics are saved when the test says so; `wanted` counts how often it was asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        assert self.one(send("Known")).code == 0
+        self.wanted = 0
+        self.broker.new_topics.wanted = self._want
+
+    def _want(self) -> None:
+        self.wanted += 1
+
+
+@pytest.fixture
+def rig() -> SlowRig:
+    return SlowRig()
+
+
+def sent_back(rig: Rig, level: int = 1) -> Command:
+    header = ConsumerSendMsgBackRequestHeader(rig.messages("Known")[0].physical_offset, "g", level)
+    return Command.request(RequestCode.CONSUMER_SEND_MSG_BACK, header)
+
+
+KINDS: dict[str, Callable[[Rig], Command]] = {
+    "plain": lambda rig: send("New"),
+    "v1": lambda rig: send("New", code=RequestCode.SEND_MESSAGE),
+    "without waiting for the disk": lambda rig: send("New", properties="WAIT\x01false"),
+    "batch": lambda rig: batch("New"),
+    "delayed": lambda rig: send("New", properties="DELAY\x011"),
+    "timed": lambda rig: send("Known", properties=f"UNIQ_KEY\x01K\x02TIMER_DELIVER_MS\x01{START + 5000}"),
+    "half": lambda rig: send("Known", properties="TRAN_MSG\x01true\x02PGROUP\x01p"),
+    "sent back": sent_back,
+    "dead letter": lambda rig: sent_back(rig, -1),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_first_message_waits_until_its_topic_is_saved(rig: SlowRig, kind: str) -> None:
+    request = KINDS[kind](rig)
+    assert rig.ask(request) == []
+    assert rig.wanted == 1
+    rig.broker.new_topics.save_now()
+    (answer,) = rig.wire.take()
+    assert (answer.opaque, answer.code) == (request.opaque, 0)
+    again = Rig(disk=rig.disk.copy())
+    assert set(again.broker.topics.table) == set(rig.broker.topics.table)
+    assert rig.broker.waits.for_topics == 0
+
+
+def test_senders_to_other_topics_are_answered_at_once_in_the_same_chunk_too(rig: SlowRig) -> None:
+    new, known, later = send("New"), send("Known"), send("Known")
+    assert [answer.opaque for answer in rig.ask(new, known)] == [known.opaque]
+    assert [answer.opaque for answer in rig.ask(later, wire=Wire())] == [later.opaque]
+    assert rig.broker.waits.for_topics == 1
+    rig.broker.new_topics.save_now()
+    assert [answer.opaque for answer in rig.wire.take()] == [new.opaque]
+
+
+def test_the_second_message_waits_too_and_a_topic_made_meanwhile_for_the_next_save(rig: SlowRig) -> None:
+    first, second, third = send("New"), send("New"), send("Newer")
+    rig.ask(first)
+    made = rig.broker.topics.made
+    write = drain(rig.broker.files.saving("topics"))
+    assert rig.ask(second) == []
+    assert rig.ask(third) == []
+    write()
+    rig.broker.topics.saved(made)
+    rig.broker.new_topics.saved()
+    assert [answer.opaque for answer in rig.wire.take()] == [first.opaque, second.opaque]
+    rig.broker.new_topics.save_now()
+    assert [answer.opaque for answer in rig.wire.take()] == [third.opaque]
+
+
+def test_when_the_topic_cannot_be_saved_nobody_is_told_success(
+    rig: SlowRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(name: str, data: bytes) -> None:
+        raise DiskFull("no room")
+
+    rig.ask(send("New"), sent_back(rig))
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "save_config", full)
+        rig.broker.new_topics.save_now()
+    assert [answer.code for answer in rig.wire.take()] == 2 * [ResponseCode.SERVICE_NOT_AVAILABLE]
+    assert rig.ask(send("New")) == []
+    rig.broker.new_topics.save_now()
+    assert [answer.code for answer in rig.wire.take()] == [0]
+
+
+def test_after_the_topic_it_waits_for_the_disk() -> None:
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    kicked: list[None] = []
+    rig.broker.flush_wanted = lambda: kicked.append(None)
+    rig.broker.new_topics.wanted = lambda: None
+    assert rig.ask(send("New")) == []
+    assert rig.broker.waits.flush.acks == 0
+    assert rig.broker.waits.for_topics == 1
+    rig.broker.new_topics.save_now()
+    assert rig.wire.take() == []
+    assert kicked
+    rig.broker.flushed(rig.store.flush())
+    assert [answer.code for answer in rig.wire.take()] == [0]
+
+
+def test_sends_that_wait_for_a_topic_count_as_waiting(rig: SlowRig) -> None:
+    rig.broker.flow.config = rig.broker.config = rig.config.__class__(
+        broker_name="rig-a", send_thread_pool_queue_capacity=2
+    )
+    rig.ask(send("New"), send("New"))
+    assert [answer.code for answer in rig.ask(send("Known"))] == [ResponseCode.SYSTEM_BUSY]
+
+
+def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None:
+    gone = Wire()
+    rig.ask(send("New"), wire=gone)
+    rig.broker.closed(gone)  # type: ignore[arg-type]
+    rig.broker.new_topics.save_now()
+    assert rig.one(send("New")).code == 0
+
+
+def test_an_older_text_never_follows_what_an_administrator_set(rig: SlowRig) -> None:
+    rig.ask(send("New"))
+    write = drain(rig.broker.files.saving("topics"))
+    rig.broker.topics.update(TopicConfig("Set"))
+    write()
+    assert "Set" in Rig(disk=rig.disk.copy()).broker.topics.table
+
+
+def test_the_text_is_made_in_slices(rig: SlowRig) -> None:
+    for number in range(200):
+        rig.broker.topics.create_retry(f"T{number}", 6, 1)
+    work = rig.broker.topics.text()
+    next(work)
+    rig.broker.topics.create_retry("Later", 6, 1)
+    assert len(list(work)) >= 3
+    assert drain(rig.broker.topics.text()) == rig.broker.topics.to_json()
+
+
+def test_a_failed_write_of_the_log_is_not_confused_with_it(rig: SlowRig) -> None:
+    rig.disk.fail("write", "commitlog")
+    assert [answer.code for answer in rig.ask(send("New"))] == [ResponseCode.SERVICE_NOT_AVAILABLE]
+    assert rig.broker.waits.for_topics == 0
