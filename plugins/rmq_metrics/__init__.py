@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import trio
 
@@ -31,6 +31,11 @@ NO_REFUSALS: Final = frozenset(
 )
 """Answers in the usual course of things."""
 
+OTHER: Final = "other"
+"""The label of every code that RocketMQ does not have: peers choose them, and each label is kept for good."""
+_REQUESTS: Final = {int(code): code.name for code in RequestCode}
+_REASONS: Final = {int(code): code.name for code in ResponseCode}
+
 log = logging.getLogger("rmq.metrics")
 
 
@@ -44,7 +49,7 @@ class MetricsPlugin(Plugin):
         self.listens_on: list[str] = []
         self._began = 0.0
         self._pulls = Histogram()
-        self._refusals: Counter[tuple[int, int]] = Counter()
+        self._refusals: Counter[tuple[str, str]] = Counter()
         try:
             self._exposition = Exposition()
         except ImportError:
@@ -58,7 +63,8 @@ class MetricsPlugin(Plugin):
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """Count refusals."""
         if response.code not in NO_REFUSALS:
-            self._refusals[command.code, response.code] += 1
+            request, reason = _REQUESTS.get(command.code, OTHER), _REASONS.get(response.code, OTHER)
+            self._refusals[request, reason] += 1
 
     def on_pulled(self, event: PulledEvent) -> None:
         """Note how long it took to hand messages out: since the pull came, or the send that it waited for."""
@@ -66,10 +72,7 @@ class MetricsPlugin(Plugin):
 
     def figures(self) -> list[Figure]:
         """The service's figures and this plug-in's own."""
-        refused = [
-            ((_name(RequestCode, request), _name(ResponseCode, reason)), count)
-            for (request, reason), count in self._refusals.items()
-        ]
+        refused = list(self._refusals.items())
         labels = ("request", "reason")
         return [
             *self.host.figures(),
@@ -92,10 +95,3 @@ class MetricsPlugin(Plugin):
         self.listens_on = [listener.address]
         log.info("metrics on http://%s/metrics", listener.address)
         await serve(listener, self.page)
-
-
-def _name(codes: Any, code: int) -> str:
-    try:
-        return str(codes(code).name)
-    except ValueError:
-        return str(code)

@@ -94,7 +94,7 @@ class ClientCalls:
                 asker.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
 
         command = Command.request(request.code, ext, body)
-        self._relay.call(member.connection, command, CALL_SECONDS, answered)
+        self._relay.call(member.connection, command, CALL_SECONDS, answered, asker)
 
     # --- the offsets that members have in memory ---
 
@@ -111,7 +111,7 @@ class ClientCalls:
             command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
             answered = partial(gathering.add, member.client_id)
             try:
-                self._relay.call(member.connection, command, STATUS_SECONDS, answered)
+                self._relay.call(member.connection, command, STATUS_SECONDS, answered, connection)
             except ResponseError as error:
                 answered(error)
         if not members:

@@ -94,7 +94,7 @@ class Reply:
             remark = f"push reply message to {asker} fail: {_why(answer)}"
             self._later(partial(self._not_pushed, remark=remark), request, connection)
 
-        self._relay.call(to, command, PUSH_SECONDS, answered)
+        self._relay.call(to, command, PUSH_SECONDS, answered, connection)
         return None
 
     def _pushed_well(self, request: Command, connection: Connection, now_ms: int) -> Command | None:

@@ -161,3 +161,48 @@ def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyP
     rig.broker.step_waits(rig.seconds + CALL_SECONDS)
     rig.wire.take()
     assert rig.ask(running_info()) == []
+
+
+def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.broker.relay.ROWS_OF_A_PEER", 3)
+    consumer(rig)
+    consumer(rig, "c@2", "10.0.0.5:5001")
+    other = Wire("10.0.0.7:1")
+    rig.ask(running_info(), running_info(), running_info())
+    refused = rig.one(running_info("c@2"))  # this asker has three
+    assert refused.code == ResponseCode.SYSTEM_BUSY
+    assert "for 10.0.0.1:40001" in (refused.remark or "")
+    refused = rig.one(running_info("c@1"), wire=other)  # this client has three to answer
+    assert "at 10.0.0.5:5000" in (refused.remark or "")
+    assert rig.ask(running_info("c@2"), wire=other) == []
+    rig.broker.step_waits(rig.seconds + CALL_SECONDS)
+    rig.wire.take()
+    assert rig.ask(running_info()) == []
+    rig.broker.step_waits(rig.seconds + 2 * CALL_SECONDS)
+    relay = rig.broker.relay
+    assert (len(relay), relay._size, relay._of_asker) == (0, 0, {})
+
+
+def test_what_is_kept_of_requests_on_their_way_is_bounded_in_bytes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.broker.relay.BYTES_OF_A_PEER", 1_000)
+    consumer(rig)
+    (sent,) = rig.ask(send("Orders", body=bytes(400)))
+    header = ConsumeMessageDirectlyResultRequestHeader("billing", "c@1", sent.ext["msgId"])
+    consume = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+    assert rig.ask(consume) == []
+    assert rig.one(consume).code == ResponseCode.SYSTEM_BUSY
+    assert rig.ask(running_info()) == []
+
+
+def test_steps_before_the_next_deadline_look_at_no_row(rig: Rig) -> None:
+    consumer(rig)
+    rig.ask(*(running_info() for _ in range(5)))
+    deadline = rig.broker.relay.step(rig.seconds + CALL_SECONDS - 1)
+    rows, rig.broker.relay._rows = rig.broker.relay._rows, None  # type: ignore[assignment]
+    assert rig.broker.relay.step(deadline - 1) == deadline
+    rig.broker.relay._rows = rows
+    assert rig.broker.relay.step(deadline) > deadline
