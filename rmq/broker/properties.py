@@ -6,12 +6,18 @@ from collections.abc import Set
 from typing import TYPE_CHECKING, Final
 
 from rmq.message import (
+    DLQ_PREFIX,
     PROPERTY_KEYS,
     PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
     PROPERTY_RETRY_TOPIC,
     PROPERTY_TAGS,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
     PROPERTY_UNIQUE_KEY,
     PROPERTY_WAIT_STORE,
+    RETRY_PREFIX,
     tags_code,
 )
 from rmq.protocol import engine
@@ -20,6 +26,23 @@ from rmq.protocol.record import encode_properties, record_keys
 if TYPE_CHECKING:
     from rmq.message import StoredMessage
 
+INTERNAL: Final = frozenset(
+    (
+        PROPERTY_REAL_TOPIC,
+        PROPERTY_REAL_QUEUE_ID,
+        PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
+        PROPERTY_TRANSACTION_CHECK_TIMES,
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DELAY_LEVEL",
+        "TIMER_DEL_MS",
+    )
+)
+"""Names that brokers alone give values to. Who sends a message again that it was given, as a consumer does,
+sends them along, so they are taken out and not refused."""
+_RETURNED_TO: Final = (RETRY_PREFIX, DLQ_PREFIX)
 _WAIT_TRUE: Final = f"\x02{PROPERTY_WAIT_STORE}\x01true"
 _UNIQUE: Final = f"{PROPERTY_UNIQUE_KEY}\x01"
 _KNOWN_MAX: Final = 2048
@@ -123,6 +146,8 @@ class SentTexts:
 def returned(message: StoredMessage) -> dict[str, str]:
     """The properties of a message that comes back: where it came from first, and as which message."""
     properties = dict(message.properties)
+    if not message.topic.startswith(_RETURNED_TO):  # what its sender says of an earlier life does not count
+        properties[PROPERTY_RETRY_TOPIC] = message.topic
     properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
     properties[PROPERTY_WAIT_STORE] = "false"
     if not properties.get(PROPERTY_ORIGIN_MESSAGE_ID):

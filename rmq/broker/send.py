@@ -16,8 +16,8 @@ from attrs import define
 from rmq.broker.acks import Ack, Acks, Marked, Records
 from rmq.broker.new_topics import NewTopics, Senders
 from rmq.broker.parking import Parking
-from rmq.broker.properties import SentTexts, joined, keys, parse, returned
-from rmq.broker.timer import TIMER_PROPERTIES, deliver_time
+from rmq.broker.properties import INTERNAL, SentTexts, joined, keys, parse, returned
+from rmq.broker.timer import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError, for_code
 from rmq.message import (
@@ -88,7 +88,14 @@ VERSION_WITH_OWN_LIMIT: Final = 121
 """From RocketMQ 3.4.9 on the number of retries that a client names counts (MQVersion.V3_4_9)."""
 
 _RARE: Final = frozenset(
-    (PROPERTY_DELAY_LEVEL, PROPERTY_TRANSACTION_PREPARED, PROPERTY_CLUSTER, *TIMER_PROPERTIES)
+    (
+        PROPERTY_DELAY_LEVEL,
+        PROPERTY_TRANSACTION_PREPARED,
+        PROPERTY_CLUSTER,
+        PROPERTY_RECALLED,
+        *TIMER_PROPERTIES,
+        *INTERNAL,
+    )
 )
 _PROPERTIES_SURE: Final = PROPERTIES_MAX // 4
 """So many characters fit in any encoding."""
@@ -388,12 +395,11 @@ class Send:
         now: int,
     ) -> Records:
         """Turn the record of a retried, delayed, forwarded or half message into what is stored for it."""
-        properties = parse(header.properties or "")
-        properties.pop(PROPERTY_WAIT_STORE, None)
-        properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
+        properties = self._own_properties(header)
         if target.group and self._is_spent(request, header, target.group):
             self._give_up(record, target.group, properties)
-        if self._is_half(properties):
+        # A transactional message that comes back to be consumed again has had its end.
+        if not target.group and self._is_half(properties):
             for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANS_CHECK_MAX_TIME_TOPIC):
                 self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
             self._transactions.prepare(record, properties)
@@ -405,6 +411,18 @@ class Send:
             return self._time(record, properties, due_ms)
         record.properties = encode_properties(properties)
         return (record,)
+
+    def _own_properties(self, header: SendMessageRequestHeader) -> dict[str, str]:
+        """What a sender may say of its message, and the cluster's name. Raises ResponseError for a recall:
+        those have a request of their own, which may be told from a send."""
+        properties = parse(header.properties or "")
+        if PROPERTY_RECALLED in properties:
+            raise self._illegal(f"{PROPERTY_RECALLED} is not a sender's; recall a message by its handle")
+        for name in INTERNAL.intersection(properties):
+            del properties[name]
+        properties.pop(PROPERTY_WAIT_STORE, None)
+        properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
+        return properties
 
     def _is_half(self, properties: dict[str, str]) -> bool:
         """Whether the message is one half of a transaction, its end to follow. Raises if such are refused."""
