@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
+from rmq.printable import printable
+
 LINES_MAX: Final = 50
 """Lines a second of one kind, that is of one logger and one format."""
 KINDS_MAX: Final = 1000
+LINE_CHARACTERS: Final = 2000
+TRACE_LINES: Final = 60
 
 
 class LogLimit(logging.Filter):
@@ -47,9 +51,43 @@ class LogLimit(logging.Filter):
         return True
 
 
+class LogFormat(logging.Formatter):
+    """A line for each record, of `LINE_CHARACTERS` at most, with what is not printable escaped.
+
+    Client ids, names and remarks come from strangers: none of them may make a line of its own. A traceback
+    follows in lines that begin with ``|``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, and the traceback if there is one."""
+        trace = self._trace(record)
+        kept = record.exc_info, record.exc_text, record.stack_info
+        record.exc_info = record.exc_text = record.stack_info = None
+        try:
+            line = _cut(printable(super().format(record)), LINE_CHARACTERS)
+        finally:
+            record.exc_info, record.exc_text, record.stack_info = kept
+        return line + trace
+
+    def _trace(self, record: logging.LogRecord) -> str:
+        text = self.formatException(record.exc_info) if record.exc_info else record.exc_text or ""
+        whole = "\n".join(part for part in (text, record.stack_info) if part)
+        lines = whole.split("\n") if whole else []
+        if len(lines) > TRACE_LINES:  # its end says what went wrong
+            lines = [f"... {len(lines) - TRACE_LINES} lines ...", *lines[-TRACE_LINES:]]
+        return "".join(f"\n| {_cut(printable(line), LINE_CHARACTERS)}" for line in lines)
+
+
+def _cut(line: str, most: int) -> str:
+    return line if len(line) <= most else f"{line[:most]} ... ({len(line)} characters)"
+
+
+FORM: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
 def start_log() -> None:
     """Write the log of a service to the error output, within the bound; a log that there is already stays."""
     handler = logging.StreamHandler()
     handler.addFilter(LogLimit())
-    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-    logging.basicConfig(format=form, level=logging.INFO, handlers=[handler])
+    handler.setFormatter(LogFormat(FORM))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -3,7 +3,8 @@
     admin  who=manager from=10.0.0.4:51234 action=DELETE_TOPIC_IN_BROKER(215) on=topic:Orders result=allowed
 
 Lines go to the logger `rmq.audit`, and to a file of their own when `aclAuditFile` names one. Refusals cost an
-attacker nothing, so lines past a rate are counted instead of written.
+attacker nothing, so lines past a rate are counted instead of written; what administrators do has a rate of
+its own, which no stranger can use up.
 """
 
 from __future__ import annotations
@@ -14,14 +15,19 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from attrs import define
+
 from rmq.config import parse_properties
+from rmq.loglimit import LogFormat
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.recall import RECALL_MESSAGE
 from rmq.protocol.signature import ACCESS_KEY
 
 LINES_MAX: Final = 50
-"""Lines a second."""
+"""Refusals a second."""
+ADMIN_LINES_MAX: Final = 1000
+"""Lines a second about what administrators do."""
 FILE_BYTES: Final = 10 * 1024 * 1024
 FILES: Final = 10
 
@@ -51,9 +57,7 @@ class Audit:
     def __init__(self, path: str, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._file = _open(path) if path else None
-        self._second = -1
-        self._lines = 0
-        self.left_out = 0
+        self._budgets = {"admin": _Budget(ADMIN_LINES_MAX), "refused": _Budget(LINES_MAX)}
 
     def admin(self, peer: str, command: Command, result: str = "allowed") -> None:
         """An administrator's request was let through, or has failed."""
@@ -64,7 +68,11 @@ class Audit:
         self._line("refused", peer, command, reason)
 
     def _line(self, kind: str, peer: str, command: Command, result: str) -> None:
-        if not self._may_write():
+        budget = self._budgets[kind]
+        missed = budget.renewed(int(self._clock()))
+        if missed:
+            self._write(kind, f"{missed} more lines were left out")
+        if not budget.take():
             return
         ext = _ext(command)
         who = ext.get(ACCESS_KEY, "-")
@@ -75,23 +83,37 @@ class Audit:
             "on": " ".join(_subjects(command, ext)) or "-",
             "result": result,
         }
-        self._write(kind + " " + " ".join(f"{name}={clean(text)}" for name, text in words.items()))
+        self._write(kind, " ".join(f"{name}={clean(text)}" for name, text in words.items()))
 
-    def _may_write(self) -> bool:
-        second = int(self._clock())
-        if second != self._second:
-            self._second, self._lines = second, 0
-            missed, self.left_out = self.left_out, 0
-            if missed:
-                self._write(f"{missed} more lines were left out")
-        self._lines += 1
-        self.left_out += self._lines > LINES_MAX
-        return self._lines <= LINES_MAX
-
-    def _write(self, line: str) -> None:
-        log.info("%s", line)
+    def _write(self, kind: str, line: str) -> None:
+        form = f"{kind} %s"  # the log's own bound counts lines of one form
+        log.info(form, line)
         if self._file is not None:
-            self._file.handle(log.makeRecord(log.name, logging.INFO, __name__, 0, "%s", (line,), None))
+            self._file.handle(log.makeRecord(log.name, logging.INFO, __name__, 0, form, (line,), None))
+
+
+@define
+class _Budget:
+    """So many lines a second."""
+
+    most: int
+    second: int = -1
+    lines: int = 0
+    left_out: int = 0
+
+    def renewed(self, second: int) -> int:
+        """How many lines were left out until now, if a new second has begun."""
+        if second == self.second:
+            return 0
+        missed, self.left_out = self.left_out, 0
+        self.second, self.lines = second, 0
+        return missed
+
+    def take(self) -> bool:
+        """Whether one more is written."""
+        self.lines += 1
+        self.left_out += self.lines > self.most
+        return self.lines <= self.most
 
 
 def action(code: int) -> str:
@@ -131,5 +153,5 @@ def _open(path: str) -> logging.Handler:
     handler = logging.handlers.RotatingFileHandler(
         path, maxBytes=FILE_BYTES, backupCount=FILES, encoding="utf-8", delay=True
     )
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    handler.setFormatter(LogFormat("%(asctime)s %(message)s"))
     return handler

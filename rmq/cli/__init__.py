@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import click
 
+from rmq.cli.output import echo
+
 # Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing.
 SUBCOMMANDS = {
     "demo": (
@@ -92,10 +94,10 @@ class LazyGroup(click.Group):
             # click returns a status that --help and --version end with.
             sys.exit(super().main(args, standalone_mode=False, **extra) or 0)
         except click.Abort:
-            click.echo("interrupted", err=True)
+            echo("interrupted", err=True)
             sys.exit(EXIT_INTERRUPTED)
         except click.ClickException as error:
-            click.echo(_one_line(error), err=True)
+            echo(_one_line(error), err=True)
             sys.exit(error.exit_code)
         except OSError as error:
             if error.errno != errno.EPIPE:

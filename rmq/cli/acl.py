@@ -14,7 +14,7 @@ import click
 from attrs import evolve, frozen
 
 from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, fail, target_options
 from rmq.errors import RmqError
@@ -155,10 +155,10 @@ def list_accounts(place: Place, output: Format) -> None:
     config = joined(configs)
     show(config.accounts, output, columns=COLUMNS)
     if output == "table" and config.global_white_addresses:
-        click.echo(f"no account is needed from {', '.join(config.global_white_addresses)}")
+        echo(f"no account is needed from {', '.join(config.global_white_addresses)}")
     differing = differences(configs)
     for line in differing:
-        click.echo(f"rmq: {line}", err=True)
+        echo(f"rmq: {line}", err=True)
     if differing:
         sys.exit(EXIT_FAILED)
 
@@ -238,7 +238,7 @@ def explain(place: Place, who: str, resource: str, action: str, is_group: bool) 
     kind = GROUP if is_group else TOPIC
     verdict = decide(account, kind, resource, permissions.parse(action.upper()))
     word = "may" if verdict.allowed else "may not"
-    click.echo(f"{who} {word} {action.upper()} {kind} {resource}: {verdict.reason}")
+    echo(f"{who} {word} {action.upper()} {kind} {resource}: {verdict.reason}")
     if not verdict.allowed:
         sys.exit(EXIT_FAILED)
 
@@ -374,5 +374,5 @@ def _new_secret() -> str:
 
 def _tell(secret: str) -> None:
     """The secret alone on the standard output's last line, so that a script can take it."""
-    click.echo("its secret, which nobody can look up later:", err=True)
-    click.echo(secret)
+    echo("its secret, which nobody can look up later:", err=True)
+    echo(secret)

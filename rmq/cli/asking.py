@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from rmq.cli.output import echo
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run
 
@@ -57,7 +58,7 @@ def agree(yes: bool, question: str) -> None:
 
 def refuse(text: str) -> NoReturn:
     """Says why it was not done and ends with 1."""
-    click.echo(f"rmq: {text}", err=True)
+    echo(f"rmq: {text}", err=True)
     sys.exit(EXIT_FAILED)
 
 
@@ -78,4 +79,4 @@ def perm_text(perm: int) -> str:
 
 def done(what: str, addresses: Any) -> None:
     """Says what was done, and at which servers."""
-    click.echo(f"{what} at {', '.join(addresses) or 'no broker'}")
+    echo(f"{what} at {', '.join(addresses) or 'no broker'}")

@@ -9,7 +9,7 @@ import click
 from attrs import frozen
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.target import Target, run, target_options
 from rmq.cli.times import as_duration
 
@@ -109,5 +109,5 @@ def _bench(target: Target, output: Format, roles: tuple[str, ...], options: dict
             meter.print_histogram()
     if any(row["failed"] for row in rows) or not any(row["messages"] for row in rows):
         error = next((meter.error for meter in meters if meter.error), "no message came")
-        click.echo(f"rmq bench: {error}", err=True)
+        echo(f"rmq bench: {error}", err=True)
         sys.exit(1)

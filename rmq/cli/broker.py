@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.target import Target, target_options
 from rmq.cli.times import clock_text
 
@@ -134,7 +134,7 @@ def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:
     if not any(counts.values()):
         refuse(f"no topic of broker {broker} was changed; `rmq cluster list` shows the names there are")
     for address, count in counts.items():
-        click.echo(f"{count} topics of {broker} changed at {address}")
+        echo(f"{count} topics of {broker} changed at {address}")
 
 
 @operations.command()

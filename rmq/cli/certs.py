@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from rmq.cli.output import echo
 from rmq.cli.status import EXIT_FAILED, EXIT_SETTINGS
 
 CA: Final = "ca"
@@ -116,7 +117,7 @@ def show(file: pathlib.Path) -> None:
         raise Refused(f"{file} holds no certificate in PEM form") from None
     now = datetime.datetime.now(datetime.UTC)
     for certificate in found:
-        click.echo(_described(certificate, now))
+        echo(_described(certificate, now))
     if not all(one.not_valid_before_utc <= now <= one.not_valid_after_utc for one in found):
         sys.exit(EXIT_FAILED)
 
@@ -128,7 +129,7 @@ def secret(file: pathlib.Path, force: bool) -> None:
     """Make the secret that all servers of a cluster share (`clusterSecretFile`): 32 random bytes as text."""
     _check_free([file], force)
     _write(file, base64.b64encode(secrets.token_bytes(32)) + b"\n", KEY_MODE)
-    click.echo(f"{file}: copy it to every name server and broker, by a way that nobody reads")
+    echo(f"{file}: copy it to every name server and broker, by a way that nobody reads")
 
 
 class Refused(click.ClickException):
@@ -211,8 +212,8 @@ def _save(
     _check_free(paths, force)
     _write(paths[0], private, KEY_MODE)
     _write(paths[1], certificate.public_bytes(pem), 0o644)
-    click.echo(_described(certificate, datetime.datetime.now(datetime.UTC)))
-    click.echo(f"written to {paths[1]} and {paths[0]}")
+    echo(_described(certificate, datetime.datetime.now(datetime.UTC)))
+    echo(f"written to {paths[1]} and {paths[0]}")
 
 
 def _check_free(paths: Sequence[pathlib.Path], force: bool) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from rmq.cli.output import echo
+
 if TYPE_CHECKING:
     from rmq.client.client import Client
 
@@ -32,7 +34,7 @@ def completion(shell: str) -> None:
     assert kind is not None
     script = kind(command, {}, "rmq", VARIABLE)
     # Not source(): for bash that would start a bash to ask for its version.
-    click.echo(script.source_template % script.source_vars())
+    echo(script.source_template % script.source_vars())
 
 
 def complete_topic(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:

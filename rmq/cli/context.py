@@ -9,7 +9,7 @@ from attrs import evolve
 
 from rmq.cli.completion import complete_context
 from rmq.cli.contexts import Context, Contexts, contexts_path, read_contexts, write_contexts
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.target import fail, read_secret
 from rmq.errors import ConfigError, RmqError
 
@@ -64,7 +64,7 @@ def add(
     flags = {key: value for key, value in tls.items() if isinstance(value, bool)}
     made = Context(namesrv=namesrv, access_key=access_key, secret_key=secret, **files, **flags)  # type: ignore[arg-type]
     _write(Contexts(contexts.current or name, {**contexts.contexts, name: made}))
-    click.echo(f"context {name} {'replaced' if name in contexts.contexts else 'added'} in {contexts_path()}")
+    echo(f"context {name} {'replaced' if name in contexts.contexts else 'added'} in {contexts_path()}")
 
 
 @context.command()
@@ -74,7 +74,7 @@ def use(name: str) -> None:
     contexts = _read()
     _known(contexts, name)
     _write(evolve(contexts, current=name))
-    click.echo(f"context {name} is current")
+    echo(f"context {name} is current")
 
 
 @context.command("list")
@@ -120,7 +120,7 @@ def remove(name: str) -> None:
     _known(contexts, name)
     rest = {key: value for key, value in contexts.contexts.items() if key != name}
     _write(Contexts("" if name == contexts.current else contexts.current, rest))
-    click.echo(f"context {name} removed")
+    echo(f"context {name} removed")
 
 
 def _read() -> Contexts:

@@ -13,6 +13,7 @@ import trio
 from rich.console import Console
 
 from rmq.cli.demo_run import DemoFailed, Plan, run_demo
+from rmq.cli.output import echo
 from rmq.cli.report import check_order, files_table, flow_table, order_line, share_table, show
 from rmq.cli.rows import BadInput, bundled, read_rows
 from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SETTINGS, status_of
@@ -119,5 +120,5 @@ def _archive(plan: Plan) -> int:
 
 
 def _fail(error: Exception, status: int) -> int:
-    click.echo(f"rmq demo: {error}", err=True)
+    echo(f"rmq demo: {error}", err=True)
     return status

@@ -10,6 +10,7 @@ import click
 import trio
 
 from rmq import embedded
+from rmq.cli.output import echo
 from rmq.cli.status import status_of
 from rmq.errors import RmqError
 
@@ -46,18 +47,18 @@ def dev(
     try:
         trio.run(_run, data_dir, host, ports, parse_settings(given))
     except (RmqError, OSError) as error:
-        click.echo(f"rmq dev: {error}", err=True)
+        echo(f"rmq dev: {error}", err=True)
         sys.exit(status_of(error))
 
 
 async def _run(data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str]) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async with embedded.open(data_dir, host=host, settings=settings, **ports) as system:
-            click.echo(banner(system))
+            echo(banner(system))
             async for _ in signals:
                 break
-            click.echo("stopping ...")
-    click.echo(f"stopped; the messages stay in {system.store_dir}")
+            echo("stopping ...")
+    echo(f"stopped; the messages stay in {system.store_dir}")
 
 
 def banner(system: embedded.System) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rmq.cli.output import Format, body_text, output_option, show
+from rmq.cli.output import Format, body_text, echo, output_option, show
 from rmq.cli.progress import progress_bar
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
@@ -118,11 +118,11 @@ def redrive(
 
 
 def _tell(result: Redriven) -> None:
-    click.echo(
+    echo(
         f"{result.sent} sent again, {result.already} were sent before, {len(result.failed)} failed, of "
         f"{result.looked_at} dead letters looked at"
     )
     for message_id, error in result.failed[:FAILURES_SHOWN]:
-        click.echo(f"rmq: {message_id}: {error}", err=True)
+        echo(f"rmq: {message_id}: {error}", err=True)
     if result.failed:
         sys.exit(EXIT_FAILED)

@@ -12,7 +12,7 @@ from attrs import evolve
 
 from rmq.cli.acl import differences
 from rmq.cli.findings import BrokerFacts, Facts, GroupFacts, diagnose
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.progress import Step, progress_bar
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
@@ -50,7 +50,7 @@ def doctor(target: Target, limit: int, output: Format) -> None:
         seen = f"{servers}, {len(facts.topics)} topics"
         wrong = sum(finding.level == "wrong" for finding in found)
         rest = len(found) - wrong
-        click.echo(f"{seen}, {len(facts.groups)} groups: {wrong} wrong, {rest} to note", err=True)
+        echo(f"{seen}, {len(facts.groups)} groups: {wrong} wrong, {rest} to note", err=True)
     if any(finding.level == "wrong" for finding in found):
         sys.exit(EXIT_FAILED)
 

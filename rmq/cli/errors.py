@@ -9,7 +9,7 @@ import click
 from attrs import frozen
 
 from rmq import errors as tree
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.errors import ResponseError, RmqError
 from rmq.protocol.codes import ResponseCode
@@ -118,7 +118,7 @@ def errors(what: str | None, output: Format) -> None:
     if not found:
         near = [one.name for one in known if _bare(what) in _bare(one.name)]
         like = f"; names like it: {', '.join(near)}" if near else ""
-        click.echo(f"rmq errors: no code or error {what!r}{like}; `rmq errors` lists all", err=True)
+        echo(f"rmq errors: no code or error {what!r}{like}; `rmq errors` lists all", err=True)
         sys.exit(EXIT_FAILED)
     for one in found:
         show(one, output)

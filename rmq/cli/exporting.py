@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmq.cli.asking import ask, perm_text
+from rmq.cli.output import echo
 from rmq.cli.target import Target, fail, target_options
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
     manifest = ask(target, lambda admin: collect(admin, cluster, offsets=offsets))
     text = text_of(manifest)
     if str(file) == "-":
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return
     try:
         file.write_text(text, "utf-8")
@@ -40,7 +41,7 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
     counts = (
         f"{len(manifest.topics)} topics, {len(manifest.groups)} groups, {len(manifest.accounts)} accounts"
     )
-    click.echo(f"{counts} written to {file}")
+    echo(f"{counts} written to {file}")
 
 
 async def masters(admin: Admin, cluster: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ import click
 
 from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.target import Target, target_options
 from rmq.cli.times import Place, as_place, clock_text
 from rmq.message import validate_group
@@ -170,7 +170,7 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
     ]
     show(rows, output)
     if output == "table":
-        click.echo(f"\n{sum(row.lag for row in found)} messages left")
+        echo(f"\n{sum(row.lag for row in found)} messages left")
 
 
 @group.command()
@@ -252,9 +252,9 @@ def members(target: Target, group: str, stack: bool, output: Format) -> None:
     if output == "table":
         wishes = {str(row["subscriptions"]) for row in rows if row["subscriptions"] is not None}
         if len(wishes) > 1:
-            click.echo("members of one group must subscribe to the same: messages are lost", err=True)
+            echo("members of one group must subscribe to the same: messages are lost", err=True)
         for row in rows if stack else []:
-            click.echo(f"\n{row['client_id']}\n{row['stack'] or 'it does not say'}")
+            echo(f"\n{row['client_id']}\n{row['stack'] or 'it does not say'}")
 
 
 async def _member(
@@ -300,4 +300,4 @@ def clone(target: Target, source: str, copy: str, topic: str, yes: bool) -> None
 
     agree(yes, f"Set the offsets of group {copy} to those of {source}?")
     ask(target, work)
-    click.echo(f"group {copy} goes on where {source} is")
+    echo(f"group {copy} goes on where {source} is")

@@ -10,7 +10,7 @@ from attrs import Factory, define
 
 from rmq.cli.asking import agree, ask
 from rmq.cli.exporting import collect, masters
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.progress import progress_bar
 from rmq.cli.target import Target, fail, target_options
 
@@ -66,9 +66,9 @@ def import_command(
         fail(error)
     plan = ask(target, lambda admin: compare(admin, manifest, cluster))
     for note in plan.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     if not plan.changes:
-        show([], output) if output != "table" else click.echo("nothing to change")
+        show([], output) if output != "table" else echo("nothing to change")
         return
     show([_shown(change) for change in plan.changes] if output == "table" else plan.changes, output)
     if dry_run:
@@ -76,7 +76,7 @@ def import_command(
     agree(yes, f"Make these {len(plan.changes)} changes?")
     ask(target, lambda admin: carry_out(admin, plan))
     if output == "table":
-        click.echo(f"{len(plan.changes)} changes made")
+        echo(f"{len(plan.changes)} changes made")
 
 
 def _shown(change: Change) -> Change:

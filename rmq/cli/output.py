@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
-import attrs
 import click
+
+from rmq.printable import printable, printable_json, printable_lines
 
 T = TypeVar("T")
 Format = Literal["table", "json", "yaml"]
@@ -31,6 +32,26 @@ def output_option(command: Callable[..., T]) -> Callable[..., T]:
     return option(command)
 
 
+def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Prints a text of one or more lines: all that commands print goes through here, or through a table's
+    `cell`. What others wrote, names, errors, bodies, must not steer the terminal."""
+    click.echo(printable_lines(text), err=err, nl=nl)
+
+
+def echo_json(value: object, *, indent: int | None = 2, separators: tuple[str, str] | None = None) -> None:
+    """Prints a value as JSON, which has the same value after escaping."""
+    text = json.dumps(value, indent=indent, separators=separators, ensure_ascii=False)
+    click.echo(printable_json(text))
+
+
+def _yaml(tree: object) -> str:
+    import yaml
+
+    text = str(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True))
+    # YAML lets some of them through: written in ASCII it has the same value.
+    return text if text == printable_lines(text) else str(yaml.safe_dump(tree, sort_keys=False))
+
+
 def show(
     value: object,
     output: Format = "table",
@@ -45,21 +66,21 @@ def show(
     """
     tree = plain(value)
     if output == "json":
-        click.echo(json.dumps(tree, indent=2, ensure_ascii=False))
+        echo_json(tree)
     elif output == "yaml":
-        import yaml
-
-        click.echo(yaml.safe_dump(tree, sort_keys=False, allow_unicode=True), nl=False)
+        echo(_yaml(tree), nl=False)
     elif isinstance(tree, list):
         _print_rows(tree, columns, title)
     elif isinstance(tree, dict):
         _print_rows([{"name": key, "value": tree[key]} for key in columns or tree], None, title, header=False)
     else:
-        click.echo(cell(tree))
+        echo(cell(tree))
 
 
 def plain(value: object) -> Any:
     """`value` as JSON and YAML have it: mappings, lists, texts, numbers, booleans, None."""
+    import attrs  # late: it takes longer to import than most commands to run
+
     kind = type(value)
     if attrs.has(kind):
         return {name: plain(getattr(value, name)) for name in attrs.fields_dict(kind)}
@@ -77,17 +98,14 @@ def plain(value: object) -> Any:
 
 
 def _key(key: object) -> str:
+    import attrs
+
     return "/".join(map(str, attrs.astuple(key))) if attrs.has(type(key)) else str(key)  # type: ignore[arg-type]
 
 
 def body_text(body: bytes) -> str:
     """A message body as text; bytes that are no UTF-8 are shown as \\xNN."""
     return body.decode("utf-8", "backslashreplace")
-
-
-def printable(text: str) -> str:
-    """`text` with control characters escaped: what others wrote must not steer the terminal."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def cell(value: object) -> str:
@@ -118,7 +136,7 @@ def _print_rows(
     from rich.text import Text
 
     if not rows:
-        click.echo("nothing", err=True)
+        echo("nothing", err=True)
         return
     names = list(columns or rows[0])
     headings = columns if isinstance(columns, Mapping) else {name: name.replace("_", " ") for name in names}

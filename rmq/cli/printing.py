@@ -10,9 +10,10 @@ from typing import Any, Final, Literal
 
 import click
 
-from rmq.cli.output import body_text, printable
+from rmq.cli.output import body_text, echo
 from rmq.cli.times import clock_text
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, StoredMessage
+from rmq.printable import printable, printable_json
 
 Style = Literal["body", "line", "json"]
 STYLES: Final = ["body", "line", "json"]
@@ -37,7 +38,7 @@ def print_message(message: StoredMessage, style: Style) -> None:
         sys.stdout.buffer.write(message.body + b"\n")
         sys.stdout.buffer.flush()
         return
-    click.echo({"body": _body, "line": _line, "json": _json}[style](message))
+    echo({"body": _body, "line": _line, "json": _json}[style](message))
 
 
 def _body(message: StoredMessage) -> str:
@@ -53,7 +54,7 @@ def _line(message: StoredMessage) -> str:
 
 
 def _json(message: StoredMessage) -> str:
-    return json.dumps(message_row(message), ensure_ascii=False)
+    return printable_json(json.dumps(message_row(message), ensure_ascii=False))
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:

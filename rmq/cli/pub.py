@@ -10,7 +10,7 @@ import click
 from attrs import field, frozen
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.progress import progress_bar
 from rmq.cli.target import Target, run, target_options
 from rmq.cli.times import duration_ms
@@ -122,7 +122,7 @@ def _bodies(
     if count != 1:
         raise click.UsageError("--count goes with BODY or --file")
     if lines is None and sys.stdin.isatty():
-        click.echo("a message a line; Ctrl-D ends", err=True)
+        echo("a message a line; Ctrl-D ends", err=True)
     source = lines or sys.stdin.buffer
     return (text for line in source if (text := line.rstrip(b"\r\n"))), None
 
@@ -138,11 +138,9 @@ async def _pub(target: Target, sending: Sending, output: Format) -> None:
         show(outcome.rows, output)
     else:
         rate = outcome.count / outcome.seconds if outcome.seconds else 0.0
-        click.echo(
-            f"{outcome.count} messages sent to {sending.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)"
-        )
+        echo(f"{outcome.count} messages sent to {sending.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)")
     for note in outcome.notes():
-        click.echo(f"rmq pub: {note}", err=True)
+        echo(f"rmq pub: {note}", err=True)
     if outcome.error is not None:
         before = f"; {outcome.count} messages were sent before" if outcome.count else ""
         error: RmqError = outcome.error

@@ -7,6 +7,8 @@ import sys
 
 import click
 
+from rmq.cli.output import echo
+
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
@@ -39,6 +41,6 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
     if arguments == ("--help",):
         from rmq.cli.broker import operations
 
-        click.echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
-        click.echo("\nWithout a command it runs a broker:\n")
+        echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
+        echo("\nWithout a command it runs a broker:\n")
     _run("broker", arguments)

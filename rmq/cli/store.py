@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from rmq.cli.output import echo, echo_json
 from rmq.cli.status import EXIT_FAILED, EXIT_SETTINGS, status_of
 from rmq.errors import ConfigError, RmqError, StoreLocked
 from rmq.store.audit import Report, check, dump
@@ -113,7 +114,7 @@ def dump_command(
         for row in dump(
             ReadOnlyDisk(), folder, commit_log=commit_log or "", topic=topic, start=start, limit=limit
         ):
-            click.echo(json.dumps(row, ensure_ascii=False))
+            echo_json(row, indent=None)
 
 
 def _now_ms() -> int:
@@ -125,7 +126,7 @@ def _explained(name: str) -> Iterator[None]:
     try:
         yield
     except (RmqError, OSError, ValueError) as error:
-        click.echo(f"rmq store {name}: {error}", err=True)
+        echo(f"rmq store {name}: {error}", err=True)
         unread = not isinstance(error, (StoreLocked, ConfigError))
         sys.exit(EXIT_SETTINGS if unread else status_of(error))
 
@@ -167,12 +168,12 @@ def _show(report: Report) -> None:
         table.add_row(f"[red]{kind}[/red]", str(count))
     console.print(table)
     for note in report.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
     for finding in report.findings[:SHOWN]:
-        click.echo(f"{finding.kind}: {finding.path} at {finding.offset}: {finding.detail}")
+        echo(f"{finding.kind}: {finding.path} at {finding.offset}: {finding.detail}")
     if len(report.findings) > SHOWN:
-        click.echo(f"... and {sum(report.counts.values()) - SHOWN} more")
-    click.echo("nothing wrong" if report.is_clean else f"{sum(report.counts.values())} things are wrong")
+        echo(f"... and {sum(report.counts.values()) - SHOWN} more")
+    echo("nothing wrong" if report.is_clean else f"{sum(report.counts.values())} things are wrong")
 
 
 def _save(path: pathlib.Path, lost: list[Lost]) -> None:
@@ -185,4 +186,4 @@ def _save(path: pathlib.Path, lost: list[Lost]) -> None:
             file.write(json.dumps(row | {"reason": part.reason, "data": part.data.hex()}) + "\n")
         file.flush()
         os.fsync(file.fileno())
-    click.echo(f"{len(lost)} parts of the log were given up, they are in {path}")
+    echo(f"{len(lost)} parts of the log were given up, they are in {path}")

@@ -10,6 +10,7 @@ import click
 from attrs import define, field, frozen
 
 from rmq.cli.completion import complete_topic
+from rmq.cli.output import echo
 from rmq.cli.printing import Style, print_message, style_option
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.target import Target, first_error, run, target_options
@@ -143,7 +144,7 @@ async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) ->
         except passing as error:
             if end is not None:
                 raise
-            click.echo(f"rmq tail: {queue.broker_name}/{queue.queue_id}: {error}; trying again", err=True)
+            echo(f"rmq tail: {queue.broker_name}/{queue.queue_id}: {error}; trying again", err=True)
             await trio.sleep(RETRY_SECONDS)
             continue
         at = found.next_offset

@@ -32,6 +32,7 @@ from attrs import evolve, field, frozen
 
 from rmq.cli.completion import complete_context
 from rmq.cli.contexts import Context, chosen
+from rmq.cli.output import echo
 from rmq.cli.status import EXIT_DONE, EXIT_INTERRUPTED, status_of
 from rmq.errors import ConfigError, RmqError
 
@@ -255,7 +256,7 @@ def hush() -> NoReturn:
 
 def fail(error: BaseException) -> NoReturn:
     """Says what is wrong and what to do, and ends with the status of `error`."""
-    click.echo(explained(error), err=True)
+    echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text poses as one of ours
     sys.exit(status_of(error))
 
 

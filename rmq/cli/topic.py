@@ -10,7 +10,7 @@ from attrs import evolve
 from rmq.cli.asking import agree, as_perm, ask, done, part_options, perm_text, refuse, yes_option
 from rmq.cli.completion import complete_topic
 from rmq.cli.exporting import topic_settings
-from rmq.cli.output import Format, output_option, show
+from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.target import Target, target_options
 from rmq.cli.times import clock_text
 from rmq.message import validate_topic
@@ -102,7 +102,7 @@ def create(
 
     addresses = ask(target, work)
     if addresses is None and if_missing:
-        click.echo(f"topic {topic} exists already; nothing was changed")
+        echo(f"topic {topic} exists already; nothing was changed")
     elif addresses is None:
         refuse(f"topic {topic} exists already; `rmq topic update` changes it, --if-missing lets it be")
     else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.output import Format, body_text, output_option, show
+from rmq.cli.output import Format, body_text, echo, output_option, show
 from rmq.cli.target import Target, run, target_options
 from rmq.cli.times import clock_text
 
@@ -70,4 +70,4 @@ async def _resume(target: Target, ids: dict[str, None]) -> None:
             raise click.UsageError(f"no discarded half message has the id {', '.join(missing)}")
         for wanted in ids:
             await client.resume_transaction(known[wanted])
-            click.echo(f"{wanted} is checked again")
+            echo(f"{wanted} is checked again")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmq.cli.admin.command import COUNT, Commands, row, say
+from rmq.cli.output import echo
 from rmq.client.admin.reports import first_number
 from rmq.errors import RmqError
 
@@ -42,7 +43,7 @@ async def _figures(client: Client, address: str) -> dict[str, str]:
     try:
         return await client.admin.broker_runtime(address)
     except RmqError as error:
-        click.echo(f"rmq: {address}: {error}", err=True)
+        echo(f"rmq: {address}: {error}", err=True)
         return {}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from typing import Any, Final, TypedDict
@@ -11,8 +10,10 @@ from typing import Any, Final, TypedDict
 import attrs
 import click
 
+from rmq.cli.output import echo, echo_json
 from rmq.cli.target import Target, run, target_options
 from rmq.message import MessageQueue
+from rmq.printable import printable
 from rmq.protocol.body import Body
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
 from rmq.protocol.fields import java_name
@@ -85,30 +86,26 @@ def where_options(what: str, *, needed: bool = True) -> Callable[[Work], Work]:
 
 def say(text: str = "") -> None:
     """One line."""
-    click.echo(text)
+    echo(text)
 
 
 def say_json(value: object, *, indent: int | None = 1) -> None:
     """A value as JSON; without `indent` on one line, as Java writes it."""
     separators = (",", ":") if indent is None else None
-    click.echo(json.dumps(value, indent=indent, separators=separators, ensure_ascii=False))
+    echo_json(value, indent=indent, separators=separators)
 
 
 def row(widths: Iterable[int], *values: object) -> None:
     """Values in columns; a negative width puts the value to the left. The last column is not padded."""
     cells = [_padded(cell_text(value), width) for width, value in zip(widths, values, strict=True)]
-    click.echo("  ".join(cells).rstrip())
+    echo("  ".join(cells).rstrip())
 
 
 def cell_text(value: object) -> str:
     """A value as Java prints it, on one line: what others wrote must not steer the terminal."""
     if isinstance(value, float):
         return f"{value:.2f}"
-    return _printable(java_text(value))
-
-
-def _printable(text: str) -> str:
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return printable(java_text(value))
 
 
 def _padded(text: str, width: int) -> str:

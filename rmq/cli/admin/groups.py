@@ -23,6 +23,7 @@ from rmq.cli.admin.command import (
     where_options,
 )
 from rmq.cli.admin.members import running_text, same_subscriptions, troubles
+from rmq.cli.output import echo
 from rmq.client.admin.reports import version_name
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
@@ -214,7 +215,7 @@ async def consumer_status(
     """
     if client_id:
         info = await client.admin.consumer_running_info(group, client_id, broker=broker, stack=stack)
-        click.echo(running_text(info), nl=False)
+        echo(running_text(info), nl=False)
         return
     members = await client.admin.consumer_connection(group, broker=broker)
     infos = await _write_infos(client, group, members, broker, stack)
@@ -243,7 +244,7 @@ async def _write_infos(
                 group, member.client_id, broker=broker, stack=stack
             )
         except RmqError as error:
-            click.echo(f"rmq: {member.client_id}: {error}", err=True)
+            echo(f"rmq: {member.client_id}: {error}", err=True)
             continue
         infos[member.client_id] = info
         path = folder / re.sub(r"[^\w.@#-]", "_", member.client_id)  # a client chooses its id

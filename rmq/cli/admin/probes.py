@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rmq.cli.admin.command import COUNT, NUMBER, Commands, java_text, row, say
+from rmq.cli.output import echo
 from rmq.client.routes import Route
 from rmq.errors import ConfigError, RmqError
 from rmq.message import Message
@@ -76,7 +77,7 @@ async def _timed(producer: Producer, message: Message, queue: MessageQueue | Non
     try:
         await producer.send(message, queue=queue)
     except RmqError as error:
-        click.echo(f"rmq: {error}", err=True)
+        echo(f"rmq: {error}", err=True)
         return False, (time.perf_counter() - began) * 1000
     return True, (time.perf_counter() - began) * 1000
 

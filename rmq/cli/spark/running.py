@@ -17,7 +17,7 @@ import attrs
 import click
 from attrs import frozen
 
-from rmq.cli.output import Format, plain, show
+from rmq.cli.output import Format, echo, plain, show
 from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED
 from rmq.cli.target import Target, fail
 from rmq.errors import RmqError
@@ -79,7 +79,7 @@ def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memor
 def errors_in_a_line() -> Iterator[None]:
     """Errors of the block, Ctrl-C and that Spark is not installed end the process in one line."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
-        click.echo("rmq: Spark is not installed: pip install 'rmq[spark]'", err=True)
+        echo("rmq: Spark is not installed: pip install 'rmq[spark]'", err=True)
         sys.exit(EXIT_FAILED)
     from pyspark.errors import PySparkException
 
@@ -88,12 +88,12 @@ def errors_in_a_line() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
+        echo("interrupted", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except (RmqError, OSError) as error:
         fail(error)
     except PySparkException as error:
-        click.echo("; ".join([f"rmq: {reason_of(error)}", *error.__notes__]), err=True)
+        echo("; ".join([f"rmq: {reason_of(error)}", *error.__notes__]), err=True)
         sys.exit(EXIT_FAILED)
 
 
@@ -183,7 +183,7 @@ def tell(summary: Any, output: Format, *, columns: Mapping[str, str] | None = No
     figures = {name: value for name, value in attrs.asdict(summary, recurse=False).items() if name != "parts"}
     if getattr(summary, "parts", ()):
         show(summary.parts, columns=columns)
-        click.echo()
+        echo()
     if isinstance(figures.get("seconds"), float):
         figures["seconds"] = f"{figures['seconds']:.1f}"
     show(plain(figures))

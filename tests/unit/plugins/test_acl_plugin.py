@@ -18,6 +18,7 @@ from rmq_acl.plainfile import AclFileError
 
 from rmq.broker.host import PluginHost
 from rmq.errors import AccessDenied, ConfigError
+from rmq.loglimit import LogLimit
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import PluginHost as NamesrvHost
@@ -490,7 +491,7 @@ def test_a_flood_of_refusals_is_counted(caplog: pytest.LogCaptureFixture) -> Non
     assert len(caplog.messages) == LINES_MAX
     now[0] = 6.0
     audit.refused("1.1.1.1:1", send(), "no")
-    assert caplog.messages[LINES_MAX] == "30 more lines were left out"
+    assert caplog.messages[LINES_MAX] == "refused 30 more lines were left out"
     assert len(caplog.messages) == LINES_MAX + 2
 
 
@@ -569,3 +570,34 @@ def test_a_check_back_goes_to_who_may_send_to_the_topic(guarded: Guarded) -> Non
 
 def test_a_gate_that_breaks_shows_nothing(guarded: Guarded) -> None:
     assert not guarded.rig.broker.hooks.may_publish(object(), "Orders")  # type: ignore[arg-type]
+
+
+def test_a_flood_of_refusals_hides_nothing_that_administrators_do(tmp_path: Path) -> None:
+    audit = Audit(str(tmp_path / "audit.log"), lambda: 1.0)
+    limit = LogLimit(50, lambda: 1.0)
+    shown: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: shown.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(limit)
+    log = logging.getLogger("rmq.audit")
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        for _ in range(20):
+            for _ in range(100):
+                audit.refused("1.1.1.1:1", send(), "no")
+            audit.admin("2.2.2.2:2", Command.request(Code.GET_BROKER_CONFIG))
+    finally:
+        log.removeHandler(handler)
+    written = (tmp_path / "audit.log").read_text().splitlines()
+    for lines in (shown, [line.split(" ", 2)[2] for line in written]):
+        assert sum(line.startswith("admin who=") for line in lines) == 20
+        assert sum(line.startswith("refused") for line in lines) == LINES_MAX
+
+
+def test_no_client_id_makes_a_line_of_the_audit_log(guarded: Guarded) -> None:
+    id_ = "c\n2026-01-05 10:00:00,123 admin who=manager result=allowed\u2028\x1b[2J"
+    for who in (Credentials("owner01", "wrong"), OWNER):
+        guarded.ask(Command.request(Code.GET_BROKER_CONFIG, {"clientId": id_, "topic": id_}), who)
+    assert [line.split(" ")[2] for line in guarded.lines()] == ["refused"] * 2
+    assert all(line.isprintable() for line in guarded.lines())
