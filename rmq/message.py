@@ -95,6 +95,7 @@ DLQ_PREFIX = "%DLQ%"
 SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 
 NAME_LENGTH_MAX = 127
+TEXT_LENGTH_MAX = 255
 _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
@@ -108,12 +109,27 @@ def validate_group(group: str) -> str:
     return _validated("group", group)
 
 
+def validate_text(kind: str, text: str) -> str:
+    """`text` itself, of a name that has no rule of its own: a client id, a producer group.
+
+    Raises InvalidName unless it is printable and has 255 characters at most, the most that RocketMQ's clients
+    let a group have.
+    """
+    if len(text) > TEXT_LENGTH_MAX:
+        reason = f"it has {len(text)} characters, at most {TEXT_LENGTH_MAX} are allowed"
+        raise InvalidName(kind, f"{text[:60]}...", reason)
+    if not text.isprintable():
+        raise InvalidName(kind, text, "it has characters that cannot be printed")
+    return text
+
+
 @lru_cache(maxsize=4096)
 def _validated(kind: str, name: str) -> str:
     if not name:
         raise InvalidName(kind, name, "it is empty")
     if len(name) > NAME_LENGTH_MAX:
-        raise InvalidName(kind, name, f"it has {len(name)} characters, at most {NAME_LENGTH_MAX} are allowed")
+        reason = f"it has {len(name)} characters, at most {NAME_LENGTH_MAX} are allowed"
+        raise InvalidName(kind, name[: 2 * NAME_LENGTH_MAX], reason)
     if not _NAME.fullmatch(name):
         raise InvalidName(kind, name, "only letters, digits and the characters % | _ - are allowed")
     return name

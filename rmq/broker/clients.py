@@ -16,8 +16,9 @@ from rmq.broker.conflicts import Conflicts
 from rmq.broker.filter import is_tag_type, message_filter
 from rmq.broker.members import ConsumerGroup, Member, terms_of, with_past_versions
 from rmq.errors import InvalidName, for_code
-from rmq.message import retry_topic, validate_group
+from rmq.message import TEXT_LENGTH_MAX, retry_topic, validate_group, validate_text
 from rmq.plugin import account_of
+from rmq.printable import printable
 from rmq.protocol import bodies
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, TOPIC_UNIT_SUB, RequestCode, ResponseCode
@@ -174,10 +175,16 @@ class Clients:
 
     def _check(self, data: HeartbeatData, connection: Connection) -> None:
         try:
+            validate_text("client id", data.client_id)
+            for producer in data.producer_data_set:
+                validate_text("producer group", producer.group_name)
             for consumer in data.consumer_data_set:
                 validate_group(consumer.group_name)
+                for wanted in consumer.subscription_data_set:
+                    validate_text("topic", wanted.topic)
         except InvalidName as error:
-            raise for_code(ResponseCode.SYSTEM_ERROR, f"client {data.client_id}: {error}") from None
+            who = printable(data.client_id[:TEXT_LENGTH_MAX])
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"client {who}: {error}") from None
         names = {("consumer", consumer.group_name) for consumer in data.consumer_data_set}
         names |= {("producer", producer.group_name) for producer in data.producer_data_set}
         count = len(names | self._of_connection.get(connection, set()))

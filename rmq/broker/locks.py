@@ -10,8 +10,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.errors import InvalidName, for_code
+from rmq.message import validate_text
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
     from rmq.message import MessageQueue
@@ -79,13 +81,27 @@ class Locks:
 
     def _on_lock(self, request: Command, connection: Any, now: int) -> Command:
         body = LockBatchRequestBody.from_json(request.body)
+        _check(body)
         got = self.lock(body.consumer_group, body.mq_set, body.client_id, now)
         return request.reply(body=LockBatchResponseBody(got).to_json())
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
         body = UnlockBatchRequestBody.from_json(request.body)
+        _check(body)
         self.unlock(body.consumer_group, body.mq_set, body.client_id)
         return request.reply()
+
+
+def _check(body: LockBatchRequestBody | UnlockBatchRequestBody) -> None:
+    """Raises ResponseError for names that no client has: they would stand in the table and in the log."""
+    try:
+        validate_text("client id", body.client_id)
+        validate_text("consumer group", body.consumer_group)
+        for queue in body.mq_set:
+            validate_text("topic", queue.topic)
+            validate_text("broker", queue.broker_name)
+    except InvalidName as error:
+        raise for_code(ResponseCode.SYSTEM_ERROR, str(error)) from None
 
 
 def _is_expired(entry: tuple[str, int], now: int) -> bool:

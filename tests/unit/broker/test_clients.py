@@ -11,13 +11,21 @@ from rmq.broker import clients as module
 from rmq.broker.clients import SILENT_MS
 from rmq.broker.config import BrokerConfig
 from rmq.errors import ResponseError
-from rmq.message import retry_topic
+from rmq.message import MessageQueue, retry_topic
 from rmq.protocol import bodies
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from rmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+    ProducerData,
+    SubscriptionData,
+)
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
 
 from .desk import START, Desk, Line, body_of, session
+from .rig import Rig
 
 NOTICE = 40
 
@@ -322,3 +330,24 @@ def test_the_captured_sessions_are_answered_alike(name: str) -> None:
             assert line.take() == [(notice["code"], notice["ext"]) for notice in exchange.notices]
     assert seen
     assert not desk.clients._of_connection
+
+
+@pytest.mark.parametrize("name", ["c\nforged", "c\x1b[2J", "c\u202e", "c" * 256, "\x9b"])
+@pytest.mark.parametrize("where", ["client", "producer", "consumer", "topic"])
+def test_names_that_cannot_be_printed_or_have_no_end_are_refused(name: str, where: str) -> None:
+    """They stand in logs, in answers to others and in tables."""
+    rig = Rig()
+    names = {"client": "c1", "producer": "p", "consumer": "g", "topic": "T"} | {where: name}
+    data = ConsumerData(names["consumer"], subscription_data_set=[SubscriptionData(names["topic"], "*")])
+    beat = HeartbeatData(names["client"], [ProducerData(names["producer"])], [data])
+    answer = rig.one(Command.request(RequestCode.HEART_BEAT, None, beat.to_json()))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "is not a valid name" in (answer.remark or "")
+    assert (answer.remark or "").isprintable()
+    assert len(answer.remark or "") < 1000
+    assert rig.broker.clients.counts() == []
+    if where != "producer":
+        queue = MessageQueue(names["topic"], "b", 0)
+        lock = LockBatchRequestBody(names["consumer"], names["client"], frozenset({queue}))
+        for code in (RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ):
+            assert rig.one(Command.request(code, None, lock.to_json())).code == ResponseCode.SYSTEM_ERROR
