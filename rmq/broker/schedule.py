@@ -49,6 +49,7 @@ class Schedule:
         self._store = store
         self._commit = commit
         self._next: dict[int, int] = dict.fromkeys(self.levels, 0)
+        self._dropped: dict[int, int] = {}  # the same of levels that are no longer there
         self._due: dict[int, int] = dict.fromkeys(self.levels, 0)  # when to look at a level again, ms
         self._turn: list[int] = list(self.levels)  # whose turn it is, first
         self.dirty = False
@@ -66,16 +67,39 @@ class Schedule:
         }
 
     def load(self, data: bytes | None) -> None:
-        """Take the progress of delayOffset.json; a level that it does not name begins at its first one."""
+        """Take the progress of delayOffset.json; a level that it does not name begins at its first one.
+
+        That of levels that messageDelayLevel no longer has is kept, and what waits there is logged.
+        """
         table = json.loads(data).get("offsetTable", {}) if data else {}
+        self._dropped = {}
         for level, offset in table.items():
-            if int(level) in self._next:
-                self._next[int(level)] = int(offset)
+            known = self._next if int(level) in self._next else self._dropped
+            known[int(level)] = int(offset)
+        self._name_dropped()
+
+    def _name_dropped(self) -> None:
+        for topic, queue_id in self._store.queues():
+            level = queue_id + 1
+            if topic != SCHEDULE_TOPIC or level in self._next:
+                continue
+            low, high = self._store.min_offset(topic, queue_id), self._store.max_offset(topic, queue_id)
+            waiting = high - max(low, self._dropped.get(level, 0))
+            if waiting > 0:
+                log.error(
+                    "delay level %d is not in messageDelayLevel, which has %d levels: %d messages wait there"
+                    " and are not delivered; set it back to at least %d levels",
+                    level,
+                    len(self._next),
+                    waiting,
+                    level,
+                )
 
     def to_json(self) -> bytes:
         """The content of delayOffset.json."""
         self.dirty = False
-        return json.dumps({"offsetTable": {str(level): offset for level, offset in self._next.items()}})
+        table = self._next | self._dropped
+        return json.dumps({"offsetTable": {str(level): offset for level, offset in table.items()}})
 
     def arrived(self, queue_id: int, now_ms: int) -> None:
         """A queue of the schedule topic got messages."""

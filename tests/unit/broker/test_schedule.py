@@ -210,3 +210,33 @@ def test_a_step_delivers_few_bytes(bench: Bench) -> None:
     assert len(bench.delivered()) == 3
     bench.schedule.step(bench.now)
     assert bench.delivered()[3] == b"other"
+
+
+def test_levels_that_are_no_longer_there_are_named_and_their_progress_is_kept(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        bench.delay(3, b"%d" % number)
+    bench.schedule.step(START + 10_000)
+    bench.delay(3, b"waits")
+    saved = bench.schedule.to_json()
+    fewer = Schedule("1s 5s", bench.store, bench.commit)
+    fewer.load(saved)
+    assert "delay level 3" in caplog.text
+    assert "1 messages wait" in caplog.text
+    assert "messageDelayLevel" in caplog.text
+    again = Schedule(LEVELS, bench.store, bench.commit)
+    again.load(fewer.to_json())
+    again.step(START + 60_000)
+    assert bench.delivered() == [b"0", b"1", b"2", b"waits"]
+
+
+def test_a_level_that_was_never_delivered_is_named_too(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.delay(3, b"waits")
+    Schedule("1s 5s", bench.store, bench.commit).load(None)
+    assert "delay level 3" in caplog.text
+    caplog.clear()
+    Schedule(LEVELS, bench.store, bench.commit).load(None)
+    assert caplog.text == ""
