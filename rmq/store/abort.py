@@ -40,7 +40,8 @@ class AbortFile:
     def changing(self) -> None:
         """A recovery is about to write what it does not sync at once. Raises StoreError."""
         if self.clean and self._segment is None:
-            self._make(ALL)
+            self._disk.replace(self._path, _row(ALL))  # never without what it says
+            self._segment = self._disk.open(self._path, SIZE, mapped=False)
 
     def refused(self) -> None:
         """The recovery has failed, what it wrote is synced: a clean stop stays one. Raises StoreError."""

@@ -458,6 +458,50 @@ def test_a_refused_start_gives_the_lock_back_and_changes_nothing() -> None:
     assert disk.load(LOG) == before
 
 
+def test_a_refused_start_is_refused_again_and_cuts_nothing() -> None:
+    """After a clean stop everything was synced; a start that was refused does not change that."""
+    disk = MemoryDisk()
+    store = open_store(disk, mapped_file_size_commit_log=65536)
+    fill(store, 101)
+    store.close()
+    good = disk.load(LOG) or b""
+    disk.open(LOG, 65536).write(4096, bytes(4096))
+    for _ in range(3):
+        with pytest.raises(CorruptRecord):
+            open_store(disk, mapped_file_size_commit_log=65536)
+        assert not disk.exists(f"{ROOT}/abort")
+    disk.open(LOG, 65536).write(0, good)
+    assert bodies(open_store(disk, mapped_file_size_commit_log=65536)) == expected_bodies(101)
+
+
+def test_a_power_cut_while_a_start_rebuilds_queues_leaves_a_clean_stop() -> None:
+    """What it wrote of them is on the medium when it is refused; if it is cut off, they are not believed."""
+    settings = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue": 40_000}
+    disk = MemoryDisk()
+    store = open_store(disk, **settings)
+    fill(store, 1500)
+    store.close()
+    disk.remove(f"{ROOT}/consumequeue")
+    good = disk.load(LOG) or b""
+    disk.open(LOG, 1 << 20).write(32 * 4096, bytes(4096))
+    disk.sync(LOG)
+    images: list[MemoryDisk] = []
+    disk.on_change = lambda: images.append(disk.image(len(images)))
+    with pytest.raises(CorruptRecord):
+        open_store(disk, **settings)
+    disk.on_change = None
+    assert not disk.exists(f"{ROOT}/abort")
+    images += [disk.image(seed) for seed in range(5)]
+    assert len(images) > 8
+    for image in images:
+        with pytest.raises(CorruptRecord):
+            open_store(image, **settings)
+        log = image.open(LOG, 1 << 20)
+        log.write(0, good)
+        log.sync()
+        assert bodies(open_store(image, **settings)) == expected_bodies(1500)
+
+
 def test_damage_can_be_given_up_on() -> None:
     disk, store = saved(10)
     damaged = store.unit("Orders", 0, 4)
