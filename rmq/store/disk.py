@@ -84,8 +84,8 @@ class Segment(Protocol):
         ...
 
     def sync(self) -> None:
-        """Return when all that was written before the call is on the medium. Thread-safe. Raises
-        StoreError.
+        """Return when all that was written before the call is on the medium, also when the segment was closed
+        since; having been removed is fine. Thread-safe. Raises StoreError.
         """
         ...
 
@@ -270,9 +270,13 @@ class RealSegment:
 
     def sync(self) -> None:
         with self._guard:
-            if self._fd < 0:
-                return
-            self._busy += 1
+            closed = self._fd < 0
+            if not closed:
+                self._busy += 1
+        if closed:
+            # To have few files open it was closed, maybe by another thread just now; that wrote nothing down.
+            _sync_path(self.path)
+            return
         try:
             with _explained(self.path):
                 _sync_data(self._fd)
@@ -314,8 +318,25 @@ def _reserve(fd: int, start: int, stop: int) -> None:
                 raise
 
 
+def _sync_path(path: str) -> None:
+    """Sync a file that may be gone. Raises StoreError."""
+    with _explained(path):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return
+        try:
+            _sync_data(fd)
+            _sync_folder(os.path.dirname(path))
+        finally:
+            os.close(fd)
+
+
 def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return  # removed with all that was in it, by another thread
     try:
         os.fsync(fd)
     finally:
@@ -413,16 +434,7 @@ class RealDisk:
             _sync_folder(os.path.dirname(path))
 
     def sync(self, path: str) -> None:
-        with _explained(path):
-            try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            except FileNotFoundError:
-                return
-            try:
-                _sync_data(fd)
-                _sync_folder(os.path.dirname(path))
-            finally:
-                os.close(fd)
+        _sync_path(path)
 
     def usage(self, path: str) -> DiskUsage:
         with _explained(path):

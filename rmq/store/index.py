@@ -11,8 +11,10 @@ import os
 import re
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from struct import Struct
 
+from rmq.errors import StoreError
 from rmq.message import java_hash
 from rmq.store.disk import Disk, Segment
 
@@ -261,9 +263,17 @@ class Index:
             # Names order the files, even when two are made in one millisecond or the clock was set back.
             now_ms = now_ms + 1 if last is None or path > last.path else _parse_stamp(last.path) + 1
             path = os.path.join(self._folder, _stamp(now_ms))
-        file = IndexFile(path, self._disk.open(path, self._size), self._slots, self._capacity)
-        if last is not None:
-            file.follow(last)
+        segment = self._disk.open(path, self._size)
+        try:
+            file = IndexFile(path, segment, self._slots, self._capacity)
+            if last is not None:
+                file.follow(last)
+        except BaseException:
+            # The next try makes another one, so this one would stay for ever, open.
+            segment.close()
+            with suppress(StoreError):
+                self._disk.remove(path)
+            raise
         self.files.append(file)
         return file
 

@@ -133,8 +133,6 @@ class MemorySegment:
         return max(start * PAGE, at), min(stop * PAGE, self.size)
 
     def sync(self) -> None:
-        if not self._open:
-            return
         self._disk.sync(self._path)
 
     def close(self) -> None:

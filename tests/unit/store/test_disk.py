@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import rmq.store.disk
 from rmq.errors import DiskFull, StoreError, StoreLocked
 from rmq.store.disk import Disk, RealDisk
 from rmq.testing.disk import MemoryDisk
@@ -281,3 +282,38 @@ def test_faults_happen_once_and_leave_a_part() -> None:
     segment.sync()
     disk.flip("/log/file", 0, 1)
     assert bytes(segment.read(0, 1)) == b"{"
+
+
+def test_a_closed_file_is_synced_all_the_same(disk: Disk, tmp_path: Path) -> None:
+    """A thread that syncs may hold a file that another closes to have few open: its pages are unsynced."""
+    path = str(tmp_path / "folder" / "file")
+    segment = disk.open(path, 8192)
+    segment.write(0, b"abc")
+    segment.close()
+    segment.sync()
+    if isinstance(disk, MemoryDisk):
+        for seed in range(20):
+            assert disk.image(seed).load(path) == b"abc" + bytes(8189)
+
+
+def test_a_closed_file_is_synced_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = RealDisk().open(str(tmp_path / "folder" / "file"), 8192)
+    segment.close()
+    synced = []
+    monkeypatch.setattr(
+        rmq.store.disk, "_sync_data", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+    )
+    segment.sync()
+    assert synced == [str(tmp_path / "folder" / "file")]
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_file_whose_folder_goes_while_it_is_synced_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: bool
+) -> None:
+    path = str(tmp_path / "folder" / "file")
+    disk = RealDisk()
+    segment = disk.open(path, 8192)
+    monkeypatch.setattr(rmq.store.disk, "_sync_data", lambda fd: disk.remove(str(tmp_path / "folder")))
+    segment.sync() if opened else disk.sync(path)
+    segment.close()

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmq.errors import DiskFull
 from rmq.message import java_hash
+from rmq.store.disk import RealDisk, RealSegment
 from rmq.store.index import Index, KeyHash
 from rmq.testing.disk import MemoryDisk
 
@@ -273,3 +275,29 @@ def test_lookup_says_how_far_the_index_reaches() -> None:
     found = store.lookup("Orders", "a", 9, 0, 1 << 60)
     assert found.index_timestamp == START_MS + 7
     assert found.index_offset == found.physical_offsets[1]
+
+
+def test_a_file_that_cannot_be_made_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each try makes another file."""
+    index = Index(RealDisk(), str(tmp_path), 16, 4)
+    index.add([entry(number) for number in range(3)], START_MS)
+    full = RealSegment.writable
+
+    def no_room(segment: RealSegment, size: int) -> memoryview:
+        if segment.path == index.files[0].path:
+            return full(segment, size)
+        raise DiskFull(f"{segment.path}: no space left")
+
+    monkeypatch.setattr(RealSegment, "writable", no_room)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        with pytest.raises(DiskFull):
+            index.add([entry(3)], START_MS)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert [str(path) for path in tmp_path.iterdir()] == [index.files[0].path]
+    monkeypatch.undo()
+    index.add([entry(3)], START_MS)
+    assert index.find("Orders", "K3", 0, 1 << 60, 9) == [300]
+    index.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+import rmq.store.disk
 from rmq.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StoreError, StoreLocked
 from rmq.message import tags_code
 from rmq.protocol.record import decode_record, decode_records
@@ -906,3 +908,34 @@ def test_what_a_slave_gets_after_a_cut_is_no_damage_when_a_power_cut_tears_it() 
     slave.flush_checkpoint()
     for seed in range(30):
         assert len(bodies(open_store(late.image(seed)))) >= 5
+
+
+def test_a_topic_that_is_deleted_while_queues_are_synced_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    store = open_store(RealDisk(), clock, root=str(tmp_path))
+    fill(store, 3)
+    fill(store, 3, topic="Other")
+    clock.now_ms += 10_000
+    store.dispatch()
+    sync_data = rmq.store.disk._sync_data
+
+    def delete_and_sync(fd: int) -> None:
+        if "Orders" in os.readlink(f"/proc/self/fd/{fd}"):
+            store.remove_topic("Orders")
+        sync_data(fd)
+
+    monkeypatch.setattr(rmq.store.disk, "_sync_data", delete_and_sync)
+    store.flush_queues()
+    monkeypatch.undo()
+    fill(store, 3)
+    clock.now_ms += 10_000
+    store.dispatch()
+    store.flush_queues()
+    store.flush_checkpoint()
+    assert store._checkpoint is not None
+    assert store._checkpoint.queues_ms == store._log.timestamp
+    store.close()
+    assert not (tmp_path / "abort").exists()
+    assert len(bodies(open_store(RealDisk(), root=str(tmp_path)), "Other")) == 3
