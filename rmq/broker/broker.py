@@ -146,10 +146,10 @@ class Broker:
         self.topics = Topics(config, save=partial(self.files.save, "topics"), now_ms=now_ms)
         self.groups = Groups(config, partial(self.files.save, "subscriptionGroup"), now_ms, slave=slave)
         self.offsets = Offsets(self.topics, store, slave=slave)
-        self.clients = Clients(config, groups=self.groups, topics=self.topics)
+        self.clients = Clients(config, groups=self.groups, topics=self.topics, clock=self.clock)
         self.filters = FilterTable(config, now_ms)
         self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
-        self.locks = Locks()
+        self.locks = Locks(self.clock)
         return Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
 
     def _make_writers(self, tables: Tables) -> None:
@@ -451,7 +451,9 @@ class Broker:
     def expire(self) -> int:
         """Drop silent clients and stale locks, take samples; returns when to come again, in ms."""
         now = self.now_ms()
-        return min(self.clients.expire(now), self.locks.expire(now), self.stats.step(now))
+        clock = round(self.clock() * 1000)
+        next_clock = min(self.clients.expire(clock), self.locks.expire(clock))
+        return min(next_clock - clock + now, self.stats.step(now))
 
     def clean(self) -> None:
         """Remove expired files."""

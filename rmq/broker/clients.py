@@ -46,14 +46,18 @@ log = logging.getLogger("rmq.broker")
 
 
 class Clients:
-    """The tables of connected clients. Times are those of the requests, in ms.
+    """The tables of connected clients. Who is silent is told by `clock` (seconds, only forward): wall time,
+    which comes with requests, may be set; it is for what is shown.
 
     `announced(group, subscriptions)` is told of what a consumer says it wants, at each heartbeat; `emptied`
     of a group that has lost its last member.
     """
 
-    def __init__(self, config: BrokerConfig, *, groups: Groups, topics: Topics) -> None:
+    def __init__(
+        self, config: BrokerConfig, *, groups: Groups, topics: Topics, clock: Callable[[], float]
+    ) -> None:
         self.config = config
+        self._clock = clock
         self._groups = groups
         self._topics = topics
         self._consumers: dict[str, ConsumerGroup] = {}
@@ -103,9 +107,9 @@ class Clients:
         """The connection of a client that has producers, or None."""
         return self._ids.connection(client_id)
 
-    def is_anothers(self, client_id: str, connection: Connection, now: int) -> bool:
+    def is_anothers(self, client_id: str, connection: Connection) -> bool:
         """Whether a client id belongs to another account than the one that the connection works for."""
-        return self._ids.owner(client_id, now) not in (None, account_of(connection))
+        return self._ids.owner(client_id, self._ms()) not in (None, account_of(connection))
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
         """What the group wants of a topic, or None."""
@@ -135,6 +139,7 @@ class Clients:
         self._check(data, connection)
         if connection.closed:
             return set()
+        stamp_ms, now = now, self._ms()
         members = [
             Member(
                 data.client_id,
@@ -143,6 +148,7 @@ class Clients:
                 connection,
                 now,
                 self._since(consumer.group_name, data.client_id, connection, now),
+                stamp_ms,
                 terms_of(consumer),
             )
             for consumer in data.consumer_data_set
@@ -154,13 +160,28 @@ class Clients:
             if self._join(consumer, member):
                 changed.add(consumer.group_name)
                 self._notify(consumer.group_name)
+        replaced = []
         for producer in data.producer_data_set:
-            member = Member(data.client_id, language, version, connection, now, now)
-            self._joined(producer.group_name, self._producers.setdefault(producer.group_name, {}), member)
+            member = Member(data.client_id, language, version, connection, now, now, stamp_ms)
+            members_of = self._producers.setdefault(producer.group_name, {})
+            before = members_of.get(connection)
+            if before is not None and before.client_id != data.client_id:
+                replaced.append(before)
+            self._joined(producer.group_name, members_of, member)
             self._remember(connection, "producer", producer.group_name)
+        if replaced:
+            self._release(connection, replaced)
         if data.producer_data_set:
             self._claim(data.client_id, connection, now)
         return changed
+
+    def _release(self, connection: Connection, replaced: Iterable[Member]) -> None:
+        """Members of producer groups have other client ids now: let go those that no group of theirs has."""
+        groups = [group for kind, group in self._of_connection[connection] if kind == "producer"]
+        used = {self._producers[group][connection].client_id for group in groups}
+        for member in replaced:
+            if member.client_id not in used:
+                self._ids.leave(member.client_id, connection, member.heard_ms)
 
     def _claim(self, client_id: str, connection: Connection, now: int) -> None:
         account = account_of(connection)
@@ -210,7 +231,7 @@ class Clients:
                     ResponseCode.SYSTEM_ERROR, f"{refusal}; rejectSubscriptionConflicts is set on the broker"
                 )
 
-    def warning(self, data: HeartbeatData, connection: Connection, now: int) -> str:
+    def warning(self, data: HeartbeatData, connection: Connection) -> str:
         """What a client is to be told after its heartbeat; empty when all is well."""
         texts = []
         for consumer in data.consumer_data_set:
@@ -218,7 +239,7 @@ class Clients:
             texts.append(self.conflicts.look(group, group.members[connection]))
             if consumer.unit_mode:
                 texts.append(f"group {group.name}: unit mode is ignored by this broker")
-        if data.producer_data_set and self.is_anothers(data.client_id, connection, now):
+        if data.producer_data_set and self.is_anothers(data.client_id, connection):
             texts.append(
                 f"client id {data.client_id} belongs to a client of another account, which gets the answers "
                 "to its requests; give each client its own instance name"
@@ -239,8 +260,11 @@ class Clients:
         group.consume_type = consumer.consume_type
         group.message_model = consumer.message_model
         group.consume_from_where = consumer.consume_from_where
+        before = group.members.get(member.connection)
+        if before is not None and before.client_id != member.client_id:
+            self.conflicts.left(group.name, before)
         is_new = self._joined(group.name, group.members, member)
-        wanted = with_past_versions(consumer.subscription_data_set, member.heard_ms)
+        wanted = with_past_versions(consumer.subscription_data_set, member.stamp_ms)
         is_changed = group.subscribe(wanted)
         self.announced(group.name, wanted)
         self._remember(member.connection, "consumer", group.name)
@@ -286,7 +310,7 @@ class Clients:
     def expire(self, now: int) -> int:
         """Drop members that were silent for two minutes, and close connections with no other member left.
 
-        Returns when to come again.
+        `now` is in ms of `clock`; returns when to come again.
         """
         for connection, memberships in list(self._of_connection.items()):
             silent = [one for one in memberships if self._is_silent(connection, *one, now)]
@@ -296,6 +320,9 @@ class Clients:
             if silent and connection not in self._of_connection:
                 connection.close("no heartbeat")
         return now + SCAN_MS
+
+    def _ms(self) -> int:
+        return round(self._clock() * 1000)
 
     def _is_silent(self, connection: Connection, kind: str, group: str, now: int) -> bool:
         return now - self._members(kind, group)[connection].heard_ms > SILENT_MS
@@ -340,7 +367,7 @@ class Clients:
     def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
         data = HeartbeatData.from_json(request.body)
         self.heartbeat(data, connection, request.language, request.version, now)
-        warning = "" if connection.closed else self.warning(data, connection, now)
+        warning = "" if connection.closed else self.warning(data, connection)
         return request.reply(header={WARNING: warning} if warning else None)
 
     def _on_unregister(self, request: Command, connection: Any, now: int) -> Command:
@@ -406,5 +433,5 @@ def _connections(members: Iterable[Member]) -> list[bodies.Connection]:
 
 def _producer_info(member: Member) -> bodies.ProducerInfo:
     return bodies.ProducerInfo(
-        member.client_id, member.connection.peer_address, member.language, member.version, member.heard_ms
+        member.client_id, member.connection.peer_address, member.language, member.version, member.stamp_ms
     )

@@ -1,7 +1,8 @@
 """Queue locks: an ordered consumer's right to be the only one of its group that consumes a queue.
 
-A lock lasts 60 s from its last renewal; clients renew every 20 s. Nothing is saved: after a restart of the
-broker the clients lock again.
+A lock lasts 60 s from its last renewal, by a clock that only goes forward: wall time may be set, and must not
+hand a queue over. Clients renew every 20 s. Nothing is saved: after a restart of the broker the clients lock
+again.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ log = logging.getLogger("rmq.broker")
 
 
 class Locks:
-    """The table of locks: group -> queue -> who holds it since when. `now` is in ms."""
+    """The table of locks: group -> queue -> who holds it since when. `now` is in ms of `clock`, which is in
+    seconds.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
         self._table: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
@@ -77,12 +81,15 @@ class Locks:
                 del self._table[group]
         return now + LOCK_MS
 
+    def _ms(self) -> int:
+        return round(self._clock() * 1000)
+
     # --- requests ---
 
     def _on_lock(self, request: Command, connection: Any, now: int) -> Command:
         body = LockBatchRequestBody.from_json(request.body)
         _check(body)
-        got = self.lock(body.consumer_group, body.mq_set, body.client_id, now)
+        got = self.lock(body.consumer_group, body.mq_set, body.client_id, self._ms())
         return request.reply(body=LockBatchResponseBody(got).to_json())
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:

@@ -24,7 +24,8 @@ made, and the newest of a group counts: one from the far future would keep all l
 
 @define(eq=False)
 class Member:
-    """A client in a group, over one connection, there since `since_ms`.
+    """A client in a group, over one connection, there since `since_ms` and heard last at `heard_ms`, in ms of
+    a clock that only goes forward; `stamp_ms` is the wall time at which it was heard.
 
     `terms` is what all members of a consumer group must agree on: the message model, and topic and expression
     of each subscription, but for the group's retries: whether one reads them depends on its kind.
@@ -36,6 +37,7 @@ class Member:
     connection: Connection
     heard_ms: int
     since_ms: int
+    stamp_ms: int
     terms: Terms = (None, ())
 
 

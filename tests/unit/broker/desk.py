@@ -65,6 +65,10 @@ class Clock:
 
     now: int = START
 
+    def seconds(self) -> float:
+        """As a clock of a broker."""
+        return self.now / 1000
+
 
 @define
 class Saved:
@@ -105,8 +109,8 @@ class Desk:
         self.topics = Topics(self.config, save=self.saved["topics"].save, now_ms=lambda: self.clock.now)
         self.groups = Groups(self.config, self.saved["groups"].save, lambda: self.clock.now)
         self.offsets = Offsets(self.topics, self.store)
-        self.clients = Clients(self.config, groups=self.groups, topics=self.topics)
-        self.locks = Locks()
+        self.clients = Clients(self.config, groups=self.groups, topics=self.topics, clock=self.clock.seconds)
+        self.locks = Locks(self.clock.seconds)
         self.filters = FilterTable(self.config, lambda: self.clock.now)
         self.query = Query(self.store, self.clients, self.filters)
         tables = Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)

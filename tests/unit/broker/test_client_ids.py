@@ -62,7 +62,7 @@ def test_an_id_is_kept_for_answers_that_are_on_their_way() -> None:
     assert beat(rig, again) == ""
     assert pushed(rig, again, theirs) == [1, 0]
     rig.broker.closed(again)  # type: ignore[arg-type]
-    rig.now_ms += KEPT_MS
+    rig.let_pass(KEPT_MS)
     assert beat(rig, theirs) == ""
     assert pushed(rig, theirs) == [1]
 

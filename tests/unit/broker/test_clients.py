@@ -25,7 +25,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 
 from .desk import START, Desk, Line, body_of, session
-from .rig import Rig
+from .rig import Rig, Wire
 
 NOTICE = 40
 
@@ -39,6 +39,7 @@ def beat(desk: Desk, line: Line, client_id: str, *data: Any, now: int = START) -
     """A heartbeat with these consumers and producers."""
     consumers = [item for item in data if isinstance(item, ConsumerData)]
     producers = [item for item in data if isinstance(item, ProducerData)]
+    desk.clock.now = now
     return desk.clients.heartbeat(HeartbeatData(client_id, producers, consumers), line, "JAVA", 407, now)
 
 
@@ -233,6 +234,38 @@ def test_silent_members_are_dropped_and_their_connections_closed() -> None:
     assert desk.clients.producers("p") == []
     assert (silent.closed, lively.closed) == (True, False)
     assert told(lively) == ["g"]
+
+
+def test_setting_the_wall_clock_makes_nobody_silent() -> None:
+    rig, wire = Rig(), Wire()
+    body = HeartbeatData("c1", [ProducerData("p")], [consumer("g", T="*")]).to_json()
+    rig.ask(Command.request(RequestCode.HEART_BEAT, body=body), wire=wire)
+    for step_ms in (SILENT_MS + 1, -10 * SILENT_MS):
+        rig.now_ms += step_ms
+        assert rig.broker.expire() <= rig.now_ms + module.SCAN_MS
+        assert rig.broker.clients.consumer_ids("g") == ["c1"]
+    rig.seconds += SILENT_MS / 1000 + 1
+    rig.broker.expire()
+    assert rig.broker.clients.consumer_ids("g") == []
+
+
+def test_ever_new_client_ids_of_one_connection_leave_little() -> None:
+    desk, one, other = Desk(), Line("h:1"), Line("h:2")
+    now = START
+    for number in range(50):
+        producers = [ProducerData("p"), ProducerData(f"p{number % 2}")]
+        data = HeartbeatData(f"c{number}", producers, [consumer("g", T="*")])
+        for line in (one, other, one):
+            now += 5
+            beat(desk, line, data.client_id, *data.consumer_data_set, *producers, now=now)
+            desk.clients.warning(data, line)  # type: ignore[arg-type]
+    assert desk.clients.conflicts.found == 50
+    assert desk.clients.conflicts.client_ids == 1
+    assert len(desk.clients._ids._live) <= 2
+    for line in (one, other):
+        desk.clients.closed(line)  # type: ignore[arg-type]
+    assert len(desk.clients._ids._live) == 0
+    assert desk.clients.conflicts.client_ids == 0
 
 
 def test_a_group_that_a_client_no_longer_names_expires_alone() -> None:

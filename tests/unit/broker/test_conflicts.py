@@ -37,7 +37,7 @@ def beat(
     ]
     data = ConsumerData("g", "CONSUME_PASSIVELY", model, "CONSUME_FROM_LAST_OFFSET", wanted, unit)
     body = HeartbeatData(client, consumer_data_set=[data]).to_json()
-    rig.now_ms += 10
+    rig.let_pass(10)
     answers = rig.ask(Command.request(RequestCode.HEART_BEAT, None, body), wire=wire)
     (answer,) = [one for one in answers if one.is_response]
     return answer

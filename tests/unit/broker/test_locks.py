@@ -8,14 +8,17 @@ from hypothesis import strategies as st
 from rmq.broker.locks import LOCK_MS, Locks
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
 
 from .desk import START, Desk, Line, session
+from .rig import Rig
 
 A, B = MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)
 
 
 def test_a_lock_has_one_holder_and_can_be_renewed() -> None:
-    locks = Locks()
+    locks = Locks(lambda: START / 1000)
     assert locks.lock("g", [A, B], "one", START) == {A, B}
     assert locks.lock("g", [A, B], "two", START) == set()
     assert locks.lock("g", [A], "one", START + 50_000) == {A}
@@ -24,13 +27,13 @@ def test_a_lock_has_one_holder_and_can_be_renewed() -> None:
 
 
 def test_groups_do_not_know_each_other() -> None:
-    locks = Locks()
+    locks = Locks(lambda: START / 1000)
     assert locks.lock("g", [A], "one", START)
     assert locks.lock("h", [A], "two", START) == {A}
 
 
 def test_a_lock_lasts_a_minute() -> None:
-    locks = Locks()
+    locks = Locks(lambda: START / 1000)
     locks.lock("g", [A], "one", START)
     assert locks.lock("g", [A], "two", START + LOCK_MS) == set()
     assert locks.holder("g", A, START + LOCK_MS) == "one"
@@ -39,7 +42,7 @@ def test_a_lock_lasts_a_minute() -> None:
 
 
 def test_only_the_holder_unlocks() -> None:
-    locks = Locks()
+    locks = Locks(lambda: START / 1000)
     locks.lock("g", [A, B], "one", START)
     locks.unlock("g", [A], "two")
     assert locks.holder("g", A, START) == "one"
@@ -49,7 +52,7 @@ def test_only_the_holder_unlocks() -> None:
 
 
 def test_unlocking_what_is_not_locked_is_nothing() -> None:
-    locks = Locks()
+    locks = Locks(lambda: START / 1000)
     locks.lock("g", [B], "one", START)
     locks.unlock("g", [A], "one")
     locks.unlock("h", [A], "one")
@@ -57,8 +60,25 @@ def test_unlocking_what_is_not_locked_is_nothing() -> None:
     assert locks.holder("g", B, START) == "one"
 
 
+def test_setting_the_wall_clock_hands_no_queue_over() -> None:
+    rig = Rig()
+
+    def lock(client: str) -> set[MessageQueue]:
+        body = LockBatchRequestBody("g", client, frozenset([A])).to_json()
+        answer = rig.one(Command.request(RequestCode.LOCK_BATCH_MQ, body=body))
+        return set(LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set)
+
+    assert lock("one") == {A}
+    rig.now_ms += LOCK_MS + 1000
+    rig.broker.expire()
+    assert lock("two") == set()
+    rig.now_ms -= 10 * LOCK_MS
+    rig.seconds += LOCK_MS / 1000 + 1
+    assert lock("two") == {A}
+
+
 def test_expired_locks_are_forgotten() -> None:
-    locks = Locks()
+    locks = Locks(lambda: START / 1000)
     locks.lock("g", [A], "one", START)
     locks.lock("h", [A], "one", START + 10_000)
     locks.lock("i", [], "two", START)
@@ -98,7 +118,7 @@ steps = st.tuples(
 @given(st.lists(steps, max_size=30))
 def test_no_queue_ever_has_two_holders(script: list[tuple[str, str, set[MessageQueue], int]]) -> None:
     """Whoever was told that it holds a lock holds it until a minute has passed or it unlocks."""
-    locks, now = Locks(), START
+    locks, now = Locks(lambda: START / 1000), START
     promised: dict[MessageQueue, tuple[str, int]] = {}
     for action, client, queues, later in script:
         now += later

@@ -84,12 +84,12 @@ def test_an_ordered_consumer_takes_over_when_the_other_is_silent(filled: Rig) ->
         return set(LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set)
 
     assert lock("one") == {queue}
-    filled.now_ms += 20_000
+    filled.let_pass(20_000)
     assert lock("two") == set()
     assert lock("one") == {queue}
-    filled.now_ms += 60_000
+    filled.let_pass(60_000)
     assert lock("two") == set()
-    filled.now_ms += 1
+    filled.let_pass(1)
     assert lock("two") == {queue}
     assert lock("one") == set()
 
