@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.admin import Admin
 from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
+from rmq.broker.expiry import Expiry
 from rmq.broker.filter_table import FilterTable
 from rmq.broker.flow_control import FlowControl, not_written
 from rmq.broker.groups import Groups
@@ -30,6 +31,7 @@ from rmq.broker.progress import Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
 from rmq.broker.recall import Recall
+from rmq.broker.refusals import error_response, unsupported
 from rmq.broker.registration import Registration
 from rmq.broker.relay import Relay
 from rmq.broker.replicas import Replicas
@@ -45,7 +47,7 @@ from rmq.broker.timings import Timings
 from rmq.broker.topics import Topics
 from rmq.broker.transaction import Transactions
 from rmq.broker.waits import Waits
-from rmq.errors import RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
@@ -146,6 +148,7 @@ class Broker:
         self.topics = Topics(config, save=partial(self.files.save, "topics"), now_ms=now_ms)
         self.groups = Groups(config, partial(self.files.save, "subscriptionGroup"), now_ms, slave=slave)
         self.offsets = Offsets(self.topics, store, slave=slave)
+        self.offsets.group_exists = self.groups.exists
         self.clients = Clients(config, groups=self.groups, topics=self.topics, clock=self.clock)
         self.filters = FilterTable(config, now_ms)
         self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
@@ -191,6 +194,7 @@ class Broker:
         self.query = Query(store, self.clients, self.filters)
         self.admin = Admin(config, store, tables)
         self.progress = Progress(config, store, tables)
+        self.expiry = Expiry(config, store, tables)
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
@@ -284,10 +288,10 @@ class Broker:
                 if self.hooks.requests and not self._of_our_slave(request):
                     self.hooks.admit(connection, request)
                 if handler is None:
-                    raise _unsupported(request)
+                    raise unsupported(request)
                 response = handler(request, connection, now)
             except Exception as error:
-                response = _error_response(request, error)
+                response = error_response(request, error)
             if response is not None:
                 self._respond(request, response, connection)
 
@@ -325,7 +329,7 @@ class Broker:
             try:
                 response = handler(request, connection, now)
             except Exception as error:
-                response = _error_response(request, error)
+                response = error_response(request, error)
             if response is not None:
                 self._respond(request, response, connection)
             self.settle()
@@ -452,7 +456,7 @@ class Broker:
         """Drop silent clients and stale locks, take samples; returns when to come again, in ms."""
         now = self.now_ms()
         clock = round(self.clock() * 1000)
-        next_clock = min(self.clients.expire(clock), self.locks.expire(clock))
+        next_clock = min(self.clients.expire(clock), self.locks.expire(clock), self.expiry.step(clock))
         return min(next_clock - clock + now, self.stats.step(now))
 
     def clean(self) -> None:
@@ -521,9 +525,17 @@ class Broker:
         self.pull.configure(config, store_config)
         self.filters.configure(config)
         self.clients.conflicts.reject = config.reject_subscription_conflicts
-        for part in (self.topics, self.groups, self.clients, self.transactions, self.replies, self.recall):
+        for part in (
+            self.topics,
+            self.groups,
+            self.clients,
+            self.transactions,
+            self.replies,
+            self.recall,
+            self.expiry,
+        ):
             part.config = config
-        self.progress.config = self.registration.config = self.flow.config = config
+        self.progress.config = self.registration.config = self.flow.config = self.expiry.config = config
         self.register_wanted()  # name servers are told the broker's permission with its topics
 
     def _gauges(self) -> dict[str, str]:
@@ -576,19 +588,3 @@ class Broker:
             header.topic, header.consumer_group, header.queue_id, result.count, result.size, connection
         )
         self.hooks.observe(self.hooks.pulled, event)
-
-
-def _unsupported(request: Command) -> ResponseError:
-    return for_code(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
-
-
-def _error_response(request: Command, error: Exception) -> Command:
-    """The answer to a request that failed. What nobody expected is logged with its traceback."""
-    if isinstance(error, ResponseError):
-        return request.reply(error.code, error.remark)
-    if isinstance(error, StoreError):
-        return request.reply(*not_written(error))
-    if isinstance(error, RemoteProtocolError):
-        return request.reply(SYSTEM_ERROR, str(error))
-    log.error("request %r failed: %s", request, error, exc_info=error)
-    return request.reply(SYSTEM_ERROR, f"{type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ from rmq.plugin import account_of
 from rmq.printable import printable
 from rmq.protocol import bodies
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
-from rmq.protocol.codes import PERM_READ, PERM_WRITE, TOPIC_UNIT_SUB, RequestCode, ResponseCode
+from rmq.protocol.codes import TOPIC_UNIT_SUB, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
     WARNING,
@@ -156,7 +156,7 @@ class Clients:
         self._admit(data, members)
         changed = set()
         for consumer, member in zip(data.consumer_data_set, members, strict=True):
-            self._make_retry_topic(consumer)
+            self._make_retry_topic(consumer, account_of(connection))
             if self._join(consumer, member):
                 changed.add(consumer.group_name)
                 self._notify(consumer.group_name)
@@ -246,12 +246,12 @@ class Clients:
             )
         return "; ".join(filter(None, texts))
 
-    def _make_retry_topic(self, consumer: ConsumerData) -> None:
-        config = self._groups.get(consumer.group_name)
+    def _make_retry_topic(self, consumer: ConsumerData, account: str) -> None:
+        config = self._groups.get(consumer.group_name, account)
         if config is not None:
             sys_flag = TOPIC_UNIT_SUB if consumer.unit_mode else 0
             topic = retry_topic(consumer.group_name)
-            self._topics.create_retry(topic, PERM_READ | PERM_WRITE, config.retry_queue_nums, sys_flag)
+            self._topics.foresee_retry(topic, config.retry_queue_nums, sys_flag, account=account)
 
     def _join(self, consumer: ConsumerData, member: Member) -> bool:
         group = self._consumers.get(consumer.group_name)
@@ -354,7 +354,7 @@ class Clients:
 
     def _notify(self, group: str) -> None:
         """Tell the members of a consumer group that it has changed."""
-        config = self._groups.get(group)
+        config = self._groups.table.get(group)
         allowed = config is None or config.notify_consumer_ids_changed_enable
         if not (allowed and self.config.notify_consumer_ids_changed_enable):
             return

@@ -79,6 +79,45 @@ class BrokerConfig:
     auto_create_subscription_group: bool = setting(
         True, help="Make unknown consumer groups on first use", important=True
     )
+    max_auto_created_topics: int = setting(
+        20_000,
+        help="Topics with which no more is made on its first message; on a first heartbeat half as many, for"
+        " retries and dead letters half as many again. Administrators may make more",
+        validator=at_least(0),
+        runtime=True,
+    )
+    max_auto_created_topics_of_account: int = setting(
+        2_000,
+        help="Topics that one account may have made by first messages and heartbeats since the start",
+        validator=at_least(0),
+        runtime=True,
+    )
+    max_auto_created_groups: int = setting(
+        20_000,
+        help="Groups with which no more is made on first use. Administrators may make more",
+        validator=at_least(0),
+        runtime=True,
+    )
+    max_auto_created_groups_of_account: int = setting(
+        2_000,
+        help="Groups that one account may have made by using them since the start",
+        validator=at_least(0),
+        runtime=True,
+    )
+    unused_group_time_mills: int = setting(
+        86_400_000,
+        help="How long a group made on first use stays that has neither members nor offsets nor messages to "
+        "consume again; 0: for ever",
+        unit="ms",
+        validator=at_least(0),
+        runtime=True,
+    )
+    max_consumer_offsets: int = setting(
+        300_000,
+        help="Pairs of a topic and a group with which offsets of no further pair are kept",
+        validator=at_least(1),
+        runtime=True,
+    )
     cluster_topic_enable: bool = setting(True, help="The topic named like the cluster can be used")
     broker_topic_enable: bool = setting(True, help="The topic named like the broker can be used")
     broker_permission: int = setting(

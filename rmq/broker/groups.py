@@ -8,12 +8,13 @@ made again by its next heartbeat, and a thousand groups that appear together cos
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker import table_text
+from rmq.broker.quota import Quota
 from rmq.broker.slices import Slices
-from rmq.errors import InvalidName, for_code
+from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import SYSTEM_GROUP_PREFIX, validate_group
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -57,11 +58,14 @@ class Groups:
         self.config = config
         self.slave = slave
         self.table = _system_groups()
+        self.from_start = frozenset(self.table)
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
         self.deleted: Callable[[str, bool], None] = lambda group, offsets_too: None
         self._save = save
         self._now_ms = now_ms
         self.made = 0
+        self.quota = Quota()
+        self._is_full = False  # and the log says so
         self._saved = 0
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
@@ -72,7 +76,7 @@ class Groups:
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self._on_delete,
         }
 
-    def get(self, group: str) -> SubscriptionGroupConfig | None:
+    def get(self, group: str, account: str = "") -> SubscriptionGroupConfig | None:
         """The group's configuration, made on first use where that is allowed; else None."""
         known = self.table.get(group)
         if known is not None:
@@ -84,11 +88,52 @@ class Groups:
         except InvalidName as error:
             log.warning("group is not made: %s", error)
             return None
+        full = self._full(account)
+        if full:
+            if not self._is_full:
+                log.warning("no group is made on first use any more: %s", full)
+            self._is_full = True
+            return None
+        self.quota.made(group, account)
         log.info("group %s made on first use", group)
         self.table[group] = made
         self.data_version = self.data_version.following(self._now_ms())
         self.made += 1
         return made
+
+    def exists(self, group: str, account: str = "") -> bool:
+        """Whether the group is there, or has been made just now."""
+        return self.get(group, account) is not None
+
+    def unknown(self, group: str, account: str = "") -> ResponseError:
+        """The answer about a group that is not there; it says why and what to do."""
+        if self.config.auto_create_subscription_group and (full := self._full(account)):
+            reason = f"and is not made: {full}"
+        else:
+            reason = "or set autoCreateSubscriptionGroup=true on the broker"
+        return for_code(
+            ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+            f"subscription group [{group}] does not exist; "
+            f"create it with `mqadmin updateSubGroup -g {group}` {reason}",
+        )
+
+    def _full(self, account: str) -> str:
+        """Why no group is made any more; empty when one may be."""
+        if len(self.table) >= self.config.max_auto_created_groups:
+            return f"this broker has {len(self.table)} groups, see maxAutoCreatedGroups"
+        count = self.quota.count(account)
+        if account and count >= self.config.max_auto_created_groups_of_account:
+            return f"account {account} has had {count} made, see maxAutoCreatedGroupsOfAccount"
+        return ""
+
+    def forget(self, groups: Collection[str]) -> None:
+        """Remove groups that were made on first use and are not used; saved later, as those that are made."""
+        self.table = {name: kept for name, kept in self.table.items() if name not in groups}
+        for group in groups:
+            self.quota.gone(group)
+        self.data_version = self.data_version.following(self._now_ms())
+        self.made += 1
+        self._is_full = False
 
     def update(self, config: SubscriptionGroupConfig, now: int | None = None) -> None:
         """Put or replace a group. Raises StoreError, and then nothing has changed."""
@@ -142,6 +187,8 @@ class Groups:
         except Exception:
             self.table, self.data_version = table, version
             raise
+        self.quota.gone(group)
+        self._is_full = False
         self._saved = self.made
 
     # --- requests ---

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from rmq.broker import offset_text
 from rmq.broker.slices import Slices, drain
 from rmq.errors import ResponseError, for_code
+from rmq.plugin import account_of
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import (
     QueryConsumerOffsetRequestHeader,
@@ -39,15 +40,19 @@ log = logging.getLogger("rmq.broker")
 class Offsets:
     """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
 
-    `slave`: what the master says is taken as it is.
+    `slave`: what the master says is taken as it is. `group_exists(group, account)` says whether a group may
+    commit.
     """
 
     def __init__(self, topics: Topics, store: Store, *, slave: bool = False) -> None:
         self.slave = slave
         self.dirty = False
+        self.group_exists: Callable[[str, str], bool] = lambda group, account: True
         self._topics = topics
         self._store = store
         self._table: dict[str, dict[int, int]] = {}
+        self._topics_of: dict[str, dict[str, None]] | None = None  # by group; made when somebody asks
+        self._groups_of: dict[str, dict[str, None]] = {}  # by topic, the same
         self._kept: dict[str, dict[int, int]] = {}  # as the table was when its text was begun; else empty
         self._last_text = b""  # of a large table
 
@@ -67,11 +72,16 @@ class Offsets:
         return NONE if queues is None else queues.get(queue_id, NONE)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, client: str = "") -> None:
-        """Keep where a group goes on. A negative offset is dropped, one above the end becomes the end."""
+        """Keep where a group goes on. A negative offset is dropped, one above the end becomes the end.
+
+        Raises ResponseError when it would be one pair of a topic and a group too many.
+        """
         key = f"{topic}@{group}"
         queues = self._table.get(key)
         if queues is None:
-            queues = self._table[key] = {}
+            if offset < 0:
+                return
+            queues = self._added(topic, group)
         known = queues.get(queue_id, NONE)
         if offset == known:
             return
@@ -89,7 +99,9 @@ class Offsets:
     def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Set the group's offsets in a topic: queue id -> offset."""
         key = f"{topic}@{group}"
-        queues = self._table.setdefault(key, {})
+        queues = self._table.get(key)
+        if queues is None:
+            queues = self._added(topic, group)
         self._keep(key, queues)
         queues.update(offsets)
         self.dirty = True
@@ -102,16 +114,46 @@ class Offsets:
         """Give another group the same offsets in a topic."""
         offsets = self._table.get(f"{topic}@{group}")
         if offsets is not None:
+            if f"{topic}@{to_group}" not in self._table:
+                self._added(topic, to_group)
             self._table[f"{topic}@{to_group}"] = dict(offsets)
             self.dirty = True
 
+    def _added(self, topic: str, group: str) -> dict[int, int]:
+        """A new pair. Raises ResponseError when there are too many."""
+        if len(self._table) >= self._topics.config.max_consumer_offsets:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"offsets of group {group} in topic {topic} are not kept: this broker has those of "
+                f"{len(self._table)} pairs of a topic and a group, see maxConsumerOffsets",
+            )
+        if self._topics_of is not None:
+            self._index(self._topics_of, topic, group)
+        queues = self._table[f"{topic}@{group}"] = {}
+        return queues
+
+    def _index(self, topics_of: dict[str, dict[str, None]], topic: str, group: str) -> None:
+        topics_of.setdefault(group, {})[topic] = None
+        self._groups_of.setdefault(topic, {})[group] = None
+
+    def _indexed(self) -> dict[str, dict[str, None]]:
+        """Topics by group, after a look at the whole table the first time."""
+        topics_of = self._topics_of
+        if topics_of is None:
+            topics_of, self._groups_of = {}, {}
+            for topic, group in self._keys():
+                self._index(topics_of, topic, group)
+            self._topics_of = topics_of
+        return topics_of
+
     def topics_of(self, group: str) -> set[str]:
         """The topics that the group has offsets in."""
-        return {topic for topic, name in self._keys() if name == group}
+        return set(self._indexed().get(group, ()))
 
     def groups_of(self, topic: str) -> set[str]:
         """The groups that have offsets in the topic."""
-        return {group for name, group in self._keys() if name == topic}
+        self._indexed()
+        return set(self._groups_of.get(topic, ()))
 
     def pairs(self) -> list[tuple[str, str]]:
         """All pairs of a topic and a group that has offsets in it."""
@@ -119,20 +161,23 @@ class Offsets:
 
     def delete_topic(self, topic: str) -> None:
         """Forget the offsets of a topic."""
-        self._forget(f"{name}@{group}" for name, group in self._keys() if name == topic)
+        self._forget([(topic, group) for group in self.groups_of(topic)])
 
     def delete_group(self, group: str) -> None:
         """Forget the offsets of a group."""
-        self._forget(f"{topic}@{name}" for topic, name in self._keys() if name == group)
+        self._forget([(topic, group) for topic in self.topics_of(group)])
 
     def _keys(self) -> Iterator[tuple[str, str]]:
         for key in self._table:
             topic, _, group = key.partition("@")
             yield topic, group
 
-    def _forget(self, keys: Iterator[str]) -> None:
-        for key in list(keys):
-            del self._table[key]
+    def _forget(self, pairs: list[tuple[str, str]]) -> None:
+        topics_of = self._indexed()
+        for topic, group in pairs:
+            del self._table[f"{topic}@{group}"]
+            _remove(topics_of, group, topic)
+            _remove(self._groups_of, topic, group)
             self.dirty = True
 
     def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
@@ -168,7 +213,7 @@ class Offsets:
         """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
         if data is None:
             return
-        self._table = drain(offset_text.decode(data))
+        self._table, self._topics_of = drain(offset_text.decode(data)), None
         if not self.slave:
             self._check_ends()
 
@@ -182,7 +227,7 @@ class Offsets:
                 break
             if count % offset_text.SLICE_OFFSETS == offset_text.SLICE_OFFSETS - 1:
                 yield
-        self._table = table
+        self._table, self._topics_of = table, None
         self.dirty |= changed
         return changed
 
@@ -224,6 +269,10 @@ class Offsets:
             raise _refused(header, f"the topic has {queues} queues")
         if header.commit_offset < 0:
             raise _refused(header, "it is negative")
+        if f"{header.topic}@{header.consumer_group}" not in self._table and not self.group_exists(
+            header.consumer_group, account_of(connection)
+        ):
+            raise _refused(header, "this broker has no such group, and does not make it")
         self.commit(
             header.consumer_group,
             header.topic,
@@ -235,6 +284,13 @@ class Offsets:
 
     def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self._last_text or self.to_json())
+
+
+def _remove(table: dict[str, dict[str, None]], key: str, name: str) -> None:
+    names = table[key]
+    names.pop(name, None)
+    if not names:
+        del table[key]
 
 
 def _refused(header: UpdateConsumerOffsetRequestHeader, reason: str) -> ResponseError:

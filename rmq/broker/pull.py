@@ -126,7 +126,7 @@ class Pull:
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
         """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
         header = request.read(PullMessageRequestHeader)
-        group = self._group(header)
+        group = self._group(header, connection)
         plan = self._plan(header, group, connection)
         result = self._get(header, header.queue_offset, plan, connection)
         code = _code(result.status, header.queue_offset)
@@ -146,19 +146,14 @@ class Pull:
 
     # ---- who may read what ----
 
-    def _group(self, header: PullMessageRequestHeader) -> SubscriptionGroupConfig:
+    def _group(self, header: PullMessageRequestHeader, connection: Connection) -> SubscriptionGroupConfig:
         """The consumer group, if the broker, the group and the topic allow it to read this queue."""
         if not self.config.broker_permission & PERM_READ:
             raise _forbidden(f"the broker[{self.config.broker_ip1}] pulling message is forbidden")
         name = header.consumer_group
-        group = self._groups.get(name)
+        group = self._groups.table.get(name) or self._groups.get(name, account_of(connection))
         if group is None:
-            raise for_code(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group [{name}] does not exist; "
-                f"create it with `mqadmin updateSubGroup -g {name}` "
-                "or set autoCreateSubscriptionGroup=true on the broker",
-            )
+            raise self._groups.unknown(name, account_of(connection))
         if not group.consume_enable:
             raise _forbidden(f"subscription group no permission, {name}")
         return group
@@ -331,7 +326,7 @@ class Pull:
         """Try a held pull again; whether it is answered. A refusal is an answer."""
         request, header, connection = held.request, held.header, held.connection
         try:
-            group = self._group(header)
+            group = self._group(header, connection)
             result = self._get(header, held.offset, self._plan(header, group, connection), connection)
         except ResponseError as error:
             connection.reply(request.reply(error.code, error.remark))

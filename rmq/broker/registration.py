@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from attrs import evolve
 
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.broker.topics import Topics
 
+PLAIN_BYTES: Final = 8 << 20
+"""A longer body is compressed: no name server takes a frame of more than 16 MiB, and all since 4.1 know the
+compressed form. It lacks the flags of topics, so it is not used without need."""
+BYTES_A_SECOND: Final = 1 << 20
+PAUSE_MAX: Final = 10.0
+
 
 class Registration:
     """Requests to name servers. `address` and `ha_address` are what clients and slaves are told.
@@ -47,7 +53,15 @@ class Registration:
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
         self._body = b""
+        self._compressed = False
         self._body_of: tuple[DataVersion, int] | None = None
+
+    @property
+    def pause(self) -> float:
+        """Seconds before the next registration is worth its cost: many topics that come one after the other
+        are told together.
+        """
+        return min(PAUSE_MAX, len(self._body) / BYTES_A_SECOND)
 
     @property
     def version(self) -> DataVersion:
@@ -64,7 +78,7 @@ class Registration:
             config.broker_cluster_name,
             self._ha_address,
             config.broker_id,
-            config.compressed_register,
+            self._compressed,
             engine.crc32(body),
         )
         return self.vouch(Command.request(RequestCode.REGISTER_BROKER, header, body))
@@ -110,7 +124,13 @@ class Registration:
         key = self.version, self.config.broker_permission
         if self._body_of != key:
             wrapper = TopicConfigSerializeWrapper(self._told_topics(), self.version)
-            self._body = RegisterBrokerBody(wrapper).encode(compressed=self.config.compressed_register)
+            body = RegisterBrokerBody(wrapper)
+            self._compressed, self._body = self.config.compressed_register, b""
+            if not self._compressed:
+                self._body = body.encode()
+                self._compressed = len(self._body) > PLAIN_BYTES
+            if self._compressed:
+                self._body = body.encode(compressed=True)
             self._body_of = key
         return self._body
 

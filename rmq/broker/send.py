@@ -41,6 +41,7 @@ from rmq.message import (
     retry_topic,
     tags_code,
 )
+from rmq.plugin import account_of
 from rmq.protocol import engine
 from rmq.protocol.codes import (
     FLAG_ONEWAY,
@@ -349,6 +350,7 @@ class Send:
             header.default_topic_queue_nums,
             connection.peer_address,
             sys_flag=sys_flag,
+            account=account_of(connection),
         )
         if made is None and is_retry:
             made = self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1, sys_flag)
@@ -446,11 +448,7 @@ class Send:
     def _known_group(self, name: str) -> SubscriptionGroupConfig:
         group = self._groups.get(name)
         if group is None:
-            raise for_code(
-                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-                f"subscription group not exist, {name}; create it with `mqadmin updateSubGroup -g {name}` "
-                "or set autoCreateSubscriptionGroup=true on the broker",
-            )
+            raise self._groups.unknown(name)
         return group
 
     def _give_up(self, record: Record, group: str, properties: dict[str, str], reason: str = "") -> None:

@@ -551,6 +551,7 @@ class _Service:
                     log.info("registered at name server %s", address)
                 failures = 0
             ready.tried(address, registered=not failures)
+            await trio.sleep(self.broker.registration.pause)
             pause = min(period, 2.0 ** min(failures, 6)) if failures else period
             changed = await alarm.wait(trio.current_time() + pause)
             force = changed or bool(failures) or self.config.force_register

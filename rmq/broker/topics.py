@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import attrs
 
 from rmq.broker import table_text
+from rmq.broker.quota import Quota
 from rmq.broker.slices import Slices
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import (
@@ -20,6 +21,7 @@ from rmq.message import (
     BENCHMARK_TOPIC,
     OFFSET_MOVED_EVENT,
     REPLY_TOPIC_POSTFIX,
+    RETRY_PREFIX,
     SCHEDULE_TOPIC,
     SELF_TEST_TOPIC,
     SYSTEM_TOPIC_PREFIX,
@@ -96,6 +98,8 @@ class Topics:
         self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
         self._save = save
         self._now_ms = now_ms
+        self.quota = Quota()
+        self._is_full = False  # and the log says so
         self._from_start = dict(self.table)
         self._system = SYSTEM_TOPICS.union(self.table)
 
@@ -108,11 +112,19 @@ class Topics:
         return topic in self._system or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
     def create_for_send(
-        self, topic: str, default_topic: str, queue_nums: int, address: str, *, sys_flag: int = 0
+        self,
+        topic: str,
+        default_topic: str,
+        queue_nums: int,
+        address: str,
+        *,
+        sys_flag: int = 0,
+        account: str = "",
     ) -> TopicConfig | None:
         """The topic, made like `default_topic` when it does not exist and that one lets itself be inherited.
 
-        It gets as many queues as asked for, at most the default topic's. None when it may not be made.
+        It gets as many queues as asked for, at most the default topic's. None when it may not be made; raises
+        ResponseError when no more are.
         """
         known = self.table.get(topic)
         if known is not None:
@@ -121,24 +133,78 @@ class Topics:
         if model is None:
             log.warning("topic %s is not made: %s of %s does not allow it", topic, default_topic, address)
             return None
+        full = self._full(topic, self.config.max_auto_created_topics, account)
+        if full and topic.startswith(RETRY_PREFIX):
+            return None
+        if full:
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, and is not made: {full}")
         queues = max(0, min(queue_nums, model.write_queue_nums))
         perm = model.perm & ~PERM_INHERIT
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
         log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
+        self.quota.made(topic, account)
         return self._made(made)
 
+    def foresee_retry(
+        self, topic: str, queue_nums: int, sys_flag: int = 0, *, account: str = ""
+    ) -> TopicConfig | None:
+        """The topic of a group's retries, made before there is one if the broker has few topics.
+
+        RocketMQ's tools find the brokers of a group by the route of this topic. None: the first retry has it
+        made.
+        """
+        known = self.table.get(topic)
+        if known is not None or self._full(topic, self.config.max_auto_created_topics // 2, account):
+            return known
+        self.quota.made(topic, account)
+        return self.create_retry(topic, PERM_READ | PERM_WRITE, queue_nums, sys_flag)
+
     def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
-        """The topic of a group's retries or dead letters, made when it does not exist."""
+        """The topic of a group's retries or dead letters, made when it does not exist.
+
+        Raises ResponseError when no more are made.
+        """
         known = self.table.get(topic)
         if known is not None:
             return known
+        full = self._full(topic, self.config.max_auto_created_topics * 3 // 2, "")
+        if full:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] is not made: {full}")
         made = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag)
         log.info("topic %s made, %d queues", topic, queue_nums)
         return self._made(made)
 
+    def _full(self, topic: str, most: int, account: str) -> str:
+        """Why no topic is made any more; empty when one may be. The broker's own always are."""
+        if self.is_system(topic):
+            return ""
+        if len(self.table) >= most:
+            reason = f"this broker has {len(self.table)} topics, see maxAutoCreatedTopics"
+        elif account and self.quota.count(account) >= self.config.max_auto_created_topics_of_account:
+            reason = f"account {account} has had {self.quota.count(account)} made"
+            reason += ", see maxAutoCreatedTopicsOfAccount"
+        else:
+            return ""
+        if not self._is_full:
+            log.warning("no topic is made for a first use any more: %s", reason)
+        self._is_full = True
+        return f"{reason}; an administrator may make more"
+
+    def forget(self, topics: Collection[str]) -> None:
+        """Remove topics that were made on first use and are not used; saved later, as those that are made."""
+        self.table = {name: kept for name, kept in self.table.items() if name not in topics}
+        for topic in topics:
+            self.quota.gone(topic)
+        self.data_version = self.data_version.following(self._now_ms())
+        self.made += 1
+        self.unsaved |= dict.fromkeys(topics, self.made)
+        self._is_full = False
+        self.changed()
+
     def update(self, topic: TopicConfig, now: int | None = None) -> None:
         """Put or replace a topic. Raises StoreError, and then nothing has changed."""
         self._replace({**self.table, topic.topic_name: topic}, now)
+        self.quota.gone(topic.topic_name)
         log.info("topic %s set: %s", topic.topic_name, topic)
 
     def delete(self, topic: str, now: int | None = None) -> bool:
@@ -146,6 +212,8 @@ class Topics:
         if topic not in self.table:
             return False
         self._replace({name: kept for name, kept in self.table.items() if name != topic}, now)
+        self.quota.gone(topic)
+        self._is_full = False
         log.info("topic %s deleted", topic)
         return True
 

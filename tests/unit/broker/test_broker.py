@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rmq.broker import registration as registration_module
 from rmq.broker.host import PluginHost
-from rmq.errors import StoreError
+from rmq.errors import ResponseError, StoreError
 from rmq.message import Message
 from rmq.plugin import AccessDenied, Hooks, Plugin, PulledEvent, StoredEvent, hooks_of
+from rmq.protocol.bodies import RegisterBrokerBody, TopicConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import Command
+from rmq.protocol.command import MAX_FRAME, Command
 from rmq.protocol.record import decode_records
 from rmq.testing.disk import MemoryDisk
 
@@ -276,6 +279,48 @@ def test_a_broker_that_may_not_be_written_tells_that_for_all_topics() -> None:
     body = json.loads(rig.broker.registration.register().body)
     table = body["topicConfigSerializeWrapper"]["topicConfigTable"]
     assert {topic["perm"] for topic in table.values()} == {4}
+
+
+def test_many_topics_are_told_compressed_as_rocketmq_reads_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """60,000 retry topics made a frame that no name server takes: the broker was off it for good."""
+    monkeypatch.setattr(registration_module, "PLAIN_BYTES", 20_000)
+    registration = rig.broker.registration
+    assert registration.register().ext["compressed"] == "false"
+    rig.ask(*(send(f"Topic-{number}") for number in range(200)))
+    request = registration.register()
+    assert request.ext["compressed"] == "true"
+    assert len(request.body) < 10_000
+    assert request.ext["bodyCrc32"] == str(zlib.crc32(request.body) & 0x7FFF_FFFF)
+    wrapper = RegisterBrokerBody.decode(request.body, compressed=True).topic_config_serialize_wrapper
+    assert wrapper.topic_config_table.keys() == rig.broker.topics.table.keys()
+    assert wrapper.data_version == registration.version
+    for number in range(200):
+        rig.broker.topics.delete(f"Topic-{number}")
+    assert registration.register().ext["compressed"] == "false"
+
+
+def test_as_many_topics_as_are_made_unasked_fit_a_registration() -> None:
+    assert Rig().config.max_auto_created_topics == 20_000  # and half as many for retries and dead letters
+    rig = Rig(max_auto_created_topics=2_000)
+    topics = rig.broker.topics
+    name = "x" * 118
+    made = (f"%RETRY%{number:05}{name}"[:127] for number in range(3_000))
+    topics.table = {topic: TopicConfig(topic, 1, 1) for topic in made}
+    with pytest.raises(ResponseError, match="maxAutoCreatedTopics"):
+        topics.create_retry("%RETRY%one-more", 6, 1)
+    assert 10 * len(topics.to_json()) < MAX_FRAME * 0.9  # a slave copies it
+
+
+def test_registrations_of_many_topics_are_told_together(rig: Rig) -> None:
+    registration = rig.broker.registration
+    registration.register()
+    assert registration.pause < 0.1
+    rig.broker.topics.table |= {f"T{number}": TopicConfig(f"T{number}") for number in range(15_000)}
+    rig.one(send("New"))
+    registration.register()
+    assert 1 < registration.pause <= 10
 
 
 # --- plugins ---

@@ -13,7 +13,7 @@ from rmq.broker.slices import drain
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.bodies import SubscriptionGroupWrapper
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 
 from .desk import START, Desk
 
@@ -155,3 +155,25 @@ def test_a_slave_refuses_changes() -> None:
     assert (update.code, delete.code) == (1, 1)
     assert "master" in (update.remark or "")
     assert set(desk.groups.table) == set(SYSTEM_GROUPS)
+
+
+def test_groups_made_on_first_use_have_a_limit_and_the_answer_names_it() -> None:
+    desk = Desk(BrokerConfig(broker_name="b", max_auto_created_groups=len(SYSTEM_GROUPS) + 2))
+    assert [desk.groups.exists(name) for name in ("a", "b", "c", "a")] == [True, True, False, True]
+    error = desk.groups.unknown("c")
+    assert error.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert "maxAutoCreatedGroups" in (error.remark or "")
+    desk.groups.update(GroupConfig("c"))  # an administrator may
+    desk.groups.delete("a")
+    desk.groups.delete("b")
+    assert desk.groups.exists("d")
+
+
+def test_one_account_cannot_take_all_groups() -> None:
+    desk = Desk(BrokerConfig(broker_name="b", max_auto_created_groups_of_account=2))
+    assert [desk.groups.exists(name, "app") for name in ("a", "b", "c")] == [True, True, False]
+    assert "account app has had 2 made" in (desk.groups.unknown("c", "app").remark or "")
+    assert desk.groups.exists("c", "other")
+    assert desk.groups.exists("d")  # without access control there are no accounts
+    desk.groups.forget(["a"])
+    assert desk.groups.exists("e", "app")

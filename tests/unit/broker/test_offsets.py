@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,8 +19,11 @@ from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 
 from .desk import Desk, Line, aged, session
+from .rig import Rig, send
 
 NOT_FOUND = 22
 
@@ -370,3 +375,91 @@ def test_offsets_stay_within_their_queues_and_survive_the_file(script: list[tupl
     text = desk.offsets.to_json()
     desk.offsets.load(text)
     assert desk.offsets.to_json() == text
+
+
+# --- limits ---
+
+
+def commit(desk: Desk, group: str, topic: str = "T", line: Line | None = None) -> Any:
+    header = {"consumerGroup": group, "topic": topic, "queueId": "0", "commitOffset": "1"}
+    return desk.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header, line=line)
+
+
+def test_groups_that_are_not_there_keep_no_offsets() -> None:
+    """500,000 of them took 171 MB, and stopped everybody for 6 s each time the table was saved."""
+    desk = filled()
+    groups = {"g"}
+    desk.offsets.group_exists = lambda group, account: group in groups
+    assert commit(desk, "g").code == 0
+    refused = commit(desk, "stranger")
+    assert refused.code == 1
+    assert "no such group" in refused.remark
+    assert desk.offsets.pairs() == [("T", "g")]
+    groups.clear()
+    assert commit(desk, "g").code == 0  # it has offsets already
+
+
+def test_a_broker_asks_its_groups_and_makes_those_that_may_be() -> None:
+    rig = Rig(max_auto_created_groups=8)
+    rig.one(send())
+    codes = []
+    for group in ("a", "b"):
+        header = UpdateConsumerOffsetRequestHeader(group, "Orders", 0, 1)
+        codes.append(rig.one(Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)).code)
+    assert codes == [0, 1]
+    assert "a" in rig.broker.groups.table
+
+
+def test_pairs_of_a_topic_and_a_group_have_a_limit() -> None:
+    desk = filled()
+    desk.topics.config = evolve(desk.config, max_consumer_offsets=2)
+    desk.topic("U")
+    desk.topic("V")
+    answers = [commit(desk, "g", topic) for topic in ("T", "U", "V", "T")]
+    assert [answer.code for answer in answers] == [0, 0, 1, 0]
+    assert "maxConsumerOffsets" in answers[2].remark
+    desk.offsets.delete_topic("U")
+    assert commit(desk, "g", "V").code == 0
+
+
+def test_a_negative_offset_leaves_no_row() -> None:
+    desk = filled()
+    desk.offsets.commit("g", "T", 0, -1)
+    assert desk.offsets.pairs() == []
+
+
+@hypothesis.settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["put", "clone", "topic", "group", "load"]), *[st.sampled_from("ABC")] * 3)
+    )
+)
+def test_what_a_group_has_and_who_has_a_topic_is_always_as_in_the_table(steps: list[tuple[str, ...]]) -> None:
+    offsets = Desk().offsets
+    for what, topic, group, other in steps:
+        if what == "put":
+            offsets.put(group, topic, {0: 0})
+        elif what == "clone":
+            offsets.clone(group, other, topic)
+        elif what == "topic":
+            offsets.delete_topic(topic)
+        elif what == "group":
+            offsets.delete_group(group)
+        else:
+            offsets.load(offsets.to_json())
+        pairs = offsets.pairs()
+        for name in "ABC":
+            assert offsets.topics_of(name) == {topic for topic, group in pairs if group == name}
+            assert offsets.groups_of(name) == {group for topic, group in pairs if topic == name}
+
+
+def test_who_consumes_a_topic_is_told_without_a_look_at_the_whole_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = filled()
+    for number in range(50):
+        desk.offsets.put(f"g{number}", f"T{number}", {0: 0})
+    assert desk.offsets.groups_of("T7") == {"g7"}
+    monkeypatch.setattr(desk.offsets, "_keys", None)
+    assert desk.offsets.groups_of("T8") == {"g8"}
+    assert desk.offsets.topics_of("g9") == {"T9"}

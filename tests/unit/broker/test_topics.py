@@ -11,7 +11,7 @@ from rmq.broker.slices import drain
 from rmq.broker.topics import Topics, check_name
 from rmq.errors import DiskFull, ResponseError
 from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
-from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
+from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 
 NOW = 1_700_000_000_000
 
@@ -190,3 +190,53 @@ def test_impossible_names_are_refused(name: str | None) -> None:
 @pytest.mark.parametrize("name", ["a", "x" * 127, "%RETRY%g", "a|b_c-9"])
 def test_possible_names_pass(name: str) -> None:
     assert check_name(name) == name
+
+
+def test_topics_made_on_first_use_have_a_limit_and_the_answer_names_it() -> None:
+    desk = Desk(max_auto_created_topics=14)
+    at_start = len(desk.topics.table)
+    assert at_start == 8
+    for number in range(14 - at_start):
+        assert desk.create(f"T{number}") is not None
+    with pytest.raises(
+        ResponseError, match=r"topic\[more\] not exist.*14 topics, see maxAutoCreatedTopics"
+    ) as caught:
+        desk.create("more")
+    assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
+    assert desk.create("T0") is not None
+    for number in range(7):  # what consumers gave back has room yet
+        desk.topics.create_retry(f"%RETRY%g{number}", PERM_READ | PERM_WRITE, 1)
+    with pytest.raises(ResponseError, match="maxAutoCreatedTopics"):
+        desk.topics.create_retry("%DLQ%g", PERM_READ | PERM_WRITE, 1)
+    desk.topics.create_retry("RMQ_SYS_TRANS_HALF_TOPIC", PERM_READ | PERM_WRITE, 1)  # ours always are
+    desk.topics.update(TopicConfig("by-hand"))
+    for number in range(7):
+        desk.topics.delete(f"%RETRY%g{number}")
+    for topic in ("by-hand", "RMQ_SYS_TRANS_HALF_TOPIC", "T0"):
+        desk.topics.delete(topic)
+    assert desk.create("more") is not None
+
+
+def test_a_heartbeat_makes_a_retry_topic_only_while_there_are_few_topics() -> None:
+    desk = Desk(max_auto_created_topics=20)
+    made = [desk.topics.foresee_retry(f"%RETRY%g{number}", 1) is not None for number in range(5)]
+    assert made == [True, True, False, False, False]
+    assert desk.topics.foresee_retry("%RETRY%g0", 1) is not None
+    assert desk.topics.create_retry("%RETRY%g4", PERM_READ | PERM_WRITE, 1) is not None  # its first retry
+
+
+def test_one_account_cannot_take_all_topics() -> None:
+    desk = Desk(max_auto_created_topics_of_account=2)
+
+    def create(topic: str, account: str) -> TopicConfig | None:
+        return desk.topics.create_for_send(topic, "TBW102", 4, "1.2.3.4:5", account=account)
+
+    create("one", "app")
+    desk.topics.foresee_retry("%RETRY%g", 1, account="app")
+    with pytest.raises(ResponseError, match="account app has had 2 made, see maxAutoCreatedTopicsOfAccount"):
+        create("two", "app")
+    assert desk.topics.foresee_retry("%RETRY%h", 1, account="app") is None
+    assert create("two", "other") is not None
+    assert create("three", "") is not None
+    desk.topics.delete("one")
+    assert create("four", "app") is not None
