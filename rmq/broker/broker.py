@@ -34,6 +34,7 @@ from rmq.broker.recall import Recall
 from rmq.broker.refusals import error_response, unsupported
 from rmq.broker.registration import Registration
 from rmq.broker.relay import Relay
+from rmq.broker.replica_state import TABLE_CODES, ReplicaState
 from rmq.broker.replicas import Replicas
 from rmq.broker.reply import Reply
 from rmq.broker.schedule import Schedule
@@ -74,16 +75,7 @@ SLAVE_IDLE_MS: Final = 60_000
 """A slave delivers no delayed message and checks no transaction: its master does, and it copies that."""
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
-SLAVE_CODES: Final = frozenset(
-    (
-        RequestCode.GET_ALL_TOPIC_CONFIG,
-        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
-        RequestCode.GET_ALL_CONSUMER_OFFSET,
-        RequestCode.GET_ALL_DELAY_OFFSET,
-        RequestCode.GET_BROKER_RUNTIME_INFO,
-        RequestCode.VIEW_MESSAGE_BY_ID,
-    )
-)
+SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.VIEW_MESSAGE_BY_ID}
 """What a slave asks its master by requests."""
 
 log = logging.getLogger("rmq.broker")
@@ -123,7 +115,9 @@ class Broker:
         self._chance = chance or Random()
         self._chunk_at = 0.0  # when its handling began
         self._complain_at = 0.0
+        self.log_flushed: Callable[[], None] = lambda: None  # a slave's: tells how far its log is synced
         self.files = TableFiles(store)
+        self.replica = ReplicaState(store, address=address, chance=self._chance)
         self.waits = Waits(clock)
         self.flow = FlowControl(config, store, self.waits, clock)
         self.replicas = Replicas(store.config.ha_slave_fallbehind_max)
@@ -225,8 +219,11 @@ class Broker:
             "delayOffset": self.schedule,
             "timerProgress": self.timers,
             "consumerFilter": self.filters,
+            "replication": self.replica,
         }
         self.files.load()
+        if not self.is_slave:
+            self.replica.lead()
         self.transactions.load(self.now_ms())
 
     def _collect_handlers(self) -> dict[int, Handler]:
@@ -249,7 +246,7 @@ class Broker:
         for part in parts:
             for code, handler in part.handlers().items():
                 assert code not in handlers, code
-                handlers[int(code)] = handler
+                handlers[int(code)] = self.replica.signed(handler) if code in TABLE_CODES else handler
         return handlers
 
     def use_plugins(self, hooks: Hooks) -> None:
@@ -425,6 +422,7 @@ class Broker:
     def flushed(self, position: int) -> None:
         """The log is on the medium up to `position`."""
         self.waits.flush.reached(position)
+        self.log_flushed()
 
     def step_schedule(self) -> int:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
@@ -490,6 +488,8 @@ class Broker:
         arrivals = self.store.append_raw(physical_offset, data)
         self._arrived(arrivals)
         self.reput_wanted()
+        if self.replica.flushes_copies:
+            self.flush_wanted()
 
     def truncate(self, physical_offset: int) -> None:
         """Cut the log where the master's differs from it. Raises StoreError."""
@@ -551,6 +551,7 @@ class Broker:
             "subscriptionConflicts": str(self.clients.conflicts.subscriptions),
             "clientIdConflicts": str(self.clients.conflicts.client_ids),
             "conflictsTotal": str(self.clients.conflicts.found),
+            **self.replica.rows(),
             **self.schedule.figures(),
         }
 

@@ -98,6 +98,11 @@ def _replicas(broker: Broker) -> Iterator[Figure]:
         ((peer,), max(0, end - at)) for peer, at in broker.replicas.rows().items() if at >= 0
     ]
     yield single("slaves", "gauge", "Slaves that are connected", len(broker.replicas))
+    state = broker.replica
+    help = "1 while this broker, a slave, follows its master"
+    yield single("following_master", "gauge", help, float(state.linked))
+    help = "1 when this slave has stopped following its master and an operator must decide"
+    yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
     yield Figure("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
 
 

@@ -5,17 +5,30 @@ master answers with frames: 8 bytes of physical offset, 4 bytes of size, raw log
 The first report opens the copying; 0 asks for the newest log file from its start. Every later report
 acknowledges what the slave has.
 
+Between ours there is more. A slave that begins with HELLO is answered by a note: a frame at offset NOTE whose
+bytes are JSON. The first one says which log the master has and where it begins and ends; then the slave may
+ask, by `question`, which record begins at an offset, and is answered by size and hash. Its first report opens
+the copying at exactly that offset. From then on notes come between the frames, about the log so far: `safe`
+is up to where producers may have been told that their messages are stored (null: everywhere), `progress` how
+far delayed messages are delivered. A RocketMQ master takes HELLO for a report that says nothing, and a
+RocketMQ slave never sends it.
+
 Nothing here does I/O: the caller moves the bytes and tells the time (seconds of a clock that never runs
 back).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections import deque
+from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from attrs import frozen
 
 from rmq.errors import RemoteProtocolError
+from rmq.protocol import json
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
@@ -23,20 +36,114 @@ if TYPE_CHECKING:
 REPORT: Final = Struct(">q")
 FRAME: Final = Struct(">qi")
 
+HELLO: Final = REPORT.pack(-1)
+NOTE: Final = -1
+"""The offset of a frame that is a note."""
+
 SLAVE_FRAME_MAX: Final = 4 * 1024 * 1024
 """Bytes of a frame that a slave takes; Java's slave reads into a buffer of that size."""
+
+QUESTIONS_MAX: Final = 1_000
+"""Questions of one link; a search by halves needs about 40."""
+NEWS_SECONDS: Final = 1.0
+"""How often a slave that lags, or whose master only syncs, is told what is new."""
+
+
+@frozen
+class MasterLog:
+    """What a master says of its log: id, offsets of its first byte and of its end, bytes of a log file,
+    `safe` as above, and the address that answers requests.
+    """
+
+    log_id: str
+    start: int
+    end: int
+    file_size: int = 0
+    safe: int | None = None
+    address: str = ""
+
+    def to_note(self) -> dict[str, Any]:
+        """The first note."""
+        return {
+            "logId": self.log_id,
+            "start": self.start,
+            "end": self.end,
+            "fileSize": self.file_size,
+            "safe": self.safe,
+            "address": self.address,
+        }
+
+    @classmethod
+    def from_note(cls, note: Mapping[str, Any]) -> MasterLog:
+        """Raises RemoteProtocolError."""
+        try:
+            return cls(
+                str(note["logId"]),
+                int(note["start"]),
+                int(note["end"]),
+                int(note["fileSize"]),
+                None if note["safe"] is None else int(note["safe"]),
+                str(note["address"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the master's greeting cannot be read: {error!r}") from None
+
+
+def encode_note(note: Mapping[str, Any]) -> bytes:
+    """A note's frame."""
+    data = json.dumps(note)
+    return FRAME.pack(NOTE, len(data)) + data
+
+
+def decode_note(data: bytes) -> dict[str, Any]:
+    """What is in a note. Raises RemoteProtocolError."""
+    note = json.loads(data)
+    if not isinstance(note, dict):
+        raise RemoteProtocolError("a note of the master is no JSON object")
+    return note
+
+
+def question(physical_offset: int) -> bytes:
+    """What asks a master for the record at an offset."""
+    return REPORT.pack(-2 - physical_offset)
+
+
+def fingerprint(record: bytes | memoryview | None) -> dict[str, Any]:
+    """What tells a record from others; of size 0 when there is none."""
+    if record is None:
+        return {"size": 0, "sha256": ""}
+    return {"size": len(record), "sha256": hashlib.sha256(record).hexdigest()}
 
 
 class MasterSession:
     """The master's end of one slave's link.
 
-    `acknowledged` is how far the slave's log reaches by its own word, -1 before its first report.
+    `acknowledged` is how far the slave's log reaches by its own word, -1 before its first report. `greet`
+    gives what one of our slaves is told first; it may raise StoreError. `safe` and `progress` are told it
+    with the log.
     """
 
     def __init__(
-        self, store: Store, now: float, *, heartbeat_s: float = 5.0, silence_s: float = 20.0
+        self,
+        store: Store,
+        now: float,
+        *,
+        heartbeat_s: float = 5.0,
+        silence_s: float = 20.0,
+        greet: Callable[[], MasterLog] | None = None,
+        safe: Callable[[], int | None] = lambda: None,
+        progress: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self._store = store
+        self._greet = greet
+        self._safe = safe
+        self._progress = progress
+        self._ours = False  # the slave said HELLO
+        self._questions = 0
+        self._notes: deque[bytes] = deque()  # to be sent before anything else
+        self._news: tuple[int, bytes] | None = None  # a note, and the end of the log that it is about
+        self._told: tuple[int | None, Mapping[str, Any]] = (None, {})
+        self._told_at = now
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._frame_bytes = min(store.config.ha_transfer_batch_size, SLAVE_FRAME_MAX - FRAME.size)
@@ -65,17 +172,31 @@ class MasterSession:
             self._reported(REPORT.unpack_from(data, at)[0])
 
     def _reported(self, offset: int) -> None:
+        if self._next < 0 and offset < 0:
+            self._converse(offset)
+            return
         if self._next < 0:
             self._open(offset)
         elif not 0 <= offset <= self._next:
             raise RemoteProtocolError(f"the slave acknowledges {offset}, but only {self._next} was sent")
         self.acknowledged = max(self.acknowledged, offset)
 
+    def _converse(self, number: int) -> None:
+        if number == NOTE and self._greet is not None and not self._ours:
+            self._ours = True
+            self._notes.append(encode_note(self._greet().to_note()))
+            return
+        self._questions += 1
+        if not self._ours or self._questions > QUESTIONS_MAX:
+            raise RemoteProtocolError(f"the slave reports {number}")
+        offset = -2 - number
+        self._notes.append(encode_note({"at": offset, **fingerprint(self._store.read(offset))}))
+
     def _open(self, offset: int) -> None:
         low, high = self._store.min_physical_offset, self._store.max_physical_offset
         if not 0 <= offset <= high:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours only {high}: it must be cut")
-        if offset == 0:
+        if offset == 0 and not self._ours:
             offset = high - high % self._store.config.mapped_file_size_commit_log
         if offset < low:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours begins at {low}: copy it anew")
@@ -86,8 +207,12 @@ class MasterSession:
 
         `most` bounds the physical offset that may be sent, for a master that sends only what is on its disk.
         """
+        if self._notes:
+            return self._notes.popleft()
         if self._next < 0:
             return b""
+        if self._ours and (news := self._due_news(now)):
+            return news
         limit = self._store.max_physical_offset if most is None else most
         if limit > self._next:
             body = self._store.read_raw(self._next, min(self._frame_bytes, limit - self._next))
@@ -100,6 +225,23 @@ class MasterSession:
             return FRAME.pack(self._next, 0)
         return b""
 
+    def _due_news(self, now: float) -> bytes:
+        """The note that is to be sent now, if any: only behind all of the log that it is about."""
+        end = self._store.max_physical_offset
+        late = now - self._told_at >= NEWS_SECONDS
+        if self._news is None and (late or self._next == end):
+            safe, progress = self._safe(), self._progress()
+            if progress != self._told[1] or (late and safe != self._told[0]):
+                self._told = safe, progress
+                self._news = end, encode_note({"safe": safe, "progress": progress})
+            if late:
+                self._told_at = now
+        if self._news is None or self._next < self._news[0]:
+            return b""
+        note, self._news = self._news[1], None
+        self._told_at = self._sent_at = now
+        return note
+
     def is_silent(self, now: float) -> bool:
         """Whether the slave said nothing for so long that its link must end."""
         return now - self._heard_at > self._silence_s
@@ -108,7 +250,9 @@ class MasterSession:
 class SlaveSession:
     """The slave's end: checks that frames follow its log, and says what to report.
 
-    `append(physical_offset, data)` writes log bytes; `reach()` is how far the log reaches.
+    `append(physical_offset, data)` writes log bytes; `reach()` is how far the log reaches, `safe()` how far
+    it may be reported, `reach` when not given. `noted` takes the master's notes; without it there are none.
+    `reported` is what was reported at most.
     """
 
     def __init__(
@@ -117,17 +261,21 @@ class SlaveSession:
         reach: Callable[[], int],
         now: float,
         *,
+        safe: Callable[[], int] | None = None,
+        noted: Callable[[dict[str, Any]], None] | None = None,
         heartbeat_s: float = 5.0,
         silence_s: float = 20.0,
     ) -> None:
         self._append = append
         self._reach = reach
+        self._safe = safe or reach
+        self._noted = noted
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
         self._partial = bytearray()
         self._heard_at = now
         self._reported_at = -heartbeat_s + now
-        self._reported = -1
+        self.reported = -1
 
     def received(self, data: bytes, now: float) -> int:
         """Take bytes of the master; returns how many log bytes were written.
@@ -148,6 +296,10 @@ class SlaveSession:
                 stop = at + FRAME.size + size
                 if stop > len(partial):
                     break
+                if offset == NOTE and self._noted is not None:
+                    self._noted(decode_note(bytes(view[at + FRAME.size : stop])))
+                    at = stop
+                    continue
                 self._check(offset)
                 if size:
                     self._append(offset, view[at + FRAME.size : stop])
@@ -165,10 +317,10 @@ class SlaveSession:
 
     def report(self, now: float) -> bytes:
         """The report to send: at once after the log has grown, else every heartbeat."""
-        reach = self._reach()
-        if reach == self._reported and now - self._reported_at < self._heartbeat_s:
+        reach = self._safe()
+        if reach == self.reported and now - self._reported_at < self._heartbeat_s:
             return b""
-        self._reported, self._reported_at = reach, now
+        self.reported, self._reported_at = reach, now
         return REPORT.pack(reach)
 
     def is_silent(self, now: float) -> bool:

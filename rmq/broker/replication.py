@@ -6,8 +6,8 @@
         └── reader | writer
 
 The protocol is in `rmq.broker.ha`; here bytes are moved and errors are logged. The error of a link ends that
-link. A slave that cannot write tries again; a slave whose log differs from its master's cuts it back to the
-last record that both have, which it finds by asking for single records.
+link. A slave that cannot write tries again; a slave whose log differs from its master's looks for the last
+record that both have, by asking for single records, and does what `rmq.broker.alignment` allows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,31 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import trio
 from attrs import field, frozen
 
+from rmq.broker.alignment import Diverged, Expired, Search, begin, check_cut, find_cut
 from rmq.broker.broker import Broker
-from rmq.broker.ha import MasterSession, SlaveSession
+from rmq.broker.ha import (
+    FRAME,
+    HELLO,
+    NOTE,
+    MasterLog,
+    MasterSession,
+    SlaveSession,
+    decode_note,
+    fingerprint,
+    question,
+)
 from rmq.broker.ha_auth import GREETING_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, SECRET_KEY, Challenge
+from rmq.broker.replica_state import LOG_ID_FIELD
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
     ConnectionLost,
+    CorruptRecord,
     RemoteProtocolError,
     RequestTimeout,
     ResponseError,
@@ -40,13 +53,14 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.acceptor import Acceptor
-from rmq.remoting.address import with_scheme
+from rmq.remoting.address import join_address, split_address, with_scheme
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.sniff import unwrapped
 from rmq.remoting.stream import Listener, PrefixedStream, Stream
 from rmq.remoting.tasks import in_slices
 from rmq.remoting.tls import TlsContexts
+from rmq.store.config import DivergedLog
 from rmq.store.store import Store
 
 RECEIVE_BYTES = 256 * 1024
@@ -55,6 +69,20 @@ RETRY_SECONDS = 5.0
 COPY_SECONDS = 10.0
 """How often a slave copies its master's tables, as RocketMQ's."""
 REQUEST_SECONDS = 5.0
+HELLO_SECONDS = 3.0
+"""For so long a slave waits whether its master is one of ours."""
+COMPLAIN_SECONDS = 60.0
+"""How often a slave that has stopped says so."""
+DAMAGED_SECONDS = 60.0
+"""Pause of a slave before it asks for damaged bytes again."""
+NOTE_BYTES = 1 << 16
+NOT_FOUND = "can not find message by the offset"
+"""What a RocketMQ master says when no record begins at an offset."""
+DIVERGED_ADVICE = (
+    "Nothing of ours is deleted. If the master is the wrong one or lost its disk: restore it, or make this"
+    " slave the master. To give our log up: set haDivergedLog=aside here, which moves it to a folder of its"
+    " own, or stop this slave and move its store away"
+)
 HANDSHAKE_SECONDS = 20.0
 """For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
 TRANSPORT = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
@@ -178,6 +206,9 @@ class _SlaveLink:
             trio.current_time(),
             heartbeat_s=self._heartbeat_seconds,
             silence_s=self._silence_seconds,
+            greet=broker.replica.greeting,
+            safe=broker.replica.safe_offset,
+            progress=broker.replica.progress,
         )
         self._replicas = broker.replicas
         self._stream = stream
@@ -202,10 +233,11 @@ class _SlaveLink:
         while data := await _receive(self._stream, self._silence_seconds, "slave"):
             self.session.received(data, trio.current_time())
             self._replicas.acknowledged()
-            if not opened and self.session.position >= 0:
-                opened = True
-                log.info("slave %s copies from %d", self._stream.peer, self.session.position)
+            if not opened:
                 self.wake()
+                opened = self.session.position >= 0
+                if opened:
+                    log.info("slave %s copies from %d", self._stream.peer, self.session.position)
         scope.cancel()
 
 
@@ -249,144 +281,264 @@ class Follower:
         self._network = network
         self._pool = pool
         self._guard = guard
+        self._greeting: MasterLog | None = None  # of the present link, when the master is one of ours
+        self._master = ""  # where it answers requests
+        # Up to where our log was reported; before the process began that may have been all of it.
+        self._reported = broker.store.max_physical_offset
+        self._complained: tuple[str, float] = ("", -COMPLAIN_SECONDS)
 
     async def follow(self) -> NoReturn:
         """Keep a link to the master, whenever there is one."""
         while True:
-            address = self._ha_address()
+            address, pause = self._ha_address(), RETRY_SECONDS
             if address:
                 try:
                     await self._link(address)
+                except Diverged as error:
+                    self._stop(address, str(error))
+                except CorruptRecord as error:
+                    self._stop(address, f"its log came damaged, look at it with `rmq store check`: {error}")
+                    pause = DAMAGED_SECONDS
                 except (*TRANSPORT, *REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
-            await trio.sleep(RETRY_SECONDS if address else 1.0)
+                finally:
+                    self._broker.replica.linked = False
+            await trio.sleep(pause if address else 1.0)
+
+    def _stop(self, address: str, reason: str) -> None:
+        """Follow no more, until it turns out that the reason has gone. Our files stay as they are."""
+        self._broker.replica.stopped = reason
+        before, at = self._complained
+        now = trio.current_time()
+        if reason != before or now - at >= COMPLAIN_SECONDS:
+            self._complained = reason, now
+            log.error("this slave has STOPPED following master %s: %s", address, reason)
 
     def _ha_address(self) -> str:
         configured = self._broker.store.config.ha_master_address
         return configured or self._broker.registration.master_ha_address
 
     async def _link(self, address: str) -> None:
-        broker = self._broker
-        broker.store.cut_partial()
-        if broker.registration.master_address:
-            await self._align(broker.registration.master_address)
+        store = self._broker.store
+        store.cut_partial()
+        self._reported = min(self._reported, store.max_physical_offset)
+        self._greeting = None
         target = with_scheme(address, self._guard.tls.config.scheme)
         async with open_stream(self._network, target, tls=self._guard.tls) as stream:
             if self._guard.secret:
                 await _within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
-            await self._copy_log(address, stream)
+            greeting = self._greeting = await self._greet(stream)
+            told = self._broker.registration.master_address
+            self._master = told or (greeting.address if greeting else _beside(address))
+            start = await self._align(stream, greeting)
+            self._follow(greeting)
+            await self._copy_log(address, stream, start)
 
-    async def _copy_log(self, address: str, stream: Stream) -> None:
-        broker = self._broker
-        config = broker.store.config
+    # ---- before the first byte: whose log it is, and whether ours goes on with it ----
+
+    async def _greet(self, stream: Stream) -> MasterLog | None:
+        """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
+        await stream.send_all(HELLO)
+        with trio.move_on_after(HELLO_SECONDS):
+            return MasterLog.from_note(await _note(stream))
+        if self._guard.secret:
+            raise RemoteProtocolError("it has the secret, but does not say which log it has")
+        return None
+
+    async def _align(self, stream: Stream, greeting: MasterLog | None) -> int:
+        """Cut off what our log has and the master's has not, if nobody was told of it. Returns where an empty
+        log begins. Raises Diverged.
+        """
+        store, state = self._broker.store, self._broker.replica
+        if _is_empty(store):
+            return 0 if greeting is None else greeting.start
+        theirs = greeting or await self._runtime_log()
+        try:
+            begin(store, theirs, state.log_id)
+            cut = await self._search(stream, find_cut(store, theirs.end), asks=greeting is None)
+            if cut is not None:
+                check_cut(store, theirs, cut, self._kept)
+                log.warning(
+                    "our log reaches %d, the master's %d: ours is cut at %d, of what follows nobody was told",
+                    store.max_physical_offset,
+                    theirs.end,
+                    cut,
+                )
+                self._broker.truncate(cut)
+        except Expired as error:
+            self._begin_anew(str(error))
+        except Diverged as error:
+            if store.config.ha_diverged_log is not DivergedLog.aside:
+                raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
+            self._begin_anew(str(error))
+        return theirs.start
+
+    @property
+    def _kept(self) -> int:
+        """Up to where somebody may have been told that our messages are stored."""
+        known = self._broker.replica.acknowledged
+        return self._reported if known is None else min(known, self._reported)
+
+    def _begin_anew(self, reason: str) -> None:
+        try:
+            folder = self._broker.store.set_aside()
+        except StoreError as error:
+            raise Diverged(f"{reason}; and our log cannot be set aside: {error}") from None
+        self._reported = 0
+        log.warning("%s. Our log lies in %s now, and the master's is copied from its start", reason, folder)
+
+    async def _search(self, stream: Stream, search: Search, *, asks: bool) -> int | None:
+        """Answer a search's questions by asking the master: by requests, or over the link."""
+        same = self._same_by_request if asks else partial(self._same, stream)
+        try:
+            offset = next(search)
+            while True:
+                offset = search.send(await same(offset))
+        except StopIteration as found:
+            cut: int | None = found.value
+            return cut
+
+    async def _same(self, stream: Stream, physical_offset: int) -> bool:
+        """Whether the master has the record that we have there."""
+        await stream.send_all(question(physical_offset))
+        with trio.move_on_after(REQUEST_SECONDS):
+            theirs = await _note(stream)
+            return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}
+        raise RemoteProtocolError("the master does not answer what it has")
+
+    async def _same_by_request(self, physical_offset: int) -> bool:
+        """The same for a RocketMQ master. Whatever it answers but the record, or that there is none, is no
+        answer: raises ResponseError.
+        """
+        header = ViewMessageRequestHeader(physical_offset)
+        answer = await self._call(Command.request(RequestCode.VIEW_MESSAGE_BY_ID, header))
+        if answer.code == ResponseCode.SYSTEM_ERROR and NOT_FOUND in (answer.remark or ""):
+            return False
+        ours = self._broker.store.read(physical_offset)
+        return ours is not None and self._checked(answer).body == bytes(ours)
+
+    async def _runtime_log(self) -> MasterLog:
+        """What a RocketMQ master's figures say of its log."""
+        answer = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        table = KVTable.from_json(answer.body).table
+        try:
+            start, end = (int(table[key]) for key in ("commitLogMinOffset", "commitLogMaxOffset"))
+        except (KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"the master does not say where its log ends: {error!r}") from None
+        return MasterLog("", max(start, 0), end)
+
+    def _follow(self, greeting: MasterLog | None) -> None:
+        """Our log goes on with the master's. Raises StoreError when that cannot be kept."""
+        state = self._broker.replica
+        state.follow("" if greeting is None else greeting.log_id, None if greeting is None else greeting.safe)
+        state.stopped, state.linked = "", True
+
+    # ---- the copying ----
+
+    async def _copy_log(self, address: str, stream: Stream, start: int) -> None:
+        broker, store = self._broker, self._broker.store
+        config = store.config
+        silence, heartbeat = config.ha_housekeeping_interval / 1000, config.ha_send_heartbeat_interval / 1000
+
+        def reach() -> int:
+            return start if _is_empty(store) else store.max_physical_offset
+
+        def on_disk() -> int:
+            return start if _is_empty(store) else store.flushed_offset
+
         session = SlaveSession(
             broker.append_raw,
-            lambda: broker.store.max_physical_offset,
+            reach,
             trio.current_time(),
-            heartbeat_s=config.ha_send_heartbeat_interval / 1000,
-            silence_s=config.ha_housekeeping_interval / 1000,
+            safe=on_disk if broker.replica.flushes_copies else reach,
+            noted=None if self._greeting is None else broker.replica.take_note,
+            heartbeat_s=heartbeat,
+            silence_s=silence,
         )
-        silence = config.ha_housekeeping_interval / 1000
         grown = trio.Event()
+
+        def wake() -> None:
+            grown.set()
 
         async def read(scope: trio.CancelScope) -> None:
             while data := await _receive(stream, silence, "master"):
                 if session.received(data, trio.current_time()):
-                    grown.set()
+                    wake()
             scope.cancel()
 
         async def write() -> None:
             nonlocal grown
+            # The first report says where the master goes on: it must be the end of our log.
+            while broker.replica.flushes_copies and on_disk() < reach():
+                broker.flush_wanted()
+                with trio.move_on_after(heartbeat):
+                    await grown.wait()
+                grown = trio.Event()
             while True:
                 if report := session.report(trio.current_time()):
+                    self._reported = max(self._reported, session.reported)
                     await stream.send_all(report)
-                with trio.move_on_after(config.ha_send_heartbeat_interval / 1000):
+                with trio.move_on_after(heartbeat):
                     await grown.wait()
                 grown = trio.Event()
 
-        log.info("following master %s from %d", address, broker.store.max_physical_offset)
-        await _both(read, write)
+        log.info("following master %s from %d", address, reach())
+        broker.log_flushed = wake
+        try:
+            await _both(read, write)
+        finally:
+            broker.log_flushed = lambda: None
         log.info("master %s has closed the link", address)
 
-    async def _align(self, master: str) -> None:
-        """Cut off what our log has and the master's has not."""
-        store = self._broker.store
-        reach = store.max_physical_offset
-        if not reach:
-            return
-        figures = KVTable.from_json((await self._ask(master, RequestCode.GET_BROKER_RUNTIME_INFO)).body)
-        theirs = int(figures.table.get("commitLogMaxOffset", reach))
-
-        async def same(physical_offset: int) -> bool:
-            ours = store.read(physical_offset)
-            header = ViewMessageRequestHeader(physical_offset)
-            request = Command.request(RequestCode.VIEW_MESSAGE_BY_ID, header)
-            answer = await self._call(master, request)
-            return answer.code == ResponseCode.SUCCESS and ours is not None and answer.body == bytes(ours)
-
-        cut = await find_cut(store, theirs, same)
-        if cut is not None:
-            log.warning("our log reaches %d, the master's %d: ours is cut at %d", reach, theirs, cut)
-            self._broker.truncate(cut)
+    # ---- tables ----
 
     async def copy(self) -> NoReturn:
-        """Copy the master's tables, again and again."""
+        """Copy the master's tables, again and again, while our log follows its."""
+        state = self._broker.replica
         while True:
-            master = self._broker.registration.master_address
-            if master:
-                for name, code in COPIED.items():
-                    try:
-                        body = (await self._ask(master, code)).body
-                        await in_slices(self._broker.copying_table(name, body))
-                    except (*REMOTE, StoreError) as error:
-                        log.warning("%s of master %s is not copied: %s", name, master, error)
-            await trio.sleep(COPY_SECONDS if master else 1.0)
+            for name, code in COPIED.items():
+                if not state.linked or not self._master:
+                    break
+                try:
+                    await self._copy_table(name, code)
+                except (*REMOTE, StoreError) as error:
+                    log.warning("%s of master %s is not copied: %s", name, self._master, error)
+            await trio.sleep(COPY_SECONDS if state.linked else 1.0)
 
-    async def _ask(self, master: str, code: int) -> Command:
-        answer = await self._call(master, Command.request(code))
+    async def _copy_table(self, name: str, code: int) -> None:
+        answer = await self._ask(code)
+        if self._greeting is not None:
+            if answer.ext.get(LOG_ID_FIELD) != self._greeting.log_id:
+                raise RemoteProtocolError("it is of another log than the one that we copy")
+            if name == "delayOffset":
+                return  # it comes with the log, or it would be ahead of what we have of the log
+        await in_slices(self._broker.copying_table(name, answer.body))
+
+    async def _ask(self, code: int) -> Command:
+        return self._checked(await self._call(Command.request(code)))
+
+    def _checked(self, answer: Command) -> Command:
         if answer.code != ResponseCode.SUCCESS:
-            raise for_code(answer.code, answer.remark, master)
+            raise for_code(answer.code, answer.remark, self._master)
         return answer
 
-    async def _call(self, master: str, request: Command) -> Command:
-        return await self._pool.call(master, self._broker.registration.vouch(request), REQUEST_SECONDS)
+    async def _call(self, request: Command) -> Command:
+        return await self._pool.call(self._master, self._broker.registration.vouch(request), REQUEST_SECONDS)
 
 
-async def find_cut(store: Store, theirs: int, same: Callable[[int], Awaitable[bool]]) -> int | None:
-    """Where our log must end so that the master's, which reaches `theirs`, can follow; None when it can now.
-
-    `same(physical_offset)` asks whether the master has the record that we have there. Logs that differ
-    somewhere differ in all that follows, so the last common record is found by halving.
-    """
-    reach = store.max_physical_offset
-    last = last_record(store, min(reach, theirs))
-    if last is not None and await same(last[0]):
-        return None if reach <= theirs else last[1]
-    low, high = store.min_physical_offset, 0 if last is None else last[0]
-    cut = low
-    while low < high:
-        middle = last_record(store, (low + high + 1) // 2)
-        if middle is None or middle[0] < low:
-            low = (low + high + 1) // 2
-        elif await same(middle[0]):
-            low, cut = max(middle[1], low + 1), middle[1]
-        else:
-            high = middle[0]
-    return cut
+async def _note(stream: Stream) -> dict[str, Any]:
+    """The master's next note. Raises RemoteProtocolError for anything else."""
+    offset, size = FRAME.unpack(await _exactly(stream, FRAME.size))
+    if offset != NOTE or not 0 <= size <= NOTE_BYTES:
+        raise RemoteProtocolError("the master begins to send before it was asked to")
+    return decode_note(await _exactly(stream, size))
 
 
-def last_record(store: Store, limit: int) -> tuple[int, int] | None:
-    """Start and end of the last record that a queue knows and that ends at or before `limit`."""
-    found = None
-    for topic, queue_id in store.queues():
-        low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
-        while low < high:
-            middle = (low + high) // 2
-            unit = store.unit(topic, queue_id, middle)
-            if unit is not None and unit[0] + unit[1] <= limit:
-                low = middle + 1
-                if found is None or unit[0] > found[0]:
-                    found = unit[0], unit[0] + unit[1]
-            else:
-                high = middle
-    return found
+def _is_empty(store: Store) -> bool:
+    return store.max_physical_offset == store.min_physical_offset
+
+
+def _beside(ha_address: str) -> str:
+    """Where a RocketMQ broker that hands out its log there answers requests: at the port before."""
+    address = split_address(ha_address)
+    return join_address(address.host, address.port - 1)

@@ -346,7 +346,7 @@ class _Service:
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
-        self._flusher = Flusher(self.store, broker.flushed, lambda: broker.waits.flush.awaited)
+        self._flusher = Flusher(self.store, broker.flushed, self._flush_awaited)
         self._flusher.took = broker.timings.flush.observe
         broker.waits.rescheduled = self._waits_alarm.ring
         broker.schedule.rescheduled = self._schedule_alarm.ring
@@ -429,6 +429,10 @@ class _Service:
         return work()
 
     # ---- store ----
+
+    def _flush_awaited(self) -> int:
+        """The physical offset that somebody waits for to be synced; -1 when nobody does."""
+        return max(self.broker.replica.flush_awaited, self.broker.waits.flush.awaited)
 
     @property
     def _flush_seconds(self) -> float:

@@ -136,6 +136,7 @@ def _broker(broker: BrokerFacts) -> Iterator[Finding]:
         count = int(broker.runtime.get(key, "0") or 0)
         if count:
             yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
+    yield from _replication(where, broker)
     yield from _pitfalls(where, broker)
 
 
@@ -149,6 +150,20 @@ def _disk(where: str, broker: BrokerFacts) -> Iterator[Finding]:
         todo = "free some room, lower fileReservedTime, or `rmq broker clean --logs`"
         level: Level = "wrong" if ratio >= DISK_WRONG else "note"
         yield Finding(level, where, f"its disk is {ratio:.0%} full. {free}".strip(), todo)
+
+
+def _replication(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    state, aside = broker.runtime.get("replication", ""), broker.runtime.get("logAside", "")
+    stopped = state.removeprefix("stopped: ")
+    if stopped != state:
+        todo = "its log is kept: see `Master and slaves` in docs/operations.md"
+        yield Finding("wrong", where, f"it has stopped following its master: {stopped}", todo)
+    elif state == "not connected":
+        todo = "is its master up, and can it reach the master's HA port (listenPort + 1)? Its log says more"
+        yield Finding("wrong", where, "it is not connected to its master: it copies nothing", todo)
+    if aside:
+        todo = "remove the folder when its messages are not needed any more; another one will not be made"
+        yield Finding("note", where, f"an earlier log of it is kept in {aside}", todo)
 
 
 def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:

@@ -30,6 +30,13 @@ class BrokerRole(enum.Enum):
     SLAVE = "SLAVE"
 
 
+class DivergedLog(enum.Enum):
+    """What a slave does when its log does not go on with its master's."""
+
+    stop = "stop"
+    aside = "aside"
+
+
 class Durability(enum.Enum):
     """What an acknowledged message survives: one name for a flush type and a role."""
 
@@ -282,6 +289,12 @@ class StoreConfig:
     )
     ha_slave_fallbehind_max: int = setting(
         256 << 20, help="A slave further behind does not count as there", unit="bytes", validator=at_least(0)
+    )
+    ha_diverged_log: DivergedLog = setting(
+        DivergedLog.stop,
+        help="What a slave does when its log and its master's differ in what may have been acknowledged: stop"
+        " (follow no more, keep all), or aside (move its log to the folder `aside` and copy the master's)",
+        runtime=True,
     )
     offset_check_in_slave: bool = setting(
         False, help="A slave corrects the offsets of pulls as a master does"

@@ -11,9 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-import trio
 
-from rmq.broker import replication
+from rmq.broker import alignment
 from rmq.broker.ha import REPORT, MasterSession, SlaveSession
 from rmq.broker.parking import Parking
 from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
@@ -107,11 +106,17 @@ def rejoin() -> None:
         master.put(Record("Orders", 0, b"later"))
     master.commit()
 
-    async def same(physical_offset: int) -> bool:
+    def same(physical_offset: int) -> bool:
         ours, theirs = slave.read(physical_offset), master.read(physical_offset)
         return ours is not None and theirs is not None and bytes(ours) == bytes(theirs)
 
-    cut = trio.run(replication.find_cut, slave, master.max_physical_offset, same)
+    search, cut = alignment.find_cut(slave, master.max_physical_offset), None
+    try:
+        offset = next(search)
+        while True:
+            offset = search.send(same(offset))
+    except StopIteration as found:
+        cut = found.value
     if cut is not None:
         slave.truncate(cut)
     session = MasterSession(master, 0.0)
@@ -240,10 +245,10 @@ def forged_acknowledgement_taken(patch: pytest.MonkeyPatch) -> None:
 def no_truncation_at_rejoin(patch: pytest.MonkeyPatch) -> None:
     """A slave that comes back keeps what its master does not have."""
 
-    async def find_cut(*args: Any) -> None:
-        return None
+    def find_cut(*args: Any) -> Iterator[int]:
+        yield from ()
 
-    patch.setattr(replication, "find_cut", find_cut)
+    patch.setattr(alignment, "find_cut", find_cut)
 
 
 def part_of_a_record_kept_at_rejoin(patch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from rmq.broker.figures import figures_of
 from rmq.errors import StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
-from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from rmq.protocol.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader
 from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole
+from rmq.testing.disk import MemoryDisk
 
 from .rig import Rig, batch, pull, send
 
@@ -114,5 +116,54 @@ def test_a_slave_forgets_the_topics_and_groups_that_its_master_has_deleted() -> 
 
 
 def copy_tables(master: Rig, to: Rig) -> None:
-    for name, table in master.broker.files.made.items():
-        to.broker.copy_table(name, table.to_json())
+    to.broker.copy_table("topics", master.broker.topics.to_json())
+    to.broker.copy_table("subscriptionGroup", master.broker.groups.to_json())
+
+
+def test_a_slave_s_state_is_shown() -> None:
+    rig = slave()
+
+    def shown() -> tuple[str, dict[str, float]]:
+        answer = rig.one(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        names = ("following_master", "replication_stopped")
+        found = {
+            figure.name: cast(float, figure.rows[0][1])
+            for figure in figures_of(rig.broker)
+            if figure.name in names
+        }
+        return KVTable.from_json(answer.body).table["replication"], found
+
+    assert shown() == ("not connected", {"following_master": 0, "replication_stopped": 0})
+    rig.broker.replica.linked = True
+    assert shown() == ("following", {"following_master": 1, "replication_stopped": 0})
+    rig.broker.replica.linked, rig.broker.replica.stopped = False, "why"
+    assert shown() == ("stopped: why", {"following_master": 0, "replication_stopped": 1})
+
+
+def test_a_log_keeps_its_id_and_a_slave_made_master_takes_all_for_acknowledged() -> None:
+    master, rig = Rig(), slave()
+    log_id = master.broker.replica.greeting().log_id
+    assert master.broker.replica.greeting().log_id == log_id
+    assert Rig(disk=master.disk.copy()).broker.replica.greeting().log_id == log_id
+    rig.broker.replica.follow(log_id, 0)
+    assert (rig.broker.replica.log_id, rig.broker.replica.acknowledged) == (log_id, 0)
+    promoted = Rig(disk=rig.disk.copy())
+    assert promoted.broker.replica.greeting().log_id == log_id
+    again = Rig(disk=promoted.disk.copy(), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
+    assert again.broker.replica.acknowledged is None
+
+
+def test_what_a_master_at_async_flush_has_may_all_be_acknowledged() -> None:
+    rig = copied(Rig())
+    state, reach = rig.broker.replica, rig.store.max_physical_offset
+    state.follow("a", 10)
+    assert state.acknowledged == reach, "of what came before nobody knows"
+    state.take_note({"safe": 1 << 40})
+    assert state.acknowledged == reach
+    state.follow("a", None)
+    assert state.acknowledged is None
+    assert slave_on(rig.disk).broker.replica.acknowledged is None, "saved before anything comes"
+
+
+def slave_on(disk: MemoryDisk) -> Rig:
+    return Rig(disk=disk.copy(), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)

@@ -1,0 +1,168 @@
+"""What a broker knows of its log as one that is copied: whose it is, and on a slave how the copying goes.
+
+`config/replication.json` is ours, RocketMQ does not look at it. A log has an id from the moment that the
+first of our slaves asks for it; slaves inherit it with the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from random import Random
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.ha import MasterLog
+from rmq.errors import RemoteProtocolError
+from rmq.protocol import json
+from rmq.protocol.codes import RequestCode
+from rmq.store.config import BrokerRole, FlushDiskType
+
+if TYPE_CHECKING:
+    from rmq.protocol.command import Command
+    from rmq.store.store import Store
+
+    Handler = Callable[[Command, Any, int], Command | None]
+
+LOG_ID_FIELD: Final = "rmqLogId"
+"""Header field of the answers that slaves copy: whose tables they are. RocketMQ does not look at it."""
+FILE: Final = "replication"
+TABLE_CODES: Final = frozenset(
+    (
+        RequestCode.GET_ALL_TOPIC_CONFIG,
+        RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_DELAY_OFFSET,
+    )
+)
+"""The requests for what a slave copies beside the log."""
+
+
+class ReplicaState:
+    """The state of `store`'s log. `address` is where this broker answers requests; `chance` makes ids.
+
+    `log_id` is empty for a log that has none yet. `acknowledged` is a slave's: up to where producers may have
+    been told that their messages are stored, None when that may be all of its log. `linked`: it follows its
+    master now; `stopped` says why it does not, and will not by itself.
+    """
+
+    def __init__(self, store: Store, *, address: str, chance: Random) -> None:
+        self.log_id = ""
+        self.acknowledged: int | None = None
+        self.dirty = False
+        self.linked = False
+        self.stopped = ""
+        self._store = store
+        self._address = address
+        self._chance = chance
+
+    def load(self, data: bytes | None) -> None:
+        """Take the text of replication.json, None when there is none. Raises RemoteProtocolError."""
+        if data is None:
+            return
+        table = json.loads(data)
+        try:
+            self.log_id = str(table["logId"])
+            known = table["acknowledged"]
+            self.acknowledged = None if known is None else int(known)
+        except (TypeError, KeyError, ValueError) as error:
+            raise RemoteProtocolError(f"replication.json cannot be read: {error!r}") from None
+
+    def to_json(self) -> bytes:
+        """The text of replication.json."""
+        self.dirty = False
+        return json.dumps({"logId": self.log_id, "acknowledged": self.acknowledged})
+
+    def save(self) -> None:
+        """Save now. Raises StoreError."""
+        self._store.save_config(FILE, self.to_json())
+
+    def rows(self) -> dict[str, str]:
+        """Rows of the runtime figures."""
+        rows = {}
+        if self._store.config.broker_role is BrokerRole.SLAVE:
+            state = "following" if self.linked else "not connected"
+            rows["replication"] = f"stopped: {self.stopped}" if self.stopped else state
+        if self._store.disk.exists(self._store.aside):
+            rows["logAside"] = self._store.aside
+        return rows
+
+    # ---- a slave ----
+
+    @property
+    def flushes_copies(self) -> bool:
+        """Whether this is a slave that reports only what is on its disk."""
+        config = self._store.config
+        return config.broker_role is BrokerRole.SLAVE and config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+
+    @property
+    def flush_awaited(self) -> int:
+        """The physical offset up to which a sync is waited for, to report it; -1 when none is."""
+        return self._store.max_physical_offset if self.flushes_copies else -1
+
+    def follow(self, log_id: str, safe: int | None) -> None:
+        """Our log, as it is, goes on with that of a master, which says that producers may have been told of
+        all before `safe`; None: of all that there is. Raises StoreError when that cannot be kept.
+        """
+        reach, before = self._store.max_physical_offset, (self.log_id, self.acknowledged)
+        self.log_id = log_id or self.log_id
+        if safe is None:
+            self.acknowledged = None
+        elif self.acknowledged is None:
+            self.acknowledged = reach
+        else:
+            self.acknowledged = min(max(self.acknowledged, safe), reach)
+        if self.log_id != before[0] or (self.acknowledged is None) != (before[1] is None):
+            self.save()
+        elif self.acknowledged != before[1]:
+            self.dirty = True
+
+    def take_note(self, note: Mapping[str, Any]) -> None:
+        """Take what the master says of the log, as far as we have it. Raises RemoteProtocolError."""
+        safe = note.get("safe")
+        if isinstance(safe, int) and self.acknowledged is not None:
+            safe = min(safe, self._store.max_physical_offset)
+            if safe > self.acknowledged:
+                self.acknowledged, self.dirty = safe, True
+
+    # ---- a master ----
+
+    def lead(self) -> None:
+        """This broker is a master: from now on all of its log may be acknowledged. Raises StoreError."""
+        if self.acknowledged is not None:
+            self.acknowledged = None
+            self.save()
+
+    def greeting(self) -> MasterLog:
+        """What one of our slaves is told first. The log gets its id now if it has none. Raises StoreError."""
+        store = self._store
+        if not self.log_id:
+            made = f"{self._chance.getrandbits(128):032x}"
+            store.save_config(FILE, json.dumps({"logId": made, "acknowledged": None}))
+            self.log_id = made
+        return MasterLog(
+            self.log_id,
+            store.min_physical_offset,
+            store.max_physical_offset,
+            store.config.mapped_file_size_commit_log,
+            self.safe_offset(),
+            self._address,
+        )
+
+    def safe_offset(self) -> int | None:
+        """Up to where a producer may have been told that its message is stored; None: everywhere."""
+        on_disk = self._store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        return self._store.flushed_offset if on_disk else None
+
+    def progress(self) -> Mapping[str, Any]:
+        """How far what is in the log is delivered; true of the log up to its present end."""
+        return {}
+
+    def signed(self, handler: Handler) -> Handler:
+        """The handler of a request for a table, with the log's id in its answers."""
+
+        def answer(request: Command, connection: Any, now: int) -> Command | None:
+            response = handler(request, connection, now)
+            if response is None or not self.log_id:
+                return response
+            return response.with_ext({**response.ext, LOG_ID_FIELD: self.log_id})
+
+        return answer
