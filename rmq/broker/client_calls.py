@@ -71,7 +71,7 @@ class ClientCalls:
         """Have a consumer consume one stored message at once; its answer tells how that went."""
         header = request.read(ConsumeMessageDirectlyResultRequestHeader)
         member = self._member(header.consumer_group, header.client_id or "")
-        record = self._store.read(_physical_offset(header.msg_id or ""))
+        record = self._store.confirmed(_physical_offset(header.msg_id or ""))
         if record is None:
             raise for_code(_FAILED, f"can not find message by the id, {header.msg_id}")
         ext = {**request.ext, "brokerName": self.config.broker_name}

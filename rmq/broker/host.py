@@ -18,7 +18,7 @@ from rmq.message import (
     with_properties,
 )
 from rmq.protocol.codes import ResponseCode
-from rmq.protocol.record import NUL_IN_PROPERTIES, Record, encode_properties, record_keys
+from rmq.protocol.record import NUL_IN_PROPERTIES, Record, decode_record, encode_properties, record_keys
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
@@ -87,9 +87,12 @@ class PluginHost:
 
         Raises CorruptRecord.
         """
-        message = self._broker.store.message(physical_offset, body=False)
-        if message is None or message.topic not in WAITING_TOPICS:
-            return None if message is None else message.topic
+        record = self._broker.store.confirmed(physical_offset)
+        if record is None:
+            return None
+        message = decode_record(record, check_crc=False, decompressed=False)
+        if message.topic not in WAITING_TOPICS:
+            return message.topic
         return message.properties.get(PROPERTY_REAL_TOPIC) or message.topic
 
     def stats(self) -> Mapping[str, str]:

@@ -82,7 +82,7 @@ class Query:
 
     def _on_view(self, request: Command, connection: Any, now: int) -> Command:
         offset = request.read(ViewMessageRequestHeader).offset
-        record = self._store.read(offset)
+        record = self._store.confirmed(offset)
         if record is None:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         return request.reply(body=bytes(record))
@@ -107,7 +107,7 @@ class Query:
         """The records that really have the key: others may have its hash. The first is given in any size."""
         body = bytearray()
         for physical_offset in found.physical_offsets:
-            record = self._store.read(physical_offset)
+            record = self._store.confirmed(physical_offset)
             if record is None or not self._has_key(physical_offset, topic, key):
                 continue
             if body and len(body) + len(record) > ANSWER_BYTES:

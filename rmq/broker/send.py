@@ -528,7 +528,7 @@ class Send:
         return name
 
     def _message(self, physical_offset: int) -> StoredMessage:
-        view = self._store.read(physical_offset)
+        view = self._store.confirmed(physical_offset)
         if view is None:
             raise for_code(SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
         return decode_record(view, decompressed=False)

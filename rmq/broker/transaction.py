@@ -232,7 +232,7 @@ class Transactions:
         return half_offset in self._ended or half_offset in self._done
 
     def _checked_half(self, header: EndTransactionRequestHeader) -> StoredMessage:
-        data = self._store.read(header.commit_log_offset)
+        data = self._store.confirmed(header.commit_log_offset)
         try:
             half = None if data is None else decode_record(data, decompressed=False)
         except CorruptRecord:
@@ -476,7 +476,7 @@ class Transactions:
     def _discarded(self, message_id: str) -> StoredMessage:
         try:
             _, physical_offset = parse_offset_message_id(message_id)
-            data = self._store.read(physical_offset)
+            data = self._store.confirmed(physical_offset)
             message = None if data is None else decode_record(data, decompressed=False)
         except Exception as error:
             raise ResponseError(

@@ -24,6 +24,7 @@ from rmq.store.reader import (
     read_queue,
 )
 from rmq.store.reput import Reput
+from rmq.store.scan import parse
 
 COUNT_BACKLOG = 20_000
 """Records that wait for the index before somebody who has other things to do helps."""
@@ -103,8 +104,25 @@ class StoreView:
         return self.config.broker_role is not BrokerRole.SLAVE or self.config.offset_check_in_slave
 
     def read(self, physical_offset: int) -> memoryview | None:
-        """The bytes of the record that starts there; None when none does. Any number may be asked."""
+        """The bytes of the record that starts there; None when none does. Any number may be asked, but what a
+        client names is asked of `confirmed`.
+        """
         return self._log.record(physical_offset)
+
+    def confirmed(self, physical_offset: int) -> memoryview | None:
+        """The bytes of the record that starts there, if a queue's unit points at it; else None.
+
+        For offsets that clients name. The bytes of a body may look like a record that lies at its own place
+        in the log, with any topic and a length that reaches into others' messages; only records have units.
+        A record of a deleted topic has none any more.
+        """
+        view = self._log.record(physical_offset)
+        record = None if view is None else parse(view, 0, physical_offset, check_crc=False)
+        if record is None:
+            return None
+        queue = self._queue(record.topic.decode("utf-8", "replace"), record.queue_id)
+        unit = None if queue is None else queue.unit(record.queue_offset)
+        return view if unit is not None and unit[:2] == (physical_offset, record.size) else None
 
     def read_raw(self, physical_offset: int, size: int) -> memoryview:
         """At most `size` bytes of the log from there to the end of that file, for a slave. b"" at the end
