@@ -16,6 +16,7 @@ expected and where it was read.
 from __future__ import annotations
 
 import enum
+import ipaddress
 import logging
 import os
 import re
@@ -42,6 +43,9 @@ Validator = Callable[[Any, "Attribute[Any]", Any], Any]
 # Names whose camelCase form is not mechanical.
 ALIASES = {"broker_ip1": "brokerIP1", "broker_ip2": "brokerIP2", "check_crc_on_recover": "checkCRCOnRecover"}
 
+INT_MAX = 2**31 - 1
+"""What RocketMQ's settings hold at most, but for some."""
+
 SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -52,6 +56,7 @@ def setting(
     unit: str | None = None,
     java: str | None = None,
     runtime: bool = False,
+    most: int = INT_MAX,
     validator: Validator | Sequence[Validator] | None = None,
     important: bool = False,
     secret: bool = False,
@@ -60,8 +65,8 @@ def setting(
 
     `unit` is shown in the reference ("ms", "bytes" …); a field in bytes also takes sizes such as 64k, 4m,
     1g. `java` is RocketMQ's key where it is not the mechanical camelCase form of the name. `runtime` says
-    that the value may be replaced while the service runs, `important` that `-m` prints it, `secret` that it
-    is never shown.
+    that the value may be replaced while the service runs, if it is a number by at most `most`, `important`
+    that `-m` prints it, `secret` that it is never shown.
     """
     checks = validator if validator is None or callable(validator) else attrs.validators.and_(*validator)
     facts = {
@@ -69,6 +74,7 @@ def setting(
         "unit": unit,
         "java": java,
         "runtime": runtime,
+        "most": most,
         "important": important,
         "secret": secret,
     }
@@ -418,7 +424,9 @@ def _wrong(field: Attribute[Any], value: Any, expected: str, source: str) -> Con
 def evolve(config: C, changes: Mapping[str, str]) -> C:
     """A copy with the values of `changes` (Java key or name -> text), for a change at run time.
 
-    Raises ConfigError for an unknown key, for one that needs a restart and for a wrong value.
+    Raises ConfigError for an unknown key, for one that is named twice, for one that needs a restart and for a
+    wrong value. Who changes a running service gets less leave than who writes its file: numbers have an upper
+    bound.
     """
     cls = type(config)
     values: dict[str, Any] = {}
@@ -429,8 +437,28 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
         if not field.metadata.get("runtime"):
             wanted = "no change while running: write it to the configuration file and restart"
             raise ConfigError(java_key(field), text, wanted)
-        values[field.name] = _value(cls, field, text, "the request")
+        if field.name in values:
+            raise ConfigError(java_key(field), text, f"one value, not two, by the names {_names(field)}")
+        value = values[field.name] = _value(cls, field, text, "the request")
+        if isinstance(value, int) and value > field.metadata.get("most", INT_MAX):
+            raise _wrong(field, text, f"at most {field.metadata['most']} in a running service", "the request")
     return typing.cast(C, attrs.evolve(typing.cast(Any, config), **values))
+
+
+def canonical(changes: Mapping[str, str], *classes: type[Any]) -> dict[str, str]:
+    """The same changes by RocketMQ's keys, whichever of its two names a setting is called by."""
+    keys = {name: java_key(field) for cls in classes for name, field in _fields(cls).items()}
+    return {keys.get(key, key): text for key, text in changes.items()}
+
+
+def spellings(key: str) -> tuple[str, str]:
+    """The names that a setting may have in a file: RocketMQ's key, and ours."""
+    ours = {java: name for name, java in ALIASES.items()}
+    return key, ours.get(key) or re.sub("[A-Z]", lambda letter: f"_{letter[0].lower()}", key)
+
+
+def _names(field: Attribute[Any]) -> str:
+    return f"{java_key(field)} and {field.name}"
 
 
 def knows(cls: type[Any], key: str) -> bool:
@@ -493,6 +521,17 @@ def dump_properties(*configs: Any, important: bool = False) -> str:
 
 
 # ---- addresses ----
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
 
 _ADDRESS = re.compile(r"((?:tls|wss?|tcp)://)?(\[[0-9a-fA-F:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from rmq.config import parse_properties, properties_text
+from rmq.config import parse_properties, properties_text, spellings
 
 SaveSettings = Callable[[Mapping[str, str]], None]
 """Keeps settings (Java key -> text) that were changed at run time. Raises OSError."""
@@ -46,12 +46,15 @@ def _save_settings(path: Path, changes: Mapping[str, str]) -> None:
 
 
 def with_changes(text: str, changes: Mapping[str, str]) -> str:
-    """Properties text in which `changes` hold; other lines, comments and order stay as they are."""
+    """Properties text in which `changes`, by RocketMQ's keys, hold; other lines, comments and order stay as
+    they are. A setting that stands there by our name, or more than once, stands there once then."""
     left = dict(changes)
+    known = {name: key for key in changes for name in spellings(key)}
     lines = []
     for line in text.splitlines():
-        key = next(iter(parse_properties(line)), None) if not line.endswith("\\") else None
-        if key in changes:
+        found = next(iter(parse_properties(line)), None) if not line.endswith("\\") else None
+        key = known.get(found or "")
+        if key is not None:
             line = properties_text({key: left.pop(key)}).rstrip("\n") if key in left else ""
         lines.append(line)
     body = "\n".join(line for line in lines)

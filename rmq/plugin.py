@@ -164,6 +164,10 @@ class Plugin:
         """Request code -> what answers it, for codes that the server does not know. Asked for once."""
         return {}
 
+    def listens(self) -> Mapping[str, str]:
+        """What it listens for -> where, for those who start the server."""
+        return {}
+
     def on_stored(self, event: StoredEvent) -> None:
         """See that messages were stored, after their acknowledgement was written."""
 
@@ -207,6 +211,10 @@ class Hooks:
         except Exception as error:
             self._failed(self.publishers[0], error)
             return False
+
+    def listens(self) -> dict[str, str]:
+        """What the plugins listen for -> where."""
+        return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}
 
     def completing(self, handlers: Mapping[int, Any]) -> dict[int, Any]:
         """A server's own handlers and those of the plugins. Raises PluginRefused when both answer a code."""

@@ -40,6 +40,17 @@ def applied(config: C, tls: TlsConfig) -> tuple[C, TlsConfig]:
     return config, attrs.evolve(tls, tls_mode="enforcing", tls_enable=True)
 
 
+def protect_files(config: Any, folder: str = "") -> None:
+    """For a program's start with the profile `secure`: what it writes from now on, messages, tables, logs, is
+    its user's alone. `folder` is where its store is; one that others may enter is warned about."""
+    if config.profile != SECURE:
+        return
+    os.umask(_READ_BY_OTHERS)
+    path = os.path.expanduser(folder)
+    if folder and os.path.exists(path) and os.stat(path).st_mode & _READ_BY_OTHERS:
+        log.warning("other users of this machine may read the store in %s (chmod -R go= ends that)", path)
+
+
 def _missing(settings: Any, tls: TlsConfig) -> list[str]:
     needs = [
         (

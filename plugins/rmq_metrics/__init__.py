@@ -15,9 +15,11 @@ from typing import Final
 
 import trio
 
+from rmq.config import is_loopback
 from rmq.errors import ConfigError
 from rmq.figures import Figure, Histogram, single
 from rmq.plugin import Host, Peer, Plugin, PulledEvent
+from rmq.profile import cluster_secret
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting import TcpNetwork, join_address
@@ -47,6 +49,7 @@ class MetricsPlugin(Plugin):
         self.address: str = getattr(host.config, "metrics_address", "127.0.0.1")
         self.port: int = getattr(host.config, "metrics_port", 5557)
         self.listens_on: list[str] = []
+        self._token = _token(getattr(host.config, "metrics_token_file", ""))
         self._began = 0.0
         self._pulls = Histogram()
         self._refusals: Counter[tuple[str, str]] = Counter()
@@ -55,6 +58,12 @@ class MetricsPlugin(Plugin):
         except ImportError:
             wanted = "no `metrics` until prometheus-client is installed: pip install 'rmq[metrics]'"
             raise ConfigError("plugins", "metrics", wanted) from None
+
+    def listens(self) -> dict[str, str]:
+        """The address for scrapes, and whether anybody there may read them."""
+        where = join_address(self.address, self.port) if self.port else f"{self.address}, a free port"
+        is_open = not self._token and not is_loopback(self.address)
+        return {"metrics": f"{where}, for anybody (metricsTokenFile)" if is_open else where}
 
     def on_request(self, peer: Peer, command: Command) -> None:
         """Note when the request's handling begins."""
@@ -94,4 +103,10 @@ class MetricsPlugin(Plugin):
         listener = await TcpNetwork().listen(join_address(self.address, self.port))
         self.listens_on = [listener.address]
         log.info("metrics on http://%s/metrics", listener.address)
-        await serve(listener, self.page)
+        await serve(listener, self.page, self._token)
+
+
+def _token(path: str) -> bytes:
+    """The token in a file; empty without one. Raises ConfigError when it cannot be read or is short."""
+    secret = cluster_secret(path, "metricsTokenFile")
+    return b"" if secret is None else secret.value

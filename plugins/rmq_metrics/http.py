@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 from collections.abc import Awaitable, Callable
 from typing import NoReturn
@@ -26,13 +27,16 @@ log = logging.getLogger("rmq.metrics")
 Page = Callable[[], Awaitable[bytes]]
 
 
-async def serve(listener: Listener, page: Page) -> NoReturn:
-    """Answer until cancelled; closes the listener then. What a peer does wrong ends its connection only."""
+async def serve(listener: Listener, page: Page, token: bytes = b"") -> NoReturn:
+    """Answer until cancelled; closes the listener then. What a peer does wrong ends its connection only.
+
+    With a token only requests that bring it get the page: ``Authorization: Bearer TOKEN``.
+    """
 
     async def answer(stream: Stream) -> None:
         try:
             with trio.move_on_after(SECONDS):
-                await _converse(stream, page)
+                await _converse(stream, page, token)
         except (trio.BrokenResourceError, h11.LocalProtocolError) as error:
             log.debug("a scrape broke off: %s", error)
 
@@ -45,7 +49,7 @@ async def serve(listener: Listener, page: Page) -> NoReturn:
     raise AssertionError("the loop above does not end")
 
 
-async def _converse(stream: Stream, page: Page) -> None:
+async def _converse(stream: Stream, page: Page, token: bytes) -> None:
     connection = h11.Connection(h11.SERVER)
     try:
         request = await _request(stream, connection)
@@ -54,12 +58,20 @@ async def _converse(stream: Stream, page: Page) -> None:
         return
     if request is None:
         return
-    if request.method != b"GET":
+    if not _may(request, token):
+        await _send(stream, connection, 401, b"a token is needed: Authorization: Bearer TOKEN\n")
+    elif request.method != b"GET":
         await _send(stream, connection, 405, b"only GET\n")
     elif request.target.partition(b"?")[0] not in PATHS:
         await _send(stream, connection, 404, b"only /metrics\n")
     else:
         await _send(stream, connection, 200, await page())
+
+
+def _may(request: h11.Request, token: bytes) -> bool:
+    given = next((value for name, value in request.headers if name == b"authorization"), b"")
+    kind, _, word = given.partition(b" ")
+    return not token or (kind.lower() == b"bearer" and hmac.compare_digest(word.strip(), token))
 
 
 async def _request(stream: Stream, connection: h11.Connection) -> h11.Request | None:
@@ -76,6 +88,7 @@ async def _request(stream: Stream, connection: h11.Connection) -> h11.Request | 
 
 async def _send(stream: Stream, connection: h11.Connection, status: int, body: bytes) -> None:
     headers = [
+        *([("WWW-Authenticate", "Bearer")] if status == 401 else []),
         ("Content-Type", CONTENT_TYPE),
         ("Content-Length", str(len(body))),
         ("Connection", "close"),

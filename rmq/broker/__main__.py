@@ -7,19 +7,19 @@ import gc
 import os
 import pathlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 import trio
 
-from rmq.broker.config import BrokerConfig, is_loopback
+from rmq.broker.config import BrokerConfig
 from rmq.broker.service import run_until_signalled
-from rmq.config import dump_properties, from_options, load_all, read_file
+from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
-from rmq.profile import applied, exposure
+from rmq.profile import applied, exposure, protect_files
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.tls_file import with_file
 from rmq.store.config import BrokerRole, StoreConfig
@@ -88,13 +88,20 @@ def durability(store_config: StoreConfig) -> str:
     )
 
 
-def banner(config: BrokerConfig, store_config: StoreConfig, tls: TlsConfig, addresses: Sequence[str]) -> str:
-    """What is said once the broker answers."""
+def banner(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    tls: TlsConfig,
+    addresses: Sequence[str],
+    also: Mapping[str, str] | None = None,
+) -> str:
+    """What is said once the broker answers. `also`: what else it listens for, and where."""
     port = addresses[0].rpartition(":")[2]
     lines = [
         f"rmq broker {config.broker_name} of {config.broker_cluster_name} is ready",
         f"  listens on    {', '.join(addresses)}",
         f"  clients use   {config.address(int(port))}",
+        *(f"  {what:<13} {where}" for what, where in (also or {}).items()),
         f"  name servers  {config.namesrv_addr or 'none (-n HOST:9876 names one)'}",
         f"  profile       {config.profile}",
         f"  durability    {durability(store_config)}",
@@ -117,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.printConfigItem or options.printImportantConfig:
             print(dump_properties(*loaded, important=not options.printConfigItem), end="")
             return 0
+        protect_files(loaded[0], loaded[1].store_path_root_dir)
         texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
         trio.run(_serve, loaded, texts)
     except (ConfigError, PluginRefused) as error:
@@ -131,9 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(loaded: Settings, texts: dict[str, str]) -> None:
     config, store_config, tls = loaded
 
-    def announce(addresses: Sequence[str]) -> None:
+    def announce(addresses: Sequence[str], also: Mapping[str, str]) -> None:
         calm_collector()
-        print(banner(config, store_config, tls, addresses), flush=True)
+        print(banner(config, store_config, tls, addresses, also), flush=True)
 
     await run_until_signalled(config, store_config, tls=tls, plugin_settings=texts, announce=announce)
 

@@ -194,7 +194,7 @@ class Admin:
         config = settings.evolve(self.config, of_broker)
         store_config = settings.evolve(self.store_config, of_store)
         if changes and (save := settings_saver(config.config_store_path)) is not None:
-            save(changes)
+            save(settings.canonical(changes, type(self.config), type(self.store_config)))
         self.config, self.store_config = config, store_config
         self.config_version = self.config_version.following(now)
         self.changed(config, store_config)

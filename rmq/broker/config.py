@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
 
 from attrs import Attribute, Factory, frozen
 
-from rmq.config import at_least, between, java_key, one_of, setting
+from rmq.config import at_least, between, is_loopback, java_key, one_of, setting
 from rmq.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -22,16 +21,6 @@ def host_name() -> str:
         return socket.gethostname() or "DEFAULT_BROKER"
     except OSError:
         return "DEFAULT_BROKER"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _word(instance: object, field: Attribute[str], value: str) -> None:
@@ -148,7 +137,7 @@ class BrokerConfig:
         True, help="Answer waiting pulls when a message arrives", runtime=True
     )
     short_polling_time_mills: int = setting(
-        1_000, help="How long a pull waits without long polling", unit="ms", runtime=True
+        1_000, help="How long a pull waits without long polling", unit="ms", runtime=True, most=60_000
     )
     ha_enable: bool = setting(True, help="Hand out the log to slaves on the port after listenPort")
     slave_read_enable: bool = setting(False, help="Point readers of old messages to slaves", runtime=True)
@@ -198,12 +187,14 @@ class BrokerConfig:
         help="Pulls of one connection that may wait for messages before more are refused",
         validator=at_least(1),
         runtime=True,
+        most=1_000_000,
     )
     max_held_pulls_of_account: int = setting(
         50_000,
         help="Pulls of one account that may wait for messages before more are refused",
         validator=at_least(1),
         runtime=True,
+        most=1_000_000,
     )
     max_suspend_time_mills: int = setting(
         30_000,
@@ -248,6 +239,7 @@ class BrokerConfig:
         help="Age at which a half message is checked",
         unit="ms",
         runtime=True,
+        most=604_800_000,
         important=True,
         validator=at_least(0),
     )
@@ -255,6 +247,7 @@ class BrokerConfig:
         15,
         help="Checks after which a half message is given up",
         runtime=True,
+        most=1_000_000,
         important=True,
         validator=at_least(1),
     )
@@ -263,6 +256,7 @@ class BrokerConfig:
         help="Time between checks of half messages",
         unit="ms",
         runtime=True,
+        most=86_400_000,
         important=True,
         validator=at_least(1),
     )
@@ -286,6 +280,9 @@ class BrokerConfig:
     metrics_address: str = setting(LOOPBACK, help="Address that plugin `metrics` listens on")
     metrics_port: int = setting(
         5557, help="Port of plugin `metrics`; 0 takes a free one", validator=between(0, 65535)
+    )
+    metrics_token_file: str = setting(
+        "", help="File with the token that scrapes must bring (`Authorization: Bearer`); empty: none"
     )
     plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order")
 

@@ -108,15 +108,16 @@ async def run(
     now_ms: Callable[[], int] | None = None,
     plugin_settings: Mapping[str, str] | None = None,
     stop: trio.Event | None = None,
+    also: dict[str, str] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
 
     `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
-    broker or none could be reached. Without `disk` files are real and syncs run in a thread; a simulation
-    gives its own, and `now_ms`. Raises ConfigError, PluginRefused, PortInUse, StoreLocked, CorruptRecord
-    before `started`, and then nothing is left running; later CorruptRecord when a broken disk lost the log's
-    end.
+    broker or none could be reached; `also` is filled with what else it listens for, and where. Without `disk`
+    files are real and syncs run in a thread; a simulation gives its own, and `now_ms`. Raises ConfigError,
+    PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`, and then nothing is left running;
+    later CorruptRecord when a broken disk lost the log's end.
     """
     _check(config, store_config)
     config, tls = applied(config, tls or TlsConfig())
@@ -128,6 +129,8 @@ async def run(
     )
     service = _Service(broker, ports, network=network, guard=guard, threads=disk is None)
     stop = trio.Event() if stop is None else stop
+    if also is not None:
+        also |= ({} if ports.slaves is None else {"slaves": ports.slaves.address}) | broker.hooks.listens()
     with bare_errors():
         async with trio.open_nursery() as nursery:
             addresses = await nursery.start(service.live, stop)
@@ -144,15 +147,19 @@ async def run_until_signalled(
     *,
     tls: TlsConfig | None = None,
     plugin_settings: Mapping[str, str] | None = None,
-    announce: Callable[[Sequence[str]], None],
+    announce: Callable[[Sequence[str], Mapping[str, str]], None],
 ) -> None:
-    """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses. Raises as `run`."""
+    """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses for clients, and what else it
+    listens on. Raises as `run`."""
     descriptors.raise_limit()
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
-            task = partial(run, config, store_config, tls=tls, plugin_settings=plugin_settings, stop=stop)
-            announce(await nursery.start(task))
+            also: dict[str, str] = {}
+            task = partial(
+                run, config, store_config, tls=tls, plugin_settings=plugin_settings, stop=stop, also=also
+            )
+            announce(await nursery.start(task), also)
             async for number in signals:
                 log.info("%s: stopping", signal.Signals(number).name)
                 break

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import pathlib
 import secrets
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -16,7 +18,7 @@ from attrs import evolve, frozen
 from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
 from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.status import EXIT_FAILED
-from rmq.cli.target import Target, fail, target_options
+from rmq.cli.target import Target, fail, read_secret, target_options
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECRET_BYTES: Final = 24
+SECRET_LENGTH_MIN: Final = 16
+"""Characters of a secret that somebody brings: RocketMQ takes 7, which can be tried out."""
+OWNER_ONLY: Final = 0o600
 
 COLUMNS: Final = {
     "access_key": "ACCOUNT",
@@ -46,6 +51,13 @@ FILE: Final = click.option(
     "--file",
     type=click.Path(dir_okay=False, path_type=pathlib.Path),
     help="Work on this plain_acl.yml instead of a running cluster.",
+)
+
+
+SECRET_FILE: Final = click.option(
+    "--secret-file",
+    type=click.Path(dir_okay=False, path_type=pathlib.Path),
+    help="Take the secret from this file; if it is not there, write a new one to it instead of showing it.",
 )
 
 
@@ -166,15 +178,15 @@ def list_accounts(place: Place, output: Format) -> None:
 @acl.command()
 @NAME
 @permission_options
+@SECRET_FILE
 @place_options
-def add(place: Place, who: str, **given: Any) -> None:
+def add(place: Place, who: str, secret_file: pathlib.Path | None, **given: Any) -> None:
     """Make the account NAME and show its secret: now, and never again."""
-    secret = _new_secret()
-    account = evolve(_wanted(who, given), secret_key=secret, admin=bool(given["admin"]))
+    account = evolve(_wanted(who, given), admin=bool(given["admin"]))
     if place.find(who) is not None:
         refuse(f"there is an account {who} already; `rmq acl set` changes it, `rmq acl rotate` its secret")
-    done(f"account {who} made", place.put(account))
-    _tell(secret)
+    with _secret(secret_file) as secret:
+        done(f"account {who} made", place.put(evolve(account, secret_key=secret)))
 
 
 @acl.command("set")
@@ -200,15 +212,16 @@ def change(place: Place, who: str, no_topics: bool, no_groups: bool, no_white: b
 
 @acl.command()
 @NAME
+@SECRET_FILE
 @place_options
-def rotate(place: Place, who: str) -> None:
+def rotate(place: Place, who: str, secret_file: pathlib.Path | None) -> None:
     """Give the account NAME a new secret and show it. The old one stops working at once.
 
     Servers that lack the account get it, with the permissions that the others have.
     """
-    before, secret = place.known(who), _new_secret()
-    done(f"account {who} has a new secret", place.put(evolve(before, secret_key=secret)))
-    _tell(secret)
+    before = place.known(who)
+    with _secret(secret_file) as secret:
+        done(f"account {who} has a new secret", place.put(evolve(before, secret_key=secret)))
 
 
 @acl.command()
@@ -368,11 +381,35 @@ def _as_account(shown: AclAccount) -> Account:
     )
 
 
-def _new_secret() -> str:
-    return secrets.token_urlsafe(SECRET_BYTES)
+@contextmanager
+def _secret(path: pathlib.Path | None) -> Iterator[str]:
+    """The secret for an account, which the block makes or changes: a new one, shown afterwards; or that of a
+    file; or a new one, written to the file, which goes again when the block fails.
 
-
-def _tell(secret: str) -> None:
-    """The secret alone on the standard output's last line, so that a script can take it."""
-    echo("its secret, which nobody can look up later:", err=True)
-    echo(secret)
+    Raises click's usage error.
+    """
+    if path is not None and path.exists():
+        given = read_secret(path, "--secret-file")
+        if len(given) < SECRET_LENGTH_MIN or not given.isprintable():
+            wanted = f"{SECRET_LENGTH_MIN} printable characters or more; without the file a good one is made"
+            raise click.BadParameter(f"the secret in {path} must have {wanted}", param_hint="--secret-file")
+        yield given
+        return
+    made = secrets.token_urlsafe(SECRET_BYTES)
+    if path is None:
+        yield made
+        # Alone on the standard output's last line, so that a script can take it.
+        echo("its secret, which nobody can look up later:", err=True)
+        echo(made)
+        return
+    try:
+        with open(path, "x", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY)) as file:
+            file.write(f"{made}\n")
+    except OSError as error:
+        raise click.BadParameter(f"cannot write {path}: {error}", param_hint="--secret-file") from None
+    try:
+        yield made
+    except BaseException:
+        path.unlink()
+        raise
+    echo(f"its secret is in {path}", err=True)

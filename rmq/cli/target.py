@@ -177,14 +177,14 @@ def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials
     return Credentials(access_key, secret)
 
 
-def read_secret(path: pathlib.Path) -> str:
+def read_secret(path: pathlib.Path, option: str = "--secret-key-file") -> str:
     """The secret in a file of its own. Raises click's usage error."""
     try:
         secret = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"cannot read {path}: {error}", param_hint="--secret-key-file") from None
+        raise click.BadParameter(f"cannot read {path}: {error}", param_hint=option) from None
     if not secret:
-        raise click.BadParameter(f"{path} is empty", param_hint="--secret-key-file")
+        raise click.BadParameter(f"{path} is empty", param_hint=option)
     return secret
 
 

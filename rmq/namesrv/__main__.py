@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import attrs
 
-from rmq.config import dump_properties, from_options, load_all
+from rmq.config import dump_properties, from_options, is_loopback, load_all
 from rmq.errors import ConfigError, PortInUse, RmqError
 from rmq.loglimit import start_log
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
 from rmq.plugin import PluginRefused
-from rmq.profile import applied, exposure
+from rmq.profile import applied, exposure, protect_files
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.tls_file import with_file
 
@@ -54,21 +53,16 @@ def settings(options: argparse.Namespace) -> tuple[NamesrvConfig, TlsConfig]:
     return applied(config, with_file(tls))
 
 
-def banner(config: NamesrvConfig, tls: TlsConfig, addresses: Sequence[str]) -> str:
-    """What is said once the name server listens."""
+def banner(
+    config: NamesrvConfig, tls: TlsConfig, addresses: Sequence[str], also: Mapping[str, str] | None = None
+) -> str:
+    """What is said once the name server listens. `also`: what else it listens for, and where."""
     lines = [f"rmq name server listens on {', '.join(addresses)}"]
+    lines += [f"  {what:<13} {where}" for what, where in (also or {}).items()]
     if not is_loopback(config.bind_address):
         register = "register brokers and change routes"
         lines += exposure(config, tls, secret=config.cluster_secret_file, unguarded=register)
     return "\n".join(lines)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener on `host`."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,7 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.printConfigItem or options.printImportantConfig:
             print(dump_properties(config, tls, important=not options.printConfigItem), end="")
             return 0
-        run_until_signalled(config, tls, lambda addresses: print(banner(config, tls, addresses), flush=True))
+        protect_files(config)
+        run_until_signalled(
+            config, tls, lambda addresses, also: print(banner(config, tls, addresses, also), flush=True)
+        )
     except (ConfigError, PluginRefused) as error:
         return _failed(error, EXIT_SETTINGS)
     except (PortInUse, OSError) as error:

@@ -63,6 +63,9 @@ class NamesrvConfig:
     metrics_port: int = setting(
         5558, help="Port of plugin `metrics`; 0 takes a free one.", validator=between(0, 65535)
     )
+    metrics_token_file: str = setting(
+        "", help="File with the token that scrapes must bring (`Authorization: Bearer`); empty: none."
+    )
     plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order.")
     max_connections: int = setting(
         20_000, help="Connections at a time; more are closed at once.", validator=at_least(1)

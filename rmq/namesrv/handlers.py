@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from attrs import define
 
-from rmq.config import dump_properties, evolve, parse_properties
+from rmq.config import canonical, dump_properties, evolve, parse_properties
 from rmq.errors import (
     ConfigError,
     LocalProtocolError,
@@ -304,7 +304,7 @@ class NameServer:
             raise NoPermission(None, f"nothing was changed: {error}") from error
         if changes and self._save_settings is not None:
             try:
-                self._save_settings(changes)
+                self._save_settings(canonical(changes, type(config)))
             except OSError as error:
                 raise SystemFailure(None, f"nothing was changed: it cannot be saved: {error}") from error
         self.config = config

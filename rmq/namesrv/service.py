@@ -15,7 +15,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -58,9 +58,11 @@ async def run(
     *,
     tls: TlsConfig | None = None,
     network: Network | None = None,
+    also: dict[str, str] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
-    """Be a name server until cancelled; `started` gets the addresses as bound.
+    """Be a name server until cancelled; `started` gets the addresses as bound, `also` is filled with what
+    else it listens on.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved
@@ -74,6 +76,8 @@ async def run(
     server = _name_server(config, partial(_take, send) if asks else None)
     hooks = load(named(config), {}, PluginHost(server, _wall_ms))
     server.use_plugins(hooks)
+    if also is not None:
+        also |= hooks.listens()
     limits = Limits(
         idle_seconds=config.server_channel_max_idle_time_seconds,
         connections=config.max_connections,
@@ -110,23 +114,23 @@ async def run(
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
 
 
-def run_until_signalled(
-    config: NamesrvConfig, tls: TlsConfig, announce: Callable[[Sequence[str]], None]
-) -> None:
+Announce = Callable[[Sequence[str], Mapping[str, str]], None]
+
+
+def run_until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
     """Be a name server, with an event loop of its own, until SIGTERM or SIGINT.
 
-    `announce` is told the addresses once it listens. Raises as `run`.
+    `announce` is told the addresses once it listens, and what else it listens on. Raises as `run`.
     """
     trio.run(_until_signalled, config, tls, announce)
 
 
-async def _until_signalled(
-    config: NamesrvConfig, tls: TlsConfig, announce: Callable[[Sequence[str]], None]
-) -> None:
+async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
     descriptors.raise_limit()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
-            announce(await nursery.start(partial(run, config, tls=tls)))
+            also: dict[str, str] = {}
+            announce(await nursery.start(partial(run, config, tls=tls, also=also)), also)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()

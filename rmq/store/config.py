@@ -171,6 +171,7 @@ class StoreConfig:
         help="Age at which a commit log file may go",
         unit="hours",
         runtime=True,
+        most=876_000,
         important=True,
         validator=at_least(0),
     )
@@ -196,6 +197,7 @@ class StoreConfig:
         help="Free space below which sends are refused, and below twice of it the oldest files go; 0: off",
         unit="bytes",
         runtime=True,
+        most=1 << 50,
         validator=at_least(0),
     )
     clean_file_forcibly_enable: bool = setting(
@@ -214,17 +216,24 @@ class StoreConfig:
         help="Most bytes of one pull",
         unit="bytes",
         runtime=True,
+        most=8 << 20,
         important=True,
         validator=at_least(1),
     )
     max_transfer_count_on_message_in_memory: int = setting(
-        1024, help="Most messages of one pull", runtime=True, important=True, validator=at_least(1)
+        1024,
+        help="Most messages of one pull",
+        runtime=True,
+        most=65_536,
+        important=True,
+        validator=at_least(1),
     )
     max_transfer_bytes_on_message_in_disk: int = setting(
         512 << 10,
         help="Most bytes of one pull of old messages",
         unit="bytes",
         runtime=True,
+        most=8 << 20,
         important=True,
         validator=at_least(1),
     )
@@ -232,6 +241,7 @@ class StoreConfig:
         256,
         help="Most messages of one pull of old messages",
         runtime=True,
+        most=65_536,
         important=True,
         validator=at_least(1),
     )
@@ -240,6 +250,7 @@ class StoreConfig:
         help="Messages further behind than this share of the machine's memory count as old",
         unit="%",
         runtime=True,
+        most=100,
         important=True,
         validator=between(1, 100),
     )
@@ -254,16 +265,21 @@ class StoreConfig:
         20_000_000, help="Entries of an index file", validator=between(2, 80_000_000)
     )
     max_msgs_num_batch: int = setting(
-        64, help="Most messages that a query by key answers", runtime=True, validator=at_least(1)
+        64, help="Most messages that a query by key answers", runtime=True, most=65_536, validator=at_least(1)
     )
     default_query_max_num: int = setting(
-        32, help="Messages that a query answers when it names no number", runtime=True, validator=at_least(1)
+        32,
+        help="Messages that a query answers when it names no number",
+        runtime=True,
+        most=65_536,
+        validator=at_least(1),
     )
     os_page_cache_busy_time_out_mills: int = setting(
         1000,
         help="A write that takes longer makes sends fail fast",
         unit="ms",
         runtime=True,
+        most=600_000,
         validator=at_least(1),
     )
     broker_role: BrokerRole = setting(

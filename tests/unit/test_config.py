@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import logging
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -13,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq import config
+from rmq.broker.config import BrokerConfig
 from rmq.config import at_least, between, one_of, setting
 from rmq.errors import ConfigError
+from rmq.namesrv.config import NamesrvConfig
+from rmq.store.config import StoreConfig
 
 
 class Flush(enum.Enum):
@@ -307,3 +311,26 @@ def test_parse_addresses() -> None:
 def test_wrong_addresses(text: str) -> None:
     with pytest.raises(ConfigError, match="host:port"):
         config.parse_addresses(text)
+
+
+def test_a_setting_has_one_value_whatever_it_is_called() -> None:
+    both = {"waitTimeMillsInSendQueue": "5", "wait_ms": "6"}
+    with pytest.raises(ConfigError, match="one value, not two, by the names waitTime"):
+        config.evolve(Service(), both)
+    assert config.canonical({"wait_ms": "6", "other": "x"}, Service) == {
+        "waitTimeMillsInSendQueue": "6",
+        "other": "x",
+    }
+
+
+@pytest.mark.parametrize("kind", [BrokerConfig, StoreConfig, NamesrvConfig])
+def test_what_changes_at_run_time_has_an_end(kind: Any) -> None:
+    """A transaction that is checked in 292 million years, a pull of 2**62 bytes."""
+    for row in config.describe(kind):
+        assert config.spellings(row.key) == (row.key, row.name)
+        if row.runtime and row.default.isdigit() and row.name != "delete_when":
+            for text in (str(2**31), str(2**62)):
+                if row.name != "disk_min_free_bytes" or text == str(2**62):
+                    with pytest.raises(ConfigError):
+                        config.evolve(kind(), {row.key: text})
+            assert config.evolve(kind(), {row.key: row.default}) is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from rmq.broker.__main__ import banner, parse, settings
 from rmq.broker.config import BrokerConfig
 from rmq.errors import ConfigError
 from rmq.namesrv.config import NamesrvConfig
-from rmq.profile import applied
+from rmq.profile import applied, protect_files
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import BrokerRole, StoreConfig
 
@@ -97,3 +99,30 @@ def test_the_banner_says_what_others_can_do_at_an_open_port() -> None:
         (evolve(wide, acl_enable=True), evolve(tls, tls_client_auth="require")),
     ):
         assert "WARNING" not in said(*closed)
+
+
+def test_what_a_secure_server_writes_is_its_users_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = os.umask(0o022)
+    try:
+        protect_files(BrokerConfig(), str(tmp_path))
+        (tmp_path / "open").write_text("x")
+        tmp_path.chmod(0o700)
+        protect_files(BrokerConfig(profile="secure"), str(tmp_path))
+        assert not caplog.messages
+        (tmp_path / "closed").write_text("x")
+        (tmp_path / "folder").mkdir()
+        tmp_path.chmod(0o755)
+        protect_files(BrokerConfig(profile="secure"), str(tmp_path))
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("open", "closed", "folder")]
+    assert modes == [0o644, 0o600, 0o700]
+    assert "may read the store in" in caplog.text
+
+
+def test_the_banner_names_all_ports() -> None:
+    also = {"slaves": "0.0.0.0:10912", "metrics": "127.0.0.1:5557"}
+    text = banner(BrokerConfig(), StoreConfig(), TlsConfig(), ["127.0.0.1:10911"], also)
+    assert "  slaves        0.0.0.0:10912\n  metrics       127.0.0.1:5557\n" in text

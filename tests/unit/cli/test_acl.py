@@ -128,3 +128,40 @@ def test_whether_requests_must_be_proved_stands_in_the_entry(file: Path) -> None
     file.write_text(file.read_text().replace("proof: shown", "proof: maybe"))
     said = rmq_acl(file, "list")
     assert "expected one of required, shown, optional, not 'maybe'" in said.output
+
+
+def test_a_secret_can_be_brought_or_kept_in_a_file(file: Path, tmp_path: Path) -> None:
+    mine, fresh = tmp_path / "mine", tmp_path / "fresh"
+    mine.write_text("a secret of 23 letters.\n")
+    said = rmq_acl(file, "add", "manager", "--admin", "--secret-file", str(mine))
+    assert (said.exit_code, said.stdout) == (0, f"account manager made at {file}\n")
+    said = rmq_acl(file, "add", "orders-app", "--secret-file", str(fresh))
+    assert f"its secret is in {fresh}" in said.stderr
+    assert stat.S_IMODE(fresh.stat().st_mode) == 0o600
+    manager, app = yaml.safe_load(file.read_text())["accounts"]
+    assert (manager["secretKey"], app["secretKey"]) == ("a secret of 23 letters.", fresh.read_text().strip())
+    assert len(app["secretKey"]) == 32
+    assert app["secretKey"] not in said.output
+    rotated = tmp_path / "rotated"
+    assert rmq_acl(file, "rotate", "manager", "--secret-file", str(rotated)).exit_code == 0
+    assert yaml.safe_load(file.read_text())["accounts"][0]["secretKey"] == rotated.read_text().strip()
+
+
+@pytest.mark.parametrize("text", ["short", "fifteen letters", "", "a secret of\x00 some letters"])
+def test_a_short_secret_is_refused(file: Path, tmp_path: Path, text: str) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text(text)
+    said = rmq_acl(file, "add", "manager", "--secret-file", str(mine))
+    assert said.exit_code == 2
+    assert "--secret-file" in said.stderr
+    assert not file.exists()
+
+
+def test_no_secret_is_left_of_an_account_that_was_not_made(file: Path, tmp_path: Path) -> None:
+    file.write_text("accounts: [")
+    fresh = tmp_path / "fresh"
+    assert rmq_acl(file, "add", "manager", "--secret-file", str(fresh)).exit_code == 1
+    file.write_text("")
+    assert rmq_acl(file, "add", "manager", "--secret-file", str(tmp_path / "no" / "fresh")).exit_code == 2
+    assert not fresh.exists()
+    assert not file.read_text()

@@ -186,6 +186,15 @@ def test_the_port_for_slaves_gives_no_byte_of_the_log(closed: Closed) -> None:
         assert not got or got.startswith(b"rmq-ha/1")
 
 
+def test_what_servers_write_is_their_users_alone(closed: Closed) -> None:
+    closed.ok("pub", "Orders", "for its readers")
+    written = [path for name in ("names", "master-a") for path in (closed.folder / name).rglob("*")]
+    ours = [path for path in written if path.name not in ("secure.conf", "plain_acl.yml")]
+    assert any("commitlog" in path.parts for path in ours)
+    assert any(path.name == "topics.json" for path in ours)
+    assert not [path for path in ours if path.stat().st_mode & 0o077]
+
+
 def test_who_speaks_no_tls_or_nonsense_is_let_go(closed: Closed) -> None:
     """Each port outlives it: the fixture looks after them at the end."""
     junk = [

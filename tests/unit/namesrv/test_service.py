@@ -191,6 +191,12 @@ def test_changed_settings_replace_their_lines() -> None:
     text = "# a\nb = 1\nc:2\n\nb=3\nlong = x\\\n  y\n"
     assert with_changes(text, {"b": "9", "d": "8"}) == "# a\nb=9\nc:2\n\n\nlong = x\\\n  y\nd=8\n"
     assert with_changes("", {"b": "9"}) == "b=9\n"
+
+
+def test_a_setting_is_kept_once_whichever_name_it_has_in_the_file() -> None:
+    text = "file_reserved_time=5\n# x\nfileReservedTime=6\nbroker_ip1=::1\n"
+    assert with_changes(text, {"fileReservedTime": "7"}) == "fileReservedTime=7\n# x\n\nbroker_ip1=::1\n"
+    assert with_changes("broker_ip1=::1\n", {"brokerIP1": "1.1.1.1"}) == "brokerIP1=1.1.1.1\n"
     assert with_changes("x=1", {}) == "x=1\n"
 
 

@@ -21,7 +21,7 @@ from rmq_metrics.text import Exposition
 from rmq.broker import service
 from rmq.broker.config import BrokerConfig
 from rmq.broker.host import PluginHost
-from rmq.errors import AccessDenied
+from rmq.errors import AccessDenied, ConfigError
 from rmq.figures import SECONDS, Figure, Histogram, single
 from rmq.plugin import Host, hooks_of
 from rmq.protocol.command import Command
@@ -43,7 +43,7 @@ def samples(text: bytes) -> Samples:
 
 
 def rig_with_metrics(**settings: Any) -> tuple[Rig, MetricsPlugin]:
-    rig = Rig(metrics_port=0, **settings)
+    rig = Rig(**{"metrics_port": 0} | settings)
     plugin = MetricsPlugin({}, PluginHost(rig.broker))
     rig.broker.use_plugins(hooks_of([("metrics", plugin)]))
     return rig, plugin
@@ -170,8 +170,8 @@ def test_the_process_is_measured_too() -> None:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[tuple[MetricsPlugin, str]]:
-    _, plugin = rig_with_metrics()
+async def serving(**settings: Any) -> AsyncIterator[tuple[MetricsPlugin, str]]:
+    _, plugin = rig_with_metrics(**settings)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(plugin.run)
         with trio.fail_after(5):
@@ -218,6 +218,48 @@ async def test_other_requests_get_an_error_and_nothing_else(request_text: bytes,
         assert answer.split()[1:2] in ([status], [])  # a peer that sends too much may see a reset only
         assert b"rmq_" not in answer
         assert b" 200 " in await said(address, b"GET /metrics HTTP/1.0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (b"Authorization: Bearer a-token-of-20-letters", b"200"),
+        (b"authorization: bearer  a-token-of-20-letters ", b"200"),
+        (b"Authorization: Bearer a-token-of-20-letter", b"401"),
+        (b"Authorization: Basic a-token-of-20-letters", b"401"),
+        (b"Authorization: \xff", b"401"),
+        (b"X: y", b"401"),
+    ],
+)
+async def test_a_token_opens_the_page(tmp_path: Any, given: bytes, status: bytes) -> None:
+    file = tmp_path / "token"
+    file.write_text("a-token-of-20-letters\n")
+    file.chmod(0o600)
+    async with serving(metrics_token_file=str(file)) as (_, address):
+        answer = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n" + given + b"\r\n\r\n")
+    assert answer.split()[1] == status
+    assert (b"rmq_" in answer) == (status == b"200")
+    assert (b"WWW-Authenticate: Bearer" in answer) == (status == b"401")
+
+
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Any) -> None:
+    (tmp_path / "token").write_text("short")
+    for name in ("token", "none"):
+        with pytest.raises(ConfigError, match="metricsTokenFile"):
+            rig_with_metrics(metrics_token_file=str(tmp_path / name))
+
+
+def test_who_starts_a_service_is_told_where_figures_are_read(tmp_path: Any) -> None:
+    (tmp_path / "token").write_text("a-token-of-20-letters")
+    told = [
+        rig_with_metrics(metrics_port=5557, **settings)[1].listens()["metrics"]
+        for settings in (
+            {},
+            {"metrics_address": "0.0.0.0"},
+            {"metrics_address": "0.0.0.0", "metrics_token_file": str(tmp_path / "token")},
+        )
+    ]
+    assert told == ["127.0.0.1:5557", "0.0.0.0:5557, for anybody (metricsTokenFile)", "0.0.0.0:5557"]
 
 
 async def test_peers_that_say_nothing_are_dropped(autojump_clock: trio.testing.MockClock) -> None:
