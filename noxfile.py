@@ -87,6 +87,14 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz(session: nox.Session) -> None:
+    """Odd values in every field, and mutated input without end (RMQ_FUZZ_FRAMES, 10,000,000)."""
+    session.install("-e", ".[test]")
+    odd = "tests/unit/broker/test_odd_values.py"
+    session.run("python", "-m", "pytest", "-s", "-m", "campaign", odd, "tests/fuzz", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
     session.install("-e", ".[fast,codecs]")
