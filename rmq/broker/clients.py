@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
 GROUPS_OF_A_CONNECTION: Final = 4_096
+SUBSCRIPTIONS_OF_A_HEARTBEAT: Final = 4_096
 
 log = logging.getLogger("rmq.broker")
 
@@ -63,6 +64,7 @@ class Clients:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
+        self._memberships = 0
         self._ids = ClientIds()
         self.conflicts = Conflicts(reject=config.reject_subscription_conflicts)
         self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
@@ -195,6 +197,13 @@ class Clients:
             )
 
     def _check(self, data: HeartbeatData, connection: Connection) -> None:
+        wanted_count = sum(len(consumer.subscription_data_set) for consumer in data.consumer_data_set)
+        if wanted_count > SUBSCRIPTIONS_OF_A_HEARTBEAT:
+            raise for_code(
+                ResponseCode.SYSTEM_ERROR,
+                f"client {printable(data.client_id[:TEXT_LENGTH_MAX])} names {wanted_count} subscriptions in "
+                f"one heartbeat, at most {SUBSCRIPTIONS_OF_A_HEARTBEAT} are allowed",
+            )
         try:
             validate_text("client id", data.client_id)
             for producer in data.producer_data_set:
@@ -208,12 +217,20 @@ class Clients:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"client {who}: {error}") from None
         names = {("consumer", consumer.group_name) for consumer in data.consumer_data_set}
         names |= {("producer", producer.group_name) for producer in data.producer_data_set}
-        count = len(names | self._of_connection.get(connection, set()))
+        mine = self._of_connection.get(connection, set())
+        count = len(names | mine)
         if count > GROUPS_OF_A_CONNECTION:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
                 f"client {data.client_id} names {count} groups on one connection, "
                 f"at most {GROUPS_OF_A_CONNECTION} are allowed",
+            )
+        most = self.config.max_group_members
+        if self._memberships + count - len(mine) > most:
+            raise for_code(
+                ResponseCode.SYSTEM_BUSY,
+                f"client {data.client_id} is not let into its groups: {self._memberships} members of groups "
+                f"are connected, maxGroupMembers is {most}",
             )
 
     def _since(self, group: str, client_id: str, connection: Connection, now: int) -> int:
@@ -289,7 +306,9 @@ class Clients:
         return known is None
 
     def _remember(self, connection: Connection, kind: str, group: str) -> None:
-        self._of_connection.setdefault(connection, set()).add((kind, group))
+        mine = self._of_connection.setdefault(connection, set())
+        self._memberships += (kind, group) not in mine
+        mine.add((kind, group))
 
     # --- leaving ---
 
@@ -336,6 +355,7 @@ class Clients:
         if (kind, group) not in memberships:
             return False
         memberships.discard((kind, group))
+        self._memberships -= 1
         if not memberships:
             del self._of_connection[connection]
         members = self._members(kind, group)

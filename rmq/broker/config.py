@@ -93,6 +93,12 @@ class BrokerConfig:
         validator=at_least(0),
         runtime=True,
     )
+    max_group_members: int = setting(
+        100_000,
+        help="Members of all groups that may be connected; a client counts once in each of its groups",
+        validator=at_least(1),
+        runtime=True,
+    )
     unused_group_time_mills: int = setting(
         86_400_000,
         help="How long a group made on first use stays that has neither members nor offsets nor messages to "

@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 LOCK_MS: Final = 60_000
 
+QUEUES_OF_A_REQUEST: Final = 10_000
+_LISTED: Final = 8
+LOCKS_MAX: Final = 200_000
+"""Locks of all groups; more queues are not locked, so that their consumers wait."""
+
 log = logging.getLogger("rmq.broker")
 
 
@@ -33,6 +38,7 @@ class Locks:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._table: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
+        self._count = 0
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -47,11 +53,18 @@ class Locks:
         """Lock or renew what is free, expired or held by the client already; returns those queues."""
         held = self._table.setdefault(group, {})
         got = frozenset(queue for queue in queues if _is_free(held.get(queue), client_id, now))
+        if self._count + len(got.difference(held)) > LOCKS_MAX:
+            got = got.intersection(held)
+            log.warning("%s of group %s gets no more locks: %d are held", client_id, group, self._count)
+        self._count += len(got.difference(held))
+        new: list[MessageQueue] = []
         for queue in got:
             before = held.get(queue)
             if before is None or before[0] != client_id:
-                log.info("%s of group %s locks %s", client_id, group, queue)
+                new.append(queue)
             held[queue] = (client_id, now)
+        if new:
+            log.info("%s of group %s locks %s", client_id, group, _listed(new))
         if not held:
             del self._table[group]
         return got
@@ -59,10 +72,12 @@ class Locks:
     def unlock(self, group: str, queues: Iterable[MessageQueue], client_id: str) -> None:
         """Give back the client's own locks; those of others stay."""
         held = self._table.get(group, {})
-        for queue in queues:
-            if queue in held and held[queue][0] == client_id:
-                del held[queue]
-                log.info("%s of group %s unlocks %s", client_id, group, queue)
+        mine = [queue for queue in dict.fromkeys(queues) if queue in held and held[queue][0] == client_id]
+        for queue in mine:
+            del held[queue]
+        self._count -= len(mine)
+        if mine:
+            log.info("%s of group %s unlocks %s", client_id, group, _listed(mine))
         if not held:
             self._table.pop(group, None)
 
@@ -79,6 +94,7 @@ class Locks:
                 self._table[group] = kept
             else:
                 del self._table[group]
+        self._count = sum(map(len, self._table.values()))
         return now + LOCK_MS
 
     def _ms(self) -> int:
@@ -101,6 +117,9 @@ class Locks:
 
 def _check(body: LockBatchRequestBody | UnlockBatchRequestBody) -> None:
     """Raises ResponseError for names that no client has: they would stand in the table and in the log."""
+    if len(body.mq_set) > QUEUES_OF_A_REQUEST:
+        count = f"{len(body.mq_set)} queues in one request of client {body.client_id[:80]!r}"
+        raise for_code(ResponseCode.SYSTEM_ERROR, f"{count}, at most {QUEUES_OF_A_REQUEST} are allowed")
     try:
         validate_text("client id", body.client_id)
         validate_text("consumer group", body.consumer_group)
@@ -109,6 +128,11 @@ def _check(body: LockBatchRequestBody | UnlockBatchRequestBody) -> None:
             validate_text("broker", queue.broker_name)
     except InvalidName as error:
         raise for_code(ResponseCode.SYSTEM_ERROR, str(error)) from None
+
+
+def _listed(queues: list[MessageQueue]) -> str:
+    more = len(queues) - _LISTED
+    return ", ".join(map(str, queues[:_LISTED])) + (f" and {more} more" if more > 0 else "")
 
 
 def _is_expired(entry: tuple[str, int], now: int) -> bool:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.queue_text import (
+    QueueRows,
+    consume_stats,
+    consume_stats_list,
+    offset_wrapper,
+    time_spans,
+)
 from rmq.errors import for_code
 from rmq.message import MessageQueue
 from rmq.protocol import bodies, json
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.frame import MAX_FRAME
 from rmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
     GetConsumeStatsInBrokerHeader,
@@ -30,6 +38,8 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 _LONG_MAX = 2**63 - 1
+ANSWER_SIZE: Final = MAX_FRAME // 2
+"""Characters of an answer with a row for each queue."""
 _TO_THE_END = -1  # as a reset's timestamp
 
 log = logging.getLogger("rmq.broker")
@@ -76,42 +86,47 @@ class Progress:
         header = request.read(GetConsumeStatsRequestHeader)
         group = header.consumer_group
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
-        body = bodies.ConsumeStats()
+        rows, tps = QueueRows(self.config.broker_name), 0.0
         for topic in self._consumed(group, names):
-            body.offset_table.update(self._lags(group, topic))
-            body.consume_tps += self._stats.consume_tps(group, topic.topic_name, now)
-        return request.reply(body=body.to_json())
+            self._add_lags(rows, group, topic)
+            tps += self._stats.consume_tps(group, topic.topic_name, now)
+            _check_size(rows.size, f"the progress of group {group}: ask for one topic of it at a time")
+        return request.reply(body=consume_stats(rows, tps).encode())
 
     def _on_all_consume_stats(self, request: Command, connection: Any, now: int) -> Command:
         only_ordered = request.read(GetConsumeStatsInBrokerHeader).is_order
-        body = bodies.ConsumeStatsList(broker_addr=connection.local_address)
+        groups, total_diff, size = [], 0, 0
         for group in list(self._groups.table):
-            row = []
+            stats = []
             for topic in self._consumed(group, self._offsets.topics_of(group)):
                 if topic.order or not only_ordered:
+                    rows = QueueRows(self.config.broker_name)
+                    total_diff += self._add_lags(rows, group, topic)
                     tps = self._stats.consume_tps(group, topic.topic_name, now)
-                    row.append(bodies.ConsumeStats(self._lags(group, topic), tps))
-            body.total_diff += sum(
-                lag.broker_offset - lag.consumer_offset for one in row for lag in one.offset_table.values()
-            )
-            body.consume_stats_list.append({group: row})
-        return request.reply(body=body.to_json())
+                    stats.append(consume_stats(rows, tps))
+                    size += rows.size
+                    _check_size(size, "the progress of all groups: ask for one group at a time")
+            groups.append((group, stats))
+        return request.reply(body=consume_stats_list(groups, connection.local_address, total_diff))
 
     def _consumed(self, group: str, names: Iterable[str]) -> list[TopicConfig]:
         """Those of the topics that exist and that the group, if it is connected, still subscribes to."""
         known = (self._topics.get(name) for name in sorted(names) if self._clients.is_subscribed(group, name))
         return [topic for topic in known if topic is not None]
 
-    def _lags(self, group: str, topic: TopicConfig) -> dict[MessageQueue, bodies.OffsetWrapper]:
+    def _add_lags(self, rows: QueueRows, group: str, topic: TopicConfig) -> int:
+        """Add a row for each queue of the topic; returns how many messages the group lacks in all."""
         name = topic.topic_name
         offsets = self._offsets.of(group, name)
-        table = {}
+        values, lag = [], 0
         for queue_id in range(topic.read_queue_nums):
             offset = max(0, offsets.get(queue_id, 0))
             end = max(0, self._store.max_offset(name, queue_id))
             time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
-            table[self._queue(name, queue_id)] = bodies.OffsetWrapper(end, offset, max(0, time_ms))
-        return table
+            lag += end - offset
+            values.append(offset_wrapper(end, offset, max(0, time_ms)))
+        rows.add(name, values)
+        return lag
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self.config.broker_name, queue_id)
@@ -130,25 +145,25 @@ class Progress:
     def _on_time_span(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(QueryConsumeTimeSpanRequestHeader)
         queues = range(self._topic(header.topic).write_queue_nums)
-        spans = [self._time_span(header.group, header.topic, queue_id, now) for queue_id in queues]
-        return request.reply(body=bodies.QueryConsumeTimeSpanBody(spans).to_json())
+        spans = (self._time_span(header.group, header.topic, queue_id, now) for queue_id in queues)
+        return request.reply(body=time_spans(header.topic, self.config.broker_name, spans))
 
-    def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> bodies.QueueTimeSpan:
+    def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> tuple[int, int, int, int]:
+        """When the first and the last message of a queue were stored, and the one that the group consumed
+        last; and for how long the next one has waited. -1 for what is not there.
+        """
         end = self._store.max_offset(topic, queue_id)
         offset = self._offsets.get(group, topic, queue_id)
-        first = self._store.earliest_time(topic, queue_id)
+        if end <= 0:
+            return -1, -1, -1, now + 1 if offset < end else 0  # the delay is what RocketMQ says then
 
         def time_of(queue_offset: int) -> int:
             return self._store.message_time(topic, queue_id, queue_offset)
 
+        first = self._store.earliest_time(topic, queue_id)
         next_ms = time_of(max(offset, self._store.min_offset(topic, queue_id))) if offset < end else now
-        return bodies.QueueTimeSpan(
-            message_queue=self._queue(topic, queue_id),
-            min_time_stamp=first,
-            max_time_stamp=time_of(end - 1),
-            consume_time_stamp=time_of(offset - 1) if offset > 0 else first,
-            delay_time=max(0, now - next_ms),
-        )
+        consumed = time_of(offset - 1) if offset > 0 else first
+        return first, time_of(end - 1), consumed, max(0, now - next_ms)
 
     # --- offsets of several groups ---
 
@@ -240,3 +255,8 @@ def _reset_notice(
         ]
         body = json.dumps({"offsetTable": rows})
     return Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notice, body, oneway=True)
+
+
+def _check_size(size: int, what: str) -> None:
+    if size > ANSWER_SIZE:
+        raise for_code(ResponseCode.SYSTEM_ERROR, f"no answer may be so large as {what}")

@@ -125,7 +125,7 @@ class Query:
     def _on_consume_queue(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(QueryConsumeQueueRequestHeader)
         topic, queue_id = header.topic or "", header.queue_id
-        if (topic, queue_id) not in set(self._store.queues()):
+        if not self._store.has_queue(topic, queue_id):
             raise for_code(ResponseCode.SYSTEM_ERROR, f"{queue_id}@{topic} is not exist!")
         body = QueryConsumeQueueResponseBody(
             queue_data=self._units(topic, queue_id, header.index, header.count),

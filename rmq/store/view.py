@@ -172,6 +172,10 @@ class StoreView:
         queue = self._queue(topic, queue_id)
         return None if queue is None else queue.unit(queue_offset)
 
+    def has_queue(self, topic: str, queue_id: int) -> bool:
+        """Whether a queue has, or had, messages."""
+        return (topic, queue_id) in self._queues.table
+
     def queues(self) -> Iterator[tuple[str, int]]:
         """The queues that have, or had, messages."""
         return iter(list(self._queues.table))

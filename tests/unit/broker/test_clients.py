@@ -173,6 +173,29 @@ def test_groups_of_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert desk.clients.producers("p2") == []
 
 
+def test_members_of_all_groups_are_bounded() -> None:
+    desk = Desk(BrokerConfig(broker_name="b", max_group_members=3))
+    first, second = Line(), Line()
+    beat(desk, first, "c1", consumer("g1", T="*"), ProducerData("p1"))
+    beat(desk, second, "c2", consumer("g1", T="*"))
+    with pytest.raises(ResponseError, match="maxGroupMembers is 3"):
+        beat(desk, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"))
+    beat(desk, second, "c2", consumer("g1", T="*"))  # whoever is in stays
+    desk.clients.closed(first)  # type: ignore[arg-type]
+    beat(desk, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"), ProducerData("p"))
+    desk.clients.closed(second)  # type: ignore[arg-type]
+    assert desk.clients._memberships == 0
+
+
+def test_subscriptions_of_a_heartbeat_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SUBSCRIPTIONS_OF_A_HEARTBEAT", 2)
+    desk, line = Desk(), Line()
+    beat(desk, line, "c1", consumer("g1", T="*"), consumer("g2", T="*"))
+    with pytest.raises(ResponseError, match="3 subscriptions in one heartbeat, at most 2"):
+        beat(desk, line, "c1", consumer("g1", T="*", U="*"), consumer("g3", T="*"))
+    assert desk.clients.consumer_group("g3") is None
+
+
 def test_a_heartbeat_of_a_closed_connection_leaves_nothing() -> None:
     desk, line = Desk(), Line()
     line.closed = True

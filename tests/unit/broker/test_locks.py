@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmq.broker import locks as module
 from rmq.broker.locks import LOCK_MS, Locks
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
@@ -138,3 +142,39 @@ def test_no_queue_ever_has_two_holders(script: list[tuple[str, str, set[MessageQ
             locks.expire(now)
         for queue, (holder, since) in promised.items():
             assert locks.holder("g", queue, now) == (holder if now - since <= LOCK_MS else None)
+
+
+def test_one_request_locks_a_bounded_number_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request for 200,000 queues stopped everybody for 12 s, most of them for a line each in the log."""
+    monkeypatch.setattr(module, "QUEUES_OF_A_REQUEST", 3)
+    desk = Desk()
+    for count, code in ((3, 0), (4, 1)):
+        queues = frozenset(MessageQueue("T", "b", at) for at in range(count))
+        body = LockBatchRequestBody("g", "c", queues).to_json()
+        assert desk.ask(RequestCode.LOCK_BATCH_MQ, None, body).code == code
+        assert desk.ask(RequestCode.UNLOCK_BATCH_MQ, None, body).code == code
+
+
+def test_many_locks_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    locks = Locks(lambda: START / 1000)
+    queues = [MessageQueue("T", "b", at) for at in range(100)]
+    with caplog.at_level(logging.INFO, "rmq.broker"):
+        locks.lock("g", queues, "one", START)
+        locks.lock("g", queues, "one", START + 1)
+        locks.unlock("g", queues, "one")
+    assert [len(record.getMessage()) < 1_000 for record in caplog.records] == [True, True]
+    assert "and 92 more" in caplog.text
+
+
+def test_locks_of_all_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCKS_MAX", 3)
+    locks = Locks(lambda: START / 1000)
+    queues = [MessageQueue("T", "b", at) for at in range(3)]
+    assert len(locks.lock("g", queues[:2], "one", START)) == 2
+    assert locks.lock("h", queues, "two", START) == set()
+    assert len(locks.lock("g", queues[:2], "one", START)) == 2  # who has locks renews them
+    assert len(locks.lock("h", queues[:1], "two", START)) == 1
+    locks.unlock("g", [queues[0], queues[0]], "one")
+    assert len(locks.lock("i", queues[:1], "two", START)) == 1
+    locks.expire(START + LOCK_MS + 1)
+    assert len(locks.lock("h", queues, "two", START + LOCK_MS + 1)) == 3
