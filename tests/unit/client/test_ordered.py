@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from typing import Any
 
 import anyio
 import trio
 from trio.testing import MockClock
 
 import rmq
+from rmq.client.client import Client
 from rmq.client.consumer import Consumer
+from rmq.client.delivery import Delivery
 from rmq.message import StoredMessage
+from rmq.protocol.bodies import UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_properties
@@ -62,6 +66,31 @@ async def settle(consumer: Consumer, order: Order, count: int) -> None:
             while sum(map(len, order.seen.values())) < count:
                 await anyio.sleep(0.001)
             scope.cancel()
+
+
+def note_unlocks(cluster: Cluster) -> list[tuple[str, int, int]]:
+    """(who, queue, offset that is committed) of each unlock that comes."""
+    noted: list[tuple[str, int, int]] = []
+    broker = cluster["a"]
+
+    def unlock(request: Command, connection: Connection) -> Command:
+        body = UnlockBatchRequestBody.from_json(request.body)
+        for queue in sorted(body.mq_set):
+            if queue.topic == "T":
+                noted.append((body.client_id, queue.queue_id, broker.offsets["g", "T", queue.queue_id]))
+        return broker._unlock(request, connection)
+
+    broker.script(UNLOCK, *[unlock] * 20)
+    return noted
+
+
+async def join(
+    client: Client, options: dict[str, Any], task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Be another member until cancelled."""
+    async with client.consumer("g", {"T": "*"}, **options):
+        task_status.started()
+        await trio.sleep_forever()
 
 
 def buried(request: Command, _: Connection) -> Command:
@@ -380,6 +409,202 @@ class TestLocks:
             assert order.seen == {0: [0, 1, 2, 8, 9]}
             nursery.cancel_scope.cancel()
         assert offsets(cluster) == {0: 10, 1: 0}
+
+    async def test_a_queue_is_committed_before_it_is_unlocked(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        """Else the next member begins where this one was some seconds ago, and the order is lost."""
+        fill(cluster, 12)
+        order = Order(7.0)
+        at_unlock = note_unlocks(cluster)
+        options = {"consume_from": "first", "ordered": True}
+        async with (
+            setting.connect(client_id="1") as one,
+            setting.connect(client_id="2") as two,
+            one.consumer("g", {"T": "*"}, **options) as first,  # type: ignore[arg-type]
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(first.run, order)
+            await trio.sleep(10)
+            async with two.consumer("g", {"T": "*"}, **options):  # type: ignore[arg-type]
+                await trio.sleep(10)
+                assert at_unlock == [("1", 1, 2)]
+            nursery.cancel_scope.cancel()
+
+    async def test_leaving_commits_a_queue_that_is_being_given_up_before_it_is_unlocked(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 4)
+        at_unlock = note_unlocks(cluster)
+        options = {"consume_from": "first", "ordered": True}
+
+        async def hold(delivery: Delivery) -> None:
+            with trio.CancelScope(shield=True):
+                async with delivery:
+                    await trio.sleep(10)
+
+        async with (
+            setting.connect(client_id="1", shutdown_timeout_ms=60_000) as one,
+            setting.connect(client_id="2") as two,
+            trio.open_nursery() as nursery,
+        ):
+            async with one.consumer("g", {"T": "*"}, **options) as first:  # type: ignore[arg-type]
+                for _ in range(2):
+                    nursery.start_soon(hold, await anext(first))
+                await trio.sleep(1)
+                await nursery.start(join, two, options)
+                await trio.sleep(1)  # queue 1 is being given up: its message goes on
+            assert ("1", 1, 1) in at_unlock
+            nursery.cancel_scope.cancel()
+
+    async def test_a_lock_that_was_lost_and_won_back_begins_where_the_others_have_come_to(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 10, queues=1)
+        order, broker, queue = Order(10.0), cluster["a"], cluster.queue("T", "a", 0)
+        began = trio.current_time()
+
+        def late(request: Command, connection: Connection) -> Command | None:
+            return broker._lock(request, connection) if trio.current_time() >= began + 75 else None
+
+        async with (
+            setting.connect(lock_interval_ms=20_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(15)
+            broker.script(LOCK, *[late] * 100)
+            await trio.sleep(47)
+            assert order.seen == {0: [0, 1, 2]}  # the lock is not relied on after 30 s
+            broker.locks["g", queue] = ("other", trio.current_time())
+            await trio.sleep(5)
+            broker.offsets["g", "T", 0] = 8
+            del broker.locks["g", queue]
+            await trio.sleep(60)
+            assert order.seen == {0: [0, 1, 2, 8, 9]}
+            nursery.cancel_scope.cancel()
+
+    async def test_a_lock_that_a_restarted_broker_has_forgotten_counts_as_lost(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 10, queues=1)
+        order, broker = Order(10.0), cluster["a"]
+        async with (
+            setting.connect(lock_interval_ms=20_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(15)
+            for connection in list(broker.connections):
+                connection.close("restarted")
+            broker.locks.clear()
+            broker.offsets["g", "T", 0] = 8  # another member had the queue for a moment
+            await trio.sleep(80)
+            assert order.seen == {0: [0, 1, 8, 9]}
+            nursery.cancel_scope.cancel()
+
+    async def test_a_lock_that_nobody_else_can_have_had_is_gone_on_with(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        """Not renewed for 40 s: not relied on meanwhile, but the broker kept it."""
+        fill(cluster, 6, queues=1)
+        order, broker = Order(10.0), cluster["a"]
+        began = trio.current_time()
+
+        def late(request: Command, connection: Connection) -> Command | None:
+            return broker._lock(request, connection) if trio.current_time() >= began + 40 else None
+
+        async with (
+            setting.connect(lock_interval_ms=20_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(15)
+            broker.script(LOCK, *[late] * 20)
+            asked = broker.count(RequestCode.QUERY_CONSUMER_OFFSET)
+            await trio.sleep(45)
+            assert broker.count(RequestCode.QUERY_CONSUMER_OFFSET) == asked
+            nursery.cancel_scope.cancel()
+        assert order.seen == {0: [0, 1, 2, 3]}
+
+    async def test_a_lock_is_relied_on_from_when_it_was_asked_for(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        order, broker = Order(0.0), cluster["a"]
+        async with trio.open_nursery() as answering:
+
+            def slow(request: Command, connection: Connection) -> None:
+                async def answer() -> None:
+                    response = broker._lock(request, connection)
+                    await trio.sleep(25)
+                    connection.reply(response)
+
+                answering.start_soon(answer)
+
+            async with (
+                setting.connect(lock_interval_ms=20_000, request_timeout_ms=60_000) as client,
+                client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+                trio.open_nursery() as nursery,
+            ):
+                nursery.start_soon(consumer.run, order)
+                await trio.sleep(1)
+                broker.script(LOCK, slow, *[HANG] * 20)
+                await trio.sleep(47)  # the answer came 3 s ago
+                broker.put("T", 0, b"1")
+                await trio.sleep(0.5)
+                assert order.seen == {0: [1]}
+                await trio.sleep(8)
+                broker.put("T", 0, b"2")
+                await trio.sleep(0.5)
+                assert order.seen == {0: [1]}
+                nursery.cancel_scope.cancel()
+
+    async def test_a_lost_queue_that_comes_back_waits_for_its_own_message(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 2, queues=1)
+        order, queue = Order(30.0), cluster.queue("T", "a", 0)
+        async with (
+            setting.connect(lock_interval_ms=10_000) as client,
+            client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, order)
+            await trio.sleep(5)
+            cluster["a"].locks["g", queue] = ("other", trio.current_time())
+            await trio.sleep(10)
+            del cluster["a"].locks["g", queue]
+            await trio.sleep(100)
+            nursery.cancel_scope.cancel()
+        assert (order.overlaps, order.seen) == (0, {0: [0, 0, 1]})
+
+    async def test_a_queue_is_not_given_up_while_a_message_from_before_a_reset_goes_on(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 4)
+        order = Order(30.0)
+        options = {"consume_from": "first", "ordered": True}
+        async with (
+            setting.connect(client_id="1") as one,
+            setting.connect(client_id="2") as two,
+            one.consumer("g", {"T": "*"}, **options) as first,  # type: ignore[arg-type]
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(first.run, order)
+            await trio.sleep(5)
+            first.reset_offsets("T", {cluster.queue("T", "a", 1): 0})
+            await trio.sleep(1)
+            async with two.consumer("g", {"T": "*"}, **options) as second:  # type: ignore[arg-type]
+                nursery.start_soon(second.run, order)
+                await trio.sleep(10)
+                assert locked(cluster)[1] == "1"
+                await trio.sleep(30)
+                assert locked(cluster)[1] == "2"
+                nursery.cancel_scope.cancel()
+        assert order.overlaps == 0
 
     async def test_leaving_with_a_message_in_hand_keeps_its_lock(
         self, setting: World, clock: MockClock, cluster: Cluster
