@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.admin import Admin
 from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
+from rmq.broker.delivery_progress import DeliveryProgress
 from rmq.broker.expiry import Expiry
 from rmq.broker.filter_table import FilterTable
 from rmq.broker.flow_control import FlowControl, not_written
@@ -206,6 +207,8 @@ class Broker:
 
     def _wire(self) -> None:
         self.topics.changed = self._topics_changed
+        self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
+        self.replica.take_progress = self.delivery.take
         self.admin.settle = self.settle
         self.admin.changed = self.reconfigure
         self.admin.gauges = self._gauges
@@ -502,6 +505,8 @@ class Broker:
     def copying_table(self, name: str, body: bytes) -> Slices[None]:
         """As `copy_table`, in slices."""
         changed = yield from self.files.copying(name, body)
+        if name == "consumerOffset":
+            self.delivery.keep()
         if changed and name == "topics":
             self._topics_changed()
 

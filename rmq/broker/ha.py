@@ -187,7 +187,7 @@ class MasterSession:
             self._notes.append(encode_note(self._greet().to_note()))
             return
         self._questions += 1
-        if not self._ours or self._questions > QUESTIONS_MAX:
+        if number == NOTE or not self._ours or self._questions > QUESTIONS_MAX:
             raise RemoteProtocolError(f"the slave reports {number}")
         offset = -2 - number
         self._notes.append(encode_note({"at": offset, **fingerprint(self._store.read(offset))}))

@@ -50,6 +50,7 @@ class ReplicaState:
         self.dirty = False
         self.linked = False
         self.stopped = ""
+        self.take_progress: Callable[[Mapping[str, Any]], None] = lambda told: None
         self._store = store
         self._address = address
         self._chance = chance
@@ -117,6 +118,9 @@ class ReplicaState:
 
     def take_note(self, note: Mapping[str, Any]) -> None:
         """Take what the master says of the log, as far as we have it. Raises RemoteProtocolError."""
+        progress = note.get("progress")
+        if isinstance(progress, Mapping) and progress:
+            self.take_progress(progress)
         safe = note.get("safe")
         if isinstance(safe, int) and self.acknowledged is not None:
             safe = min(safe, self._store.max_physical_offset)
@@ -151,10 +155,6 @@ class ReplicaState:
         """Up to where a producer may have been told that its message is stored; None: everywhere."""
         on_disk = self._store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return self._store.flushed_offset if on_disk else None
-
-    def progress(self) -> Mapping[str, Any]:
-        """How far what is in the log is delivered; true of the log up to its present end."""
-        return {}
 
     def signed(self, handler: Handler) -> Handler:
         """The handler of a request for a table, with the log's id in its answers."""

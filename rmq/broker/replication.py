@@ -208,7 +208,7 @@ class _SlaveLink:
             silence_s=self._silence_seconds,
             greet=broker.replica.greeting,
             safe=broker.replica.safe_offset,
-            progress=broker.replica.progress,
+            progress=broker.delivery.now,
         )
         self._replicas = broker.replicas
         self._stream = stream

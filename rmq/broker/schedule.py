@@ -9,7 +9,7 @@ due and tells when to come again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from rmq.errors import CorruptRecord, LocalProtocolError, StoreError
@@ -77,6 +77,14 @@ class Schedule:
             known = self._next if int(level) in self._next else self._dropped
             known[int(level)] = int(offset)
         self._name_dropped()
+
+    def follow(self, progress: Mapping[int, int]) -> None:
+        """A slave's: have the master's progress, by level."""
+        for level, offset in progress.items():
+            known = self._next if level in self._next else self._dropped
+            if known.get(level) != offset:
+                known[level] = offset
+                self.dirty = True
 
     def _name_dropped(self) -> None:
         for topic, queue_id in self._store.queues():

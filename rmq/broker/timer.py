@@ -46,6 +46,7 @@ from rmq.protocol.recall import (
     RecallHandle,
 )
 from rmq.protocol.record import Record, decode_record, encode_properties, record_of, record_properties
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
@@ -126,6 +127,9 @@ class Timers:
         self._by_age: deque[int] = deque()  # queue offsets, oldest first; some no longer wait
         self._read = 0  # units below this queue offset are known
         self._delivered_ms = 0
+        # A slave delivers nothing: it only keeps what its master says, for when it is made master.
+        self._copied: dict[str, int] = {}
+        self._is_slave = store.config.broker_role is BrokerRole.SLAVE
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -161,6 +165,8 @@ class Timers:
 
     def arrived(self, next_offset: int) -> None:
         """The timer queue has messages below `next_offset`."""
+        if self._is_slave:
+            return
         earliest = self._due[0] if self._due else None
         for offset in range(self._read, next_offset):
             unit = self._store.unit(TIMER_TOPIC, 0, offset)
@@ -330,6 +336,9 @@ class Timers:
     def load(self, data: bytes | None) -> None:
         """Find the waiting messages of the store, with the progress of timerProgress.json."""
         progress = json.loads(data) if data else {}
+        if self._is_slave:
+            self._copied = {str(name): int(value) for name, value in progress.items()}
+            return
         known, self._delivered_ms = int(progress.get("read", 0)), int(progress.get("deliveredMs", 0))
         self._part = int(progress.get("partMs", -1)), int(progress.get("partNext", 0))
         first = max(int(progress.get("first", 0)), self._store.min_offset(TIMER_TOPIC, 0))
@@ -344,6 +353,18 @@ class Timers:
     def to_json(self) -> bytes:
         """The content of timerProgress.json."""
         self.dirty = False
+        return json.dumps(self._copied if self._is_slave else self._progress())
+
+    def progress(self) -> dict[str, int]:
+        """The same for slaves, as it is now; empty when there never was such a message."""
+        return self._progress() if self._read else {}
+
+    def follow(self, progress: Mapping[str, int]) -> None:
+        """A slave's: have the master's progress."""
+        if self._copied != progress:
+            self._copied, self.dirty = dict(progress), True
+
+    def _progress(self) -> dict[str, int]:
         first = self._by_age[0] if self._by_age else self._read
         progress = {"first": first, "read": self._read, "deliveredMs": self._delivered_ms}
         due = [group.due_ms for group in self._groups] + self._due[:1]
@@ -356,7 +377,7 @@ class Timers:
             progress["first"] = min(first, group.offsets[0])  # recalls among those that are delivered
         if part[0] > progress["deliveredMs"]:
             progress |= {"partMs": part[0], "partNext": part[1]}
-        return json.dumps(progress)
+        return progress
 
 
 def _may_recall(data: memoryview) -> bool:

@@ -402,6 +402,23 @@ async def test_tables_of_another_log_are_not_copied(autojump_clock: MockClock) -
     assert "Kept" not in rig.broker.topics.table
 
 
+async def test_delay_progress_comes_with_the_log_or_from_a_rocketmq_master_by_a_table(
+    autojump_clock: MockClock,
+) -> None:
+    rig = slave()
+    body = b'{"offsetTable":{"1":7}}'
+
+    async def call(address: str, request: Command, seconds: float) -> Command:
+        return request.reply(header={"rmqLogId": "mine"}, body=body)
+
+    pool: Any = SimpleNamespace(call=call)
+    follower = Follower(rig.broker, MemoryNetwork(1), pool, Guard(TlsContexts(TlsConfig())))
+    for greeting, progress in ((MasterLog("mine", 0, 0), 0), (None, 7)):
+        follower._greeting = greeting
+        await follower._copy_table("delayOffset", RequestCode.GET_ALL_DELAY_OFFSET)
+        assert rig.broker.schedule.progress[1] == progress
+
+
 class JavaMaster:
     """What a RocketMQ master answers by requests: `code` and `remark` for each record asked for."""
 
@@ -516,3 +533,59 @@ async def test_damage_that_a_master_sends_stops_its_slave(
         await pair.alike(120)
     assert bodies(kept)[:10] == sent
     assert len(bodies(kept)) == 13
+
+
+def timed(due_ms: int, **fields: Any) -> Command:
+    return send("Orders", b"timed", properties=f"UNIQ_KEY\x01K\x02TIMER_DELIVER_MS\x01{due_ms}", **fields)
+
+
+def levelled(level: int) -> Command:
+    return send("Orders", b"levelled", properties=f"UNIQ_KEY\x01K\x02DELAY\x01{level}")
+
+
+async def test_a_slave_made_master_delivers_each_message_once(
+    autojump_clock: MockClock, pairs: Pairs
+) -> None:
+    async with pairs() as pair:
+        kept = MemoryDisk(2)
+        await pair.master(MemoryDisk(1))
+        await pair.slave(kept)
+        await trio.sleep(20)
+        now = pair.start_ms + int(trio.current_time() * 1000)
+        later = [timed(now + 3_600_000 + number) for number in range(3)] + [levelled(17)]  # an hour
+        for request in [timed(now + 2000 + number) for number in range(5)] + [levelled(2)] * 4 + later:
+            assert (await pair.pool.call(MASTER, request, 5)).code == 0
+        await trio.sleep(7.5)  # all that is due is delivered, the last moments ago
+        assert len(bodies(kept)) == 9
+        assert (await pair.figures(SLAVE))["timerMessages"] == "0"
+        await pair.stop(SLAVE)
+        await pair.stop(MASTER)
+        await pair.master(kept)
+        await trio.sleep(30)
+        assert (await pair.figures(MASTER))["timerMessages"] == "3"
+        pair.start_ms += 3_700_000
+        await trio.sleep(90)
+    assert sorted(bodies(kept)) == [b"levelled"] * 5 + [b"timed"] * 8
+
+
+async def test_delayed_messages_that_a_lagging_slave_has_not_are_not_skipped(
+    autojump_clock: MockClock, pairs: Pairs
+) -> None:
+    """Its master's progress, copied while the log lags, would be ahead of it."""
+    async with pairs() as pair:
+        kept = MemoryDisk(2)
+        await pair.master(MemoryDisk(1))
+        await pair.slave(kept)
+        await trio.sleep(20)
+        for _ in range(4):
+            assert (await pair.pool.call(MASTER, levelled(2), 5)).code == 0
+        await trio.sleep(1)
+        kept.fail("write", "commitlog", times=40)  # from now on nothing comes through
+        await trio.sleep(60)
+        await pair.stop(SLAVE)
+        await pair.stop(MASTER)
+        kept.heal()
+        assert bodies(kept) == []
+        await pair.master(kept)
+        await trio.sleep(30)
+    assert bodies(kept) == [b"levelled"] * 4

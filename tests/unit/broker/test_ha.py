@@ -12,7 +12,19 @@ from typing import Any
 import pytest
 import trio
 
-from rmq.broker.ha import FRAME, REPORT, SLAVE_FRAME_MAX, MasterSession, SlaveSession
+from rmq.broker.ha import (
+    FRAME,
+    HELLO,
+    NOTE,
+    REPORT,
+    SLAVE_FRAME_MAX,
+    MasterLog,
+    MasterSession,
+    SlaveSession,
+    decode_note,
+    fingerprint,
+    question,
+)
 from rmq.broker.replication import Follower
 from rmq.errors import ConnectFailed, RemoteProtocolError
 from rmq.protocol.codes import ResponseCode
@@ -292,3 +304,87 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
     unit = slave.unit("T", 0, 1)
     assert unit is not None
     assert slave.max_physical_offset == unit[0] + unit[1]
+
+
+class Progress:
+    """What a master tells of its log: in these tests how many records it has."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def now(self) -> dict[str, int]:
+        return {"records": self.store.max_offset("T", 0)}
+
+
+def ours(store: Store, safe: int | None = None) -> MasterSession:
+    log = MasterLog("id", store.min_physical_offset, store.max_physical_offset, FILE)
+    return MasterSession(store, 0.0, greet=lambda: log, safe=lambda: safe, progress=Progress(store).now)
+
+
+@pytest.mark.parametrize("most", [100, 32 * 1024])
+def test_progress_comes_behind_the_log_that_it_is_about(tmp_path: Path, most: int) -> None:
+    master_store = open_store(tmp_path / "master", ha_transfer_batch_size=most)
+    slave_store = open_store(tmp_path / "slave")
+    fill(master_store, 3)
+    master, told = ours(master_store), []
+
+    def noted(note: dict[str, Any]) -> None:
+        if "progress" in note:
+            told.append(note["progress"]["records"])
+            assert slave_store.max_offset("T", 0) >= told[-1]
+
+    slave = SlaveSession(slave_store.append_raw, lambda: slave_store.max_physical_offset, 0.0, noted=noted)
+    master.received(HELLO, 0.0)
+    exchange(master, slave, 0.0)
+    for second in range(1, 20):
+        fill(master_store, 10)
+        for _ in range(5):  # the slave lags
+            slave.received(master.frame(float(second)), float(second))
+    exchange(master, slave, 30.0)
+    assert told[0] == 3
+    assert told == sorted(set(told))
+    assert told[-1] == master_store.max_offset("T", 0) == slave_store.max_offset("T", 0)
+    assert len(told) > 3, "a slave that lags is told, too"
+    master_store.close()
+    slave_store.close()
+
+
+def test_one_of_ours_is_told_whose_log_it_is_and_asks_for_records(stores: tuple[Store, Store]) -> None:
+    store, _ = stores
+    fill(store, 3)
+    master = ours(store)
+    assert master.frame(0.0) == b""
+    master.received(HELLO + question(0) + question(5) + question(1 << 40), 0.0)
+    notes = []
+    while frame := master.frame(0.0):
+        offset, size = FRAME.unpack_from(frame)
+        assert (offset, size) == (NOTE, len(frame) - FRAME.size)
+        notes.append(decode_note(frame[FRAME.size :]))
+    assert MasterLog.from_note(notes[0]) == MasterLog("id", 0, store.max_physical_offset, FILE)
+    assert notes[1] == {"at": 0, **fingerprint(store.read(0))}
+    assert [note["size"] for note in notes[2:]] == [0, 0]
+    master.received(REPORT.pack(0), 0.0)
+    assert FRAME.unpack_from(master.frame(0.0))[0] == 0
+
+
+@pytest.mark.parametrize("said", [question(0), HELLO + HELLO, HELLO + question(0) * 1001])
+def test_odd_words_of_a_slave_end_its_link(stores: tuple[Store, Store], said: bytes) -> None:
+    with pytest.raises(RemoteProtocolError, match="reports -"):
+        ours(stores[0]).received(said, 0.0)
+
+
+def test_who_says_no_hello_gets_frames_only(stores: tuple[Store, Store]) -> None:
+    """As RocketMQ's slaves, whatever the master has to tell."""
+    store, _ = stores
+    fill(store, 3)
+    master = ours(store, safe=5)
+    master.received(REPORT.pack(0), 0.0)
+    for second in range(20):
+        frame = master.frame(float(second))
+        assert not frame or FRAME.unpack_from(frame)[0] >= 0
+
+
+@pytest.mark.parametrize("note", [b"[1]", b"{", b'{"logId":"a"}', b'{"logId":"a","start":"x"}'])
+def test_a_note_that_cannot_be_read_ends_the_link(note: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        MasterLog.from_note(decode_note(note))

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rmq.broker.figures import figures_of
-from rmq.errors import StoreError
+from rmq.errors import RemoteProtocolError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
 from rmq.protocol.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, RequestCode, ResponseCode
@@ -167,3 +167,28 @@ def test_what_a_master_at_async_flush_has_may_all_be_acknowledged() -> None:
 
 def slave_on(disk: MemoryDisk) -> Rig:
     return Rig(disk=disk.copy(), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
+
+
+def test_transactions_are_where_the_log_says_not_where_the_master_is() -> None:
+    """The copied table may be ahead of the log, and a half message would never be checked again."""
+    master, rig = Rig(), slave()
+    master.one(half(master))
+    told = master.broker.delivery.now()
+    rig.broker.append_raw(0, master.store.read_raw(0, 1 << 20))
+    rig.broker.replica.take_note({"progress": told})
+    for _ in range(3):
+        assert master.one(half(master)).code == 0
+    master.now_ms += 100_000
+    while master.broker.step_transactions() <= master.now_ms:
+        pass
+    ahead = master.broker.offsets.get("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0)
+    assert ahead == 4
+    rig.broker.copy_table("consumerOffset", master.broker.offsets.to_json())
+    mine = rig.broker.offsets.get("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0)
+    assert mine == told["transactions"]["RMQ_SYS_TRANS_HALF_TOPIC"] == 0
+
+
+@pytest.mark.parametrize("told", [{"delay": 5}, {"timer": {"first": "x"}}, {"transactions": {"T": None}}])
+def test_progress_that_cannot_be_read_ends_the_link(told: dict[str, Any]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        slave().broker.replica.take_note({"progress": told})
