@@ -182,16 +182,18 @@ class MemoryDisk:
         return other
 
     def copy(self) -> MemoryDisk:
-        """All bytes as a reader sees them now (what a killed process leaves), as another disk."""
-        other = MemoryDisk()
+        """What a killed process leaves: all bytes as a reader sees them now, as another disk, of which a power
+        cut still takes what is not synced.
+        """
+        other = MemoryDisk(self.chance.randrange(1 << 30))
         other.capacity = self.capacity
         for path, file in self._files.items():
             kept = other._files[path] = _File(file.size)
             for number in file.used:
                 page = file.page(number)
                 kept.live[number * PAGE : number * PAGE + len(page)] = page
-                kept.mark(number * PAGE, number * PAGE + len(page))
-            kept.sync()
+                kept.used.add(number)
+            kept.synced, kept.dirty, kept.made = dict(file.synced), set(file.dirty), file.made
         return other
 
     def write_back(self) -> None:
@@ -231,7 +233,7 @@ class MemoryDisk:
         """How many of the bytes start..stop have room; their pages count as used from now on."""
         if self.capacity is None:
             return stop - start
-        room = (self.capacity - self._used()) // PAGE
+        room = (self.capacity - self.used) // PAGE
         for number in range(start // PAGE, -(-stop // PAGE)):
             if number not in file.used:
                 if room <= 0:
@@ -239,7 +241,9 @@ class MemoryDisk:
                 room -= 1
         return stop - start
 
-    def _used(self) -> int:
+    @property
+    def used(self) -> int:
+        """Bytes that files take."""
         return sum(len(file.used) for file in self._files.values()) * PAGE
 
     def changed(self) -> None:
@@ -336,7 +340,7 @@ class MemoryDisk:
         """See Disk."""
         if self.capacity is None:
             return DiskUsage(0.01, 1 << 50)
-        used = self._used()
+        used = self.used
         free = max(self.capacity - used, 0)
         return DiskUsage(-(-used * 100 // (used + free)) / 100 if free else 1.0, free)
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from typing import Final
 
 from attrs import define, field
 
@@ -26,6 +27,10 @@ Queue = tuple[str, int]
 """Topic and queue id; as long as its sender was not told where a message is, -1: any."""
 Found = Mapping[Queue, Sequence[tuple[int, bytes]]]
 """What a consumer reads of each queue: (queue offset, body), in order."""
+
+
+LATE_MS: Final = 2_000
+"""How late a delayed message may come."""
 
 
 class Promise(IntEnum):
@@ -58,16 +63,28 @@ class Sent:
     committing: bool = False
     """A commit was sent: it may be seen."""
     commit_promises: dict[str, Promise] = field(factory=dict)
+    rolling_back: bool = False
+    """A rollback was sent: it may have no other end any more."""
     is_rolled_back: bool = False
     """A rollback was answered: it must not be seen."""
     may_repeat: bool = False
+    handle: tuple[int, int, str] = (-1, -1, "")
+    """Of a half message: its physical offset, queue offset and transaction id."""
     is_gone: bool = False
     """Deleted or expired: it may be there or not."""
 
-    def needs(self, machine: str, least: Promise, now_ms: int) -> bool:
-        """Whether `machine` must show it after an accident that leaves what is `least`."""
+    @property
+    def kind(self) -> str:
+        """For people."""
+        return "half" if self.is_half else "delayed" if self.due_ms else "plain"
+
+    def needs(self, machine: str, least: Promise, now_ms: int, *, settled: bool = True) -> bool:
+        """Whether `machine` must show it after an accident that leaves what is `least`; see `complaints`."""
+        if self.due_ms and not settled:
+            return False
         promised = self.commit_promises if self.is_half else self.promises
-        return promised.get(machine, 0) >= least and self.due_ms <= now_ms and not self.is_gone
+        late_ms = self.due_ms and self.due_ms + LATE_MS
+        return promised.get(machine, 0) >= least and late_ms <= now_ms and not self.is_gone
 
     def may_show(self, now_ms: int) -> bool:
         """Whether it may be seen at all."""
@@ -115,6 +132,10 @@ class Ledger:
     def committed(self, body: bytes, promises: Mapping[str, Promise]) -> None:
         """The commit was answered with success."""
         self.sent[body].commit_promises |= promises
+
+    def rolling_back(self, body: bytes) -> None:
+        """The rollback of a half message is on its way."""
+        self.sent[body].rolling_back = True
 
     def rolled_back(self, body: bytes) -> None:
         """The rollback of a half message was answered with success."""
@@ -170,15 +191,23 @@ class Ledger:
             sent
             for sent in self.sent.values()
             if sent.is_half
-            and not (sent.is_rolled_back or sent.is_gone)
+            and not (sent.rolling_back or sent.is_gone)
             and sent.promises.get(machine, 0) >= least
             and sent.commit_promises.get(machine, 0) < least
         ]
 
     def complaints(
-        self, machine: str, found: Found, now_ms: int, *, least: Promise = Promise.WRITTEN
+        self,
+        machine: str,
+        found: Found,
+        now_ms: int,
+        *,
+        least: Promise = Promise.WRITTEN,
+        settled: bool = True,
     ) -> list[str]:
-        """What is wrong with the machine's queues after an accident that leaves what is `least`."""
+        """What is wrong with the machine's queues after an accident that leaves what is `least`. `settled`:
+        the broker has had time to deliver all that is due.
+        """
         wrong: list[str] = []
         seen: Counter[bytes] = Counter()
         places = {(queue, offset): body for queue, messages in found.items() for offset, body in messages}
@@ -195,18 +224,26 @@ class Ledger:
                 elif sent.offset not in (None, offset) and not sent.may_repeat:
                     wrong.append(f"{queue} at {offset}: {body[:40]!r} was told {sent.offset}")
         for body, sent in self.sent.items():
-            needed = sent.needs(machine, least, now_ms)
+            needed = sent.needs(machine, least, now_ms, settled=settled)
             if needed and not seen[body]:
-                wrong.append(f"{sent.queue}: acknowledged and not there: {body[:40]!r}")
+                wrong.append(f"{sent.queue}: acknowledged and not there: {sent.kind} {body[:25]!r}")
             elif needed and sent.offset is not None and places.get((sent.queue, sent.offset)) != body:
                 wrong.append(f"{sent.queue}: not at {sent.offset}, where it was told to be: {body[:40]!r}")
             if seen[body] > 1 and not sent.may_repeat:
                 wrong.append(f"{sent.queue}: {seen[body]} times there: {body[:40]!r}")
         return wrong
 
-    def check(self, machine: str, found: Found, now_ms: int, *, least: Promise = Promise.WRITTEN) -> None:
+    def check(
+        self,
+        machine: str,
+        found: Found,
+        now_ms: int,
+        *,
+        least: Promise = Promise.WRITTEN,
+        settled: bool = True,
+    ) -> None:
         """Raises Lost with the first few of `complaints`."""
-        wrong = self.complaints(machine, found, now_ms, least=least)
+        wrong = self.complaints(machine, found, now_ms, least=least, settled=settled)
         if wrong:
             raise Lost(f"{machine}, {len(wrong)} faults: " + "; ".join(wrong[:3]))
 
