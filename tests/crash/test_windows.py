@@ -1,0 +1,42 @@
+"""No power cut between any two syncs loses what was acknowledged, whatever is under way.
+
+RMQ_CRASH_WINDOWS says how many images (5000), RMQ_CRASH_SEED the first run's seed. A few of them are among
+the tests that always run.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from .windows import campaign
+
+IMAGES = int(os.environ.get("RMQ_CRASH_WINDOWS", "5000"))
+SEED = int(os.environ.get("RMQ_CRASH_SEED", "1"))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    logging.disable(logging.ERROR)  # every image has its torn tail to report
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("seed", [3, 8])
+def test_a_few_power_cuts_lose_nothing(seed: int) -> None:
+    made, boundaries = campaign(seed, 20)
+    assert made == 20
+    assert boundaries > 50
+
+
+@pytest.mark.crash
+def test_no_window_between_two_syncs_loses_what_was_acknowledged() -> None:
+    begun = time.monotonic()
+    made, boundaries = campaign(SEED, IMAGES)
+    seconds = time.monotonic() - begun
+    print(f"\n{made} images of {boundaries} boundaries from seed {SEED}: {made / seconds:.0f} images/s")
+    assert made == IMAGES
