@@ -182,8 +182,8 @@ class MemoryDisk:
         return other
 
     def copy(self) -> MemoryDisk:
-        """What a killed process leaves: all bytes as a reader sees them now, as another disk; a power cut still
-        takes what is not synced.
+        """What a killed process leaves: all bytes as a reader sees them now, as another disk. A power cut
+        still takes what is not synced.
         """
         other = MemoryDisk(self.chance.randrange(1 << 30))
         other.capacity = self.capacity
