@@ -295,7 +295,7 @@ def _why(run: Segments, position: int) -> str:
     if int.from_bytes(head[28:36], "big", signed=True) != position:
         return "the record's physical offset is not its place"
     if parse(view, at, position, check_crc=False) is None:
-        return "lengths inside the record do not fit"
+        return "lengths inside the record do not fit, or its topic, queue id or queue offset cannot be"
     return "the CRC of the body, or its properties, are wrong"
 
 

@@ -1,6 +1,7 @@
 """Reading records straight from the bytes of the log, and telling a torn tail from damage.
 
-A record is good when its size, magic, own physical offset, inner lengths and body CRC all fit. A scan
+A record is good when its size, magic, own physical offset, inner lengths and body CRC all fit, and its topic,
+queue id and queue offset can be a queue's and a place in it. A scan
 goes from good record to good record and stops at the first bad spot. What that spot means:
 
 - Nothing good comes after it: the end of the log (a *hole* of zeros) or a torn tail. The log is cut
@@ -14,8 +15,8 @@ goes from good record to good record and stops at the first bad spot. What that 
     keep later ones. A lost page reads as zeros up to a page border. Such a spot is a torn tail; anything
     else is **damage**.
 
-The CRC covers the body only (the format is RocketMQ's), so a flipped bit in a topic or property is not seen;
-zeros that a crash left at the end of the last record's properties are.
+The CRC covers the body only (the format is RocketMQ's), so most flipped bits in a topic or property are not
+seen; zeros that a crash left at the end of the last record's properties are.
 
 Damage is never taken for the end of the log: `CorruptRecord` names file and offset, unless
 `truncateDamagedLog` says to cut.
@@ -43,6 +44,8 @@ _PIECE = 1 << 18
 MIN_RECORD = 91
 _MAGIC_BYTES = MAGIC.to_bytes(4, "big", signed=True)
 _ZEROS = re.compile(rb"\0+")
+_NO_FOLDERS = frozenset((b"", b".", b".."))
+"""Names that no queue's folder can have, beside those with a slash or NUL: such a topic is damage too."""
 _TEXTS_MOST = 1 + 255 + 2 + 32767  # of a record: its topic and properties with their lengths
 _SEARCH_BYTES = 64 << 20  # how far behind a record that nothing vouches for one is looked for that has a unit
 
@@ -101,6 +104,8 @@ def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | 
     if check_crc and zlib.crc32(data[body:topic]) & 0x7FFFFFFF != crc:
         return None
     name = bytes(data[topic + 1 : properties])
+    if queue_id < 0 or queue_offset < 0 or b"/" in name or b"\0" in name or name in _NO_FOLDERS:
+        return None
     # Scanned(...) goes through a Python function, which costs as much as the checks above.
     return tuple.__new__(Scanned, (position, size, queue_id, queue_offset, sys_flag, stored, name, texts))
 
@@ -228,7 +233,7 @@ def why_no_record(segments: Segments, position: int, end: int) -> str:
     if not BLANK_SIZE <= size <= left or (have >= 8 and magic == BLANK_MAGIC and size != left):
         return f"its size is {size}, {left} bytes are left in the file"
     if have >= size and magic == MAGIC:
-        return "its place, its lengths or its CRC do not fit"
+        return "its place, its queue, its lengths or its CRC do not fit"
     return ""
 
 
