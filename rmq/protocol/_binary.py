@@ -146,6 +146,7 @@ def _new_key(name: str) -> bytes:
 
 _SEEN_MAX: Final = 2048
 _SEEN_BYTES_MAX: Final = 1024
+_SEEN_BYTES_OF_A_CODE: Final = 1 << 20
 _ORDERS_MAX: Final = 4
 _DROPPED: Final = -1  # the spare last value of a template
 _DIGITS_MAX: Final = 18  # always inside 64 bits
@@ -165,7 +166,7 @@ class _Seen:
     make, in the positional order of the header class, and one spare.
     """
 
-    __slots__ = ("header_class", "orders", "read", "varying")
+    __slots__ = ("header_class", "orders", "read", "size", "varying")
 
     def __init__(
         self, header_class: type[Any], read: Callable[[Mapping[str, str]], Any], varying: dict[bytes, _Place]
@@ -174,6 +175,7 @@ class _Seen:
         self.read = read
         self.varying = varying
         self.orders: dict[_Places, dict[tuple[bytes, ...], list[Any]]] = {}
+        self.size = 0  # bytes in `orders`
 
     def learn(self, header: bytes, value: Any) -> None:
         """Remember a whole header whose fields were read as `value`."""
@@ -183,15 +185,22 @@ class _Seen:
             rest.append(header[at:start])
             at = stop
         rest.append(header[at:])
-        if sum(map(len, rest)) > _SEEN_BYTES_MAX:
+        size = sum(map(len, rest))
+        if size > _SEEN_BYTES_MAX:
             return
+        self.size += size
+        if self.size > _SEEN_BYTES_OF_A_CODE:  # many senders, or one that makes names up
+            self.orders.clear()
+            self.size = size
         places = tuple([place for _, _, place in found])
         if places not in self.orders and len(self.orders) >= _ORDERS_MAX:
             self.orders.clear()
         known = self.orders.setdefault(places, {})
         if len(known) >= _SEEN_MAX:
             known.clear()
-        known[tuple(rest)] = [*attrs.astuple(value, recurse=False), None]
+        template = known[tuple(rest)] = [*attrs.astuple(value, recurse=False), None]
+        for _, index, _ in places:
+            template[index] = None  # it may be long, and is another one in each header
 
 
 def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[int, int, _Place]]:

@@ -261,6 +261,14 @@ def test_memory_of_what_was_seen_is_bounded() -> None:
     before = sum(map(len, seen.orders.values()))
     _binary.read_binary(binary(15, ROOTS[15] | {"topic": "x" * 100_000}))
     assert sum(map(len, seen.orders.values())) == before
+    sends = _binary._SEEN[310]
+    for number in range(2000):
+        ext = ROOTS[310] | {"b": f"T{number}" + "x" * 700, "i": "p" * 30_000}
+        _binary.read_binary(binary(310, ext))
+    held = [value for known in sends.orders.values() for values in known.values() for value in values]
+    assert sum(len(value) for value in held if isinstance(value, str)) < 1 << 20
+    names = [part for known in sends.orders.values() for parts in known for part in parts]
+    assert 0 < sum(map(len, names)) <= 1 << 20
     for number in range(2000):
         decoded(encode(Command(105, 1, ext={f"name{number}": ""}, serialization=ROCKETMQ)))
     assert len(_binary._NAMES) <= 1024
