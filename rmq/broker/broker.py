@@ -549,6 +549,7 @@ class Broker:
             "heldPulls": str(self.waits.held),
             "sendsWaitingForDisk": str(self.waits.flush.acks),
             "sendsWaitingForSlave": str(self.waits.replicas.acks),
+            "sendsWaitingForTopic": str(self.waits.for_topics),
             "slaves": str(len(self.replicas)),
             "openTransactions": str(self.transactions.open_count),
             "timerMessages": str(len(self.timers)),

@@ -29,6 +29,11 @@ _TOKEN: Final = re.compile(
     r"|(?P<end>\Z))",
     re.DOTALL,
 )
+_NUMBER_KEY: Final = re.compile(
+    r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|([{,][ \t\r\n\f]*+)(-?\d++)(?=[ \t\r\n\f]*+:)',
+    re.DOTALL | re.ASCII,
+)
+"""A string, to its end, or a bare number that is a key."""
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
 _ESCAPED: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
 _INTEGER: Final = re.compile(r"[+-]?\d{1,400}\Z", re.ASCII)
@@ -60,12 +65,26 @@ def loads(data: bytes | str) -> Any:
     text = text.removeprefix("\ufeff")
     if _SURROGATE.search(text) is None:
         try:
-            value = json.loads(text, strict=False)
+            value = _loads(text)
         except (ValueError, RecursionError):
             return _Reader(text).read()
         if text.count("{") + text.count("[") <= MAX_DEPTH or not _is_deep(value):
             return value
     return _Reader(text).read()
+
+
+def _loads(text: str) -> Any:
+    """Read strict JSON, or such with bare numbers as keys, which tables have by the hundred thousand. Raises
+    ValueError, RecursionError."""
+    try:
+        return json.loads(text, strict=False)
+    except ValueError:
+        return json.loads(_NUMBER_KEY.sub(_quoted, text), strict=False)
+
+
+def _quoted(found: re.Match[str]) -> str:
+    before, key = found.groups()
+    return found[0] if key is None else f'{before}"{key}"'
 
 
 def _is_deep(value: Any) -> bool:

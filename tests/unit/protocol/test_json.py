@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
-from rmq.protocol.json import MAX_DEPTH, ObjectKey, dumps, dumps_java, loads
+from rmq.protocol.json import MAX_DEPTH, ObjectKey, _Reader, dumps, dumps_java, loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -137,6 +138,43 @@ def test_the_lenient_reader_agrees_with_the_strict_one(value: Any) -> None:
 @given(st.dictionaries(st.integers(), VALUES))
 def test_javas_form_can_be_read_back(value: dict[int, Any]) -> None:
     assert loads(dumps_java(value)) == loads(dumps(value))
+
+
+PIECES = (
+    "{",
+    "}",
+    "[",
+    "]",
+    ":",
+    ",",
+    "1",
+    "-2",
+    "007",
+    " ",
+    '"',
+    "\\",
+    '"x"',
+    '"{1:"',
+    "5:",
+    "{3:4}",
+    "'",
+    "x",
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+@example('{1:"a,2:b",2:{"x{3:":[{4:5}]}}')
+@example('{1:"\\",2:","}')
+def test_bare_numbers_as_keys_are_read_as_the_lenient_reader_reads_them(text: str) -> None:
+    """They are read by the strict reader, much faster, once they stand in quotes."""
+
+    def outcome(read: Callable[[], Any]) -> object:
+        try:
+            return repr(read())
+        except RemoteProtocolError:
+            return RemoteProtocolError
+
+    assert outcome(lambda: loads(text)) == outcome(lambda: _Reader(text).read())
 
 
 @given(st.text() | st.text("{}[]:,'\"\\ud80 -.0123eEnulltrfas", max_size=30))
