@@ -45,8 +45,10 @@ class ReplicaStore(StoreView):
         where one must begin: the log then ends with the last good one.
         """
         if physical_offset != self._log.end:
-            if self._log.segments.bases or physical_offset % self._log.file_size:
+            if self._log.end != self._log.start or physical_offset % self._log.file_size:
                 raise self._out_of_range(physical_offset)
+            if self._log.segments.bases:  # files without a record
+                self._log.segments.remove_all()
             self._log.open_at(physical_offset, 0)
             self._raw_position = self._raw_whole = physical_offset
         self._log.write_raw(data)

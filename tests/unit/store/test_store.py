@@ -839,6 +839,26 @@ def test_store_host_is_what_the_broker_said() -> None:
     assert bytes(view[64:72]) == HOST
 
 
+def test_a_slave_s_log_without_a_record_begins_where_its_master_s_does_now() -> None:
+    """Its first record came in part, and expired at the master before the rest came."""
+    disk, master = MemoryDisk(), open_store()
+    fill(master, 120)
+    slave = open_store(disk, broker_role=BrokerRole.SLAVE)
+    slave.append_raw(4096, master.read_raw(4096, 50))
+    slave.cut_partial()
+    assert slave.min_physical_offset == slave.max_physical_offset == 4096
+    with pytest.raises(OffsetOutOfRange):
+        slave.append_raw(2 * 4096 + 1, b"x")
+    for again in (slave, open_store(disk.copy(), broker_role=BrokerRole.SLAVE)):
+        position = 2 * 4096
+        while position < master.max_physical_offset:
+            data = bytes(master.read_raw(position, 1000))
+            again.append_raw(position, data)
+            position += len(data)
+        assert again.min_physical_offset == 2 * 4096
+        assert bodies(again) == bodies(master)[again.min_offset("Orders", 0) :]
+
+
 def test_a_log_set_aside_is_kept_whole_and_the_store_goes_on_empty() -> None:
     disk, clock = MemoryDisk(), Clock()
     master = open_store()
