@@ -52,7 +52,8 @@ NEWS_SECONDS: Final = 1.0
 @frozen
 class MasterLog:
     """What a master says of its log: id, offsets of its first byte and of its end, bytes of a log file,
-    `safe` as above, and the address that answers requests.
+    `safe` as above, the address that answers requests, and `leader`, which names the master as long as it is
+    one.
     """
 
     log_id: str
@@ -61,6 +62,7 @@ class MasterLog:
     file_size: int = 0
     safe: int | None = None
     address: str = ""
+    leader: str = ""
 
     def to_note(self) -> dict[str, Any]:
         """The first note."""
@@ -71,6 +73,7 @@ class MasterLog:
             "fileSize": self.file_size,
             "safe": self.safe,
             "address": self.address,
+            "leader": self.leader,
         }
 
     @classmethod
@@ -84,6 +87,7 @@ class MasterLog:
                 int(note["fileSize"]),
                 None if note["safe"] is None else int(note["safe"]),
                 str(note["address"]),
+                str(note["leader"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's greeting cannot be read: {error!r}") from None

@@ -11,7 +11,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.ha import MasterLog
-from rmq.errors import RemoteProtocolError
+from rmq.errors import RemoteProtocolError, StoreError
 from rmq.protocol import json
 from rmq.protocol.codes import RequestCode
 from rmq.store.config import BrokerRole, FlushDiskType
@@ -39,13 +39,16 @@ TABLE_CODES: Final = frozenset(
 class ReplicaState:
     """The state of `store`'s log. `address` is where this broker answers requests; `chance` makes ids.
 
-    `log_id` is empty for a log that has none yet. `acknowledged` is a slave's: up to where producers may have
-    been told that their messages are stored, None when that may be all of its log. `linked`: it follows its
-    master now; `stopped` says why it does not, and will not by itself.
+    `log_id` is empty for a log that has none yet. `leader` names the master that wrote it last, since that
+    became master; `leads` says that it is this broker. `acknowledged` is a slave's: up to where that master
+    may have told producers that their messages are stored, None when that may be all of our log. `linked`:
+    it follows its master now; `stopped` says why it does not, and will not by itself.
     """
 
     def __init__(self, store: Store, *, address: str, chance: Random) -> None:
         self.log_id = ""
+        self.leader = ""
+        self.leads = False
         self.acknowledged: int | None = None
         self.dirty = False
         self.linked = False
@@ -61,7 +64,8 @@ class ReplicaState:
             return
         table = json.loads(data)
         try:
-            self.log_id = str(table["logId"])
+            self.log_id, self.leader = str(table["logId"]), str(table["leader"])
+            self.leads = bool(table["leads"])
             known = table["acknowledged"]
             self.acknowledged = None if known is None else int(known)
         except (TypeError, KeyError, ValueError) as error:
@@ -70,7 +74,14 @@ class ReplicaState:
     def to_json(self) -> bytes:
         """The text of replication.json."""
         self.dirty = False
-        return json.dumps({"logId": self.log_id, "acknowledged": self.acknowledged})
+        return json.dumps(
+            {
+                "logId": self.log_id,
+                "leader": self.leader,
+                "leads": self.leads,
+                "acknowledged": self.acknowledged,
+            }
+        )
 
     def save(self) -> None:
         """Save now. Raises StoreError."""
@@ -99,22 +110,24 @@ class ReplicaState:
         """The physical offset up to which a sync is waited for, to report it; -1 when none is."""
         return self._store.max_physical_offset if self.flushes_copies else -1
 
-    def follow(self, log_id: str, safe: int | None) -> None:
-        """Our log, as it is, goes on with that of a master, which says that producers may have been told of
-        all before `safe`; None: of all that there is. Raises StoreError when that cannot be kept.
+    def kept(self, master: MasterLog, reported: int) -> int:
+        """Up to where our log may be acknowledged, of which `reported` was reported, when that is our master.
+
+        Only the master that told us where it is safe can be relied upon to have all that it acknowledged.
         """
-        reach, before = self._store.max_physical_offset, (self.log_id, self.acknowledged)
-        self.log_id = log_id or self.log_id
-        if safe is None:
+        known = self.acknowledged if self.leader == master.leader and not self.leads else None
+        return reported if known is None else min(known, reported)
+
+    def follow(self, master: MasterLog) -> None:
+        """Our log, as it is, goes on with that of a master. Raises StoreError when that cannot be kept."""
+        reach = self._store.max_physical_offset
+        if master.safe is None:
             self.acknowledged = None
-        elif self.acknowledged is None:
-            self.acknowledged = reach
         else:
-            self.acknowledged = min(max(self.acknowledged, safe), reach)
-        if self.log_id != before[0] or (self.acknowledged is None) != (before[1] is None):
-            self.save()
-        elif self.acknowledged != before[1]:
-            self.dirty = True
+            self.acknowledged = min(max(self.kept(master, reach), master.safe), reach)
+        self.log_id = master.log_id or self.log_id
+        self.leader, self.leads = master.leader, False
+        self.save()
 
     def take_note(self, note: Mapping[str, Any]) -> None:
         """Take what the master says of the log, as far as we have it. Raises RemoteProtocolError."""
@@ -131,17 +144,20 @@ class ReplicaState:
 
     def lead(self) -> None:
         """This broker is a master: from now on all of its log may be acknowledged. Raises StoreError."""
-        if self.acknowledged is not None:
-            self.acknowledged = None
+        if self.log_id and not self.leads:
+            self.leader, self.leads, self.acknowledged = self._new_id(), True, None
             self.save()
 
     def greeting(self) -> MasterLog:
         """What one of our slaves is told first. The log gets its id now if it has none. Raises StoreError."""
         store = self._store
         if not self.log_id:
-            made = f"{self._chance.getrandbits(128):032x}"
-            store.save_config(FILE, json.dumps({"logId": made, "acknowledged": None}))
-            self.log_id = made
+            self.log_id = self._new_id()
+            try:
+                self.lead()
+            except StoreError:
+                self.log_id, self.leads = "", False  # who hears of it must find it again after a restart
+                raise
         return MasterLog(
             self.log_id,
             store.min_physical_offset,
@@ -149,7 +165,11 @@ class ReplicaState:
             store.config.mapped_file_size_commit_log,
             self.safe_offset(),
             self._address,
+            self.leader,
         )
+
+    def _new_id(self) -> str:
+        return f"{self._chance.getrandbits(128):032x}"
 
     def safe_offset(self) -> int | None:
         """Up to where a producer may have been told that its message is stored; None: everywhere."""

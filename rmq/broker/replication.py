@@ -331,7 +331,9 @@ class Follower:
             told = self._broker.registration.master_address
             self._master = told or (greeting.address if greeting else _beside(address))
             start = await self._align(stream, greeting)
-            self._follow(greeting)
+            state = self._broker.replica
+            state.follow(greeting or MasterLog("", 0, 0))
+            state.stopped, state.linked = "", True
             await self._copy_log(address, stream, start)
 
     # ---- before the first byte: whose log it is, and whether ours goes on with it ----
@@ -357,7 +359,7 @@ class Follower:
             begin(store, theirs, state.log_id)
             cut = await self._search(stream, find_cut(store, theirs.end), asks=greeting is None)
             if cut is not None:
-                check_cut(store, theirs, cut, self._kept)
+                check_cut(store, theirs, cut, state.kept(theirs, self._reported))
                 log.warning(
                     "our log reaches %d, the master's %d: ours is cut at %d, of what follows nobody was told",
                     store.max_physical_offset,
@@ -372,12 +374,6 @@ class Follower:
                 raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
             self._begin_anew(str(error))
         return theirs.start
-
-    @property
-    def _kept(self) -> int:
-        """Up to where somebody may have been told that our messages are stored."""
-        known = self._broker.replica.acknowledged
-        return self._reported if known is None else min(known, self._reported)
 
     def _begin_anew(self, reason: str) -> None:
         try:
@@ -426,12 +422,6 @@ class Follower:
         except (KeyError, ValueError) as error:
             raise RemoteProtocolError(f"the master does not say where its log ends: {error!r}") from None
         return MasterLog("", max(start, 0), end)
-
-    def _follow(self, greeting: MasterLog | None) -> None:
-        """Our log goes on with the master's. Raises StoreError when that cannot be kept."""
-        state = self._broker.replica
-        state.follow("" if greeting is None else greeting.log_id, None if greeting is None else greeting.safe)
-        state.stopped, state.linked = "", True
 
     # ---- the copying ----
 

@@ -589,3 +589,25 @@ async def test_delayed_messages_that_a_lagging_slave_has_not_are_not_skipped(
         await pair.master(kept)
         await trio.sleep(30)
     assert bodies(kept) == [b"levelled"] * 4
+
+
+async def test_a_slave_does_not_give_up_for_a_new_master_what_the_old_one_acknowledged(
+    autojump_clock: MockClock, pairs: Pairs
+) -> None:
+    """A slave that had less was made master: what the old one said to be safe is no word of it."""
+    async with pairs() as pair:
+        kept = MemoryDisk(2)
+        await pair.master(MemoryDisk(1))
+        await pair.slave(kept)
+        await trio.sleep(20)
+        sent = await pair.send(20)
+        await trio.sleep(20)
+        behind = kept.copy()  # another slave, which has no more than this
+        sent += await pair.send(10)
+        await pair.stop(MASTER)
+        await pair.master(behind)
+        await pair.stopped()
+        await pair.stop(SLAVE)
+        await pair.slave(kept)
+        await pair.stopped()
+    assert bodies(kept) == sent

@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rmq.broker.figures import figures_of
+from rmq.broker.ha import MasterLog
 from rmq.errors import RemoteProtocolError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
 from rmq.protocol.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
@@ -145,7 +146,7 @@ def test_a_log_keeps_its_id_and_a_slave_made_master_takes_all_for_acknowledged()
     log_id = master.broker.replica.greeting().log_id
     assert master.broker.replica.greeting().log_id == log_id
     assert Rig(disk=master.disk.copy()).broker.replica.greeting().log_id == log_id
-    rig.broker.replica.follow(log_id, 0)
+    rig.broker.replica.follow(MasterLog(log_id, 0, 0, safe=0, leader="m"))
     assert (rig.broker.replica.log_id, rig.broker.replica.acknowledged) == (log_id, 0)
     promoted = Rig(disk=rig.disk.copy())
     assert promoted.broker.replica.greeting().log_id == log_id
@@ -156,11 +157,11 @@ def test_a_log_keeps_its_id_and_a_slave_made_master_takes_all_for_acknowledged()
 def test_what_a_master_at_async_flush_has_may_all_be_acknowledged() -> None:
     rig = copied(Rig())
     state, reach = rig.broker.replica, rig.store.max_physical_offset
-    state.follow("a", 10)
+    state.follow(MasterLog("a", 0, 0, safe=10, leader="m"))
     assert state.acknowledged == reach, "of what came before nobody knows"
     state.take_note({"safe": 1 << 40})
     assert state.acknowledged == reach
-    state.follow("a", None)
+    state.follow(MasterLog("a", 0, 0, leader="m"))
     assert state.acknowledged is None
     assert slave_on(rig.disk).broker.replica.acknowledged is None, "saved before anything comes"
 
