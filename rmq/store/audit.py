@@ -24,7 +24,7 @@ from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
 from rmq.store.properties import has_unit
-from rmq.store.scan import MAGIC, MIN_RECORD, Scan, Scanned, next_good, parse
+from rmq.store.scan import MAGIC, MIN_RECORD, Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
 
 Progress = Callable[[str, int, int], None]
@@ -199,7 +199,7 @@ def _check_log(
     total = sum(run.stop - run.start for run in runs)
     last = done = foreign = 0
     for number, run in enumerate(runs):
-        for record in _records(run, report, final=number == len(runs) - 1):
+        for record in _records(run, report, final=number == len(runs) - 1, vouch=queues.vouch):
             report.records += 1
             last = record.store_timestamp
             report.log_end = record.position + record.size
@@ -222,7 +222,9 @@ def _check_log(
     return last
 
 
-def _records(run: Segments, report: Report, *, final: bool) -> Iterator[Scanned]:
+def _records(
+    run: Segments, report: Report, *, final: bool, vouch: Vouch = nobody_vouches
+) -> Iterator[Scanned]:
     """The good records of a run; what lies between them goes into the report."""
     position = run.start
     while position < run.stop:
@@ -231,7 +233,7 @@ def _records(run: Segments, report: Report, *, final: bool) -> Iterator[Scanned]
         position = scan.position
         if position >= run.stop:
             return
-        following = next_good(run, position)
+        following = next_good(run, position, vouch)
         if following is None:
             _note_tail(run, position, report, final=final)
             return
@@ -296,7 +298,7 @@ def _why(run: Segments, position: int) -> str:
         return "the record's physical offset is not its place"
     if parse(view, at, position, check_crc=False) is None:
         return "lengths inside the record do not fit, or its topic, queue id or queue offset cannot be"
-    return "the CRC of the body, or its properties, are wrong"
+    return "the CRC of the body is wrong"
 
 
 # ---- checkpoint and config ----

@@ -13,7 +13,7 @@ from struct import Struct
 
 from rmq.store.consumequeue import FILLER_SIZE, UNIT, Unit, queue_folder
 from rmq.store.disk import Disk
-from rmq.store.properties import unit_code
+from rmq.store.properties import has_unit, unit_code
 from rmq.store.scan import Scanned
 from rmq.store.segments import OpenFiles, Segments
 
@@ -106,6 +106,14 @@ class QueueAudits:
                 files.bases.append(base)
         audit = self._table[topic, queue_id] = QueueAudit(files)
         return audit
+
+    def vouch(self, record: Scanned) -> bool | None:
+        """Whether the unit of its place is this record's; None when there is no unit."""
+        queue = self._table.get((record.topic, record.queue_id)) if has_unit(record.sys_flag) else None
+        unit = queue.unit(record.queue_offset) if queue is not None else None
+        if unit is None or not 0 < unit[1] < FILLER_SIZE:
+            return None
+        return unit[:2] == (record.position, record.size)
 
     def expect(self, record: Scanned) -> None:
         """A good record of the log that must have a unit."""
