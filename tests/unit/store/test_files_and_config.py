@@ -124,6 +124,7 @@ def test_defaults_are_java_s(golden: Path) -> None:
         "diskMinFreeBytes",
         "truncateDamagedLog",
         "durability",
+        "haDivergedLog",
         # more for who asks for more; RocketMQ's clients ask for 32
         "maxTransferBytesOnMessageInMemory",
         "maxTransferCountOnMessageInMemory",
