@@ -165,7 +165,7 @@ def test_gathered_bytes_are_counted_right_after_a_trim() -> None:
 def test_a_full_disk_takes_the_oldest_files_whatever_their_age() -> None:
     clock = Clock()
     disk, store = filled(clock, file_reserved_time=10_000, delete_when="04")
-    disk.capacity = int(disk._used() / 0.88)
+    disk.capacity = int(disk.used / 0.88)
     report = store.clean(clock.now_ms)
     assert report.reason == "forced"
     assert report.log_files > 0
