@@ -17,7 +17,7 @@ from attrs import frozen
 from attrs.validators import optional
 
 from rmq.client.subscription import ALL, Sql
-from rmq.config import at_least, between, java_key, load, parse_addresses, setting
+from rmq.config import at_least, between, java_key, load, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue, validate_group, validate_topic
 from rmq.protocol.signature import Credentials
@@ -142,6 +142,12 @@ class ReadOptions(ConnectOptions):
     batch_rows: int = setting(16_384, help="Rows of an Arrow batch, about", validator=at_least(1))
     batch_bytes: int = setting(8 * MIB, help="Or bytes", unit="bytes", validator=at_least(1))
     decompress: bool = setting(True, help="Decompress bodies")
+    on_corrupt: str = setting(
+        "fail",
+        help="A compressed body that cannot be read, or grows over 16 MiB: `fail`, or give `null` or the"
+        " `raw` bytes and log it",
+        validator=one_of("fail", "null", "raw"),
+    )
     pushdown: bool = setting(
         False,
         help="Batch: read only what filters may let through; see docs/spark.md for what Spark then needs",
@@ -156,6 +162,11 @@ class ReadOptions(ConnectOptions):
     def expression(self) -> str | Sql:
         """The filter, as a subscription has it."""
         return Sql(self.filter_sql) if self.filter_sql else self.filter or ALL
+
+    @property
+    def null_columns(self) -> frozenset[str]:
+        """The columns that a message has and that may be null all the same."""
+        return frozenset({"body"}) if self.on_corrupt == "null" else frozenset()
 
     @property
     def is_filtered(self) -> bool:
@@ -234,6 +245,12 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError("filter", options.filter, "'*', or tags such as 'paid || refunded'")
     _ = options.max_trigger_delay_ms  # raises when it is no time
     return options
+
+
+def null_columns(given: Mapping[str, str]) -> frozenset[str]:
+    """See `ReadOptions.null_columns`: for a schema that is asked for before the options are checked."""
+    values = {key.lower(): value for key, value in given.items()}
+    return ReadOptions(on_corrupt="null").null_columns if values.get("oncorrupt") == "null" else frozenset()
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:

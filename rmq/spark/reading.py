@@ -23,8 +23,9 @@ from attrs import define, field
 from rmq.client.names import UNREACHABLE
 from rmq.client.puller import PullConsumer
 from rmq.client.pulling import RawPull
-from rmq.errors import ServiceNotAvailable, SystemBusy
+from rmq.errors import CorruptRecord, ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.record import decode_record
 from rmq.remoting.tasks import bare_errors
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.offsets import QueueRange, lost
@@ -72,17 +73,32 @@ def _decoded(
     data: bytes, starts: Any, options: ReadOptions, schema: pa.Schema, broker_name: str
 ) -> Iterator[pa.RecordBatch]:
     def take(some: Any) -> tuple[pa.RecordBatch, int]:
-        batch = decode_batch(
-            data,
-            some,
-            schema,
-            broker_name=broker_name,
-            decompress=options.decompress,
-            most=options.batch_bytes,
-        )
+        try:
+            batch = decode_batch(
+                data,
+                some,
+                schema,
+                broker_name=broker_name,
+                decompress=options.decompress,
+                on_bad_body=options.on_corrupt,
+                most=options.batch_bytes,
+            )
+        except CorruptRecord as error:
+            raise _placed(error, data, broker_name) from None
         return batch, batch.num_rows
 
     return each_fitting(starts, take)
+
+
+def _placed(error: CorruptRecord, data: bytes, broker_name: str) -> CorruptRecord:
+    """The same error with the place where the user finds the message, and with what he can do."""
+    try:
+        message = decode_record(data, error.offset, check_crc=False, decompressed=False)
+    except CorruptRecord:
+        return error  # it is not the body
+    where = f"topic {message.topic}, queue {message.queue_id} of {broker_name}"
+    advice = "read on with option onCorrupt=null or onCorrupt=raw"
+    return CorruptRecord(where, message.queue_offset, f"{error.reason}; {advice}")
 
 
 @define(eq=False)

@@ -12,6 +12,7 @@ Only compressed bodies are looped over, and all bodies when their CRC is checked
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable
 from functools import cached_property
@@ -64,6 +65,9 @@ _OFFSETS_END: Final = 1 << 31  # Arrow's offsets are 32-bit numbers
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
 
 
+log = logging.getLogger(__name__)
+
+
 def decode_batch(
     data: Data,
     starts: Array,
@@ -72,6 +76,7 @@ def decode_batch(
     broker_name: str,
     decompress: bool = True,
     check_crc: bool = False,
+    on_bad_body: str = "fail",
     most: int | None = None,
 ) -> pa.RecordBatch:
     """One row for each record of `data` that begins at a position in `starts`, in their order.
@@ -82,7 +87,8 @@ def decode_batch(
     `schema` has the columns to make (see `rmq.spark.schema`), by default all. Of several properties with one
     name the last counts. Times too far away for microseconds are cut to the nearest that fits. Raises
     CorruptRecord, which names the position of the first record that is not whole, whose CRC is wrong (when
-    asked for) or whose body cannot be decompressed; LocalProtocolError when a codec is not installed.
+    asked for) or whose body cannot be decompressed, unless `on_bad_body` is "null" or "raw" and says what it
+    is then; LocalProtocolError when a codec is not installed.
     """
     buffer = as_bytes(data)
     starts = np.asarray(starts, np.int64)
@@ -91,6 +97,7 @@ def decode_batch(
         "broker_name": broker_name,
         "decompress": decompress,
         "check_crc": check_crc,
+        "on_bad_body": on_bad_body,
         "most": most,
     }
     if len(starts) == 0:
@@ -106,7 +113,8 @@ def decode_batch(
             return decode_batch(data, starts[:half], schema, **options)
         parts = [decode_batch(data, part, schema, **options) for part in (starts[:half], starts[half:])]
         return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
-    records = Records(buffer, starts, broker_name, decompress=decompress and "body" in schema.names)
+    opened = decompress and "body" in schema.names
+    records = Records(buffer, starts, broker_name, decompress=opened, on_bad_body=on_bad_body)
     if check_crc:
         records.check_crc()
     fitting = records.open_bodies(most)
@@ -142,12 +150,22 @@ class Records:
     Raises CorruptRecord like decode_batch: when made if lengths do not fit, else when a column is asked for.
     """
 
-    def __init__(self, buffer: Array, starts: Array, broker_name: str, *, decompress: bool = True) -> None:
+    def __init__(
+        self,
+        buffer: Array,
+        starts: Array,
+        broker_name: str,
+        *,
+        decompress: bool = True,
+        on_bad_body: str = "fail",
+    ) -> None:
         self._buffer = buffer
         self._opened: dict[int, bytes] = {}
         self._starts = starts
         self._broker_name = broker_name
         self._decompress = decompress
+        self._on_bad_body = on_bad_body
+        self._bad: set[int] = set()  # rows whose bodies are null
         self._refuse(
             (starts < 0) | (starts > len(buffer) - FIXED_SIZE), "less than a record's bytes are left here"
         )
@@ -273,7 +291,13 @@ class Records:
         ]
         offsets = pa.array(np.cumsum([0, *map(len, parts)])).cast(pa.int32())
         content = [None, offsets.buffers()[1], pa.py_buffer(b"".join(parts))]
-        return pa.Array.from_buffers(pa.binary(), len(parts), content)
+        bodies = pa.Array.from_buffers(pa.binary(), len(parts), content)
+        bad = sorted(row for row in self._bad if row < len(parts))
+        if not bad:
+            return bodies
+        there = np.ones(len(parts), bool)
+        there[bad] = False
+        return pc.if_else(pa.array(there), bodies, pa.scalar(None, pa.binary()))
 
     def open_bodies(self, most: int | None) -> int:
         """Decompress bodies until all have `most` bytes; gives the number of records, one at least."""
@@ -292,16 +316,36 @@ class Records:
 
     def first(self, count: int) -> Records:
         """The first records alone, with what is decompressed already."""
-        found = Records(self._buffer, self._starts[:count], self._broker_name, decompress=self._decompress)
-        found._opened = self._opened
+        found = Records(
+            self._buffer,
+            self._starts[:count],
+            self._broker_name,
+            decompress=self._decompress,
+            on_bad_body=self._on_bad_body,
+        )
+        found._opened, found._bad = self._opened, self._bad
         return found
 
     def _plain(self, row: int, sys_flag: int) -> bytes:
         begin = int(self._body_at[row])
+        packed = self._bytes[begin : begin + int(self._body[row])].tobytes()
         try:
-            return decompress(self._bytes[begin : begin + int(self._body[row])].tobytes(), sys_flag)
+            return decompress(packed, sys_flag)
         except RemoteProtocolError as error:
-            raise CorruptRecord("record", int(self._starts[row]), str(error)) from None
+            if self._on_bad_body == "fail":
+                raise CorruptRecord("record", int(self._starts[row]), str(error)) from None
+            offset = int(self.head["queueOffset"][row])
+            log.warning(
+                "the body of the message at queue offset %d of a queue of %s is given as %s: %s",
+                offset,
+                self._broker_name,
+                self._on_bad_body,
+                error,
+            )
+        if self._on_bad_body == "raw":
+            return packed
+        self._bad.add(row)
+        return b""
 
     def message_ids(self) -> pa.Array:
         """The producer's unique id, or the id made of storing host and physical offset."""

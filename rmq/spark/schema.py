@@ -6,7 +6,7 @@ are pruned: Spark does not tell a Python data source which ones a query uses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -57,26 +57,32 @@ MAY_BE_NULL: Final = frozenset({"tags", "keys"})
 """The columns that a message may lack. That the others are never null saves Spark a look at each value."""
 
 
-def spark_schema(columns: Iterable[str] | None = None, *, nullable: bool = False) -> StructType:
-    """The schema of these columns in this order, of all by default; `nullable`: any of them may be null.
+def spark_schema(
+    columns: Iterable[str] | None = None, *, nullable: Collection[str] | bool = False
+) -> StructType:
+    """The schema of these columns in this order, of all by default; `nullable`: any of them may be null, or
+    those that are named.
 
     Raises ConfigError.
     """
     return StructType(
         [
-            StructField(name, _types(name)[0], nullable or name in MAY_BE_NULL)
+            StructField(name, _types(name)[0], _may_be_null(name, nullable))
             for name in (COLUMNS if columns is None else columns)
         ]
     )
 
 
-def arrow_schema(columns: Iterable[str] | None = None, *, nullable: bool = False) -> pa.Schema:
+def arrow_schema(
+    columns: Iterable[str] | None = None, *, nullable: Collection[str] | bool = False
+) -> pa.Schema:
     """The same as Arrow has it: what Spark demands of record batches, to the letter. Raises ConfigError."""
     return asked_schema(spark_schema(columns, nullable=nullable), nullable=nullable)
 
 
-def asked_schema(schema: StructType, *, nullable: bool = False) -> pa.Schema:
-    """The Arrow form of a schema that a user asked for; `nullable`: any column may turn out to be null.
+def asked_schema(schema: StructType, *, nullable: Collection[str] | bool = False) -> pa.Schema:
+    """The Arrow form of a schema that a user asked for; `nullable`: any column may turn out to be null, or
+    those that are named.
 
     Raises ConfigError at a name or type that is not ours, and where a column is said to be never null that
     may be.
@@ -85,7 +91,11 @@ def asked_schema(schema: StructType, *, nullable: bool = False) -> pa.Schema:
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated or not names:
         raise ConfigError("schema", ", ".join(repeated), "each column once, and at least one")
-    return pa.schema([_asked_field(field, nullable or field.name in MAY_BE_NULL) for field in schema.fields])
+    return pa.schema([_asked_field(field, _may_be_null(field.name, nullable)) for field in schema.fields])
+
+
+def _may_be_null(name: str, nullable: Collection[str] | bool) -> bool:
+    return name in MAY_BE_NULL or (nullable if isinstance(nullable, bool) else name in nullable)
 
 
 def _asked_field(field: StructField, nullable: bool) -> pa.Field:

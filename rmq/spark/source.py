@@ -50,12 +50,13 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
     """The reader of `spark.read`. Raises ConfigError."""
     found = read_options(options, streaming=False)
     reader = PushdownBatchReader if found.pushdown else BatchReader
-    return reader(found, asked_schema(schema))
+    return reader(found, asked_schema(schema, nullable=found.null_columns))
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of `spark.readStream`. Raises ConfigError."""
-    return StreamReader(read_options(options, streaming=True), asked_schema(schema))
+    found = read_options(options, streaming=True)
+    return StreamReader(found, asked_schema(schema, nullable=found.null_columns))
 
 
 def _read(options: ReadOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:

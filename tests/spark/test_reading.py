@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+import numpy as np
 import pytest
+from pyspark_rmq import DefaultSource
 from trio.testing import MockClock
 
-from rmq.errors import ConnectFailed, NoPermission
+from rmq.errors import ConnectFailed, CorruptRecord, NoPermission
 from rmq.message import MessageQueue
-from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.record import Record
 from rmq.spark.offsets import DataLoss, QueueRange
 from rmq.spark.options import read_options
-from rmq.spark.reading import RangeReader, queue_offsets
+from rmq.spark.reading import RangeReader, _decoded, queue_offsets
 from rmq.spark.records import record_starts
+from rmq.spark.schema import asked_schema
+from tests.spark.records import V4, encoded
 from tests.unit.client.cluster import CUT, Broker, Cluster
 from tests.unit.client.world import World, world
 
@@ -155,3 +160,25 @@ async def test_a_broker_that_stays_away_or_refuses_ends_the_read(setting: World,
 async def test_an_empty_range_asks_for_nothing(setting: World, broker: Broker) -> None:
     assert await read(setting, 5, 5) == []
     assert broker.count(PULL) == 0
+
+
+@pytest.mark.parametrize(("how", "body"), [("fail", b""), ("null", None), ("raw", b"not zlib")])
+def test_one_bad_body_ends_a_read_only_if_that_is_wanted(how: str, body: bytes | None) -> None:
+    """Else one message that says that it is compressed and is not stops a stream for good."""
+    made = [
+        Record("T", 3, b"not zlib" if at == 1 else b"good", sys_flag=SYS_COMPRESSED * (at == 1), born_host=V4)
+        for at in range(3)
+    ]
+    for at, record in enumerate(made):
+        record.queue_offset = at
+    data, starts = encoded(made, V4)
+    given = {"nameServer": "fake:1", "topic": "T", "groupId": "g", "onCorrupt": how}
+    options = read_options(given, streaming=True)
+    schema = asked_schema(DefaultSource(given).schema(), nullable=options.null_columns)
+    batches = _decoded(data, np.array(starts), options, schema, "a")
+    if how == "fail":
+        with pytest.raises(CorruptRecord, match=r"topic T, queue 3 of a.*offset 1:.*onCorrupt=null or"):
+            list(batches)
+    else:
+        found = [row["body"] for batch in batches for row in batch.to_pylist()]
+        assert found == [b"good", body, b"good"]

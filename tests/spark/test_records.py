@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import MapType, StringType, StructField, StructType
+from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType
 
 from rmq.errors import ConfigError, CorruptRecord
 from rmq.protocol.codes import SYS_COMPRESSED
@@ -79,8 +80,6 @@ def test_any_columns_and_any_records_in_any_order(made: list[Record], data: st.D
 
 
 def test_bodies_stay_compressed_on_request() -> None:
-    import zlib
-
     packed = zlib.compress(b"body")
     data, starts = encoded([simple(body=packed, sys_flag=SYS_COMPRESSED), simple(body=packed)])
 
@@ -88,9 +87,40 @@ def test_bodies_stay_compressed_on_request() -> None:
     assert found.column(0).to_pylist() == [packed, packed]
 
 
-def test_a_limit_counts_bodies_as_they_are_decompressed() -> None:
-    import zlib
+BAD = (
+    simple(body=b"not zlib", sys_flag=SYS_COMPRESSED),
+    simple(body=zlib.compress(bytes(17 << 20)), sys_flag=SYS_COMPRESSED),
+    simple(body=zlib.compress(b"cut off")[:-3], sys_flag=SYS_COMPRESSED),
+)
 
+
+@pytest.mark.parametrize("most", [None, 1])
+@pytest.mark.parametrize("bad", BAD, ids=["garbage", "grows", "cut"])
+def test_a_body_that_cannot_be_read_is_null_or_raw_if_that_is_wanted(bad: Record, most: int | None) -> None:
+    good = simple(body=zlib.compress(b"good"), sys_flag=SYS_COMPRESSED)
+    data, starts = encoded([simple(), bad, good], V4)
+    assert corrupt_at(data, starts) == starts[1]
+    for how, body in (("null", None), ("raw", bad.body)):
+        schema = arrow_schema(["queueId", "body"], nullable={"body"})
+        at, found = 0, []
+        while at < len(starts):
+            batch = decode_batch(
+                data, np.array(starts[at:]), schema, broker_name="b", on_bad_body=how, most=most
+            )
+            assert batch.num_rows > 0
+            at += batch.num_rows
+            found += [row["body"] for row in rows(batch)]
+        assert found == [b"body", body, b"good"]
+
+
+def test_only_the_body_may_be_null_then() -> None:
+    fields = {field.name: field.nullable for field in spark_schema(nullable={"body"}).fields}
+    assert [name for name, nullable in fields.items() if nullable] == ["body", "tags", "keys"]
+    with pytest.raises(ConfigError, match="may be null"):
+        asked_schema(StructType([StructField("body", BinaryType(), False)]), nullable={"body"})
+
+
+def test_a_limit_counts_bodies_as_they_are_decompressed() -> None:
     packed = simple(body=zlib.compress(bytes(1000)), sys_flag=SYS_COMPRESSED)
     data, starts = encoded([simple(), packed, packed, simple(), packed, simple(body=bytes(900))])
 
