@@ -423,7 +423,12 @@ class Transactions:
             RequestCode.CHECK_TRANSACTION_STATE, header, encode_record(shown, self._host), oneway=True
         )
         if not self._ask(group, topic, request):
-            log.warning("no producer of group %s is connected to decide on %s", group, half.message_id)
+            log.warning(
+                "no producer of group %s that may send to %s is connected to decide on %s",
+                group,
+                topic,
+                half.message_id,
+            )
 
     def _pass_settled(self, up_to: int) -> None:
         """Move the settled part of the queues on: to `up_to`, and over all that has ended behind it. What is
