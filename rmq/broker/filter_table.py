@@ -17,6 +17,7 @@ from attrs import define, field
 from rmq.broker.bloom import BloomFilter
 from rmq.broker.filter import MessageFilter, is_tag_type, message_filter
 from rmq.broker.members import VERSION_AHEAD_MS
+from rmq.broker.slices import Slices, drain
 from rmq.errors import ResponseError
 from rmq.message import PROPERTY_RETRY_TOPIC
 from rmq.protocol import json
@@ -30,6 +31,8 @@ DEAD_BEFORE_MS: Final = 30_000
 
 FILTERS_MAX: Final = 10_000
 """Filters of all groups. Clients name groups and topics, and a filter outlives them for a day."""
+
+SLICE_ROWS: Final = 100
 
 log = logging.getLogger("rmq.broker")
 
@@ -211,17 +214,26 @@ class FilterTable:
                     self.dirty = True
 
     def to_json(self) -> bytes:
-        """The content of consumerFilter.json."""
+        """The content of consumerFilter.json, made at once."""
+        return drain(self.text())
+
+    def text(self) -> Slices[bytes]:
+        """The content of consumerFilter.json; takes the mark `dirty` away. Each row is as it is when its turn
+        comes: what changes meanwhile marks the table again."""
         self.dirty = False
-        rows = {
-            topic: {
-                "groupFilterData": {group: known.row(self._bloom.bits) for group, known in table.items()},
-                "topic": topic,
-            }
-            for topic, table in self._table.items()
-            if table
-        }
-        return json.dumps({"filterDataByTopic": rows})
+        pieces, count, after_topic = [b'{"filterDataByTopic":{'], 0, b""
+        for topic, table in list(self._table.items()):
+            after_row = after_topic + json.dumps(topic) + b':{"groupFilterData":{'
+            for group, known in list(table.items()):
+                pieces += (after_row, json.dumps(group), b":", json.dumps(known.row(self._bloom.bits)))
+                after_row = b","
+                count += 1
+                if count % SLICE_ROWS == 0:
+                    yield
+            if after_row == b",":
+                pieces += (b'},"topic":', json.dumps(topic), b"}")
+                after_topic = b","
+        return b"".join((*pieces, b"}}"))
 
     def load(self, data: bytes | None) -> None:
         """Take a saved table. One made with other Bloom settings is dropped as a whole, as Java does."""

@@ -63,7 +63,11 @@ class Sliced(Table, Protocol):
         """Whether it has changed since `text` was called."""
 
     def text(self) -> Slices[bytes]:
-        """The text of the file as the table is now; takes the mark away."""
+        """The text of the file; takes the mark away."""
+
+
+class Copied(Table, Protocol):
+    """A large table, which a slave reads in slices."""
 
     def copying(self, data: bytes) -> Slices[bool]:
         """Take the master's text; whether it differs. Raises RemoteProtocolError."""
@@ -71,7 +75,8 @@ class Sliced(Table, Protocol):
 
 class TableFiles:
     """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
-    their files; put them into `made`, `marked` or `sliced`."""
+    their files; put them into `made`, `marked` or `sliced`, and those
+    that are read in slices into `copied` too."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -82,6 +87,7 @@ class TableFiles:
         self.made: dict[str, Made] = {}
         self.marked: dict[str, Marked] = {}
         self.sliced: dict[str, Sliced] = {}
+        self.copied: dict[str, Copied] = {}
 
     def load(self) -> None:
         """Read all tables. Raises StoreError, RemoteProtocolError."""
@@ -139,9 +145,9 @@ class TableFiles:
 
     def copying(self, name: str, data: bytes) -> Slices[bool]:
         """As `copy`, in slices."""
-        sliced = self.sliced.get(name)
-        if sliced is not None:
-            return (yield from sliced.copying(data))
+        copied = self.copied.get(name)
+        if copied is not None:
+            return (yield from copied.copying(data))
         made = self.made.get(name)
         if made is not None:
             before = yield from made.text()

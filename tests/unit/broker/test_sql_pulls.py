@@ -15,6 +15,7 @@ from rmq.broker import filter_table
 from rmq.broker import pull as pull_module
 from rmq.broker.filter import record_properties
 from rmq.broker.filter_table import DEAD_BEFORE_MS
+from rmq.broker.slices import drain
 from rmq.errors import CorruptRecord
 from rmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -220,6 +221,30 @@ def test_the_file_has_javas_shape_and_bloom_data(golden: Path) -> None:
     assert json.loads(text) == file
     row = json.loads(text)["filterDataByTopic"]["TopicTest"]["groupFilterData"]["golden_sql_group"]
     assert list(row) == list(java)
+
+
+def test_the_text_is_made_in_slices_and_what_changes_meanwhile_is_saved_the_next_time(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(filter_table, "SLICE_ROWS", 2)
+    filters = rig.broker.filters
+    for number in range(6):
+        filters.register(f"g{number}", [sql(f"a > {number}", topic=f"T{number % 2}")])
+    filters.register("gone", [sql("a > 9", topic="Gone")])
+    filters._table["Gone"].clear()
+    work = filters.text()
+    next(work)
+    filters.register("late", [sql("b > 1", topic="T1")])
+    rows = json.loads(drain(work))["filterDataByTopic"]
+    assert {topic: set(table["groupFilterData"]) for topic, table in rows.items()} == {
+        "T0": {"g0", "g2", "g4"},
+        "T1": {"g1", "g3", "g5", "late"},
+    }
+    assert {table["topic"] for table in rows.values()} == {"T0", "T1"}
+    assert filters.dirty
+    assert drain(filters.text()) == filters.to_json()
+    assert not filters.dirty
+    assert len(list(filters.text())) == 3
 
 
 def test_a_java_brokers_file_is_read(golden: Path, tmp_path: Path) -> None:
