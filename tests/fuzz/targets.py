@@ -20,7 +20,7 @@ import trio
 from rmq_acl import AclPlugin, plainfile
 from trio.testing import MockClock
 
-from rmq.broker.ha import FRAME, REPORT, MasterSession, SlaveSession
+from rmq.broker.ha import FRAME, REPORT, MasterSession, SlaveSession, encode_note
 from rmq.broker.ha_auth import Challenge
 from rmq.broker.host import PluginHost
 from rmq.broker.sql import compile_sql
@@ -308,13 +308,19 @@ class Replication:
         """Frames of a master; then the slave is killed, and must open."""
         chance, disk = mutator.chance, MemoryDisk(3)
         rig = Rig(disk=disk, store={**SMALL, "broker_role": BrokerRole.SLAVE}, broker_id=1)
-        session = SlaveSession(rig.broker.append_raw, lambda: rig.store.max_physical_offset, 0.0)
+        session = SlaveSession(
+            rig.broker.append_raw,
+            lambda: rig.store.max_physical_offset,
+            0.0,
+            noted=rig.broker.replica.take_note,
+        )
+        note = encode_note({"safe": 100, "progress": rig.broker.delivery.now()})
         source, fed = log_bytes(), 0
         try:
             for fed in range(1, most + 1):
                 at = rig.store.max_physical_offset
                 piece = source[at : at + chance.choice((8, 100, 1000))]
-                data = FRAME.pack(at, len(piece)) + piece
+                data = note if chance.random() < 0.1 else FRAME.pack(at, len(piece)) + piece
                 session.received(mutator.flipped(data) if chance.random() < 0.1 else data, fed)
                 session.report(fed)
         except RmqError:
@@ -330,10 +336,11 @@ class Replication:
     def _master(self, most: int, mutator: Mutator) -> int:
         chance = mutator.chance
         rig = Rig(disk=small_store().copy(), store=SMALL)
-        session, fed = MasterSession(rig.store, 0.0), 0
+        session, fed = MasterSession(rig.store, 0.0, greet=rig.broker.replica.greeting), 0
         try:
             for fed in range(1, most + 1):
-                data = REPORT.pack(chance.choice((0, 100, session.position, rig.store.max_physical_offset)))
+                end = rig.store.max_physical_offset
+                data = REPORT.pack(chance.choice((0, 100, -1, -2, -1000, session.position, end)))
                 session.received(mutator.flipped(data) if chance.random() < 0.2 else data, fed)
                 session.frame(fed)
         except RmqError:
