@@ -6,7 +6,7 @@ Counting is done in plain Python where things happen; a Figure is made of it onl
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, Protocol
 
 from attrs import frozen
@@ -84,8 +84,19 @@ class Refusing(Protocol):
         """Reason -> how often."""
 
 
-def refused_connections(ports: Mapping[str, Refusing]) -> Figure:
-    """The connections that a limit refused, for each port."""
+class Holding(Protocol):
+    """What bounds the bytes that peers make a process hold."""
+
+    held: int
+    cuts: int
+
+
+def connection_figures(ports: Mapping[str, Refusing], budget: Holding) -> Iterator[Figure]:
+    """What limits did to the connections of a service."""
     help = "Connections that a limit refused: of the port, of an address, of descriptors"
     rows = [((port, reason), n) for port, one in ports.items() for reason, n in one.refused.items()]
-    return Figure("connections_refused", "counter", help, rows, ("port", "reason"))
+    yield Figure("connections_refused", "counter", help, rows, ("port", "reason"))
+    help = "Bytes of unsent answers and unfinished requests"
+    yield single("connection_buffer_bytes", "gauge", help, budget.held)
+    help = "Connections that were cut off because all of them held too much"
+    yield single("connections_cut", "counter", help, budget.cuts)

@@ -153,6 +153,11 @@ class Plugin:
     def on_request(self, peer: Peer, command: Command) -> None:
         """See a request before it is handled. Raises AccessDenied(remark=…) to refuse it."""
 
+    def on_head(self, peer: Peer, command: Command) -> None:
+        """See the header of a request whose body is large and not here yet. Raises AccessDenied to refuse it;
+        `on_request` sees it again when it is whole.
+        """
+
     def may_publish(self, peer: Peer, topic: str) -> bool:
         """Whether a peer may send to a topic, and so be shown what was sent there and is undecided yet."""
         return True
@@ -184,6 +189,7 @@ class Hooks:
 
     plugins: tuple[tuple[str, Plugin], ...] = ()
     requests: tuple[Callable[[Peer, Command], None], ...] = ()
+    heads: tuple[Callable[[Peer, Command], None], ...] = ()
     publishers: tuple[Callable[[Peer, str], bool], ...] = ()
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
     stored: tuple[Callable[[StoredEvent], None], ...] = ()
@@ -194,7 +200,14 @@ class Hooks:
 
     def admit(self, peer: Peer, command: Command) -> None:
         """Run the gates. Raises AccessDenied; a gate that breaks refuses too."""
-        for gate in self.requests:
+        self._ask(self.requests, peer, command)
+
+    def foresee(self, peer: Peer, command: Command) -> None:
+        """Run the gates for large bodies that have not come yet. Raises as `admit`."""
+        self._ask(self.heads, peer, command)
+
+    def _ask(self, gates: Iterable[Callable[[Peer, Command], None]], peer: Peer, command: Command) -> None:
+        for gate in gates:
             try:
                 gate(peer, command)
             except AccessDenied:
@@ -251,6 +264,7 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
     return Hooks(
         plugins=tuple(plugins),
         requests=overridden("on_request"),
+        heads=overridden("on_head"),
         publishers=overridden("may_publish"),
         responses=overridden("on_response"),
         stored=overridden("on_stored"),

@@ -18,6 +18,7 @@ from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin
 from rmq.profile import SECURE
 from rmq.protocol.command import Command
+from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
@@ -25,6 +26,7 @@ from rmq_acl.files import AclFiles, find
 from rmq_acl.permissions import PUB
 from rmq_acl.rules import TOPIC, Level, check, may
 from rmq_acl.senders import Senders
+from rmq_acl.verify import by_address
 
 __all__ = ["AclPlugin"]
 
@@ -61,6 +63,18 @@ class AclPlugin(Plugin):
         if level is Level.ADMIN:
             self._admitted = command
             self.audit.admin(peer.peer_address, command)
+
+    def on_head(self, peer: Peer, command: Command) -> None:
+        """Refuse at once what nobody has signed; a signature is looked at when the body is here."""
+        try:
+            ext = command.ext
+        except (RemoteProtocolError, ValueError):
+            ext = {}
+        name = ext.get(ACCESS_KEY)
+        if name is not None and (SIGNATURE in ext or PROOF in ext):
+            return
+        if by_address(name, self.files.accounts, peer.peer_address) is None:
+            self.on_request(peer, command)
 
     def may_publish(self, peer: Peer, topic: str) -> bool:
         """Whether the account of a connection, as the files say now, may send to a topic."""

@@ -20,6 +20,7 @@ from rmq.broker.client_calls import ClientCalls
 from rmq.broker.clients import Clients
 from rmq.broker.delivery_progress import DeliveryProgress
 from rmq.broker.expiry import Expiry
+from rmq.broker.figures import gauges_of
 from rmq.broker.filter_table import FilterTable
 from rmq.broker.flow_control import FlowControl, not_written
 from rmq.broker.groups import Groups
@@ -32,7 +33,7 @@ from rmq.broker.progress import Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
 from rmq.broker.recall import Recall
-from rmq.broker.refusals import error_response, unsupported
+from rmq.broker.refusals import error_response, large_body_refusal, unsupported
 from rmq.broker.registration import Registration
 from rmq.broker.relay import Relay
 from rmq.broker.replica_state import TABLE_CODES, ReplicaState
@@ -53,7 +54,10 @@ from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
-from rmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
+from rmq.protocol.body_sizes import SURE_BYTES, check_body
+from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from rmq.remoting.budget import Budget
+from rmq.remoting.limits import TURN_REQUESTS, TURN_SECONDS, turn_is_over
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -103,11 +107,13 @@ class Broker:
         self.store = store
         self.now_ms = now_ms
         self.clock = clock
+        self.work_clock = clock  # for how long a chunk may take: a service gives one that is cheap to read
         self.hooks = Hooks()
         self.cluster: ClusterGate | None = None
         self.timings = Timings()
         self.connections = 0
         self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
+        self.budget = Budget()  # what peers may make us hold
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
         self.flush_wanted: Callable[[], None] = lambda: None
@@ -211,7 +217,7 @@ class Broker:
         self.replica.take_progress = self.delivery.take
         self.admin.settle = self.settle
         self.admin.changed = self.reconfigure
-        self.admin.gauges = self._gauges
+        self.admin.gauges = partial(gauges_of, self)
         self.admin.delay_offsets = lambda: json.dumps_java({"offsetTable": self.schedule.progress})
 
     def _load(self) -> None:
@@ -262,15 +268,23 @@ class Broker:
 
     # ---- requests ----
 
-    def handle(self, requests: list[Command], connection: Connection) -> None:
-        """Run the requests of one chunk, commit what they put, and answer."""
+    def handle(self, requests: list[Command], connection: Connection) -> int:
+        """Run requests of one chunk for one turn, commit what they put, and answer; returns how many."""
         now, self._chunk_at = self.now_ms(), self.clock()
         self._begin(connection, now)
         try:
-            self._answer(requests, connection, now)
+            count = self._answer(requests, connection, now)
             self.settle()
         finally:
             self._end()
+        return count
+
+    def admits(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+        """Whether the large body of a command whose header is here shall come: None, or the refusal."""
+        if head.flag & FLAG_RESPONSE:
+            return None if self.relay.expects(head, connection) else head.reply(SYSTEM_ERROR)
+        message_bytes = self.store.config.max_message_size
+        return large_body_refusal(head, body_bytes, connection, self._handlers, message_bytes, self.hooks)
 
     def _begin(self, connection: Connection, now: int) -> None:
         self._handling, self._connection = True, connection
@@ -281,11 +295,13 @@ class Broker:
         self._handling, self._connection = False, None
         self.send.forget()
 
-    def _answer(self, requests: list[Command], connection: Connection, now: int) -> None:
-        handlers = self._handlers
-        for request in requests:
+    def _answer(self, requests: list[Command], connection: Connection, now: int) -> int:
+        handlers, clock, began, count = self._handlers, self.work_clock, self.work_clock(), 0
+        for count, request in enumerate(requests[:TURN_REQUESTS], 1):
             handler = handlers.get(request.code)
             try:
+                if len(request.body) > SURE_BYTES:
+                    check_body(request.code, len(request.body), self.store.config.max_message_size)
                 if self.hooks.requests and not self._of_our_slave(request):
                     self.hooks.admit(connection, request)
                 if handler is None:
@@ -295,6 +311,9 @@ class Broker:
                 response = error_response(request, error)
             if response is not None:
                 self._respond(request, response, connection)
+            if clock() - began > TURN_SECONDS and turn_is_over(clock() - began, count):
+                break
+        return count
 
     def _of_our_slave(self, request: Command) -> bool:
         """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
@@ -543,24 +562,6 @@ class Broker:
             part.config = config
         self.progress.config = self.registration.config = self.flow.config = self.expiry.config = config
         self.register_wanted()  # name servers are told the broker's permission with its topics
-
-    def _gauges(self) -> dict[str, str]:
-        """Rows of the runtime figures that RocketMQ does not have."""
-        return {
-            "heldPulls": str(self.waits.held),
-            "sendsWaitingForDisk": str(self.waits.flush.acks),
-            "sendsWaitingForSlave": str(self.waits.replicas.acks),
-            "sendsWaitingForTopic": str(self.waits.for_topics),
-            "slaves": str(len(self.replicas)),
-            "openTransactions": str(self.transactions.open_count),
-            "timerMessages": str(len(self.timers)),
-            "requestsToClients": str(len(self.relay)),
-            "subscriptionConflicts": str(self.clients.conflicts.subscriptions),
-            "clientIdConflicts": str(self.clients.conflicts.client_ids),
-            "conflictsTotal": str(self.clients.conflicts.found),
-            **self.replica.rows(),
-            **self.schedule.figures(),
-        }
 
     def _topics_changed(self) -> None:
         self.send.topics_changed()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rmq.figures import Figure, Kind, refused_connections, single
+from rmq.figures import Figure, Kind, connection_figures, single
 from rmq.message import SCHEDULE_TOPIC
 
 if TYPE_CHECKING:
@@ -24,6 +24,25 @@ def figures_of(broker: Broker) -> Iterator[Figure]:
     yield from _waiting(broker)
     yield from _clients(broker)
     yield from _durations(broker.timings)
+
+
+def gauges_of(broker: Broker) -> dict[str, str]:
+    """Rows of the runtime figures that RocketMQ does not have."""
+    return {
+        "heldPulls": str(broker.waits.held),
+        "sendsWaitingForDisk": str(broker.waits.flush.acks),
+        "sendsWaitingForSlave": str(broker.waits.replicas.acks),
+        "sendsWaitingForTopic": str(broker.waits.for_topics),
+        "slaves": str(len(broker.replicas)),
+        "openTransactions": str(broker.transactions.open_count),
+        "timerMessages": str(len(broker.timers)),
+        "requestsToClients": str(len(broker.relay)),
+        "subscriptionConflicts": str(broker.clients.conflicts.subscriptions),
+        "clientIdConflicts": str(broker.clients.conflicts.client_ids),
+        "conflictsTotal": str(broker.clients.conflicts.found),
+        **broker.replica.rows(),
+        **broker.schedule.figures(),
+    }
 
 
 def _traffic(broker: Broker) -> Iterator[Figure]:
@@ -128,7 +147,7 @@ def _clients(broker: Broker) -> Iterator[Figure]:
     rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
     yield Figure("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
     yield single("connections", "gauge", "Open connections", broker.connections)
-    yield refused_connections(broker.acceptors)
+    yield from connection_figures(broker.acceptors, broker.budget)
 
 
 def _durations(timings: Timings) -> Iterator[Figure]:

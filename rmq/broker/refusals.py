@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.flow_control import not_written
 from rmq.errors import RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.protocol.body_sizes import check_body
 from rmq.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from rmq.plugin import Hooks
     from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 
@@ -32,3 +37,22 @@ def error_response(request: Command, error: Exception) -> Command:
         return request.reply(SYSTEM_ERROR, str(error))
     log.error("request %r failed: %s", request, error, exc_info=error)
     return request.reply(SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+
+
+def large_body_refusal(
+    head: Command,
+    body_bytes: int,
+    connection: Connection,
+    handled: Container[int],
+    message_bytes: int,
+    hooks: Hooks,
+) -> Command | None:
+    """The refusal of a request of which only the header is here: too long, not handled, from nobody."""
+    try:
+        if head.code not in handled:
+            raise unsupported(head)
+        check_body(head.code, body_bytes, message_bytes)
+        hooks.foresee(connection, head)
+    except Exception as error:
+        return error_response(head, error)
+    return None

@@ -87,6 +87,10 @@ class Relay:
         if response.opaque in self._rows.get(connection, ()):
             self._take(connection, response.opaque).answered(response)
 
+    def expects(self, response: Command, connection: Connection) -> bool:
+        """Whether somebody waits for this response of a client."""
+        return response.opaque in self._rows.get(connection, ())
+
     def closed(self, connection: Connection) -> None:
         """A connection has ended: what was asked of it is not answered any more."""
         for opaque in list(self._rows.get(connection, ())):

@@ -31,7 +31,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +40,7 @@ from typing import TypeVar
 import trio
 from attrs import frozen
 
+from rmq.broker.admission import acceptors, client_limits, web_socket_access
 from rmq.broker.alarm import Alarm
 from rmq.broker.broker import Broker
 from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
@@ -63,12 +63,10 @@ from rmq.profile import applied, cluster_secret
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.record import host_bytes
 from rmq.remoting import descriptors
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.answers import Stranger
-from rmq.remoting.limits import Limits
+from rmq.remoting.budget import Budget
 from rmq.remoting.network import Network, TcpNetwork
-from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners
 from rmq.remoting.stream import Listener
@@ -80,8 +78,6 @@ from rmq.store.store import Store
 
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
-HA_SHARE = 0.125
-"""How much of the descriptors that connections may have links to slaves may take."""
 PROGRESS_SECONDS = 1.0
 READY_SECONDS = 3.0
 """How long `started` waits for the first registration."""
@@ -288,13 +284,6 @@ def _guard(config: BrokerConfig, tls: TlsConfig) -> Guard:
     return Guard(contexts, secret.value if secret is not None else b"")
 
 
-def _web_socket_access(config: BrokerConfig) -> WebSocketAccess:
-    own = (config.broker_ip1, config.broker_ip2, config.bind_address, socket.gethostname())
-    return WebSocketAccess(
-        origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
-    )
-
-
 def _use_secret(broker: Broker) -> None:
     """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
     secret = cluster_secret(broker.config.cluster_secret_file)
@@ -342,10 +331,10 @@ class _Service:
         self._guard = guard
         self._tls = guard.tls.config
         config = broker.config
-        self._acceptors = broker.acceptors = {
-            "clients": Acceptor(config.max_connections, config.max_connections_per_address),
-            "slaves": Acceptor(config.ha_max_connections, share=HA_SHARE),
-        }
+        if threads:  # not in a simulation, whose clock must rule all
+            broker.work_clock = time.perf_counter
+        broker.budget = Budget(config.connection_buffer_bytes)
+        self._acceptors = broker.acceptors = acceptors(config)
         self._threads = threads
         self._saving, self._saving_made = trio.Lock(), trio.Lock()
         self._new_topics_alarm = Alarm()
@@ -386,17 +375,15 @@ class _Service:
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with Pool(self._network, Stranger(), tls=self._tls) as pool, trio.open_nursery() as outer:
-                limits = Limits(
-                    idle_seconds=self.config.server_channel_max_idle_time_seconds,
-                )
                 serving = partial(
                     serve_listeners,
                     self._ports.clients,
                     self.broker,
-                    limits=limits,
+                    limits=client_limits(self.config),
                     tls=self._tls,
                     acceptor=self._acceptors["clients"],
-                    access=_web_socket_access(self.config),
+                    access=web_socket_access(self.config),
+                    budget=self.broker.budget,
                 )
                 addresses = await outer.start(serving)
                 if self._ports.slaves is not None:

@@ -70,6 +70,12 @@ class NamesrvConfig:
     max_connections: int = setting(
         20_000, help="Connections at a time; more are closed at once.", validator=at_least(1)
     )
+    connection_buffer_bytes: int = setting(
+        256 << 20,
+        help="What unsent answers and unfinished requests of all peers may hold.",
+        unit="bytes",
+        validator=at_least(32 << 20),
+    )
     web_socket_origins: tuple[str, ...] = setting(
         (),
         help="Web pages that may open a WebSocket: https://console.example.com, or * for all.",

@@ -31,11 +31,14 @@ from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
+from rmq.protocol.body_sizes import SURE_BYTES, check_body
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.acceptor import Acceptor
+from rmq.remoting.budget import Budget
 from rmq.remoting.connection import Connection
+from rmq.remoting.limits import turn_is_over
 
 log = logging.getLogger("rmq.namesrv")
 
@@ -71,7 +74,8 @@ class NameServer:
 
     `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
     raises OSError when it cannot. In cluster test mode `lookups` collects what the service has to ask for.
-    With `cluster` only servers that have its secret register.
+    With `cluster` only servers that have its secret register. `clock` is in seconds, for how long a chunk may
+    take.
     """
 
     def __init__(
@@ -83,13 +87,16 @@ class NameServer:
         save_settings: SaveSettings | None = None,
         on_lookup: Callable[[Lookup], bool] | None = None,
         cluster: ClusterGate | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.config = config
         self._cluster = cluster
         self.routes = RouteTable(RouteLimits(config.max_brokers, config.max_queue_entries))
         self.kv_configs = kv_configs
         self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
+        self.budget = Budget()  # what peers may make us hold
         self._now_ms = now_ms
+        self._clock = clock
         self._save_settings = save_settings
         self._on_lookup = on_lookup
         self._next_scan_ms = now_ms() + SCAN_MS
@@ -103,17 +110,40 @@ class NameServer:
 
     # What connections and the clock bring.
 
-    def handle(self, requests: list[Command], connection: Connection) -> None:
-        """Answer the requests of one chunk in order."""
-        now_ms = self._now_ms()
-        for request in requests:
+    def handle(self, requests: list[Command], connection: Connection) -> int:
+        """Answer the requests of one chunk in order.
+
+        Returns how many it answered: others have their turn before the rest.
+        """
+        now_ms, began, count = self._now_ms(), self._clock(), 0
+        for count, request in enumerate(requests, 1):
             response = self.answer(request, connection, now_ms)
-            if response is None:
-                continue
-            if not request.is_oneway:
-                _send(connection, request, response)
-            if self._hooks.responses:
-                self._hooks.observe(self._hooks.responses, connection, request, response)
+            if response is not None:
+                self._respond(request, response, connection)
+            if turn_is_over(self._clock() - began, count):
+                break
+        return count
+
+    def _respond(self, request: Command, response: Command, connection: Connection) -> None:
+        if not request.is_oneway:
+            _send(connection, request, response)
+        if self._hooks.responses:
+            self._hooks.observe(self._hooks.responses, connection, request, response)
+
+    def admits(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+        """Whether the large body of a command whose header is here shall come: None, or the refusal."""
+        if head.is_response:
+            return head.reply(ResponseCode.SYSTEM_ERROR)
+        if head.code not in self._handlers:
+            return _unsupported(head)
+        try:
+            check_body(head.code, body_bytes, 0)
+            if not (self._cluster is not None and head.code in BROKER_CODES):
+                self._hooks.foresee(connection, head)
+        except ResponseError as error:
+            log.warning("refused request %d of %s: %s", head.code, connection.peer_address, error.remark)
+            return head.reply(error.code, error.remark)
+        return None
 
     def closed(self, connection: Connection) -> None:
         """Forget the brokers that registered over this connection."""
@@ -131,15 +161,14 @@ class NameServer:
         """The response to one request; None when it comes later."""
         handler = self._handlers.get(request.code)
         try:
+            if len(request.body) > SURE_BYTES:
+                check_body(request.code, len(request.body), 0)
             if self._cluster is not None and request.code in BROKER_CODES:
                 self._cluster.check(request)
             elif self._hooks.requests:
                 self._hooks.admit(connection, request)
             if handler is None:
-                return request.reply(
-                    ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-                    f"request code {request.code} is not supported here",
-                )
+                return _unsupported(request)
             return handler(request, connection, now_ms)
         except ResponseError as error:
             log.warning("refused request %d of %s: %s", request.code, connection.peer_address, error.remark)
@@ -338,3 +367,8 @@ def _topic_list(topics: Callable[[], TopicList]) -> Handler:
         return request.reply(body=topics().to_json())
 
     return answer
+
+
+def _unsupported(request: Command) -> Command:
+    remark = f"request code {request.code} is not supported here"
+    return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rmq.errors import LocalProtocolError
-from rmq.figures import Figure, refused_connections, single
+from rmq.figures import Figure, connection_figures, single
 
 if TYPE_CHECKING:
     from rmq.message import Message
@@ -51,5 +51,5 @@ class PluginHost:
         return [
             single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
             single("namesrv_topics", "gauge", "Topics that have a route", topics),
-            refused_connections(self._server.acceptors),
+            *connection_figures(self._server.acceptors, self._server.budget),
         ]

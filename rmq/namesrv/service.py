@@ -40,6 +40,7 @@ from rmq.remoting import descriptors
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address
 from rmq.remoting.answers import Stranger
+from rmq.remoting.budget import Budget
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.origins import WebSocketAccess
@@ -90,6 +91,7 @@ async def run(
     )
     acceptor = Acceptor(limits.connections, limits.connections_per_address)
     server.acceptors = {"clients": acceptor}
+    server.budget = Budget(config.connection_buffer_bytes)
     address = join_address(config.bind_address, config.listen_port)
     with bare_errors():
         async with trio.open_nursery() as nursery:
@@ -108,6 +110,7 @@ async def run(
                     tls=tls,
                     acceptor=acceptor,
                     access=access,
+                    budget=server.budget,
                 )
             )
             task_status.started(addresses)
@@ -155,6 +158,7 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
         save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
         cluster=ClusterGate(secret, _wall_ms) if secret is not None else None,
+        clock=trio.current_time,
     )
 
 

@@ -7,6 +7,7 @@ header, and the body. Big-endian.
 from __future__ import annotations
 
 import json
+from itertools import repeat
 from struct import Struct
 from struct import error as struct_error
 from typing import Final
@@ -23,8 +24,10 @@ _LENGTH = Struct(">i")
 # --- in ---
 
 
-def split_frames(data: bytes, max_frame: int) -> tuple[list[Command], int]:
-    """The whole frames at the start of `data` as commands, and how many bytes they took.
+def split_frames(
+    data: bytes, max_frame: int, max_header: int = 0xFF_FFFF, most: int = 0x7FFF_FFFF
+) -> tuple[list[Command], int]:
+    """The whole frames at the start of `data`, at most so many, as commands, and how many bytes they took.
 
     Raises RemoteProtocolError for lengths that cannot be and for headers that cannot be read.
     """
@@ -33,11 +36,13 @@ def split_frames(data: bytes, max_frame: int) -> tuple[list[Command], int]:
     typed, general = TYPED_READERS.get, read_general
     unpack = _PREFIX.unpack_from
     at, end = 0, len(data)
-    while end - at >= 8:
+    for _ in repeat(None, most):
+        if end - at < 8:
+            break
         length, word = unpack(data, at)
         header_length = word & 0xFF_FFFF
-        if not header_length + 4 <= length <= max_frame:
-            raise _bad_length(length, header_length, max_frame)
+        if header_length > max_header or not header_length + 4 <= length <= max_frame:
+            raise _bad_length(length, header_length, max_frame, max_header)
         stop = at + 4 + length
         if stop > end:
             break
@@ -49,13 +54,34 @@ def split_frames(data: bytes, max_frame: int) -> tuple[list[Command], int]:
         elif kind == ROCKETMQ:
             command = read_binary(header)
         else:
-            raise RemoteProtocolError(f"serialization type {kind} is neither 0 (JSON) nor 1 (ROCKETMQ)")
+            raise _bad_kind(kind)
         command.body = data[body_at:stop]
         add(command)
         at = stop
     if end - at >= 4:
         frame_size(data, at, max_frame)
     return commands, at
+
+
+def read_head(data: bytes) -> tuple[Command, int]:
+    """The command at the start of `data`, where its header is whole, without its body, whose length follows.
+
+    Raises RemoteProtocolError for a header that cannot be read.
+    """
+    length, word = _PREFIX.unpack_from(data, 0)
+    size = word & 0xFF_FFFF
+    header, kind = data[8 : 8 + size], word >> 24
+    if kind == JSON:
+        return TYPED_READERS.get(header[:12], read_general)(header) or read_json(header), length - 4 - size
+    if kind == ROCKETMQ:
+        return read_binary(header), length - 4 - size
+    raise _bad_kind(kind)
+
+
+def head_size(data: bytes) -> int:
+    """Bytes of the frame at the start of `data` up to its body; 8 bytes of it must be there."""
+    word: int = _PREFIX.unpack_from(data, 0)[1]
+    return 8 + (word & 0xFF_FFFF)
 
 
 def frame_size(data: bytes, at: int, max_frame: int = 0x7FFF_FFFF) -> int:
@@ -66,11 +92,19 @@ def frame_size(data: bytes, at: int, max_frame: int = 0x7FFF_FFFF) -> int:
     return length + 4
 
 
-def _bad_length(length: int, header_length: int, max_frame: int) -> RemoteProtocolError:
+def _bad_kind(kind: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"serialization type {kind} is neither 0 (JSON) nor 1 (ROCKETMQ)")
+
+
+def _bad_length(
+    length: int, header_length: int, max_frame: int, max_header: int = 0xFF_FFFF
+) -> RemoteProtocolError:
     if length > max_frame:
         return RemoteProtocolError(f"a frame of {length} bytes is over the limit of {max_frame}")
     if length < 4:
         return RemoteProtocolError(f"a frame of {length} bytes cannot be")
+    if max_header < header_length <= length:
+        return RemoteProtocolError(f"a header of {header_length} bytes is over the limit of {max_header}")
     return RemoteProtocolError(f"a header of {header_length} bytes does not fit a frame of {length} bytes")
 
 

@@ -9,6 +9,8 @@ from rmq.protocol._frames import (
     encode_pull_reply_head,
     encode_send_reply,
     frame_size,
+    head_size,
+    read_head,
     split_frames,
 )
 from rmq.protocol._records import (
@@ -29,7 +31,9 @@ __all__ = [
     "encode_queue_units",
     "encode_send_reply",
     "frame_size",
+    "head_size",
     "parse_properties",
+    "read_head",
     "split_batch",
     "split_frames",
 ]

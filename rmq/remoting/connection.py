@@ -20,11 +20,13 @@ from typing import Any, Protocol
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import trio
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
-from rmq.protocol.codes import FLAG_RESPONSE, ResponseCode
+from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from rmq.protocol.command import Command, Decoder, encode
+from rmq.remoting.budget import SMALL_BYTES, Budget
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import Waiter, current_loop
 from rmq.remoting.outbox import Outbox
@@ -33,6 +35,9 @@ from rmq.remoting.tasks import bare_errors
 
 log = logging.getLogger(__name__)
 
+RELIEF_SECONDS = 5.0
+"""How long a peer that holds much is not read from while the process holds too much."""
+_UNBOUNDED = 1 << 62
 FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
 
@@ -44,12 +49,16 @@ class Endpoint(Protocol):
 
     It may have a method `answered(response, connection)` too: responses to requests that it sent by `notify`
     and not by `call` are handed to it, before the requests of the same chunk. And `opened(connection)`, which
-    a server calls before any request of a peer.
+    a server calls before any request of a peer. And `admits(head, body_bytes, connection)`: whether the body
+    of a command whose header is here shall be taken; None, or the response that refuses it. It is asked for
+    frames of more than `limits.ask_bytes`.
     """
 
-    def handle(self, requests: list[Command], connection: Connection) -> None:
+    def handle(self, requests: list[Command], connection: Connection) -> int | None:
         """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
 
+        Returns how many of them it took, at least one, when others shall have their turn before the rest is
+        handed over; None: all.
         Must not block. An exception ends this connection and no other; one other than RemoteProtocolError is
         a bug and is logged with its traceback.
         """
@@ -66,9 +75,17 @@ class Connection:
     """
 
     def __init__(
-        self, stream: Stream, endpoint: Endpoint, *, limits: Limits | None = None, first: bytes = b""
+        self,
+        stream: Stream,
+        endpoint: Endpoint,
+        *,
+        limits: Limits | None = None,
+        first: bytes = b"",
+        budget: Budget | None = None,
     ) -> None:
-        """`first` is what was already read from the stream, to find out what it carries."""
+        """`first` is what was already read from the stream, to find out what it carries. What waits here for
+        the peer counts against `budget`.
+        """
         loop = current_loop()
         self.peer_address = stream.peer
         self.local_address = stream.local
@@ -84,8 +101,20 @@ class Connection:
         self._stream = stream
         self._endpoint = endpoint
         self._unasked = getattr(endpoint, "answered", None)  # takes responses that no call waits for
+        self._admits = getattr(endpoint, "admits", None)  # sees headers before their bodies
         self._first = first
-        self._decoder = Decoder(self._limits.frame_bytes)
+        self._decoder = Decoder(
+            self._limits.frame_bytes,
+            max_header=self._limits.header_bytes,
+            most=self._limits.decoded_frames,
+            ask_from=self._limits.ask_bytes if self._admits is not None else self._limits.frame_bytes,
+        )
+        self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
+        self._budget = budget or Budget(_UNBOUNDED)
+        self._held = 0  # what it knows of us
+        self._watched_bytes = min(self._limits.outbox_bytes, self._limits.pause_bytes)
+        self._taken_at = math.inf  # when the peer last took bytes, while some wait for it
+        self._left = -1  # how many the system still had then
         self._half_since = math.inf  # when the frame began that is not complete yet
         self._outbox = Outbox()
         self._handling = False  # inside endpoint.handle: the reader will send
@@ -172,9 +201,9 @@ class Connection:
         if self.closed:
             return
         self._outbox.add(frame)
-        if self._outbox.size > self._limits.outbox_bytes:
-            self._overflow()
-        elif not self._handling:
+        if self._outbox.size > self._watched_bytes:
+            self._grown()
+        if not self._handling and not self.closed:
             self._send_late()
 
     def close(self, reason: str = "closed by this side", cause: BaseException | None = None) -> None:
@@ -203,6 +232,8 @@ class Connection:
         if now - self._half_since > self._limits.frame_seconds:
             self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
             log.warning("closing %s: %s", self.peer_address, self.reason)
+        elif now - self._taken_at > self._limits.stall_seconds and self._is_stalled(now):
+            self.cut(f"its peer took nothing for {self._limits.stall_seconds:g} s")
         elif now - self.active_at > self._limits.idle_seconds and not self._in_flight:
             self.close(f"idle for {self._limits.idle_seconds:g} s")
             log.info("closing %s: %s", self.peer_address, self.reason)
@@ -228,7 +259,13 @@ class Connection:
             except Exception as error:
                 log.error("the end of %s was not taken well: %s", self.peer_address, error, exc_info=error)
             finally:
-                await self._say_goodbye()
+                self._rest.clear()
+                self._decoder.clear()
+                try:
+                    await self._say_goodbye()
+                finally:
+                    self._outbox.clear()
+                    self._count()
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -240,12 +277,21 @@ class Connection:
             wanted = min(FIRST_READ_BYTES, most)
             while True:
                 if outbox.size and not self._flush_now():
+                    self._count()
                     if self._reply_bytes > self._limits.pause_bytes:
                         await self._flush()
                     else:
                         # Our own requests never stop us from reading: the peer may wait for us to take its
                         # responses before it takes more. Callers wait for room instead.
                         self._send_late()
+                if self._rest or self._decoder.more:
+                    await anyio.lowlevel.checkpoint()  # others have their turn
+                    self._go_on()
+                    continue
+                if outbox.size + self._decoder.buffered != self._held:
+                    self._count()
+                if self._held > SMALL_BYTES and self._budget.is_tight:
+                    await self._wait_for_relief()
                 # The data gets no name: while we wait, nobody need hold the chunk that was read before.
                 size = self._received(await receive(wanted))
                 if not size:
@@ -268,16 +314,53 @@ class Connection:
         if commands:
             self._half_since = math.inf
             self.heard = True
-            requests = self._answered(commands)
-            if requests:
-                self._handling = True
-                try:
-                    self._endpoint.handle(requests, self)
-                finally:
-                    self._handling = False
-        elif self._half_since == math.inf:
+            self._serve(self._answered(commands))
+        elif self._half_since == math.inf and self._decoder.buffered:
             self._half_since = now
+        if self._decoder.head is not None:
+            self._ask()
         return len(data)
+
+    def _serve(self, requests: list[Command]) -> None:
+        if requests:
+            self._handling = True
+            try:
+                taken = self._endpoint.handle(requests, self)
+            finally:
+                self._handling = False
+            self._rest = [] if taken is None else requests[max(1, taken) :]
+
+    def _go_on(self) -> None:
+        """With the requests that are here already."""
+        if self._rest:
+            self._serve(self._rest)
+            return
+        commands = self._decoder.feed(b"")
+        self._serve(self._answered(commands))
+        if self._decoder.head is not None:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Whether a large body shall come; one that shall not is read and dropped."""
+        head, self._decoder.head = self._decoder.head, None
+        if head is None or self._admits is None:
+            return
+        if head.flag & FLAG_RESPONSE and head.opaque in self._in_flight:
+            return
+        refusal = self._admits(head, self._decoder.head_body, self)
+        if refusal is not None:
+            self._decoder.skip()
+            self._half_since = math.inf
+            if not head.flag & (FLAG_RESPONSE | FLAG_ONEWAY):
+                self.reply(refusal)
+
+    async def _wait_for_relief(self) -> None:
+        """The process holds too much, and some of it is ours: do not read, but for a chunk now and then, or
+        a frame that is nearly whole would never be.
+        """
+        with anyio.move_on_after(RELIEF_SECONDS):
+            while self._budget.is_tight:
+                await anyio.sleep(RELIEF_SECONDS / 20)
 
     def _answered(self, commands: list[Command]) -> list[Command]:
         """Wake the calls whose responses are here; returns the requests."""
@@ -323,7 +406,10 @@ class Connection:
         try:
             while True:
                 if self._outbox.size and not self._flush_now():
+                    self._count()
                     await self._flush()
+                if self._held:
+                    self._count()
                 self.active_at = self._now()
                 self._late = self._new_waiter()
                 await self._late.wait()
@@ -351,12 +437,18 @@ class Connection:
         async with self._sending:
             self._blocked = True
             try:
+                self._note_taken(self._now())
                 while outbox.size:
+                    before = outbox.size
                     await self._send_some()
-                    self.active_at = self._now()
+                    self.active_at = now = self._now()
+                    if outbox.size != before:
+                        self._note_taken(now)
+                        self._count()
                 self._reply_bytes = 0
             finally:
                 self._blocked = False
+                self._taken_at = math.inf
         if self._room is not None:
             self._make_room()
 
@@ -371,12 +463,38 @@ class Connection:
             self._torn = False
             self._outbox.drop(len(pieces[0]))
 
-    def _overflow(self) -> None:
-        waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
-        reason = f"its peer does not read: {waiting}"
-        log.warning("closing %s: %s", self.peer_address, reason)
-        self._mute = True
-        self.close(reason)
+    def _grown(self) -> None:
+        """More waits than a peer that reads leaves there."""
+        if self._outbox.size > self._limits.outbox_bytes:
+            waiting = f"{self._outbox.size} bytes are waiting (limit {self._limits.outbox_bytes})"
+            self.cut(f"its peer does not read: {waiting}")
+        else:
+            self._count()
+
+    def cut(self, reason: str) -> None:
+        """End it at once: nothing more is sent."""
+        if not self.closed:
+            log.warning("closing %s: %s", self.peer_address, reason)
+            self._mute = True
+            self.close(reason)
+
+    def _count(self) -> None:
+        """Tell the budget what is held here now."""
+        held = self._outbox.size + self._decoder.buffered
+        if held != self._held and not (held and self.closed):
+            self._held = held
+            self._budget.hold(self, held)
+
+    def _note_taken(self, now: float) -> None:
+        self._taken_at, self._left = now, self._stream.unsent()
+
+    def _is_stalled(self, now: float) -> bool:
+        """Whether the system, too, has sent nothing of what we gave it: its buffer may be large."""
+        left, before = self._stream.unsent(), self._left
+        if 0 <= left < before:
+            self._taken_at, self._left = now, left
+            return False
+        return True
 
     # --- room and deadlines -----------------------------------------------------------------------
 

@@ -6,6 +6,17 @@ import attrs
 
 KIB = 1024
 MIB = 1024 * KIB
+TURN_SECONDS = 0.002
+"""For how long the requests of one connection are handled before others get their turn."""
+TURN_REQUESTS = 512
+"""How many of them at most."""
+ORDINARY_SECONDS = 20e-6
+"""What a request may cost so that `TURN_SECONDS` do not count: each turn costs a write and a send."""
+
+
+def turn_is_over(seconds: float, count: int) -> bool:
+    """Whether `count` requests that took `seconds` are enough for one turn."""
+    return count >= TURN_REQUESTS or (seconds > TURN_SECONDS and seconds > count * ORDINARY_SECONDS)
 
 
 @attrs.frozen(kw_only=True)
@@ -14,6 +25,12 @@ class Limits:
 
     frame_bytes: int = 16 * MIB
     """The longest frame that is accepted; a longer one ends its connection before it is read."""
+    header_bytes: int = 64 * KIB
+    """The longest header of a frame; properties of a message have at most 32 KiB."""
+    ask_bytes: int = MIB
+    """The body of a longer frame is collected only after the endpoint has seen its header (`admits`)."""
+    decoded_frames: int = 1024
+    """Frames that are decoded at once; an ordinary chunk has fewer."""
     receive_bytes: int = 256 * KIB
     """The most that is read, and therefore handled, at once: the unit of fairness between connections."""
     pause_bytes: int = 256 * KIB
@@ -30,6 +47,8 @@ class Limits:
     """Those of one address, or of one IPv6 network of 64 bits; 0: half of `connections`."""
     idle_seconds: float = 120.0
     """A connection on which no byte moved for so long is closed (Java: channelMaxIdleTimeSeconds)."""
+    stall_seconds: float = 15.0
+    """A peer that takes nothing of what waits for it for so long is cut off."""
     frame_seconds: float = 60.0
     """A frame that has begun must be complete within this time."""
     handshake_seconds: float = 10.0
@@ -38,6 +57,11 @@ class Limits:
     """For name lookup, connecting and handshakes of a dial together (Java: connectTimeoutMillis)."""
     linger_seconds: float = 1.0
     """How long a closing connection may take to send what is in its outbox and to say goodbye."""
+
+    @property
+    def stall_scan_seconds(self) -> float:
+        """How often owners look for peers that take nothing."""
+        return min(self.stall_seconds / 6, self.scan_seconds)
 
     @property
     def scan_seconds(self) -> float:

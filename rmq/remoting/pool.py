@@ -7,6 +7,7 @@ Runs on trio and on asyncio.
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -69,7 +70,8 @@ class Pool:
         self._endpoint = endpoint
         self._tls = TlsContexts(tls or TlsConfig())
         self._scheme = scheme or self._tls.config.scheme
-        self._limits = limits or Limits()
+        # A broker that is stuck for a while shall find its clients where they were; calls time out meanwhile.
+        self._limits = limits or Limits(stall_seconds=math.inf)
         self._chance = chance or random.Random()
         self._links: dict[str, _Link] = {}
         self._tasks: anyio.abc.TaskGroup | None = None

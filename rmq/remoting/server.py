@@ -11,6 +11,7 @@ import trio
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.acceptor import Acceptor
+from rmq.remoting.budget import Budget
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network
@@ -31,6 +32,7 @@ async def serve(
     tls: TlsConfig | None = None,
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
+    budget: Budget | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
@@ -38,12 +40,19 @@ async def serve(
     Raises PortInUse and OSError before `started`, and ConfigError when the TLS files are not usable: then
     nothing listens. What goes wrong with a peer ends that peer's connection, a bug of `endpoint` too.
     `acceptor` tells who was refused; without it there is one of `limits`. `access` says which WebSocket
-    upgrades are taken. Cancelled: all connections are closed, after what is in their outboxes was sent to
-    peers that read.
+    upgrades are taken, `budget` how much peers may make the process hold. Cancelled: all connections are
+    closed, after what is in their outboxes was sent to peers that read.
     """
     listeners = await open_listeners(network, addresses)
     await serve_listeners(
-        listeners, endpoint, limits=limits, tls=tls, acceptor=acceptor, access=access, task_status=task_status
+        listeners,
+        endpoint,
+        limits=limits,
+        tls=tls,
+        acceptor=acceptor,
+        access=access,
+        budget=budget,
+        task_status=task_status,
     )
 
 
@@ -67,13 +76,14 @@ async def serve_listeners(
     tls: TlsConfig | None = None,
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
+    budget: Budget | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """`serve` on listeners that are open already; closes them at the end."""
     limits = limits or Limits()
     acceptor = acceptor or Acceptor(limits.connections, limits.connections_per_address)
     try:
-        server = Server(endpoint, limits, tls, access)
+        server = Server(endpoint, limits, tls, access, budget)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(server.expire)
             for listener in listeners:
@@ -93,23 +103,33 @@ class Server:
         limits: Limits,
         tls: TlsConfig | None = None,
         access: WebSocketAccess | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._opened: Callable[[Connection], None] = getattr(endpoint, "opened", lambda connection: None)
         self._limits = limits
         self._access = access
+        self._budget = budget or Budget()
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
             self._tls.server()  # unusable files end the start, not the first handshake
         self._connections: dict[Connection, None] = {}
 
     async def expire(self) -> NoReturn:
-        """Close idle connections: one task looks at them all."""
+        """Close connections that are idle or stuck: one task looks at them all.
+
+        Those that hold bytes are looked at more often, and they are few.
+        """
+        scan_at = trio.current_time() + self._limits.scan_seconds
         while True:
-            await trio.sleep(self._limits.scan_seconds)
+            await trio.sleep(self._limits.stall_scan_seconds)
             now = trio.current_time()
-            for connection in list(self._connections):
-                connection.expire(now)
+            for holder in self._budget.holders():
+                holder.expire(now)
+            if now >= scan_at:
+                scan_at = now + self._limits.scan_seconds
+                for connection in list(self._connections):
+                    connection.expire(now)
 
     async def serve(self, raw: Stream) -> None:
         """Serve one peer until it goes, or sends nonsense."""
@@ -125,7 +145,7 @@ class Server:
         return accept_stream(raw, tls=self._tls, limits=self._limits, access=self._access)
 
     async def _converse(self, stream: Stream, first: bytes) -> None:
-        connection = Connection(stream, self._endpoint, limits=self._limits, first=first)
+        connection = Connection(stream, self._endpoint, limits=self._limits, first=first, budget=self._budget)
         self._connections[connection] = None
         try:
             self._opened(connection)

@@ -39,6 +39,10 @@ class Stream(trio.abc.Stream):
         """
         return 0
 
+    def unsent(self) -> int:
+        """Bytes that the system took and the peer has not; -1 where nobody knows."""
+        return -1
+
 
 class Listener(Protocol):
     """Where peers come in."""
@@ -75,6 +79,9 @@ class PrefixedStream(Stream):
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         return self._stream.send_now(buffers)
+
+    def unsent(self) -> int:
+        return self._stream.unsent()
 
     async def send_all(self, data: Buffer) -> None:
         await self._stream.send_all(data)

@@ -22,6 +22,12 @@ from rmq.remoting.address import Address, is_literal, join_address
 from rmq.remoting.loop import Loop, current_loop
 from rmq.remoting.stream import Buffer, ByteStream
 
+if sys.platform == "linux":
+    from fcntl import ioctl as _ioctl
+    from termios import TIOCOUTQ as _OUTQ  # SIOCOUTQ: what the peer has not acknowledged
+else:
+    _OUTQ = None
+
 BACKLOG = 1024
 IOV_MAX = 512
 _CLOSED_ERRNO = errno.EBADF
@@ -65,6 +71,14 @@ class TcpStream(ByteStream):
             return 0
         except OSError as error:
             raise self._broken(error) from error
+
+    def unsent(self) -> int:
+        if _OUTQ is None or self._closed:
+            return -1
+        try:
+            return int.from_bytes(_ioctl(self._socket.fileno(), _OUTQ, bytes(4)), sys.byteorder)
+        except OSError:
+            return -1
 
     async def _send(self, data: memoryview) -> None:
         await anyio.lowlevel.checkpoint()

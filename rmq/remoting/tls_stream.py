@@ -147,6 +147,9 @@ class TlsStream(ByteStream):
             self._owed = len(view)
             return 0
 
+    def unsent(self) -> int:
+        return self._stream.unsent()
+
     async def _send(self, data: memoryview) -> None:
         await anyio.lowlevel.checkpoint()
         self._check_open()

@@ -220,6 +220,9 @@ class WebSocketStream(Stream):
             for start in range(0, len(view), MESSAGE_BYTES):
                 await self._send(bytes(view[start : start + MESSAGE_BYTES]))
 
+    def unsent(self) -> int:
+        return self._stream.unsent()
+
     async def _send(self, message: bytes) -> None:
         try:
             await self._socket.send_message(message)

@@ -137,6 +137,26 @@ def test_what_nobody_knows_is_refused(guarded: Guarded) -> None:
     assert (answer.code, answer.remark) == (16, "request code=9999 is not known to the access rules")
 
 
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({}, 16),
+        ({"AccessKey": "owner01"}, 16),
+        ({"AccessKey": "nobody1"}, 16),
+        ({"AccessKey": "owner01", "Signature": "x"}, None),  # the body decides
+        ({"AccessKey": "nobody1", "Signature": "x"}, None),  # or it would tell who is there
+        ({"AccessKey": "owner01", "RmqProof": "x"}, None),
+    ],
+)
+def test_an_unsigned_large_body_is_refused_before_it_comes(
+    guarded: Guarded, fields: dict[str, str], code: int | None
+) -> None:
+    head = Command(310, 1, ext={"b": "Orders", **fields})
+    answer = guarded.rig.broker.admits(head, 3 << 20, Wire())  # type: ignore[arg-type]
+    assert (None if answer is None else answer.code) == code
+    assert len(guarded.lines()) == (code is not None)
+
+
 def test_a_header_that_is_no_text_is_refused(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     command = Command(310, 1, ext={"AccessKey": "owner01", "Signature": "x", "b": "\ud800"})
     with pytest.raises(AccessDenied, match="the header cannot be read"):

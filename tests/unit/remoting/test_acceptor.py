@@ -12,9 +12,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.figures import refused_connections
+from rmq.figures import connection_figures
 from rmq.remoting import Acceptor, Stream, descriptors
 from rmq.remoting.acceptor import _network
+from rmq.remoting.budget import Budget
 from rmq.testing import MemoryNetwork
 
 from .peers import RawPeer
@@ -143,5 +144,8 @@ def test_how_many_descriptors_connections_may_take(
 def test_the_refused_are_a_figure() -> None:
     acceptor = Acceptor(5)
     acceptor.refused["address"] += 3
-    figure = refused_connections({"clients": acceptor, "slaves": Acceptor(1)})
-    assert figure.rows == [(("clients", "address"), 3)]
+    budget = Budget(1000)
+    budget.held, budget.cuts = 70, 2
+    refused, held, cuts = connection_figures({"clients": acceptor, "slaves": Acceptor(1)}, budget)
+    assert refused.rows == [(("clients", "address"), 3)]
+    assert (held.rows, cuts.rows) == ([((), 70)], [((), 2)])

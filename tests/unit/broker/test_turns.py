@@ -1,0 +1,136 @@
+"""How much of a broker's time and memory the requests of one connection get at once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from rmq.errors import AccessDenied, ResponseError
+from rmq.namesrv.config import NamesrvConfig
+from rmq.namesrv.handlers import NameServer
+from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.plugin import Hooks
+from rmq.protocol.body_sizes import MESSAGES, SURE_BYTES, body_limit, check_body
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import MAX_FRAME, Command
+from rmq.remoting.limits import TURN_REQUESTS
+
+from .rig import Rig, Wire, send
+
+MESSAGE = 4 << 20
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+def expensive(rig: Rig, seconds: float) -> None:
+    """From now on each look at the clock finds that so much time has passed."""
+    ticks = itertools.count()
+    rig.broker.work_clock = lambda: next(ticks) * seconds
+
+
+def test_an_ordinary_chunk_is_one_turn(rig: Rig) -> None:
+    expensive(rig, 10e-6)
+    requests = [send(body=b"%d" % number) for number in range(TURN_REQUESTS)]
+    assert rig.broker.handle(requests, rig.wire) == TURN_REQUESTS  # type: ignore[arg-type]
+    assert len(rig.wire.take()) == TURN_REQUESTS
+
+
+def test_a_long_chunk_is_cut(rig: Rig) -> None:
+    requests = [send(body=b"%d" % number) for number in range(TURN_REQUESTS + 5)]
+    assert rig.broker.handle(requests, rig.wire) == TURN_REQUESTS  # type: ignore[arg-type]
+
+
+def test_expensive_requests_end_a_turn_with_their_answers(rig: Rig) -> None:
+    """What was put in a turn is committed and answered in it; the rest is untouched."""
+    expensive(rig, 0.0011)
+    requests = [send(body=b"%d" % number) for number in range(5)]
+    assert rig.broker.handle(requests, rig.wire) == 2  # type: ignore[arg-type]
+    assert [answer.opaque for answer in rig.wire.take()] == [request.opaque for request in requests[:2]]
+    assert rig.bodies("Orders", 0) + rig.bodies("Orders", 1) + rig.bodies("Orders", 2) + rig.bodies(
+        "Orders", 3
+    ) == [b"0", b"1"]
+    assert rig.broker.handle(requests[2:], rig.wire) == 2  # type: ignore[arg-type]
+    assert rig.broker.handle(requests[4:], rig.wire) == 1  # type: ignore[arg-type]
+    assert [answer.opaque for answer in rig.wire.take()] == [request.opaque for request in requests[2:]]
+
+
+def test_a_name_server_gives_turns_too() -> None:
+    ticks = itertools.count()
+    server = NameServer(
+        NamesrvConfig(),
+        now_ms=lambda: 0,
+        kv_configs=KvConfigs(lambda data: None),
+        clock=lambda: next(ticks) * 0.0011,
+    )
+    requests = [Command.request(RequestCode.GET_BROKER_CLUSTER_INFO) for _ in range(5)]
+    wire = Wire()
+    assert server.handle(requests, wire) == 2  # type: ignore[arg-type]
+    assert [answer.opaque for answer in wire.take()] == [request.opaque for request in requests[:2]]
+
+
+# --- bodies --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "limit"),
+    [
+        (RequestCode.SEND_MESSAGE, MESSAGE + (64 << 10)),
+        (RequestCode.SEND_BATCH_MESSAGE, MESSAGE + (64 << 10)),
+        (RequestCode.HEART_BEAT, 512 << 10),
+        (RequestCode.LOCK_BATCH_MQ, 256 << 10),
+        (RequestCode.GET_TOPIC_STATS_INFO, 256 << 10),
+        (RequestCode.REGISTER_BROKER, MAX_FRAME),
+    ],
+)
+def test_how_long_a_body_may_be(code: int, limit: int) -> None:
+    assert body_limit(code, MESSAGE) == limit
+    check_body(code, limit, MESSAGE)
+    with pytest.raises(ResponseError, match=f"{limit + 1} bytes, {limit} are the most") as error:
+        check_body(code, limit + 1, MESSAGE)
+    wanted = ResponseCode.MESSAGE_ILLEGAL if code in MESSAGES else ResponseCode.SYSTEM_ERROR
+    assert error.value.code == wanted
+
+
+def test_nothing_shorter_than_the_least_limit_need_be_looked_at() -> None:
+    assert min(body_limit(code, 1) for code in RequestCode) >= SURE_BYTES
+
+
+def test_a_long_heartbeat_is_refused_and_not_read(rig: Rig) -> None:
+    request = Command.request(RequestCode.HEART_BEAT, None, b"[" * (600 << 10))
+    answer = rig.one(request)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "are the most" in (answer.remark or "")
+
+
+def refusal(rig: Rig, head: Command, size: int) -> int | None:
+    answer = rig.broker.admits(head, size, rig.wire)  # type: ignore[arg-type]
+    return None if answer is None else answer.code
+
+
+def test_large_bodies_are_refused_by_their_header(rig: Rig) -> None:
+    assert refusal(rig, Command.request(RequestCode.HEART_BEAT), 15 << 20) == ResponseCode.SYSTEM_ERROR
+    assert refusal(rig, send(), 3 << 20) is None
+    assert refusal(rig, send(), 5 << 20) == ResponseCode.MESSAGE_ILLEGAL
+    assert refusal(rig, Command.request(9999), 2 << 20) == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+def test_a_large_response_is_taken_when_somebody_waits_for_it(rig: Rig) -> None:
+    request = Command.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
+    assert refusal(rig, request.reply(), 2 << 20) is not None
+    rig.broker.relay.call(rig.wire, request, 3, lambda answer: None, Wire())  # type: ignore[arg-type]
+    assert refusal(rig, request.reply(), 2 << 20) is None
+    other = Wire("10.0.0.8:1")
+    assert rig.broker.admits(request.reply(), 2 << 20, other) is not None  # type: ignore[arg-type]
+
+
+def test_gates_see_the_header_of_a_large_body(rig: Rig) -> None:
+    def gate(peer: object, command: Command) -> None:
+        raise AccessDenied(remark="nobody")
+
+    rig.broker.use_plugins(Hooks(heads=(gate,)))
+    assert refusal(rig, send(), 3 << 20) == ResponseCode.NO_PERMISSION
+    assert rig.one(send()).code == ResponseCode.SUCCESS  # a gate for whole requests is another one
