@@ -228,6 +228,8 @@ class Producers:
     pool: Pool
     promises: dict[str, Promise]
     kinds: list[str] = field(factory=lambda: ["plain"] * 6 + ["batch", "delayed", "timed"] + ["half"] * 2)
+    pauses: list[float] = field(factory=lambda: [0, 0.001, 0.02, 0.3])
+    """Seconds between two sends."""
     acknowledged: int = 0
     refusals: list[str] = field(factory=list)
     _number: int = 0
@@ -235,7 +237,7 @@ class Producers:
     async def work(self) -> None:
         """Send one after the other until cancelled."""
         while True:
-            await trio.sleep(self.world.chance.choice([0, 0.001, 0.02, 0.3]))
+            await trio.sleep(self.world.chance.choice(self.pauses))
             await self.one(self.world.chance.choice(self.kinds))
 
     async def one(self, kind: str) -> None:

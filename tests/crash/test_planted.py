@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import alignment
+from rmq.broker import alignment, replication
 from rmq.broker.ha import REPORT, MasterSession, SlaveSession
 from rmq.broker.parking import Parking
 from rmq.broker.timer import Timers
@@ -31,6 +31,7 @@ from tests.unit.broker.rig import Rig, send
 
 from . import windows
 from .images import ROOT, SETTINGS, START_MS, campaign, open_store, read_all
+from .operators import campaign as operators_campaign
 
 pytestmark = pytest.mark.crash
 
@@ -56,6 +57,11 @@ def images() -> None:
 def power_windows() -> None:
     """Power cuts between any two syncs of a whole broker lose nothing, with everything under way."""
     windows.campaign(SEED, 1500)
+
+
+def operators() -> None:
+    """Accidents of a master and its slave, and what operators do, take nothing from either."""
+    operators_campaign(SEED, 6)
 
 
 def damage() -> None:
@@ -178,6 +184,7 @@ def queue_sync() -> None:
 CHECKS = [
     images,
     power_windows,
+    operators,
     queue_sync,
     damage,
     disk_level,
@@ -394,6 +401,12 @@ def unknown_commits_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Transactions, "_settle", settle)
 
 
+def a_slave_cuts_whatever_its_master_has_not(patch: pytest.MonkeyPatch) -> None:
+    """An empty, foreign or old master makes its slave give up acknowledged messages."""
+    patch.setattr(replication, "begin", lambda *args: None)
+    patch.setattr(replication, "check_cut", lambda *args: None)
+
+
 def timers_forgotten_at_a_start(patch: pytest.MonkeyPatch) -> None:
     """What waits for its time is not read from the log again."""
     patch.setattr(Timers, "load", lambda self, data: None)
@@ -423,12 +436,13 @@ FAULTS: list[tuple[Plant, Callable[[], None]]] = [
     (tables_saved_before_the_log_is_synced, power_windows),
     (unknown_commits_dropped, power_windows),
     (timers_forgotten_at_a_start, power_windows),
+    (a_slave_cuts_whatever_its_master_has_not, operators),
 ]
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_each_check_passes_without_a_fault(check: Callable[[], None]) -> None:
-    if check not in (images, power_windows):  # which test_images and test_windows run, longer
+    if check not in (images, power_windows, operators):  # which have tests of their own, longer
         check()
 
 

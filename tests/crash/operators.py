@@ -1,0 +1,186 @@
+"""A master and its slave under load, accidents of both, and what operators do about them.
+
+At `replicated`, in simulated time. Each machine is stopped, killed, loses its power or its disk; the line
+between them breaks; the master comes back empty and later with its right disk; the slave begins from nothing;
+roles are changed, and the old master comes back as a slave, once with its log put aside. After each step each
+machine must have what it promised, by itself.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import trio
+from attrs import define, field
+
+from rmq.errors import RmqError
+from rmq.protocol.bodies import KVTable
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.remoting.pool import Pool
+from rmq.store.config import BrokerRole, DivergedLog, Durability, FlushDiskType
+
+from .ledger import Lost, Promise
+from .simulation import UNKNOWN, Machine, Producers, World, look, simulate
+
+MASTER: dict[str, Any] = {"durability": Durability.replicated}
+SLAVE: dict[str, Any] = {"broker_role": BrokerRole.SLAVE, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
+SETTLE_SECONDS = 20
+
+
+@define(eq=False)
+class Operators:
+    """One seeded run of `steps`."""
+
+    seed: int
+    steps: int
+    names: list[str] = field(factory=list)
+    """What was done."""
+    acknowledged: int = 0
+    world: World = field(init=False)
+    master: Machine = field(init=False)
+    slave: Machine = field(init=False)
+    _chance: random.Random = field(init=False)
+    _producers: Producers = field(init=False)
+    _pool: Pool = field(init=False)
+
+    async def run(self) -> None:
+        """Raises Lost, with the seed and what was done."""
+        self._chance = random.Random(-self.seed)
+        async with trio.open_nursery() as nursery:
+            self.world = World.of(self.seed, nursery)
+            self.master, self.slave = self.world.machine(), self.world.machine()
+            async with self.world.pool() as self._pool:
+                self._producers = Producers(self.world, self.master, self._pool, {}, pauses=[0.01, 0.3, 1.5])
+                await self._lead(self.master, self.slave)
+                await trio.sleep(SETTLE_SECONDS)
+                nursery.start_soon(self._producers.work)
+                for _ in range(self.steps):
+                    await trio.sleep(self._chance.choice([0.3, 2, 8]))
+                    await self._step()
+                self.acknowledged = self._producers.acknowledged
+                for machine in (self.master, self.slave):
+                    await machine.lose(self.world, machine.disk.copy())
+                nursery.cancel_scope.cancel()
+
+    async def _lead(self, master: Machine, slave: Machine, **slave_settings: Any) -> None:
+        """Start the two as master and slave, those that do not run."""
+        self.master, self.slave = master, slave
+        master.broker, master.store = {}, dict(MASTER)
+        slave.broker = {"broker_id": 1}
+        slave.store = SLAVE | {"ha_master_address": f"{master.name}:10912"} | slave_settings
+        self._producers.machine = master
+        self._producers.promises = dict.fromkeys((master.name, slave.name), Promise.SYNCED)
+        for machine in (master, slave):
+            if not machine.is_running:
+                await machine.start(self.world)
+
+    async def _step(self) -> None:
+        kinds: list[Callable[[], Awaitable[None]]] = [self._accident] * 4
+        kinds += [self._line, self._slave_from_nothing, self._empty_master, self._old_master_back]
+        kind = self._chance.choice(kinds)
+        self.names.append(kind.__name__.strip("_"))
+        await kind()
+        await trio.sleep(SETTLE_SECONDS)
+        self._look()
+        await self._follows()
+
+    # ---- what happens ----
+
+    async def _accident(self) -> None:
+        """Of one machine, or of one after the other."""
+        machines = self._chance.choice([[self.master], [self.slave], [self.master, self.slave]])
+        for machine in machines:
+            accident = self._chance.choice(["stop", "kill", "power"])
+            self.names.append(f"{accident} {machine.name}")
+            if accident == "stop":
+                self.world.ledger.interrupted(self.world.now_ms())
+                await machine.stop()
+            elif accident == "kill":
+                await machine.kill(self.world)
+            else:
+                await machine.cut_power(self.world)
+            await trio.sleep(self._chance.choice([0, 3]))
+        for machine in self._chance.sample(machines, len(machines)):
+            await machine.start(self.world)
+
+    async def _line(self) -> None:
+        """Between the two."""
+        self.world.network.partition(self.master.name, self.slave.name)
+        await trio.sleep(self._chance.choice([1, 25]))
+        self.world.network.heal()
+        self.world.network.cut(self.master.name, self.slave.name)
+
+    async def _slave_from_nothing(self) -> None:
+        await self.slave.lose_disk(self.world)
+        await self.slave.start(self.world)
+
+    async def _empty_master(self) -> None:
+        """It is started without its disk; later the right one is put in again."""
+        world, machine = self.world, self.master
+        world.ledger.interrupted(world.now_ms())
+        right = machine.disk.image(self._chance.random())
+        kept = {body: sent.promises.get(machine.name) for body, sent in world.ledger.sent.items()}
+        await machine.lose_disk(world)
+        await machine.start(world)
+        await trio.sleep(SETTLE_SECONDS)
+        self._look()
+        if self._chance.random() < 0.3:
+            await self._give_up_the_slave_s()
+            return
+        await machine.lose_disk(world)
+        machine.disk = right
+        for body, promise in kept.items():
+            if promise is Promise.SYNCED:
+                world.ledger.sent[body].promises[machine.name] = promise
+        await machine.start(world)
+
+    async def _give_up_the_slave_s(self) -> None:
+        """The operator has the slave follow the empty master; its old log is kept aside."""
+        self.names.append("aside")
+        await self.slave.stop()
+        self.world.ledger.disk_lost(self.slave.name, self.world.now_ms())
+        await self._lead(self.master, self.slave, ha_diverged_log=DivergedLog.aside)
+
+    async def _old_master_back(self) -> None:
+        """The slave becomes the master; the old one, which may have more, its slave."""
+        old, new = self.master, self.slave
+        await self._chance.choice([old.kill, old.cut_power])(self.world)
+        await new.stop()
+        await self._lead(new, old)
+        await trio.sleep(SETTLE_SECONDS)
+        self._look()
+
+    # ---- what must be left ----
+
+    def _look(self) -> None:
+        for machine in (self.master, self.slave):
+            try:
+                look(self.world, machine, machine.disk.copy(), Promise.WRITTEN)
+            except (RmqError, AssertionError, LookupError, ValueError) as error:
+                done = ", ".join(self.names)
+                raise Lost(f"seed {self.seed} after {done}: {type(error).__name__}: {error}") from error
+
+    async def _follows(self) -> None:
+        """The operator looks whether the slave follows, and has it begin anew if it stopped."""
+        try:
+            request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+            answer = await self._pool.call(self.slave.address, request, 5)
+        except UNKNOWN:
+            return
+        state = dict(KVTable.from_json(answer.body).table).get("replication", "")
+        if state.startswith("stopped"):
+            await self._give_up_the_slave_s()
+            await trio.sleep(SETTLE_SECONDS)
+
+
+def campaign(seed: int, runs: int, steps: int = 6) -> int:
+    """Returns how many messages were acknowledged."""
+    acknowledged = 0
+    for number in range(seed, seed + runs):
+        run = Operators(number, steps)
+        simulate(run.run, number)
+        acknowledged += run.acknowledged
+    return acknowledged
