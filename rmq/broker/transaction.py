@@ -128,7 +128,8 @@ class Transactions:
         self._next = 0  # queue offset of the first half message that is not settled
         self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
         self._ops: deque[tuple[int, int]] = deque()  # (op's queue offset, half's queue offset), oldest first
-        self._done: dict[int, None] = {}  # what the last op messages ended, oldest first
+        self._done: set[int] = set()  # what the last op messages ended
+        self._done_in_order: deque[int] = deque()  # the same, oldest first
         self._latest: dict[int, int] = {}  # an open one's first queue offset -> that of its newest copy
         self._replaced: set[int] = set()  # queue offsets at or above `_next` that have a newer copy
         self._is_surveyed = False  # whether the copies that the store had at its opening are known
@@ -152,7 +153,7 @@ class Transactions:
 
     def load(self, now_ms: int) -> None:
         """Find out which half messages of the store are not settled. Call it once the offsets are loaded."""
-        for table in (self._ended, self._ops, self._done, self._latest, self._replaced):
+        for table in (self._ended, self._ops, self._done, self._done_in_order, self._latest, self._replaced):
             table.clear()
         self._pass_end, self._is_surveyed = None, False
         self._next = self._start_of(TRANS_HALF_TOPIC)
@@ -170,7 +171,7 @@ class Transactions:
         while self._ops and self._ops[-1][0] >= end:
             half = self._ops.pop()[1]
             self._ended.pop(half, None)
-            self._done.pop(half, None)
+            self._done.discard(half)
 
     def _start_of(self, topic: str) -> int:
         low = self._store.min_offset(topic, 0)
@@ -262,10 +263,10 @@ class Transactions:
             self._pass_settled(self._next)
 
     def _end(self, op_offset: int, half_offset: int, *, is_passed: bool = False) -> None:
-        done = self._done
-        done[half_offset] = None
-        if len(done) > DONE_KEPT:
-            del done[next(iter(done))]
+        self._done.add(half_offset)
+        self._done_in_order.append(half_offset)
+        if len(self._done_in_order) > DONE_KEPT:
+            self._done.discard(self._done_in_order.popleft())
         if not is_passed:
             self._ops.append((op_offset, half_offset))
             if half_offset >= self._next:
