@@ -42,6 +42,16 @@ class NamesrvConfig:
     max_queue_entries: int = setting(
         1_000_000, help="More pairs of a topic and a broker are refused.", validator=at_least(1)
     )
+    max_topics_of_broker: int = setting(
+        100_000, help="More topics of one broker are refused.", validator=at_least(1)
+    )
+    max_kv_config_bytes: int = setting(
+        4 << 20,
+        help="Characters of all key-value configs, with which no more are kept: each registration is answered"
+        " with those of ordered topics.",
+        unit="bytes",
+        validator=at_least(1),
+    )
     profile: str = setting(
         "compat",
         help="secure: TLS only, and brokers must sign with the cluster secret; compat: as RocketMQ",

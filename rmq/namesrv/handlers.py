@@ -10,7 +10,7 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from attrs import define
 
@@ -30,7 +30,8 @@ from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
-from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicList, TopicRouteData
+from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
+from rmq.protocol.body import Body
 from rmq.protocol.body_sizes import SURE_BYTES, check_body
 from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
@@ -91,7 +92,10 @@ class NameServer:
     ) -> None:
         self.config = config
         self._cluster = cluster
-        self.routes = RouteTable(RouteLimits(config.max_brokers, config.max_queue_entries))
+        limits = RouteLimits(
+            config.max_brokers, config.max_queue_entries, topics_of_broker=config.max_topics_of_broker
+        )
+        self.routes = RouteTable(limits)
         self.kv_configs = kv_configs
         self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
         self.budget = Budget()  # what peers may make us hold
@@ -182,7 +186,7 @@ class NameServer:
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> what answers it."""
-        routes = self.routes
+        routes, texts = self.routes, Texts(self.routes)
         return {
             RequestCode.PUT_KV_CONFIG: self._put_kv,
             RequestCode.GET_KV_CONFIG: self._get_kv,
@@ -192,16 +196,16 @@ class NameServer:
             RequestCode.UNREGISTER_BROKER: self._unregister,
             RequestCode.QUERY_DATA_VERSION: self._query_data_version,
             RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
-            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.GET_BROKER_CLUSTER_INFO: texts.answering(routes.cluster_info),
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
             RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
-            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: _topic_list(routes.topics),
-            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: _topic_list(routes.system_topics),
-            RequestCode.GET_UNIT_TOPIC_LIST: _topic_list(routes.unit_topics),
-            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: _topic_list(routes.unit_sub_topics),
-            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: _topic_list(routes.unit_sub_ununit_topics),
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: texts.answering(routes.topics),
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: texts.answering(routes.system_topics),
+            RequestCode.GET_UNIT_TOPIC_LIST: texts.answering(routes.unit_topics),
+            RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: texts.answering(routes.unit_sub_topics),
+            RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: texts.answering(routes.unit_sub_ununit_topics),
             RequestCode.UPDATE_NAMESRV_CONFIG: self._update_settings,
             RequestCode.GET_NAMESRV_CONFIG: self._settings,
         }
@@ -265,9 +269,6 @@ class NameServer:
         if self.config.order_message_enable or self.config.cluster_test:
             route.order_topic_conf = self.kv_configs.get(NAMESPACE_ORDER_TOPIC_CONFIG, header.topic)
         return route_response(request, route)
-
-    def _cluster_info(self, request: Command, connection: Connection, now_ms: int) -> Command:
-        return request.reply(body=self.routes.cluster_info().to_json())
 
     def _wipe_write_permission(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.WipeWritePermOfBrokerRequestHeader)
@@ -362,11 +363,26 @@ def route_response(request: Command, route: TopicRouteData) -> Command:
     return request.reply(body=route.to_json(strict=strict))
 
 
-def _topic_list(topics: Callable[[], TopicList]) -> Handler:
-    def answer(request: Command, connection: Any, now_ms: int) -> Command:
-        return request.reply(body=topics().to_json())
+class Texts:
+    """Answers about the whole route table, each made once for each state of it: everybody may ask."""
 
-    return answer
+    def __init__(self, routes: RouteTable) -> None:
+        self._routes = routes
+        self._changes = -1
+        self._texts: dict[Callable[[], Body], bytes] = {}
+
+    def answering(self, make: Callable[[], Body]) -> Handler:
+        """A handler that answers with what `make` gives."""
+
+        def answer(request: Command, connection: Connection, now_ms: int) -> Command:
+            if self._changes != self._routes.changes:
+                self._changes, self._texts = self._routes.changes, {}
+            text = self._texts.get(make)
+            if text is None:
+                text = self._texts[make] = make().to_json()
+            return request.reply(body=text)
+
+        return answer
 
 
 def _unsupported(request: Command) -> Command:

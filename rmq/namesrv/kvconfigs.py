@@ -15,6 +15,7 @@ NAMESPACE_ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 """Topic -> `broker:queues;broker:queues`, the fixed queues of a globally ordered topic."""
 
 MAX_ENTRIES: Final = 100_000
+MAX_SIZE: Final = 4 << 20
 MAX_TEXT: Final = 64 * 1024
 MAX_NAME: Final = 255
 
@@ -26,9 +27,14 @@ class KvConfigs:
     it cannot keep it; the change is then undone and refused.
     """
 
-    def __init__(self, save: Callable[[bytes], None], saved: bytes | None = None) -> None:
-        """`saved` is what `save` last kept; raises RemoteProtocolError when it cannot be read."""
+    def __init__(
+        self, save: Callable[[bytes], None], saved: bytes | None = None, *, most: int = MAX_SIZE
+    ) -> None:
+        """`saved` is what `save` last kept; raises RemoteProtocolError when it cannot be read. `most` is how
+        many characters all texts may have.
+        """
         self._save = save
+        self._most = most
         self._table: dict[str, dict[str, str]] = {}
         if saved is not None:
             self._table = KVConfigSerializeWrapper.from_json(saved).config_table
@@ -49,6 +55,11 @@ class KvConfigs:
         changed.setdefault(namespace, {})[key] = value
         if sum(map(len, changed.values())) > MAX_ENTRIES:
             raise SystemFailure(None, f"the name server already keeps {MAX_ENTRIES} texts")
+        size = _size(self._table)
+        if _size(changed) > max(self._most, size):
+            raise SystemFailure(
+                None, f"the name server keeps {size} characters, maxKvConfigBytes is {self._most}"
+            )
         self._keep(changed)
 
     def delete(self, namespace: str, key: str) -> None:
@@ -66,6 +77,11 @@ class KvConfigs:
             log.error("the key-value configs cannot be saved: %s", error)
             raise SystemFailure(None, f"the change cannot be saved and was not made: {error}") from error
         self._table = changed
+
+
+def _size(table: dict[str, dict[str, str]]) -> int:
+    """Characters of all names and values, and of what stands around them."""
+    return sum(len(key) + len(value) + 6 for texts in table.values() for key, value in texts.items())
 
 
 def _check(namespace: str, key: str, value: str) -> None:

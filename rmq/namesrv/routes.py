@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -52,6 +53,8 @@ class RouteLimits:
     brokers: int = 10_000
     queue_entries: int = 1_000_000  # pairs of a topic and a broker name
     filter_servers: int = 64  # of one broker
+    topics_of_broker: int = 100_000  # of one broker name
+    brokers_of_source: int = 32  # registered over one connection
 
 
 @frozen
@@ -94,7 +97,11 @@ class RouteTable:
         self.cluster_addr_table: dict[str, set[str]] = {}
         self.broker_live_table: dict[str, BrokerLiveInfo] = {}
         self.filter_server_table: dict[str, list[str]] = {}
+        self.changes = 0
+        """Goes up whenever topics, brokers or clusters may have changed."""
         self._queue_entries = 0
+        self._topics_of: Counter[str] = Counter()  # of a broker name
+        self._brokers_of: Counter[Any] = Counter()  # of a source
 
     # Brokers come and go.
 
@@ -117,6 +124,7 @@ class RouteTable:
         changed = held is None or held.data_version != wrapper.data_version
         if who.broker_id == MASTER_ID and (changed or first):
             self._take_topics(who.broker_name, wrapper.topic_config_table.values())
+        self._follow(held.source if held is not None else None, source)
         self.broker_live_table[who.broker_addr] = BrokerLiveInfo(
             who, wrapper.data_version, source, now_ms, digest
         )
@@ -130,6 +138,7 @@ class RouteTable:
         held = self.broker_live_table.get(who.broker_addr)
         if held is None or held.digest != digest or held.registration != who:
             return None
+        self._follow(held.source, source)
         held.source, held.last_update_ms = source, now_ms
         return self._master_of(who)
 
@@ -176,7 +185,7 @@ class RouteTable:
             raise SystemFailure(None, f"more than {self.limits.filter_servers} filter servers of one broker")
         self._check_address(who, source, now_ms)
         self._check_id(who, source, now_ms)
-        self._check_room(who, body.topic_config_serialize_wrapper.topic_config_table)
+        self._check_room(who, source, body.topic_config_serialize_wrapper.topic_config_table)
 
     def _check_address(self, who: Registration, source: Any, now_ms: int) -> None:
         held = self.broker_live_table.get(who.broker_addr)
@@ -214,21 +223,41 @@ class RouteTable:
     def _defends(held: BrokerLiveInfo, source: Any, now_ms: int) -> bool:
         return held.source is not source and now_ms - held.last_update_ms < CLASH_MS
 
-    def _check_room(self, who: Registration, topics: Iterable[str]) -> None:
-        known = who.broker_addr in self.broker_live_table
-        if not known and len(self.broker_live_table) >= self.limits.brokers:
+    def _check_room(self, who: Registration, source: Any, topics: Iterable[str]) -> None:
+        held = self.broker_live_table.get(who.broker_addr)
+        if held is None and len(self.broker_live_table) >= self.limits.brokers:
             raise SystemFailure(None, f"the name server already has {self.limits.brokers} brokers")
+        moves = held is None or held.source is not source
+        if moves and self._brokers_of[source] >= self.limits.brokers_of_source:
+            most = self.limits.brokers_of_source
+            raise SystemFailure(None, f"{most} brokers have registered over this connection, no more may")
         if who.broker_id != MASTER_ID:
             return
         table, name = self.topic_queue_table, who.broker_name
         new = sum(1 for topic in topics if name not in table.get(topic, ()))
         if self._queue_entries + new > self.limits.queue_entries:
             raise SystemFailure(None, f"the name server already has {self._queue_entries} topic entries")
+        count = self._topics_of[name] + new
+        if count > self.limits.topics_of_broker:
+            most = self.limits.topics_of_broker
+            raise SystemFailure(None, f"broker {name} would have {count} topics, maxTopicsOfBroker is {most}")
 
     # Changes after the checks.
 
+    def _follow(self, before: Any, source: Any) -> None:
+        """A broker that registered over one connection does so over another now; either may be None."""
+        if before is source:
+            return
+        if source is not None:
+            self._brokers_of[source] += 1
+        if before is not None:
+            self._brokers_of[before] -= 1
+            if not self._brokers_of[before]:
+                del self._brokers_of[before]
+
     def _place(self, who: Registration) -> bool:
         """Put the address where it belongs; true when the name had no broker of that id."""
+        self.changes += 1
         data = self.broker_addr_table.get(who.broker_name)
         if data is None:
             data = self.broker_addr_table[who.broker_name] = BrokerData(who.cluster, who.broker_name)
@@ -243,7 +272,9 @@ class RouteTable:
         data.broker_addrs[who.broker_id] = who.broker_addr
         if before is not None and before != who.broker_addr:
             log.info("broker moved from %s: %s", before, who)
-            self.broker_live_table.pop(before, None)
+            gone = self.broker_live_table.pop(before, None)
+            if gone is not None:
+                self._follow(gone.source, None)
             self.filter_server_table.pop(before, None)
         return before is None
 
@@ -252,6 +283,7 @@ class RouteTable:
             queues = self.topic_queue_table.setdefault(topic.topic_name, {})
             if broker_name not in queues:
                 self._queue_entries += 1
+                self._topics_of[broker_name] += 1
             queues[broker_name] = QueueData(
                 broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
             )
@@ -271,6 +303,8 @@ class RouteTable:
 
     def _remove(self, broker_addr: str, why: str) -> None:
         held = self.broker_live_table.pop(broker_addr)
+        self._follow(held.source, None)
+        self.changes += 1
         self.filter_server_table.pop(broker_addr, None)
         log.info("broker removed because %s: %s", why, held.registration)
         name = held.registration.broker_name
@@ -288,12 +322,16 @@ class RouteTable:
             del self.cluster_addr_table[cluster]
 
     def _drop_queues(self, broker_name: str, topics: Iterable[str]) -> None:
+        self.changes += 1
         for topic in topics:
             queues = self.topic_queue_table.get(topic, {})
             if queues.pop(broker_name, None) is not None:
                 self._queue_entries -= 1
+                self._topics_of[broker_name] -= 1
                 if not queues:
                     del self.topic_queue_table[topic]
+        if not self._topics_of[broker_name]:
+            del self._topics_of[broker_name]
 
     # What administrators change.
 

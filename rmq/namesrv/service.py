@@ -154,7 +154,7 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
     return NameServer(
         config,
         now_ms=_now_ms,
-        kv_configs=KvConfigs(partial(replace_file, kv_file), saved),
+        kv_configs=KvConfigs(partial(replace_file, kv_file), saved, most=config.max_kv_config_bytes),
         save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
         cluster=ClusterGate(secret, _wall_ms) if secret is not None else None,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import SCAN_MS, Lookup, NameServer
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
-from rmq.namesrv.routes import EXPIRY_MS, Registration
+from rmq.namesrv.routes import EXPIRY_MS, Registration, RouteTable
 from rmq.protocol import headers
 from rmq.protocol.bodies import (
     ClusterInfo,
@@ -421,6 +421,7 @@ def test_a_bug_in_a_handler_is_answered_and_logged(
 ) -> None:
     host = Host()
     monkeypatch.setattr(host.server.routes, "cluster_info", lambda: 1 // 0)
+    host.server._handlers = host.server.handlers()
     with caplog.at_level(logging.ERROR):
         response = host.ask(RequestCode.GET_BROKER_CLUSTER_INFO)
     assert (response.code, response.remark) == (
@@ -550,3 +551,30 @@ def restore(host: Host, frame: dict[str, Any], body: bytes) -> None:
         for data in ClusterInfo.from_json(body).broker_addr_table.values():
             who = Registration(data.cluster, data.broker_name, 0, data.broker_addrs[0])
             host.server.routes.register(who, RegisterBrokerBody(), host.peer, 0)
+
+
+def test_answers_about_all_topics_and_brokers_are_made_once_for_each_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = Host()
+    host.register("T")
+    made: list[str] = []
+    names = RouteTable.topics
+    monkeypatch.setattr(RouteTable, "topics", lambda table: made.append("topics") or names(table))  # type: ignore[func-returns-value]
+    host.server._handlers = host.server.handlers()
+
+    def topics() -> list[str]:
+        body = host.ask(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER).body
+        return TopicList.from_json(body).topic_list
+
+    assert [topics() for _ in range(5)] == [["T"]] * 5
+    assert made == ["topics"]
+    host.register("T", "U", version=2)
+    assert topics() == ["T", "U"]
+    header = headers.DeleteTopicFromNamesrvRequestHeader("T")
+    host.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
+    assert topics() == ["U"]
+    assert ClusterInfo.from_json(host.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body).broker_addr_table
+    host.server.closed(host.peer)  # type: ignore[arg-type]
+    assert topics() == []
+    assert not ClusterInfo.from_json(host.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body).broker_addr_table

@@ -7,6 +7,7 @@ import pytest
 from rmq.errors import RemoteProtocolError, SystemFailure
 from rmq.namesrv import kvconfigs
 from rmq.namesrv.kvconfigs import MAX_NAME, MAX_TEXT, KvConfigs
+from rmq.protocol.bodies import KVConfigSerializeWrapper
 
 
 def test_what_was_saved_is_read_again() -> None:
@@ -46,6 +47,20 @@ def test_the_number_of_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     configs.put("b", "k", "w")
     configs.delete("a", "k")
     configs.put("c", "k", "v")
+
+
+def test_all_texts_together_are_bounded() -> None:
+    """The order of topics goes with every answer to a registration: no broker could read it."""
+    configs = KvConfigs(lambda data: None, most=100)
+    configs.put("a", "k", "v" * 40)
+    with pytest.raises(SystemFailure, match="keeps 47 characters, maxKvConfigBytes is 100"):
+        configs.put("b", "k", "v" * 60)
+    assert configs.namespace("b") is None
+    configs.put("b", "k", "v" * 40)
+    more = KvConfigs(lambda data: None, KVConfigSerializeWrapper({"a": {"k": "v" * 300}}).to_json(), most=100)
+    more.put("a", "k", "v" * 200)  # one with too much may get smaller
+    with pytest.raises(SystemFailure):
+        more.put("a", "l", "v")
 
 
 def test_an_answer_is_a_copy() -> None:

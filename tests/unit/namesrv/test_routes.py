@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -466,6 +467,9 @@ class Routes(RuleBasedStateMachine):
             clusters.setdefault(who.cluster, set()).add(who.broker_name)
         assert {name: data.broker_addrs for name, data in table.broker_addr_table.items()} == by_name
         assert table.cluster_addr_table == clusters
+        assert table._brokers_of == Counter(held.source for held in table.broker_live_table.values())
+        names = (name for queues in table.topic_queue_table.values() for name in queues)
+        assert table._topics_of == Counter(names)
         entries = {(topic, name) for name, topics in self.topics.items() for topic in topics}
         assert {
             (topic, name) for topic, queues in table.topic_queue_table.items() for name in queues
@@ -479,3 +483,37 @@ class Routes(RuleBasedStateMachine):
 
 TestRoutes = Routes.TestCase
 TestRoutes.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+
+
+# --- limits of one ---
+
+
+def test_one_broker_has_a_bounded_number_of_topics() -> None:
+    table = RouteTable(RouteLimits(topics_of_broker=3))
+    table.register(A_MASTER, body_of("S", "T"), "a", 1)
+    before = snapshot(table)
+    with pytest.raises(SystemFailure, match="broker a would have 4 topics, maxTopicsOfBroker is 3"):
+        table.register(A_MASTER, body_of("U", "V", version=2), "a", 2)
+    assert snapshot(table) == before
+    table.register(A_MASTER, body_of("T", "U", version=3), "a", 3)
+    table.register(B_MASTER, body_of("S", "T", "U"), "b", 3)
+    table.delete_topic("S")
+    table.register(A_MASTER, body_of("V", version=4), "a", 4)
+    table.source_closed("a")
+    table.source_closed("b")
+    assert is_empty(table)
+    assert table._topics_of == table._brokers_of == {}
+
+
+def test_one_connection_registers_a_bounded_number_of_brokers() -> None:
+    """Else one peer fills the table with brokers that nobody knows, and no other gets in."""
+    table = RouteTable(RouteLimits(brokers_of_source=2))
+    table.register(A_MASTER, body_of(), "one", 1)
+    table.register(B_MASTER, body_of(), "one", 1)
+    with pytest.raises(SystemFailure, match="2 brokers have registered over this connection"):
+        table.register(A_SLAVE, body_of(), "one", 1)
+    table.register(A_MASTER, body_of(version=2), "one", 2)  # who is in may register again
+    table.register(A_SLAVE, body_of(), "two", 2)
+    table.register(A_MASTER, body_of(version=3), "three", CLASH_MS * 2)  # over a new connection
+    table.register(Registration("C", "c", 0, "10.0.0.9:1"), body_of(), "one", CLASH_MS * 2)
+    assert table._brokers_of == {"one": 2, "two": 1, "three": 1}
