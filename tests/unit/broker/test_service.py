@@ -24,6 +24,7 @@ from rmq.broker import service
 from rmq.broker.__main__ import banner, durability, main, parse, settings
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.flusher import Flusher
 from rmq.errors import (
     ConfigError,
     ConnectionLost,
@@ -360,6 +361,27 @@ async def test_a_disk_that_lost_the_end_of_the_log_ends_the_broker_and_nobody_is
 
 
 # --- stopping ---
+
+
+async def test_sends_that_wait_for_the_disk_are_answered_at_the_stop(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What they sent is synced by the stop, so they are told success."""
+    monkeypatch.setattr(Flusher, "kick", lambda flusher: None)
+    never = {"flush_disk_type": FlushDiskType.SYNC_FLUSH, "sync_flush_timeout": 3_600_000}
+    answers: list[Command] = []
+    async with broker(network, disk, never) as running, Pool(network, Inbox()) as pool:
+
+        async def ask() -> None:
+            answers.append(await pool.call(running.address, send(), 30))
+
+        async with trio.open_nursery() as senders:
+            senders.start_soon(ask)
+            await trio.sleep(1)
+            assert answers == []
+            running.stop.set()
+    assert [(answer.code, answer.ext["queueOffset"]) for answer in answers] == [(0, "0")]
+    assert stored(disk.image(0.3)) == [b"hello"]
 
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])

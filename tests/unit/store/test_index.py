@@ -18,7 +18,7 @@ from rmq.store.disk import RealDisk, RealSegment
 from rmq.store.index import Index, KeyHash
 from rmq.testing.disk import MemoryDisk
 
-from .stores import START_MS, Clock, open_store, record, send
+from .stores import ROOT, START_MS, Clock, open_store, record, send
 
 FOLDER = "/data/store/index"
 
@@ -301,3 +301,34 @@ def test_a_file_that_cannot_be_made_leaves_nothing_behind(
     index.add([entry(3)], START_MS)
     assert index.find("Orders", "K3", 0, 1 << 60, 9) == [300]
     index.close()
+
+
+@pytest.mark.parametrize("kept", [1, 4, 9])
+@pytest.mark.parametrize("how", ["truncated", "recovered"])
+def test_entries_past_a_cut_go(kept: int, how: str) -> None:
+    """Also when the cut takes only the last record. Another record comes to its place, with other keys."""
+    disk, clock = MemoryDisk(), Clock()
+    settings = {"max_index_num": 11, "mapped_file_size_commit_log": 1 << 16}  # a full file: it is synced
+    store = open_store(disk, clock, **settings)
+    for number in range(10):
+        send(store, record("x", unique=f"K{number}"))
+    while store.dispatch():
+        pass
+    unit = store.unit("Orders", 0, kept)
+    assert unit is not None
+    if how == "truncated":
+        store.truncate(unit[0])
+    else:
+        store.close()
+        disk.open(f"{ROOT}/commitlog/{0:020d}", 1 << 16).clear(unit[0])
+        store = open_store(disk, clock, **settings)
+    for number in range(kept, 12):
+        send(store, record("x", unique=f"N{number}"))
+    while store.dispatch():
+        pass
+
+    def found(key: str) -> int:
+        return len(store.lookup("Orders", key, 9, 0, 1 << 60).physical_offsets)
+
+    assert [found(f"K{number}") for number in range(10)] == [1] * kept + [0] * (10 - kept)
+    assert [found(f"N{number}") for number in range(kept, 12)] == [1] * (12 - kept)
