@@ -316,7 +316,7 @@ class SlaveSession:
 
     def _check(self, offset: int) -> None:
         reach = self._reach()
-        if reach not in (0, offset):
+        if offset < 0 or reach not in (0, offset):
             raise RemoteProtocolError(f"the master sends from {offset}, our log reaches {reach}")
 
     def report(self, now: float) -> bytes:

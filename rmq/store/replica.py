@@ -45,7 +45,8 @@ class ReplicaStore(StoreView):
         where one must begin: the log then ends with the last good one.
         """
         if physical_offset != self._log.end:
-            if self._log.end != self._log.start or physical_offset % self._log.file_size:
+            is_start = physical_offset >= 0 and physical_offset % self._log.file_size == 0
+            if self._log.end != self._log.start or not is_start:
                 raise self._out_of_range(physical_offset)
             if self._log.segments.bases:  # files without a record
                 self._log.segments.remove_all()

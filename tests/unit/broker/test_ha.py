@@ -186,6 +186,12 @@ def test_a_slave_that_has_more_than_its_master_is_refused(stores: tuple[Store, S
         MasterSession(stores[0], 0.0).received(REPORT.pack(100), 0.0)
 
 
+def test_a_frame_before_any_log_is_refused(stores: tuple[Store, Store]) -> None:
+    with pytest.raises(RemoteProtocolError):
+        slave_of(stores[1]).received(FRAME.pack(-(1 << 63), 4) + b"abcd", 0.0)
+    assert stores[1].max_physical_offset == 0
+
+
 @pytest.mark.parametrize("frame", [FRAME.pack(99, 4) + b"abcd", FRAME.pack(0, -1), FRAME.pack(0, 1 << 30)])
 def test_a_frame_that_cannot_follow_is_refused(stores: tuple[Store, Store], frame: bytes) -> None:
     _, slave_store = stores

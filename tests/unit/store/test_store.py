@@ -763,8 +763,9 @@ def test_raw_bytes_must_follow_the_end() -> None:
         store.read_raw(store.max_physical_offset + 1, 10)
     assert store.read_raw(store.max_physical_offset, 10) == b""
     empty = open_store()
-    with pytest.raises(OffsetOutOfRange):
-        empty.append_raw(100, b"x")
+    for offset in (100, -4096, -(1 << 63)):
+        with pytest.raises(OffsetOutOfRange):
+            empty.append_raw(offset, b"x")
 
 
 @pytest.mark.parametrize("at", [0, 4, 30, 90, 100])
