@@ -440,7 +440,8 @@ class Transactions:
         for passed in range(self._next, offset):
             ended.pop(passed, None)
             replaced.discard(passed)
-        while ended.get(offset, written) < written or offset in replaced:
+        stop = offset + DRAIN_AT  # the rest the next time: one call must not take long
+        while offset < stop and (ended.get(offset, written) < written or offset in replaced):
             ended.pop(offset, None)
             replaced.discard(offset)
             offset += 1

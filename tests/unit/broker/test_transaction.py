@@ -411,6 +411,21 @@ def test_what_is_remembered_of_ends_and_copies_is_bounded(
     assert (len(kept._latest), len(kept._ended), len(kept._done)) == (0, 0, 5)
 
 
+def test_a_long_settled_part_is_passed_piece_by_piece(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    halves = [bench.half(b"%d" % number) for number in range(8)]
+    for half in reversed(halves[:-1]):
+        bench.end(half, SYS_ROLLBACK)
+    monkeypatch.setattr("rmq.broker.transaction.DRAIN_AT", 3)
+    passed = []
+    for _ in range(3):
+        bench.wait(0)
+        passed.append(bench.offsets.table[TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0])
+    assert passed == [3, 6, 7]
+    assert bench.transactions.open_count == 1
+    bench.wait(60_000)
+    assert [decode_record(request.body).body for _, request in bench.asked] == [b"7"]
+
+
 def test_a_failed_write_leaves_what_was_known_before(bench: Bench) -> None:
     ended, half = bench.half(b"ended"), bench.half()
     bench.end(ended, SYS_COMMIT)
