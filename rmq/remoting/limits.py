@@ -8,7 +8,7 @@ KIB = 1024
 MIB = 1024 * KIB
 TURN_SECONDS = 0.002
 """For how long the requests of one connection are handled before others get their turn."""
-TURN_REQUESTS = 512
+TURN_REQUESTS = 256
 """How many of them at most."""
 ORDINARY_SECONDS = 20e-6
 """What a request may cost so that `TURN_SECONDS` do not count: each turn costs a write and a send."""
@@ -29,7 +29,7 @@ class Limits:
     """The longest header of a frame; properties of a message have at most 32 KiB."""
     ask_bytes: int = MIB
     """The body of a longer frame is collected only after the endpoint has seen its header (`admits`)."""
-    decoded_frames: int = 1024
+    decoded_frames: int = 512
     """Frames that are decoded at once; an ordinary chunk has fewer."""
     receive_bytes: int = 256 * KIB
     """The most that is read, and therefore handled, at once: the unit of fairness between connections."""
