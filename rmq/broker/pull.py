@@ -63,6 +63,8 @@ _SUCCESS: Final = int(ResponseCode.SUCCESS)
 _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
+LOOKS: Final = 800
+_SHORT_EXPRESSION: Final = 512
 _PLANS_SIZE_MAX: Final = 16 << 20
 _PLAN_SIZE, _PLAN_FACTOR = 2_000, 50
 """What plans may take, and about what one takes: so many bytes, and so many for each character that is
@@ -79,6 +81,8 @@ class Plan:
     matches: Callable[[int], bool] | None
     matches_record: Callable[[memoryview], bool] | None
     filter: Filter | None = None
+    looks: int = LOOKS
+    """Messages that one pull asks the expression about: the longer it is, the more each of them costs."""
 
 
 class Pull:
@@ -250,7 +254,8 @@ class Pull:
     def _plan_of_filter(
         self, subscription: SubscriptionData, accepts: MessageFilter | None, known: Filter | None = None
     ) -> Plan:
-        return Plan(subscription, None, _of_record(accepts), known)
+        looks = min(LOOKS, LOOKS * _SHORT_EXPRESSION // max(1, len(subscription.sub_string)))
+        return Plan(subscription, None, _of_record(accepts), known, looks)
 
     def _check_switch(self, wanted: SubscriptionData) -> None:
         """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
@@ -289,6 +294,7 @@ class Pull:
             limits.max_transfer_bytes_on_message_in_memory,
             plan.matches,
             plan.matches_record,
+            plan.looks,
         )
         self._stats.read((clock() - began) * 1000)
         return result

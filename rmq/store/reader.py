@@ -76,13 +76,16 @@ def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult
 
 @define
 class Wanted:
-    """One read: at most `count` messages and `size` bytes; filters may be None."""
+    """One read: at most `count` messages and `size` bytes; filters may be None. A filter of records is asked
+    about `looks` units at most.
+    """
 
     offset: int
     count: int
     size: int
     matches: Matches | None = None
     matches_record: MatchesRecord | None = None
+    looks: int = _SCAN_BYTES // UNIT
 
 
 def read_queue(queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Wanted) -> GetResult:
@@ -91,6 +94,8 @@ def read_queue(queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Want
     if wanted.matches is None and wanted.matches_record is None:
         # Nothing is skipped but what is gone, so more units than the limits allow need not be looked at.
         scan = min(scan, max(limits.count_in_memory, limits.count_in_disk) + 1)
+    elif wanted.matches_record is not None:
+        scan = min(scan, wanted.looks)
     units = queue.units(wanted.offset, scan)
     result = GetResult(NO_MATCHED_MESSAGE, wanted.offset, queue.start, queue.end)
     if not units:

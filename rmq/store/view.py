@@ -80,11 +80,13 @@ class StoreView:
         max_bytes: int | None = None,
         matches: Matches | None = None,
         matches_record: MatchesRecord | None = None,
+        looks: int = 800,
     ) -> GetResult:
         """Read messages from `queue_offset` on, as Java's getMessage does, status and next offset included.
 
         `matches(tags code)` and `matches_record(record)` leave messages out. `max_bytes` is a bound
-        besides the configured ones; the first message is given whatever its size. The buffers stay valid
+        besides the configured ones; the first message is given whatever its size. `looks` bounds the messages
+        that `matches_record` is asked about. The buffers stay valid
         for as long as they are held.
         """
         queue = self._queue(topic, queue_id)
@@ -92,7 +94,7 @@ class StoreView:
         if answer is not None:
             return answer
         assert queue is not None
-        wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record)
+        wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks)
         result = read_queue(queue, self._log, self._limits, wanted)
         self._served += result.size
         if self._served > _RELAX_BYTES:

@@ -368,6 +368,25 @@ def test_filters_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None
     assert len(saved(rig) or ()) == 3
 
 
+def test_a_pull_asks_a_long_expression_about_few_messages_and_goes_on_behind_them() -> None:
+    rig = Rig(enable_property_filter=True, store={"mapped_file_size_consume_queue": 40_000})
+    for _ in range(17):
+        rig.ask(*(send(properties="a\x01zzz") for _ in range(50)))
+    rig.one(send(properties="a\x01last"))
+    for length, most in ((400, 800), (4_096, 100), (8_192, 50)):
+        expression = f"a = 'last' OR a IN ('{'x' * (length - 25)}')"
+        offset, looks = 0, []
+        while True:
+            answer = rig.one(pull(offset=offset, subscription=expression, expression_type="SQL92"))
+            looks.append(int(answer.ext["nextBeginOffset"]) - offset)
+            offset += looks[-1]
+            if answer.code == ResponseCode.SUCCESS:
+                break
+            assert answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY
+        assert max(looks) <= most + 1
+        assert sum(looks) == 851
+
+
 def test_plans_of_pulls_take_bounded_memory(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
     """Each pull may bring an expression of its own; what is remembered of them must not add up."""
     monkeypatch.setattr(pull_module, "_PLANS_SIZE_MAX", 1 << 20)
