@@ -53,6 +53,7 @@ __all__ = ["Arrival", "Batch", "Lookup", "Store"]
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
 _ROOM = 8  # a BLANK's
+_NO_HOST_BITS = ~SYS_HOST_BITS
 _PROPERTIES_SURE = 8192
 
 
@@ -269,7 +270,7 @@ class Store(StoreSync, ReplicaStore):
             record.properties.encode(),
         )
         # The host bits tell of the hosts written here; a record stored again may come with those of others.
-        sys_flag = record.sys_flag & ~SYS_HOST_BITS | self._host_flag
+        sys_flag = record.sys_flag & _NO_HOST_BITS | self._host_flag
         if len(born_host) == 20:
             sys_flag |= SYS_BORNHOST_V6
         size = self._fixed_size + len(born_host) + len(body) + queue.topic_size + len(properties)
@@ -324,7 +325,7 @@ class Store(StoreSync, ReplicaStore):
         if not commit_log.pending:
             self._begin_batch()
         now, born_host = self._batch_ms, shared.born_host
-        sys_flag = shared.sys_flag & ~SYS_HOST_BITS | self._host_flag
+        sys_flag = shared.sys_flag & _NO_HOST_BITS | self._host_flag
         if len(born_host) == 20:
             sys_flag |= SYS_BORNHOST_V6
         pieces, positions, sizes, texts = build_batch(
