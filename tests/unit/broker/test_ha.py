@@ -296,6 +296,25 @@ def test_disk_and_slave_are_both_waited_for() -> None:
     assert answer.code == 0
 
 
+def test_after_the_disk_the_slave_is_still_waited_for() -> None:
+    """Whatever comes first: the answer comes after the second, or says that the slave has it not."""
+    roles = {"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
+    for has_it in (True, False):
+        rig = Rig(store=roles)
+        slave = FakeSession(0)
+        rig.broker.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+        rig.ask(send())
+        rig.broker.flushed(rig.store.flush())
+        assert rig.wire.take() == []  # on disk, and on no slave
+        if has_it:
+            slave.acknowledged = rig.store.max_physical_offset
+            rig.broker.replicas.acknowledged()
+        else:
+            rig.broker.step_waits(rig.seconds + 3)
+        wanted = ResponseCode.SUCCESS if has_it else ResponseCode.FLUSH_SLAVE_TIMEOUT
+        assert [answer.code for answer in rig.wire.take()] == [wanted]
+
+
 def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple[Store, Store]) -> None:
     master, slave = stores
     fill(master, 3)
