@@ -260,6 +260,9 @@ def test_after_the_last_check_it_goes_to_the_discarded_and_can_be_put_back(bench
     answer = bench.transactions._on_resume(request, CONNECTION, bench.now)
     assert answer is not None
     assert answer.code == 0
+    back = bench.stored(TRANS_HALF_TOPIC)[-1]
+    assert "TRAN_PREPARED_QUEUE_OFFSET" not in back.properties, "its age counts anew"
+    assert back.properties["TRANSACTION_CHECK_TIMES"] == "0"
     bench.wait(60_000)
     assert len(bench.asked) == 4
 

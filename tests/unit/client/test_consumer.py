@@ -534,6 +534,24 @@ class TestDeliveries:
             assert again == [b"%d" % number for number in range(2, 10)]
         assert offsets(setting.cluster)[0] == 10
 
+    async def test_a_batch_whose_handler_is_cancelled_comes_again(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        fill(setting.cluster, 5, queues=1)
+
+        async def handle(messages: list[StoredMessage]) -> None:
+            await trio.sleep_forever()
+
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(1):
+                await consumer.run_batches(handle)
+            with trio.fail_after(10):
+                assert await take(consumer, 5) == [b"%d" % number for number in range(5)]
+        assert offsets(setting.cluster)[0] == 5
+
     async def test_what_was_sent_back_for_being_late_is_not_put_off_too(
         self, setting: World, clock: MockClock
     ) -> None:

@@ -14,9 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rmq.client.config import ClientConfig
 from rmq.client.pulled import PulledMessage, found_messages, limited, read_messages, to_original_topic
+from rmq.client.pulling import PullForm
 from rmq.errors import CorruptRecord, RemoteProtocolError
-from rmq.message import StoredMessage
+from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol.bodies import SubscriptionData
+from rmq.protocol.command import Command
 from rmq.protocol.record import Record, compress, compressed_flag, decode_record, encode_record
 
 FIELDS = [field.name for field in attrs.fields(StoredMessage) if field.name != "broker_name"]
@@ -177,3 +181,14 @@ def test_damage_gives_a_value_or_the_right_error(at: int, value: int, name: str)
             getattr(message, name)
     except CorruptRecord:
         pass
+
+
+def test_messages_before_the_offset_that_was_asked_for_are_left_out() -> None:
+    """Brokers may send the whole batch of which a part was asked for."""
+    queue = MessageQueue("T", "a", 0)
+    form = PullForm("g", queue, SubscriptionData(topic="T", sub_string="*"), config=ClientConfig())
+    body = b"".join(record(number) for number in range(4))
+    ext = {"nextBeginOffset": "4", "suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": "4"}
+    for asked, left in ((0, [0, 1, 2, 3]), (2, [2, 3])):
+        answer = form.answer(Command(0, 1, 1, ext, body), asked, "a:1")
+        assert [message.queue_offset for message in answer.messages] == left

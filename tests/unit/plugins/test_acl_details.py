@@ -1,0 +1,70 @@
+"""Access control: what a mutation run showed that no test had held."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from rmq_acl import files, plainfile
+from rmq_acl.plainfile import name_and_permission
+
+from rmq.protocol.bodies import CheckClientRequestBody, SubscriptionData
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+
+from .test_acl_plugin import OTHER, OWNER, Guarded
+
+
+def test_a_changed_file_is_on_the_medium_before_it_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    sync, replace, sync_folder = os.fsync, os.replace, files._sync_folder
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append("sync"), sync(number))[1])
+    monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replace"), replace(old, new))[1])
+    monkeypatch.setattr(files, "_sync_folder", lambda path: (done.append("folder"), sync_folder(path))[1])
+    path = tmp_path / "plain_acl.yml"
+    path.write_text("old")
+    files._replace(str(path), b"new")
+    assert path.read_bytes() == b"new"
+    assert [*dict.fromkeys(done)] == ["sync", "replace", "folder"]
+
+
+def test_the_check_of_a_subscription_needs_the_topic_too(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path)
+
+    def checked(topic: str) -> int:
+        data = SubscriptionData(topic=topic, sub_string="*")
+        body = CheckClientRequestBody("id", "others", data)
+        request = Command.request(RequestCode.CHECK_CLIENT_CONFIG, body=body.to_json())
+        return guarded.ask(request, OTHER).code
+
+    assert checked("Orders") == 16  # the group is theirs, the topic is not
+    body = CheckClientRequestBody("id", "g", SubscriptionData(topic="Orders", sub_string="*"))
+    assert guarded.ask(Command.request(RequestCode.CHECK_CLIENT_CONFIG, body=body.to_json()), OWNER).code == 0
+
+
+def test_a_file_that_others_may_read_is_told_of_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    guarded = Guarded(tmp_path)
+    assert "may read the secrets" not in caplog.text
+    os.chmod(guarded.file, 0o644)
+    for text in ("# one\n", "# two\n"):
+        guarded.write(guarded.file.read_text() + text)
+        guarded.plugin.files.load()
+    assert caplog.text.count("may read the secrets") == 1
+
+
+def test_what_is_not_known_is_named_with_its_line(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        plainfile.read("acl.yml", b"accounts: []\nodd: 1\n")
+    assert "acl.yml:2: odd" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "Orders", "=PUB", "Orders=", "=", " = PUB"])
+def test_half_a_permission_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="name=permission"):
+        name_and_permission(text)
