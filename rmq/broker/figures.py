@@ -147,6 +147,13 @@ def _clients(broker: Broker) -> Iterator[Figure]:
     rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
     yield Figure("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
     yield single("connections", "gauge", "Open connections", broker.connections)
+    rows_of_tables: tuple[tuple[str, str, float], ...] = (
+        ("topics", "Topics; see maxAutoCreatedTopics", len(broker.topics.table)),
+        ("groups", "Groups; see maxAutoCreatedGroups", len(broker.groups.table)),
+        ("offset_pairs", "Pairs of a topic and a group; see maxConsumerOffsets", len(broker.offsets)),
+    )
+    for name, help, value in rows_of_tables:
+        yield single(name, "gauge", help, value)
     yield from connection_figures(broker.acceptors, broker.budget)
 
 

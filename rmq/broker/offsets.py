@@ -66,6 +66,10 @@ class Offsets:
 
     # --- the table ---
 
+    def __len__(self) -> int:
+        """Pairs of a topic and a group that has offsets in it."""
+        return len(self._table)
+
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Where the group goes on in a queue; -1 when it never said."""
         queues = self._table.get(f"{topic}@{group}")
