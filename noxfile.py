@@ -95,6 +95,13 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def hostile(session: nox.Session) -> None:
+    """Attacks on real brokers beside an honest client (RMQ_HOSTILE_WINDOWS of RMQ_HOSTILE_SECONDS each)."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-s", "-m", "campaign", "tests/hostile", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
     session.install("-e", ".[fast,codecs]")
