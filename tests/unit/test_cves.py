@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,30 @@ from rmq_acl import AclPlugin
 from rmq.broker.config import BrokerConfig
 from rmq.broker.host import PluginHost
 from rmq.config import java_key, properties_text
+from rmq.errors import CorruptRecord, RmqError
+from rmq.message import parse_offset_message_id
 from rmq.namesrv.config import NamesrvConfig
 from rmq.plugin import hooks_of
+from rmq.protocol.bodies import (
+    ConsumerData,
+    DataVersion,
+    HeartbeatData,
+    SubscriptionData,
+    TopicConfig,
+    TopicConfigSerializeWrapper,
+)
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import CreateTopicRequestHeader, DeleteTopicRequestHeader
+from rmq.protocol.headers import (
+    ConsumerSendMsgBackRequestHeader,
+    CreateTopicRequestHeader,
+    DeleteTopicRequestHeader,
+)
+from rmq.protocol.record import Record, encode_record
 from rmq.protocol.signature import Credentials, signed
 from rmq.remoting.tls import TlsConfig
-from rmq.store.config import StoreConfig
-from tests.unit.broker.rig import Rig, Wire, pull, send
+from rmq.store.config import BrokerRole, StoreConfig
+from tests.unit.broker.rig import Rig, Wire, batch, pull, send
 from tests.unit.namesrv.test_handlers import Host
 
 ACCOUNTS = """
@@ -66,8 +82,8 @@ def test_cve_2024_23321_secrets_are_told_to_nobody(
 BROKER_FIELDS = [
     (cls, field) for cls in (BrokerConfig, StoreConfig, TlsConfig) for field in attrs.fields(cls)
 ]
-NOT_NUMBERS = {"delete_when"}
-"""Of the settings that may change: what is neither number nor yes and no. It takes hours only."""
+NOT_NUMBERS = {"delete_when", "ha_diverged_log"}
+"""Of the settings that may change: what is neither number nor yes and no. One takes hours, one two words."""
 
 
 def name_of(value: Any) -> str | None:
@@ -126,14 +142,47 @@ def test_cve_2019_17572_topics_name_no_folder_but_their_own(topic: str) -> None:
     """A topic made by a send named a folder outside the store, which the clean-up of topics then emptied."""
     rig = Rig()
     make = CreateTopicRequestHeader(topic, "TBW102", 1, 1, 6, "SINGLE_TAG")
+    place = parse_offset_message_id(rig.one(send()).ext["msgId"])[1]
     requests = [
         send(topic),
+        send(topic, code=RequestCode.SEND_MESSAGE),
+        batch(topic),
+        send(topic, properties="DELAY\x011\x02UNIQ_KEY\x01A"),
+        send(topic, properties="TIMER_DELAY_SEC\x019\x02UNIQ_KEY\x01A"),
+        send(topic, properties="TRAN_MSG\x01true\x02PGROUP\x01p\x02UNIQ_KEY\x01A"),
         Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, make),
         Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic)),
+        Command.request(
+            RequestCode.CONSUMER_SEND_MSG_BACK, ConsumerSendMsgBackRequestHeader(place, topic, 0)
+        ),
         pull(topic),
+        pull(consumer_group=topic),
     ]
     assert all(answer.code for answer in rig.ask(*requests))
+    subscription = SubscriptionData(topic=topic, sub_string="*")
+    consumers = [
+        ConsumerData(group_name=group, subscription_data_set=[subscription]) for group in (topic, "g")
+    ]
+    rig.ask(Command.request(RequestCode.HEART_BEAT, None, HeartbeatData("c", [], consumers).to_json()))
+    rig.broker.saves()
     assert rig.one(Command.request(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
     assert topic not in rig.broker.topics.table
     assert all(path.startswith("/store/") and ".." not in path for path in rig.disk._files)
-    assert not list(rig.store.queues())
+    assert {known for known, _ in rig.store.queues()} == {"Orders"}
+    assert all(topic not in known for known in (*rig.broker.topics.table, *rig.broker.groups.table))
+
+
+def test_cve_2019_17572_a_slave_takes_no_such_topic_from_its_master() -> None:
+    """Whoever answers in a master's place sends a table of topics, and records of the log."""
+    rig = Rig(store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
+    table = {topic: TopicConfig(topic, 1, 1) for topic in ("../../x", "/etc/x", "Orders")}
+    body = TopicConfigSerializeWrapper(table, DataVersion(1, 1)).to_json()
+    with suppress(RmqError):
+        rig.broker.copy_table("topics", body)
+    record = Record("../../x", 0, b"body", born_host=bytes(8))
+    with pytest.raises(CorruptRecord):
+        rig.broker.append_raw(0, memoryview(encode_record(record, bytes(8))))
+    rig.store.close()
+    again = Rig(disk=rig.disk, store={"broker_role": BrokerRole.SLAVE}, broker_id=1)
+    again.one(Command.request(RequestCode.CLEAN_UNUSED_TOPIC))
+    assert all(path.startswith("/store/") and ".." not in path for path in again.disk._files)
