@@ -205,9 +205,10 @@ class MemoryDisk:
 
     def fail(self, operation: str, path: str = "", times: int = 1) -> None:
         """Make the next `times` operations ("write", "sync", "clear") on paths that contain `path` fail like
-        EIO.
+        EIO, or "open" as when all descriptors are used up.
         """
-        error = StoreError(f"{path or 'disk'}: {operation} failed: Input/output error")
+        reason = "Too many open files" if operation == "open" else "Input/output error"
+        error = StoreError(f"{path or 'disk'}: {operation} failed: {reason}")
         self._faults += [(operation, path, error)] * times
 
     def heal(self) -> None:
@@ -260,6 +261,9 @@ class MemoryDisk:
 
     def open(self, path: str, size: int, *, mapped: bool = True) -> MemorySegment:
         """See Disk."""
+        error = self.take_fault("open", path)
+        if error is not None:
+            raise error
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = _File(size)

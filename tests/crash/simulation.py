@@ -315,6 +315,14 @@ class Producers:
         else:
             self.world.ledger.rolled_back(sent.body)
 
+    async def delete(self) -> None:
+        """Make a topic with some messages and delete it, again and again, until cancelled."""
+        while True:
+            for number in range(self.world.chance.randrange(1, 6)):
+                await self._ask(send("Gone", b"gone %d" % number, queue_id=number % 2))
+            await trio.sleep(self.world.chance.choice([0, 0.4, 3]))
+            await self._ask(Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"}))
+
     async def consume(self) -> None:
         """Commit the ends of queues as a consumer that reads everything at once, until cancelled."""
         while True:

@@ -1,10 +1,11 @@
 """Power cuts in the windows between two syncs of different files, while everything is under way.
 
 A broker in simulated time gets messages of every kind: plain, in batches, delayed, for a time of day,
-transactions that end or do not; consumers commit offsets; its files are small, so that logs, queues and index
-files fill up. Before each sync and after each change of its disk an image is made now and then: what a power
-cut at that moment may leave. Each is opened, and some once more after a second cut. Between, the broker is
-stopped, killed, or loses its power itself, and its disk fills up.
+transactions that end or do not; consumers commit offsets; a topic is made and deleted; files are small, so
+that logs, queues and index files fill up. Before each sync and after each change of its disk an image is made
+now and then: what a power cut at that moment may leave. Each is opened, and some once more after a second
+cut. Between, the broker is stopped, killed or loses its power itself, its disk fills up, or its descriptors
+are used up.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class Windows:
                 for _ in range(3):
                     nursery.start_soon(producers.work)
                 nursery.start_soon(producers.consume)
+                nursery.start_soon(producers.delete)
                 while self.made < self.images:
                     await self._accident(world, machine)
                 await machine.lose(world, machine.disk.copy())
@@ -64,12 +66,17 @@ class Windows:
 
     async def _accident(self, world: World, machine: Machine) -> None:
         await trio.sleep(self._chance.choice([1, 4, 9]))
-        what = self._chance.choice(["stop", "kill", "power", "power", "full", "none"])
+        what = self._chance.choice(["stop", "kill", "power", "power", "full", "open", "none"])
         if what == "full":
             used = machine.disk.used
             machine.disk.capacity = used + self._chance.choice([0, 8_192, 60_000])
             await trio.sleep(self._chance.choice([0.5, 3]))
             machine.disk.capacity = None
+            return
+        if what == "open":
+            machine.disk.fail("open", times=self._chance.choice([1, 20]))
+            await trio.sleep(self._chance.choice([0.5, 3]))
+            machine.disk.heal()
             return
         if what == "none":
             return

@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pathlib
+import resource
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,11 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NoReturn
+
+import hypothesis  # noqa: F401 - for the forks
+import pytest
+import trio.testing  # noqa: F401 - for the forks
 
 from tests.mutants.coverage_map import CoverageMap
 from tests.mutants.mutations import Mutation, choose, mutations
@@ -32,8 +37,14 @@ AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 UNCOUNTED: Final = ("rmq/store/audit", "rmq/store/repair", "rmq/broker/stats", "rmq/broker/figures")
 """Modules that no message passes."""
 TESTS: Final = ("tests/unit", "tests/wire", "tests/stateful")
-MOST_SECONDS: Final = 30.0
+MOST_SECONDS: Final = 15.0
 """Of tests that are run for one mutation."""
+GOOD: Final = 10
+"""For so many lines the tests are run without a mutation first."""
+SLACK_SECONDS: Final = 30.0
+"""How long a run may take beside four times that of its tests."""
+MOST_BYTES: Final = 8 << 30
+"""Address space of a run: a loop without an end does not take the machine along."""
 EQUIVALENT: Final = pathlib.Path(__file__).with_name("equivalent.txt")
 """Mutations that change nothing that anybody could see: `path|before|after`, and below it why."""
 
@@ -49,6 +60,7 @@ def main() -> int:
     parser.add_argument("--folder", default=".mutants", help="where copy, map and results are kept")
     parser.add_argument("--fresh-map", action="store_true", help="learn anew which test executes which line")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the next run goes on"))
     folder = (ROOT / chosen.folder).resolve()
     folder.mkdir(exist_ok=True, parents=True)
     found = _chosen(chosen.count, chosen.seed, chosen.area or sorted(AREAS), chosen.path)
@@ -60,6 +72,7 @@ def main() -> int:
         found = [one for one in _all(sorted(AREAS), "") if results.known.get(one.key) == "survived"]
     tree = _copy(folder / "tree")
     covered = _map(folder / "map.json", tree, fresh=chosen.fresh_map)
+    _check_good(found, covered, tree)
     for number, mutation in enumerate(found):
         if chosen.again or mutation.key not in results.known:
             outcome, seconds = _try(mutation, covered, tree)
@@ -119,7 +132,8 @@ def _map(path: pathlib.Path, tree: pathlib.Path, *, fresh: bool) -> CoverageMap:
         print("running the tests once, to learn which executes what", flush=True)
         environment = _environment(tree) | {"RMQ_MUTANTS_MAP": str(path)}
         plugin = ["-p", "tests.mutants.coverage_map"]
-        subprocess.run([*_pytest(), *plugin, *TESTS], cwd=tree, env=environment, check=False)
+        command = [sys.executable, "-m", "pytest", *_pytest(), *plugin, *TESTS]
+        subprocess.run(command, cwd=tree, env=environment, check=False)
     return CoverageMap.load(path)
 
 
@@ -128,7 +142,7 @@ def _environment(tree: pathlib.Path) -> dict[str, str]:
 
 
 def _pytest() -> list[str]:
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no"]
+    return ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no"]
 
 
 def _try(mutation: Mutation, covered: CoverageMap, tree: pathlib.Path) -> tuple[str, float]:
@@ -144,12 +158,23 @@ def _try(mutation: Mutation, covered: CoverageMap, tree: pathlib.Path) -> tuple[
     try:
         path.write_text(mutation.apply(good))
         _forget_bytecode(path)
-        status = _run([*_pytest(), "-x", f"@{arguments}"], tree, 60 + 4 * seconds)
+        status = _run([*_pytest(), "-x", f"@{arguments}"], tree, SLACK_SECONDS + 4 * seconds)
     finally:
         path.write_text(good)
         _forget_bytecode(path)
     outcome = {0: "survived", None: "caught by the time limit"}.get(status, "caught")
     return outcome, time.monotonic() - began
+
+
+def _check_good(mutations: list[Mutation], covered: CoverageMap, tree: pathlib.Path) -> None:
+    """Without a mutation the tests pass. Exits when they do not: then nothing would be proved."""
+    for mutation in mutations[:: max(1, len(mutations) // GOOD)]:
+        source = (tree / mutation.path).read_text()
+        tests, seconds = covered.of(mutation.path, mutation.line, source, MOST_SECONDS)
+        arguments = tree.parent / "tests.txt"
+        arguments.write_text("\n".join(tests))
+        if tests and _run([*_pytest(), "-x", f"@{arguments}"], tree, SLACK_SECONDS + 4 * seconds) != 0:
+            sys.exit(f"the tests of {mutation.path}:{mutation.line} fail without a mutation: see {arguments}")
 
 
 def _forget_bytecode(path: pathlib.Path) -> None:
@@ -158,20 +183,48 @@ def _forget_bytecode(path: pathlib.Path) -> None:
         old.unlink()
 
 
-def _run(command: list[str], tree: pathlib.Path, seconds: float) -> int | None:
-    """The exit status; None when it took too long. Whatever it started is ended with it."""
-    output = subprocess.DEVNULL
-    process = subprocess.Popen(
-        command, cwd=tree, env=_environment(tree), stdout=output, stderr=output, start_new_session=True
-    )
+def _run(arguments: list[str], tree: pathlib.Path, seconds: float) -> int | None:
+    """The exit status of pytest; None when it took too long. Whatever it started is ended with it."""
+    process = os.fork()
+    if not process:
+        _be_pytest(arguments, tree)
+    deadline = time.monotonic() + seconds
     try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
+        while time.monotonic() < deadline:
+            ended, status = os.waitpid(process, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status)
+            time.sleep(0.05)
         return None
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for number in (process, -process):  # before and after it has a session of its own
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(process, 0)
+
+
+def _be_pytest(arguments: list[str], tree: pathlib.Path) -> NoReturn:
+    """In a fork: what pytest and others import is there already, and none of the code."""
+    status = 1
+    try:
+        os.setsid()
+        os.chdir(tree)
+        os.environ.update(_environment(tree))
+        for name in [name for name in sys.modules if name.partition(".")[0] in ("rmq", "tests")]:
+            del sys.modules[name]
+        sys.path[:] = [str(tree), str(tree / "plugins"), *(p for p in sys.path if not _is_ours(p))]
+        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        with open(os.devnull, "w") as nothing:
+            os.dup2(nothing.fileno(), 1)
+            os.dup2(nothing.fileno(), 2)
+            status = int(pytest.main(arguments))
+    finally:
+        os._exit(status)
+
+
+def _is_ours(folder: str) -> bool:
+    return pathlib.Path(folder or ".").resolve() in (ROOT, ROOT / "plugins")
 
 
 # ---- all ----
