@@ -23,7 +23,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def tests_minimal(session: nox.Session) -> None:
-    """The same tests without any extra: no msgspec, no lz4, no zstandard."""
+    """The same tests without any extra: no lz4, no zstandard."""
     session.install("-e", ".", "--group", "test")
     session.run("python", "-m", "pytest", *session.posargs)
 
@@ -104,7 +104,7 @@ def hostile(session: nox.Session) -> None:
 @nox.session
 def bench(session: nox.Session) -> None:
     """Side by side with Apache RocketMQ 4.9.7; needs a JDK, Maven, cc and taskset (Linux)."""
-    session.install("-e", ".[fast,codecs]")
+    session.install("-e", ".[codecs]")
     session.run("python", "-m", "benchmarks.side_by_side", *session.posargs)
 
 
@@ -127,6 +127,6 @@ def wheel(session: nox.Session) -> None:
     session.install("virtualenv")
     session.run("python", "-m", "virtualenv", "--clear", "-q", str(out / "empty"))
     python = str(out / "empty" / "bin" / "python")
-    session.run(python, "-m", "pip", "install", "-q", f"{built}[fast]", external=True)
+    session.run(python, "-m", "pip", "install", "-q", str(built), external=True)
     session.chdir(out)
     session.run(python, "-m", "rmq", "demo", "--no-keep", external=True)

@@ -13,8 +13,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from rmq.protocol import engine, headers, record
-from rmq.protocol.command import ROCKETMQ, Command, encode
+from rmq.protocol import frames, headers, record
+from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.frames import encode
 
 CHUNK = 64
 BODY = bytes(range(128))
@@ -61,7 +62,7 @@ def measure(name: str, work: Callable[[], object], units: int, rounds: int) -> N
 
 
 def split_and_read(chunk: bytes, header_class: type) -> Callable[[], object]:
-    split, limit = engine.split_frames, 16 * 1024 * 1024
+    split, limit = frames.split_frames, 16 * 1024 * 1024
 
     def work() -> None:
         commands, _ = split(chunk, limit)
@@ -71,7 +72,7 @@ def split_and_read(chunk: bytes, header_class: type) -> Callable[[], object]:
     return work
 
 
-def frames(rounds: int) -> None:
+def measure_frames(rounds: int) -> None:
     kinds = [
         ("send 310, 128 B", 310, SEND, headers.SendMessageRequestHeader, BODY),
         ("pull 11", 11, PULL, headers.PullMessageRequestHeader, b""),
@@ -91,25 +92,25 @@ def messages(rounds: int) -> None:
 
     def build() -> None:
         for _ in range(CHUNK):
-            engine.build_record(size, 2, 0, 7, 4096, 0, 1, host, 2, host, 0, 0, BODY, topic, properties)
+            record.build_record(size, 2, 0, 7, 4096, 0, 1, host, 2, host, 0, 0, BODY, topic, properties)
 
     measure("build_record, 128 B", build, CHUNK, rounds)
     batch = record.encode_batch([(0, BODY, SEND.properties or "")] * 32)
-    measure("split_batch, 32 x 128 B", lambda: engine.split_batch(batch), 32, rounds)
+    measure("split_batch, 32 x 128 B", lambda: record.split_batch(batch), 32, rounds)
     units = [(4096 * n, 300, 12345) for n in range(CHUNK)]
-    measure("encode_queue_units", lambda: engine.encode_queue_units(units), CHUNK, rounds)
-    stored = engine.build_record(size, 2, 0, 7, 4096, 0, 1, host, 2, host, 0, 0, BODY, topic, properties)
+    measure("encode_queue_units", lambda: record.encode_queue_units(units), CHUNK, rounds)
+    stored = record.build_record(size, 2, 0, 7, 4096, 0, 1, host, 2, host, 0, 0, BODY, topic, properties)
     body = stored * 32
     measure("decode_records, 32 x 128 B", lambda: record.decode_records(body), 32, rounds)
 
 
 def replies(rounds: int) -> None:
     for make, form in ((java_frame, "JSON"), (binary_frame, "ROCKETMQ")):
-        (request,), _ = engine.split_frames(make(310, SEND, BODY), 1 << 24)
+        (request,), _ = frames.split_frames(make(310, SEND, BODY), 1 << 24)
 
         def reply(request: Command = request) -> None:
             for _ in range(CHUNK):
-                engine.encode_send_reply(
+                frames.encode_send_reply(
                     request, "7F00000100002A9F0000000000000400", 2, 17, "DefaultRegion", "true"
                 )
 
@@ -118,7 +119,7 @@ def replies(rounds: int) -> None:
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3200
-    frames(rounds)
+    measure_frames(rounds)
     messages(rounds)
     replies(rounds)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import attrs
 
 from rmq.errors import ConfigError
-from rmq.protocol.cluster import SECRET_BYTES_MIN, ClusterSecret
+from rmq.protocol.server_auth import SECRET_BYTES_MIN, ClusterSecret
 from rmq.remoting.tls import TlsConfig
 
 COMPAT: Final = "compat"

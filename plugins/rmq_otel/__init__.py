@@ -15,7 +15,8 @@ from opentelemetry import propagate, trace
 
 from rmq.message import PROPERTY_UNIQUE_KEY
 from rmq.plugin import Host, Plugin, StoredEvent
-from rmq.protocol.record import Record, decode_properties, host_text
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import Record, host_text
 
 __all__ = ["OtelPlugin"]
 

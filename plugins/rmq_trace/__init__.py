@@ -26,7 +26,8 @@ from rmq.message import (
     offset_message_id,
 )
 from rmq.plugin import Host, Plugin, StoredEvent
-from rmq.protocol.record import Record, decode_properties, host_text
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import Record, host_text
 from rmq.protocol.trace import TraceBean, TraceContext, TraceType, encode, index_keys
 
 __all__ = ["TracePlugin"]

@@ -1,7 +1,7 @@
 """Acknowledgements of sends: what a producer is told, as bytes.
 
 The answer to a send is made once for each message, so both its forms are templates with the broker's
-constants filled in already; answers to batches, which are few, go through the engine.
+constants filled in already; answers to batches, which are few, go through the general encoder.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Final, cast
 
-from rmq.protocol import engine
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
-from rmq.protocol.command import JSON, ROCKETMQ, Command, encode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import encode, encode_send_reply
 from rmq.store.store import Batch
 
 if TYPE_CHECKING:
@@ -107,9 +107,7 @@ class Acks:
         if isinstance(records, Marked):
             return encode(request.reply(0, None, self._header(queue_id, records)))
         offset = first_offset(records)
-        return engine.encode_send_reply(
-            request, self._ids(records), queue_id, offset, self._region, self._trace_on
-        )
+        return encode_send_reply(request, self._ids(records), queue_id, offset, self._region, self._trace_on)
 
     def not_safe(self, ack: Ack, code: ResponseCode) -> Command:
         """The answer for messages that are stored, but not as safely as they should be: `code` says how."""

@@ -63,10 +63,10 @@ from rmq.store.config import BrokerRole
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.figures import Histogram
-    from rmq.protocol.cluster import ClusterGate
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.record import Record
+    from rmq.protocol.server_auth import ClusterGate
     from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
     from rmq.store.config import StoreConfig

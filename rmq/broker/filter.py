@@ -15,9 +15,9 @@ from typing import Final
 from rmq.broker.sql import FilterSyntaxError, compile_sql
 from rmq.errors import CorruptRecord, ResponseError, for_code
 from rmq.message import tags_code
-from rmq.protocol import engine
 from rmq.protocol.bodies import SubscriptionData
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6, ResponseCode
+from rmq.protocol.properties import decode_properties
 from rmq.protocol.text import JAVA
 
 ALL: Final = "*"
@@ -101,6 +101,6 @@ def record_properties(record: memoryview) -> dict[str, str]:
         topic_at = body_size_at + 4 + _INT.unpack_from(record, body_size_at)[0]
         start = topic_at + 1 + record[topic_at] + 2
         (size,) = _SHORT.unpack_from(record, start - 2)
-        return engine.parse_properties(str(record[start : start + size], "utf-8", JAVA))
+        return decode_properties(str(record[start : start + size], "utf-8", JAVA))
     except (struct_error, IndexError) as error:
         raise CorruptRecord("record", 0, str(error)) from None

@@ -18,7 +18,8 @@ from rmq.message import (
     with_properties,
 )
 from rmq.protocol.codes import ResponseCode
-from rmq.protocol.record import NUL_IN_PROPERTIES, Record, decode_record, encode_properties, record_keys
+from rmq.protocol.properties import encode_properties, record_keys
+from rmq.protocol.record import NUL_IN_PROPERTIES, Record, decode_record
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker

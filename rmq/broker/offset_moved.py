@@ -12,7 +12,8 @@ from rmq.message import (
     tags_code,
 )
 from rmq.protocol import json
-from rmq.protocol.record import Record, encode_properties
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record
 
 if TYPE_CHECKING:
     from rmq.protocol.headers import PullMessageRequestHeader

@@ -18,8 +18,7 @@ from rmq.errors import for_code
 from rmq.message import MessageQueue
 from rmq.protocol import bodies, json
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import Command
-from rmq.protocol.frame import MAX_FRAME
+from rmq.protocol.command import MAX_FRAME, Command
 from rmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
     GetConsumeStatsInBrokerHeader,

@@ -26,7 +26,6 @@ from rmq.broker.waits import HeldPull, Waits
 from rmq.errors import ResponseError, for_code
 from rmq.message import RETRY_PREFIX
 from rmq.plugin import account_of
-from rmq.protocol import engine
 from rmq.protocol.codes import (
     MASTER_ID,
     PERM_READ,
@@ -36,6 +35,7 @@ from rmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
+from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader
 from rmq.store.config import BrokerRole
 
@@ -363,7 +363,7 @@ class Pull:
             code = self._moved(header, result)
         offsets = (suggested, result.next_queue_offset, result.min_offset, result.max_offset)
         size = result.size if code == _SUCCESS else 0
-        head = engine.encode_pull_reply_head(request, code, result.status, offsets, size)
+        head = encode_pull_reply_head(request, code, result.status, offsets, size)
         if not size:
             self._stats.miss()
             connection.write(head)

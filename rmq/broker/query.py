@@ -9,7 +9,7 @@ from rmq.errors import CorruptRecord, for_code
 from rmq.protocol import json
 from rmq.protocol.bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.frame import MAX_FRAME
+from rmq.protocol.command import MAX_FRAME
 from rmq.protocol.headers import (
     GetEarliestMsgStoretimeRequestHeader,
     GetEarliestMsgStoretimeResponseHeader,

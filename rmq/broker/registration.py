@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve
 
 from rmq.errors import for_code
-from rmq.protocol import engine
 from rmq.protocol.bodies import (
     DataVersion,
     KVTable,
@@ -25,6 +24,7 @@ from rmq.protocol.headers import (
     RegisterBrokerResponseHeader,
     UnRegisterBrokerRequestHeader,
 )
+from rmq.protocol.record import crc32
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
@@ -79,7 +79,7 @@ class Registration:
             self._ha_address,
             config.broker_id,
             self._compressed,
-            engine.crc32(body),
+            crc32(body),
         )
         return self.vouch(Command.request(RequestCode.REGISTER_BROKER, header, body))
 

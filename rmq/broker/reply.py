@@ -23,7 +23,7 @@ from rmq.protocol.headers import (
     SendMessageRequestHeader,
     SendMessageResponseHeader,
 )
-from rmq.protocol.record import decode_properties, encode_properties
+from rmq.protocol.properties import decode_properties, encode_properties
 
 if TYPE_CHECKING:
     from rmq.broker.clients import Clients

@@ -16,7 +16,6 @@ from attrs import define
 from rmq.broker.acks import Ack, Acks, Marked, Records
 from rmq.broker.new_topics import NewTopics, Senders
 from rmq.broker.parking import Parking
-from rmq.broker.properties import INTERNAL, SentTexts, joined, keys, parse, returned
 from rmq.broker.timer import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError, for_code
@@ -42,7 +41,6 @@ from rmq.message import (
     tags_code,
 )
 from rmq.plugin import account_of
-from rmq.protocol import engine
 from rmq.protocol.codes import (
     FLAG_ONEWAY,
     PERM_READ,
@@ -57,15 +55,24 @@ from rmq.protocol.codes import (
 )
 from rmq.protocol.deadletter import REASON, life_of
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeader
+from rmq.protocol.properties import (
+    INTERNAL,
+    SentTexts,
+    decode_properties,
+    encode_properties,
+    join_properties,
+    record_keys,
+    returned,
+)
 from rmq.protocol.recall import RECALL_HANDLE, RecallHandle
 from rmq.protocol.record import (
     NUL_IN_PROPERTIES,
     PROPERTIES_MAX,
     Record,
     decode_record,
-    encode_properties,
     host_bytes,
     record_of,
+    split_batch,
 )
 from rmq.store.config import delay_table
 from rmq.store.store import Batch
@@ -251,7 +258,7 @@ class Send:
             raise self._illegal("a batch cannot be part of a transaction")
         if len(request.body) > self._body_max:
             raise self._illegal(f"the batch has {len(request.body)} bytes")
-        shared = parse(header.properties or "")
+        shared = decode_properties(header.properties or "")
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
         shared[PROPERTY_CLUSTER] = self.config.broker_cluster_name
         suffix = encode_properties(shared)
@@ -289,7 +296,7 @@ class Send:
     def _batch_records(self, body: bytes, common: Record, suffix: str) -> list[Record]:
         """All records of a batch, checked, so that all of them or none are put."""
         try:
-            messages = engine.split_batch(body)
+            messages = split_batch(body)
         except RemoteProtocolError as error:
             raise self._illegal(str(error)) from None
         if not messages:
@@ -297,8 +304,8 @@ class Send:
         room = min(self._body_max, self._batch_room)
         records = []
         for flag, one, text in messages:
-            stored = joined(text, suffix)
-            properties = parse(stored)
+            stored = join_properties(text, suffix)
+            properties = decode_properties(stored)
             record = Record(
                 common.topic,
                 common.queue_id,
@@ -311,7 +318,7 @@ class Send:
                 common.reconsume_times,
                 0,
                 tags_code(properties.get(PROPERTY_TAGS)),
-                keys(properties) if self._indexed else (),
+                record_keys(properties) if self._indexed else (),
             )
             if len(one) > room or len(record.properties) > _PROPERTIES_SURE:
                 self._check_sizes(record)
@@ -417,7 +424,7 @@ class Send:
     def _own_properties(self, header: SendMessageRequestHeader) -> dict[str, str]:
         """What a sender may say of its message, and the cluster's name. Raises ResponseError for a recall:
         those have a request of their own, which may be told from a send."""
-        properties = parse(header.properties or "")
+        properties = decode_properties(header.properties or "")
         if PROPERTY_RECALLED in properties:
             raise self._illegal(f"{PROPERTY_RECALLED} is not a sender's; recall a message by its handle")
         for name in INTERNAL.intersection(properties):

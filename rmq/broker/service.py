@@ -60,8 +60,8 @@ from rmq.errors import (
 )
 from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
-from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.record import host_bytes
+from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting import descriptors
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.answers import Stranger

@@ -38,6 +38,7 @@ from rmq.message import (
 )
 from rmq.protocol import json
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.properties import encode_properties
 from rmq.protocol.recall import (
     ILLEGAL_OPERATION,
     PROPERTY_DELAY_MS,
@@ -45,7 +46,7 @@ from rmq.protocol.recall import (
     PROPERTY_DELIVER_MS,
     RecallHandle,
 )
-from rmq.protocol.record import Record, decode_record, encode_properties, record_of, record_properties
+from rmq.protocol.record import Record, decode_record, record_of, record_properties
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:

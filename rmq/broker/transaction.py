@@ -51,14 +51,8 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
-from rmq.protocol.record import (
-    PROPERTIES_MAX,
-    Record,
-    decode_record,
-    encode_properties,
-    encode_record,
-    record_of,
-)
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import PROPERTIES_MAX, Record, decode_record, encode_record, record_of
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:

@@ -42,9 +42,9 @@ from rmq.message import (
     StoredMessage,
     retry_topic,
 )
+from rmq.protocol.admin_bodies import ProcessQueueInfo
 from rmq.protocol.command import Command
 from rmq.protocol.deadletter import DLQ_REASON
-from rmq.protocol.running import ProcessQueueInfo
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from rmq.client.process_queue import ProcessQueue
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
-from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_properties, decompress, host_text
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
 from rmq.protocol.text import JAVA
 
 _START = Struct(">iI12xq")  # size, magic, ..., queue offset

@@ -31,7 +31,8 @@ from rmq.message import (
 from rmq.protocol.codes import SYS_COMPRESSED, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ReplyMessageRequestHeader
-from rmq.protocol.record import decode_properties, decompress
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import decompress
 
 if TYPE_CHECKING:
     from rmq.client.config import ClientConfig

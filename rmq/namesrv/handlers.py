@@ -33,9 +33,9 @@ from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
 from rmq.protocol.body import Body
 from rmq.protocol.body_sizes import SURE_BYTES, check_body
-from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.budget import Budget
 from rmq.remoting.connection import Connection

@@ -32,10 +32,10 @@ from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.bodies import TopicRouteData
-from rmq.protocol.cluster import ClusterGate
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
+from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting import descriptors
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address

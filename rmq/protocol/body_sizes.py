@@ -11,7 +11,7 @@ from typing import Final
 
 from rmq.errors import for_code
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.frame import MAX_FRAME, SEND_V2_CODES
+from rmq.protocol.command import MAX_FRAME, SEND_V2_CODES
 
 KIB: Final = 1024
 OTHERS_BYTES: Final = 256 * KIB

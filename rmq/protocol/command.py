@@ -1,117 +1,179 @@
-"""Commands and their frames: bytes <-> `Command`.
+"""One request or response in memory: the `Command`, and the limits of its form.
 
-A frame is a 4-byte length (of what follows), 4 bytes of which the first is the serialization type and the
-other three the header's length, the header (JSON, or RocketMQ's binary form) and the body. A reply uses the
-serialization of its request. `Decoder` takes bytes as they come and gives whole commands.
+`rmq.protocol.frames` makes commands of bytes, and bytes of commands.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from itertools import count
+from typing import Any, Final, TypeVar, cast
 
-from rmq.protocol import engine
-from rmq.protocol.frame import JSON, MAX_FRAME, ROCKETMQ, SEND_V2_CODES, Command, next_opaque
+from rmq.protocol import headers
+from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, VERSION, RequestCode
 
-__all__ = ["JSON", "MAX_FRAME", "ROCKETMQ", "SEND_V2_CODES", "Command", "Decoder", "encode", "next_opaque"]
+H = TypeVar("H")
+
+JSON: Final = 0
+ROCKETMQ: Final = 1
+MAX_FRAME: Final = 16 * 1024 * 1024
+"""Bytes of the largest frame that Java's servers and clients take (frameMaxLength)."""
+
+SEND_V2_CODES: Final = frozenset(
+    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+)
+"""Requests whose header has the one-letter names of SendMessageRequestHeaderV2."""
+
+SECRET_FIELDS: Final = frozenset({"secretKey", "Signature", "SecurityToken", "RmqProof", "RmqNonce"})
+"""Header fields that no log shows."""
+
+_opaques = count(1)
 
 
-def encode(command: Command) -> bytes:
-    """The whole frame of `command`, in its own serialization."""
-    return engine.encode_frame(command)
+def next_opaque() -> int:
+    """A number for the next request of this process; 31 bits, then round again."""
+    return next(_opaques) & 0x7FFF_FFFF
 
 
-_SMALL_BYTES: Final = 4096
-_NO_LIMIT: Final = 0x7FFF_FFFF
+class Command:
+    """One request or response.
 
-
-class Decoder:
-    """Collects bytes and gives commands: `feed` as much or as little as there is.
-
-    Holds at most one unfinished frame. The work is linear in the bytes fed, however they are cut. `feed`
-    gives at most `most` commands; `more` says that it may have stopped there, and goes on when it is fed
-    nothing. The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its
-    body is collected.
+    `ext` is the header's text map (`extFields`), `header` the typed header when the decoder has made it
+    already, else None: `read` gives the typed form of either. `language` is RocketMQ's name of it.
     """
+
+    __slots__ = (
+        "_ext",
+        "_raw",
+        "body",
+        "code",
+        "flag",
+        "header",
+        "language",
+        "opaque",
+        "remark",
+        "serialization",
+        "version",
+    )
 
     def __init__(
         self,
-        max_frame: int = MAX_FRAME,
-        *,
-        max_header: int = _NO_LIMIT,
-        most: int = _NO_LIMIT,
-        ask_from: int = _NO_LIMIT,
+        code: int,
+        opaque: int,
+        flag: int = 0,
+        ext: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        remark: str | None = None,
+        language: str = LANGUAGE,
+        version: int = VERSION,
+        serialization: int = JSON,
+        header: Any = None,
+        raw: bytes = b"",
     ) -> None:
-        self.max_frame = max_frame
-        self.max_header = max_header
-        self.buffered = 0
-        """Bytes of the unfinished frame that are held."""
-        self.more = False
-        self.head: Command | None = None
-        """A command whose body is on its way, to be taken or `skip`ped; whoever looks sets it to None."""
-        self.head_body = 0
-        """How long that body is."""
-        self._most = most
-        self._ask_from = ask_from
-        self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
-        self._wanted = 0  # bytes that it needs to be looked at again: all, or those of its header
-        self._unread = 0  # bytes of a skipped frame that are still to come
+        self.code = code
+        self.opaque = opaque
+        self.flag = flag
+        self._ext = ext
+        self.body = body
+        self.remark = remark
+        self.language = language
+        self.version = version
+        self.serialization = serialization
+        self.header = header
+        self._raw = raw
 
-    def feed(self, data: bytes) -> list[Command]:
-        """The commands that `data` completes.
+    @property
+    def ext(self) -> Mapping[str, str]:
+        """The header's text map; read from the frame only when it is asked for.
 
-        Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further.
+        Raises RemoteProtocolError when a part that the typed header does not use cannot be read.
         """
-        if data.__class__ is not bytes:
-            data = bytes(data)  # a WebSocket gives bytearrays; the engine keeps slices as keys
-        if self._unread:
-            skipped = min(self._unread, len(data))
-            self._unread -= skipped
-            data = data[skipped:]
-        self.more = False
-        if self._pieces:
-            self._add(data)
-            if self.buffered < self._wanted:
-                return []
-            # One join, however many pieces there are: a large frame is copied once.
-            data = b"".join(self._pieces)
-            self._pieces.clear()
-            self.buffered = 0
-        commands, consumed = engine.split_frames(data, self.max_frame, self.max_header, self._most)
-        if consumed < len(data):
-            self._keep(data[consumed:])
-            self.more = len(commands) >= self._most
-        return commands
+        if self._ext is None:
+            self._ext = self._read_ext(self._raw) if self._raw else {}
+        return self._ext
 
-    def skip(self) -> None:
-        """Drop the unfinished frame, also what of it is still to come."""
-        self._unread = max(0, engine.frame_size(b"".join(self._pieces), 0) - self.buffered)
-        self._pieces.clear()
-        self.buffered = 0
+    def _read_ext(self, raw: bytes) -> Mapping[str, str]:
+        """The text map of a header of which the engine made only the typed value: it knows the form."""
+        raise NotImplementedError
 
-    def clear(self) -> None:
-        """Drop the unfinished frame; nothing can be fed after it."""
-        self._pieces.clear()
-        self.buffered = 0
+    def with_ext(self, ext: Mapping[str, str]) -> Command:
+        """The same command with another text map, and without the typed header, which would not fit it."""
+        return Command(
+            self.code,
+            self.opaque,
+            self.flag,
+            ext,
+            self.body,
+            self.remark,
+            self.language,
+            self.version,
+            self.serialization,
+        )
 
-    def _add(self, data: bytes) -> None:
-        if len(data) < _SMALL_BYTES:  # else a peer could make us hold an object for each byte
-            if self._pieces[-1].__class__ is not bytearray:
-                self._pieces.append(bytearray())
-            self._pieces[-1] += data
+    def shrink(self) -> None:
+        """Forget the text map and the body: of a request that waits only the typed header is used again."""
+        self._ext, self._raw, self.body = None, b"", b""
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request."""
+        return self.flag & FLAG_RESPONSE != 0
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether it is a request that wants no answer."""
+        return self.flag & FLAG_ONEWAY != 0
+
+    @classmethod
+    def request(
+        cls,
+        code: int,
+        header: Any = None,
+        body: bytes = b"",
+        *,
+        oneway: bool = False,
+        remark: str | None = None,
+    ) -> Command:
+        """A request with a new opaque; `header` is a header value or a text map."""
+        flag = FLAG_ONEWAY if oneway else 0
+        return cls(int(code), next_opaque(), flag, _fields(code, header), body, remark)
+
+    def reply(
+        self, code: int = 0, remark: str | None = None, header: Any = None, body: bytes = b""
+    ) -> Command:
+        """The response to this request: the same opaque and serialization."""
+        ext = header if header is None or isinstance(header, Mapping) else headers.encode(header)
+        return Command(
+            int(code), self.opaque, FLAG_RESPONSE, ext, body, remark, serialization=self.serialization
+        )
+
+    def read(self, header_class: type[H]) -> H:
+        """The typed header. Raises RemoteProtocolError that names a missing or unreadable field."""
+        made: Any = self.header
+        if made is not None:
+            kind = made.__class__
+            # The engine may have made a value that only looks like the header class.
+            if kind is header_class or getattr(kind, "stands_for", None) is header_class:
+                return cast(H, made)
+        if header_class is headers.SendMessageRequestHeader and self.code in SEND_V2_CODES:
+            made = headers.decode_send_v2(self.ext)
         else:
-            self._pieces.append(data)
-        self.buffered += len(data)
+            made = headers.decode(header_class, self.ext)
+        self.header = made
+        return cast(H, made)
 
-    def _keep(self, rest: bytes) -> None:
-        self._pieces.append(rest)
-        self.buffered = len(rest)
-        if len(rest) < 8:
-            self._wanted = 8
-            return
-        self._wanted = max(8, engine.frame_size(rest, 0))
-        if self._wanted > max(self._ask_from, len(rest)):
-            head = engine.head_size(rest)
-            if len(rest) < head:
-                self._wanted = head
-            else:
-                self.head, self.head_body = engine.read_head(rest)
+    def __repr__(self) -> str:
+        kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"
+        fields = {name: "***" if name in SECRET_FIELDS else value for name, value in self.ext.items()}
+        fields = fields or self.header
+        return (
+            f"<{kind} {self.code} opaque={self.opaque} remark={self.remark!r} {fields} body={len(self.body)}>"
+        )
+
+
+def _fields(code: int, header: Any) -> Mapping[str, str] | None:
+    if header is None or isinstance(header, Mapping):
+        return header
+    if code in SEND_V2_CODES and isinstance(header, headers.SendMessageRequestHeader):
+        return headers.encode_send_v2(header)
+    return headers.encode(header)

@@ -21,15 +21,10 @@ from attrs import define
 
 from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError
 from rmq.message import (
-    KEY_SEPARATOR,
-    PROPERTY_KEYS,
     PROPERTY_TAGS,
-    PROPERTY_UNIQUE_KEY,
     StoredMessage,
     tags_code,
 )
-from rmq.protocol import engine
-from rmq.protocol._records import BLANK_MAGIC, MESSAGE_MAGIC, NUL_IN_PROPERTIES
 from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
     SYS_COMPRESSED,
@@ -38,9 +33,8 @@ from rmq.protocol.codes import (
     SYS_STOREHOST_V6,
     CompressionType,
 )
-from rmq.protocol.text import JAVA
-
-__all__ = ["BLANK_MAGIC", "MESSAGE_MAGIC", "NUL_IN_PROPERTIES"]
+from rmq.protocol.properties import decode_properties, encode_properties, record_keys
+from rmq.protocol.text import JAVA, java_text
 
 FIXED_SIZE: Final = 91
 """Bytes of a record beside body, topic and properties, with two IPv4 hosts; an IPv6 host takes 12 more."""
@@ -76,6 +70,182 @@ class Record:
     size: int = 0
 
 
+_RECORD_V4 = Struct(">iIiiiqqiq8sq8siqi")
+_RECORD = {
+    (born, stored): Struct(f">iIiiiqqiq{born}sq{stored}siqi") for born in (8, 20) for stored in (8, 20)
+}
+_PROPERTIES_LENGTH = Struct(">h")
+MESSAGE_MAGIC: Final = 0xDAA320A7
+BLANK_MAGIC: Final = 0xCBD43194
+NUL_IN_PROPERTIES: Final = (
+    "the properties have the character NUL (0x00), which is what a power cut leaves of a page"
+)
+"""Why such properties are refused."""
+
+
+def crc32(body: bytes) -> int:
+    """The body checksum of a record: CRC-32 without its top bit."""
+    return zlib.crc32(body) & 0x7FFF_FFFF
+
+
+def build_record(
+    size: int,
+    queue_id: int,
+    flag: int,
+    queue_offset: int,
+    physical_offset: int,
+    sys_flag: int,
+    born_at: int,
+    born_host: bytes,
+    stored_at: int,
+    store_host: bytes,
+    reconsume_times: int,
+    prepared_transaction_offset: int,
+    body: bytes,
+    topic: bytes,
+    properties: bytes,
+) -> bytes:
+    """One record of the commit log: its fields in their order. Times are ms, hosts have 8 or 20 bytes,
+    `topic` comes after its length byte.
+    """
+    form = _RECORD_V4 if len(born_host) == 8 == len(store_host) else _RECORD[len(born_host), len(store_host)]
+    head = form.pack(
+        size,
+        MESSAGE_MAGIC,
+        zlib.crc32(body) & 0x7FFF_FFFF,
+        queue_id,
+        flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        born_at,
+        born_host,
+        stored_at,
+        store_host,
+        reconsume_times,
+        prepared_transaction_offset,
+        len(body),
+    )
+    return b"".join((head, body, topic, _PROPERTIES_LENGTH.pack(len(properties)), properties))
+
+
+_BATCH_HEAD = Struct(">iiiii")
+_SHARED = {
+    (born, stored): (Struct(f">q{born}sq{stored}siq"), Struct(f">iIiiiqqi{28 + born + stored}si"))
+    for born in (8, 20)
+    for stored in (8, 20)
+}
+"""What the heads of a batch's records have in common, from the born time on, and such a head around it."""
+
+
+def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
+    """The messages of a batch body as (flag, body, properties text), which is read as Java reads what is not
+    UTF-8. Raises RemoteProtocolError.
+    """
+    messages = []
+    at, end = 0, len(body)
+    try:
+        while at < end:
+            size, _, _, flag, length = _BATCH_HEAD.unpack_from(body, at)
+            text_at = at + 20 + length
+            text_length = _PROPERTIES_LENGTH.unpack_from(body, text_at)[0]
+            stop = text_at + 2 + text_length
+            if length < 0 or text_length < 0 or stop != at + size or stop > end:
+                raise RemoteProtocolError(f"the message at byte {at} of a batch has inconsistent lengths")
+            messages.append((flag, body[at + 20 : text_at], java_text(body[text_at + 2 : stop])))
+            at = stop
+    except struct_error as error:
+        raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
+    if any("\0" in text for _, _, text in messages):
+        raise RemoteProtocolError(NUL_IN_PROPERTIES)
+    return messages
+
+
+def build_batch(
+    batch: bytes,
+    suffix: bytes,
+    place: tuple[int, int, int, int],
+    born: tuple[int, bytes],
+    stored: tuple[int, bytes],
+    reconsume_times: int,
+    topic: bytes,
+) -> tuple[list[bytes], list[int], list[int], list[bytes]]:
+    """The records of a batch body, one after the other: their pieces, their physical offsets, their sizes,
+    and the properties that they were sent with.
+
+    Each record gets `suffix` after its properties, which may be no UTF-8: they are stored as they came, as
+    Java does it. `place` = (queue id, queue offset, physical offset, sys
+    flag) of the first; the rest as for `build_record`. Raises RemoteProtocolError.
+    """
+    queue_id, queue_offset, position, sys_flag = place
+    born_at, born_host = born
+    stored_at, store_host = stored
+    shared_form, form = _SHARED[len(born_host), len(store_host)]
+    shared = shared_form.pack(born_at, born_host, stored_at, store_host, reconsume_times, 0)
+    pack, read, read_length, pack_length = (
+        form.pack,
+        _BATCH_HEAD.unpack_from,
+        _PROPERTIES_LENGTH.unpack_from,
+        _PROPERTIES_LENGTH.pack,
+    )
+    crc, fixed = zlib.crc32, form.size + len(topic) + 2
+    suffix_after = b"\x02" + suffix
+    middles: dict[int, bytes] = {}  # topic and length of the properties
+    pieces: list[bytes] = []
+    positions: list[int] = []
+    sizes: list[int] = []
+    texts: list[bytes] = []
+    at, end = 0, len(batch)
+    try:
+        while at < end:
+            size, _, _, flag, length = read(batch, at)
+            text_at = at + 20 + length
+            text_length = read_length(batch, text_at)[0]
+            stop = text_at + 2 + text_length
+            if length < 0 or text_length < 0 or stop != at + size or stop > end:
+                raise RemoteProtocolError(f"the message at byte {at} of a batch has inconsistent lengths")
+            body, text = batch[at + 20 : text_at], batch[text_at + 2 : stop]
+            after = suffix if not text or text[-1] == 2 else suffix_after
+            text_length += len(after)
+            size = fixed + length + text_length
+            head = pack(
+                size,
+                MESSAGE_MAGIC,
+                crc(body) & 0x7FFF_FFFF,
+                queue_id,
+                flag,
+                queue_offset,
+                position,
+                sys_flag,
+                shared,
+                length,
+            )
+            middle = middles.get(text_length)
+            if middle is None:
+                middle = middles[text_length] = topic + pack_length(text_length)
+            pieces += (head, body, middle, text, after)
+            positions.append(position)
+            sizes.append(size)
+            texts.append(text)
+            queue_offset += 1
+            position += size
+            at = stop
+    except struct_error as error:
+        raise RemoteProtocolError(f"the message at byte {at} of a batch cannot be read: {error}") from None
+    if 0 in b"".join(texts):
+        raise RemoteProtocolError(NUL_IN_PROPERTIES)
+    return pieces, positions, sizes, texts
+
+
+_QUEUE_UNIT = Struct(">qiq")
+
+
+def encode_queue_units(units: Iterable[tuple[int, int, int]]) -> bytes:
+    """Consume queue units of (physical offset, size, tags code), 20 bytes each."""
+    pack = _QUEUE_UNIT.pack
+    return b"".join([pack(*unit) for unit in units])
+
+
 def record_size(record: Record, store_host: bytes) -> int:
     """Bytes that `record` takes in the log."""
     return (
@@ -103,7 +273,7 @@ def encode_record(record: Record, store_host: bytes) -> bytes:
     sys_flag |= (SYS_BORNHOST_V6 if len(record.born_host) == 20 else 0) | (
         SYS_STOREHOST_V6 if len(store_host) == 20 else 0
     )
-    return engine.build_record(
+    return build_record(
         record_size(record, store_host),
         record.queue_id,
         record.flag,
@@ -179,7 +349,7 @@ def decode_record(
         physical_offset,
         size,
         body,
-        engine.parse_properties(properties),
+        decode_properties(properties),
         flag,
         sys_flag,
         crc,
@@ -213,9 +383,6 @@ def decode_records(buffer: bytes | memoryview, *, decompressed: bool = True) -> 
     return messages
 
 
-_BATCH_HEAD = Struct(">iiiii")
-
-
 def encode_batch(messages: Iterable[tuple[int, bytes, str]]) -> bytes:
     """The body of a batch send from (flag, body, properties text)."""
     parts = []
@@ -231,25 +398,7 @@ def encode_batch(messages: Iterable[tuple[int, bytes, str]]) -> bytes:
 
 def decode_batch(body: bytes) -> list[tuple[int, bytes, str]]:
     """The messages of a batch body as (flag, body, properties text). Raises RemoteProtocolError."""
-    return engine.split_batch(body)
-
-
-def encode_properties(properties: Mapping[str, str | None]) -> str:
-    """name 0x01 value, joined by 0x02, none at the end; pairs without a value are left out.
-
-    There is no escaping: the caller keeps 0x01 and 0x02 out of names and values.
-    """
-    return "\x02".join([f"{name}\x01{value}" for name, value in properties.items() if value is not None])
-
-
-def decode_properties(text: str | None) -> dict[str, str]:
-    """The map of a properties text; a piece that is not name and value is dropped."""
-    return engine.parse_properties(text) if text else {}
-
-
-def crc32(body: bytes) -> int:
-    """The body checksum of a record: CRC-32 without its top bit."""
-    return engine.crc32(body)
+    return split_batch(body)
 
 
 # --- compression ---
@@ -357,16 +506,6 @@ def host_bytes(text: str) -> bytes:
         return ipaddress.ip_address(host.strip("[]")).packed + int(port).to_bytes(4, "big")
     except (ValueError, OverflowError):
         raise LocalProtocolError(f"{text!r} is not an IP address with a port") from None
-
-
-def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """What the index holds of a message: its unique key first, then its keys, split at single blanks."""
-    unique = properties.get(PROPERTY_UNIQUE_KEY)
-    text = properties.get(PROPERTY_KEYS)
-    if not text:
-        return (unique,) if unique else ()
-    keys = [key for key in text.split(KEY_SEPARATOR) if key]
-    return (unique, *keys) if unique else tuple(keys)
 
 
 def record_of(

@@ -25,7 +25,8 @@ import trio
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.remoting.budget import SMALL_BYTES, Budget
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import Waiter, current_loop

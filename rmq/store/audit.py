@@ -17,13 +17,13 @@ from attrs import define, field, frozen
 
 from rmq.errors import RmqError, StoreError
 from rmq.protocol import json
+from rmq.protocol.properties import has_unit
 from rmq.protocol.record import decode_record
 from rmq.store.audit_index import IndexAudit
 from rmq.store.audit_queue import QueueAudits
 from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
-from rmq.store.properties import has_unit
 from rmq.store.scan import MAGIC, MIN_RECORD, Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
 

@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from struct import Struct, unpack
 
+from rmq.protocol.properties import index_keys, is_indexed
 from rmq.store.disk import Disk, Segment
 from rmq.store.index import HEADER, KeyHash
-from rmq.store.properties import index_keys, is_indexed
 from rmq.store.scan import Scanned
 
 Add = Callable[[str, str, int, str], None]

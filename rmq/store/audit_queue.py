@@ -11,9 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from struct import Struct
 
+from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.consumequeue import FILLER_SIZE, UNIT, Unit, queue_folder
 from rmq.store.disk import Disk
-from rmq.store.properties import has_unit, unit_code
 from rmq.store.scan import Scanned
 from rmq.store.segments import OpenFiles, Segments
 

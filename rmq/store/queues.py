@@ -14,7 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rmq.errors import StoreError
-from rmq.protocol.engine import encode_queue_units
+from rmq.protocol.record import encode_queue_units
 from rmq.store.consumequeue import UNIT, ConsumeQueue, Unit, queue_folder
 from rmq.store.disk import Disk
 from rmq.store.segments import OpenFiles

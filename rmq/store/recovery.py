@@ -14,10 +14,10 @@ from collections.abc import Callable
 from attrs import define, field, frozen
 
 from rmq.errors import CorruptRecord
+from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import ConsumeQueue, Unit
-from rmq.store.properties import has_unit, unit_code
 from rmq.store.queues import Key, Queues
 from rmq.store.scan import (
     BLANK_SIZE,

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from rmq.errors import CorruptRecord, StoreError
+from rmq.protocol.properties import has_unit, unit_code
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk
 from rmq.store.index import Entry
-from rmq.store.properties import has_unit, unit_code
 from rmq.store.queues import Arrival
 from rmq.store.recovery import Progress, Recovery, no_progress
 from rmq.store.reput import entries_of

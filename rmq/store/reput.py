@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from rmq.errors import StoreError
+from rmq.protocol.properties import index_keys, is_indexed
 from rmq.store.commitlog import CommitLog
 from rmq.store.index import Entry, Index
-from rmq.store.properties import index_keys, is_indexed
 from rmq.store.scan import Scan, Scanned, next_good
 
 _AROUND_MS = 2000  # the index knows seconds

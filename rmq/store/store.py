@@ -25,8 +25,8 @@ from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6
-from rmq.protocol.engine import build_batch, build_record
-from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record
+from rmq.protocol.properties import MARKERS, PREPARED, Marks, due_time, is_indexed, value_of
+from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
 from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
@@ -35,7 +35,6 @@ from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
-from rmq.store.properties import MARKERS, PREPARED, Marks, due_time, is_indexed, value_of
 from rmq.store.queues import Arrival, Queues
 from rmq.store.reader import Limits
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress

@@ -27,7 +27,8 @@ from rmq.broker.sql import compile_sql
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.plugin import hooks_of
 from rmq.protocol import bodies, trace
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
 from rmq.protocol.signature import Credentials, signed
 from rmq.remoting import TlsConfig, serve

@@ -11,7 +11,8 @@ from typing import Final, NamedTuple
 
 from rmq.message import tags_code
 from rmq.protocol.codes import CompressionType
-from rmq.protocol.record import Record, compress, compressed_flag, encode_batch, encode_properties
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, compress, compressed_flag, encode_batch
 from rmq.spark.pipelines import store_audit as audit
 from rmq.store.disk import RealDisk
 from rmq.store.scan import Scanned, parse

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError, MessageIllegal
-from rmq.protocol.record import decode_batch, decode_properties, encode_batch
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import decode_batch, encode_batch
 from rmq.spark.encoding import (
     RowKeys,
     bodies,

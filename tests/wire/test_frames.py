@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import headers
-from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.text import java_text
 
 VECTORS = Path(__file__).parents[1] / "golden" / "frames"
@@ -77,9 +78,6 @@ def decode(frame: bytes) -> Command:
 def test_all_vectors_are_here() -> None:
     assert len(NAMES) == 37
     assert len(FRAMES) == 80
-
-
-pytestmark = pytest.mark.usefixtures("codec_path")
 
 
 @pytest.mark.parametrize(("name", "form", "frame"), FRAMES, ids=FRAME_IDS)
@@ -564,17 +562,17 @@ def test_a_length_alone_takes_no_memory() -> None:
 
 
 def test_many_small_pieces_cost_linear_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each byte of an unfinished frame is looked at once: the engine is asked only when a frame is whole."""
-    from rmq.protocol import engine
+    """Each byte of an unfinished frame is looked at once: they are split only when a frame is whole."""
+    from rmq.protocol import frames
 
     asked: list[int] = []
-    split = engine.split_frames
+    split = frames.split_frames
 
     def counting(data: bytes, *arguments: Any) -> Any:
         asked.append(len(data))
         return split(data, *arguments)
 
-    monkeypatch.setattr(engine, "split_frames", counting)
+    monkeypatch.setattr(frames, "split_frames", counting)
     frame = json_frame(b'{"code":105,"opaque":1}', bytes(100_000))
     decoder = Decoder()
     commands = [command for at in range(0, len(frame), 10) for command in decoder.feed(frame[at : at + 10])]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from rmq.cli.admin.command import cell_text
 from rmq.message import RETRY_PREFIX
-from rmq.protocol.running import ConsumerRunningInfo
+from rmq.protocol.admin_bodies import ConsumerRunningInfo
 
 CALM_MS = 60_000
 """A queue with messages from which nothing was consumed for longer is reported."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rmq.client.admin.calls import Calls, each, offline
 from rmq.errors import ConsumerNotOnline, RmqError, SystemFailure
 from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
+from rmq.protocol.admin_bodies import ConsumerRunningInfo
 from rmq.protocol.bodies import (
     ConsumerConnection,
     GetConsumerStatusBody,
@@ -26,7 +27,6 @@ from rmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
     QueryTopicConsumeByWhoRequestHeader,
 )
-from rmq.protocol.running import ConsumerRunningInfo
 
 SYSTEM_GROUPS = frozenset(
     {

@@ -19,6 +19,7 @@ from rmq.errors import (
 )
 from rmq.message import TRACE_TOPIC, MessageQueue, StoredMessage, parse_offset_message_id
 from rmq.protocol import headers
+from rmq.protocol.admin_bodies import ConsumeMessageDirectlyResult
 from rmq.protocol.bodies import ConsumerConnection, QueryConsumeQueueResponseBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
@@ -31,7 +32,6 @@ from rmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from rmq.protocol.record import decode_record
-from rmq.protocol.running import ConsumeMessageDirectlyResult
 from rmq.protocol.trace import decode as decode_trace
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"

@@ -17,12 +17,12 @@ from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 
 from rmq.message import PROPERTY_TAGS, SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
+from rmq.protocol.properties import PREPARED, due_time
 from rmq.spark.pipelines.parts import frame_of_parts
 from rmq.spark.records import HEAD, Records
 from rmq.spark.store_files import LogFile, log_end, queue_folders, queue_range, queue_topics, queue_units
 from rmq.spark.store_scan import Batch, ChunkScan, Damage
 from rmq.spark.walk import gather, walk
-from rmq.store.properties import PREPARED, due_time
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -158,7 +158,7 @@ def _damage(file: LogFile, damage: Damage) -> pa.RecordBatch:
 
 
 def unit_codes(records: Records, topics: pa.Array, delays: Mapping[int, int]) -> Array:
-    """The tags codes that the units of these records must have, as `rmq.store.properties.unit_code` says."""
+    """The tags codes that the units of these records must have, as `protocol.properties.unit_code` says."""
     codes = _by_value(records.property(PROPERTY_TAGS), lambda tags: tags_code(tags) if tags else 0, 0)
     scheduled = pc.equal(topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
     if scheduled.any():

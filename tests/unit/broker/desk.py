@@ -26,7 +26,8 @@ from rmq.errors import ResponseError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, tags_code
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.command import Command
-from rmq.protocol.record import Record, encode_properties, host_bytes
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, host_bytes
 from rmq.store.config import StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk

@@ -15,8 +15,8 @@ from rmq.message import (
     TIMER_TOPIC,
 )
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode
+from rmq.protocol.command import ROCKETMQ
 from rmq.protocol.fields import Int32, Int64
-from rmq.protocol.frame import ROCKETMQ
 from rmq.protocol.record import PROPERTIES_MAX
 
 from .rig import ADDRESS

@@ -10,7 +10,8 @@ from typing import Any
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.protocol.codes import PULL_SUBSCRIPTION, RequestCode
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
 from rmq.protocol.record import encode_batch, host_bytes
 from rmq.store.config import StoreConfig

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 import pytest
 
 from rmq.protocol.codes import ResponseCode
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 
 from .rig import send
 

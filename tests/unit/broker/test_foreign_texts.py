@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.protocol.command import JSON, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
 from rmq.protocol.text import java_text
 

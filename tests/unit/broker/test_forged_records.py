@@ -16,7 +16,8 @@ from rmq.protocol.headers import (
     ResumeCheckHalfMessageRequestHeader,
     ViewMessageRequestHeader,
 )
-from rmq.protocol.record import Record, encode_properties, encode_record, host_bytes
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, encode_record, host_bytes
 
 from .rig import ADDRESS, START, Rig, Wire, send
 

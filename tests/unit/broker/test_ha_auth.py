@@ -28,9 +28,9 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.plugin import Peer, Plugin, hooks_of
 from rmq.profile import cluster_secret
 from rmq.protocol.bodies import ClusterInfo, KVTable
-from rmq.protocol.cluster import NONCE, PROOF, TIME, WINDOW_MS, ClusterGate, ClusterSecret
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterGate, ClusterSecret
 from rmq.remoting.answers import Stranger
 from rmq.remoting.pool import Pool
 from rmq.remoting.stream import Stream

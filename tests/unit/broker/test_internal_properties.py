@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.properties import INTERNAL
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from rmq.protocol.properties import INTERNAL
 from rmq.protocol.record import encode_batch
 
 from .rig import START, Rig, batch, send

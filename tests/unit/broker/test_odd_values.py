@@ -23,10 +23,11 @@ from rmq.broker.ha import MasterSession, SlaveSession
 from rmq.broker.replication import COPIED
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, TRANS_HALF_TOPIC, parse_offset_message_id
-from rmq.protocol import engine, fields, recall
+from rmq.protocol import fields, recall, record
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import FLAG_ONEWAY, SYS_COMMIT, SYS_HOST_BITS, SYS_ROLLBACK, RequestCode
-from rmq.protocol.command import SEND_V2_CODES, Command, Decoder
+from rmq.protocol.command import SEND_V2_CODES, Command
+from rmq.protocol.frames import Decoder
 from rmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
@@ -563,7 +564,7 @@ def test_no_odd_value_at_all_loses_what_was_acknowledged(kind: Kind) -> None:
 
 def test_it_names_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that there was: bits of a sender's that tell of IPv6 hosts, in a record of IPv4 hosts."""
-    kind, build = KINDS[1], engine.build_record
+    kind, build = KINDS[1], record.build_record
 
     def trusting(*parts: Any) -> bytes:
         record = bytearray(build(*parts))

@@ -9,7 +9,7 @@ from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ReplyMessageRequestHeader
-from rmq.protocol.record import decode_properties
+from rmq.protocol.properties import decode_properties
 
 from .rig import ADDRESS, START, Rig, Wire, send
 

@@ -10,7 +10,8 @@ import pytest
 from rmq.broker.schedule import STEP_MESSAGES, Schedule
 from rmq.errors import DiskFull, StoreError
 from rmq.message import SCHEDULE_TOPIC
-from rmq.protocol.record import Record, decode_record, encode_properties
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store

@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rmq.broker.properties import SentTexts
 from rmq.message import tags_code
-from rmq.store.properties import index_keys, unit_code
+from rmq.protocol.properties import SentTexts, index_keys, unit_code
 
 SUFFIX = "CLUSTER\x01c"
 NAMES = st.sampled_from(["UNIQ_KEY", "XUNIQ_KEY", "WAIT", "TAGS", "KEYS", "DELAY", "a", ""])

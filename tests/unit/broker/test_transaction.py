@@ -17,7 +17,8 @@ from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_H
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from rmq.protocol.record import Record, decode_record, encode_properties
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store

@@ -17,7 +17,7 @@ from rmq.client.trace import WAITING_MAX, MessageTrace
 from rmq.client.transactional import Decision
 from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import RequestCode
-from rmq.protocol.record import decode_properties
+from rmq.protocol.properties import decode_properties
 from rmq.protocol.trace import TraceContext, TraceMessageType, TraceType, decode
 
 from .cluster import Cluster

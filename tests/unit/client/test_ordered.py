@@ -17,7 +17,7 @@ from rmq.message import StoredMessage
 from rmq.protocol.bodies import UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.record import decode_properties
+from rmq.protocol.properties import decode_properties
 from rmq.remoting.connection import Connection
 
 from .cluster import HANG, Cluster

@@ -14,7 +14,8 @@ from rmq.client.outgoing import SendForm, SendResult, pack, pack_batch, read_res
 from rmq.errors import InvalidName, MessageIllegal, RemoteProtocolError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.command import Command
-from rmq.protocol.record import decode_batch, decode_properties
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import decode_batch
 
 CONFIG = ClientConfig()
 

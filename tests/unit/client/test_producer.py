@@ -31,7 +31,8 @@ from rmq.errors import (
 )
 from rmq.message import Message, MessageQueue
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.record import decode_properties, decompress
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import decompress
 from rmq.testing.network import MemoryNetwork
 
 from .cluster import CUT, HANG, Cluster

@@ -14,8 +14,9 @@ from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ReplyMessageRequestHeader, SendMessageRequestHeader
+from rmq.protocol.properties import decode_properties
 from rmq.protocol.recall import ILLEGAL_OPERATION, RECALL_MESSAGE, RecallHandle
-from rmq.protocol.record import compress, compressed_flag, decode_properties
+from rmq.protocol.record import compress, compressed_flag
 from rmq.remoting.connection import Connection
 
 from .cluster import Cluster

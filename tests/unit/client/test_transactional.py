@@ -14,7 +14,8 @@ from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
-from rmq.protocol.record import Record, decode_properties, encode_record, host_bytes
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import Record, encode_record, host_bytes
 
 from .cluster import Cluster
 from .conftest import Play

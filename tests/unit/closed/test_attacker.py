@@ -15,7 +15,8 @@ import pytest
 
 from rmq.client.session import wall_clock_ms
 from rmq.protocol.codes import RequestCode
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import RegisterBrokerRequestHeader
 from rmq.protocol.proof import Prover
 from rmq.protocol.signature import Credentials, signed

@@ -30,7 +30,8 @@ from rmq.protocol.bodies import (
     TopicRouteData,
 )
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 
 
 class Peer:

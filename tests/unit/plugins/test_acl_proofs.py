@@ -15,7 +15,8 @@ from rmq_acl.verify import identify
 
 from rmq.errors import AccessDenied
 from rmq.protocol.codes import RequestCode as Code
-from rmq.protocol.command import ROCKETMQ, Command, encode
+from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.frames import encode
 from rmq.protocol.proof import NONCE, TIME, WINDOW_MS, Prover
 from rmq.protocol.signature import PROOF, SIGNATURE, Credentials, signed
 from tests.unit.broker.rig import START, Wire, batch, send

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
-from rmq.protocol import bodies, running
+from rmq.protocol import admin_bodies, bodies
 from rmq.protocol.body import Body
 from rmq.protocol.json import loads
 
@@ -41,7 +41,7 @@ def quirks(golden: pathlib.Path) -> dict[str, Any]:
 def all_bodies() -> dict[str, type[Any]]:
     return {
         name: value
-        for name, value in (vars(bodies) | vars(running)).items()
+        for name, value in (vars(bodies) | vars(admin_bodies)).items()
         if inspect.isclass(value) and issubclass(value, Body) and value is not Body
     }
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.protocol.command import JSON, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.proof import NONCE, TIME, Prover, proof
 from rmq.protocol.signature import PROOF, SIGNATURE, Credentials, Key, order_of, signature
 
@@ -88,7 +89,7 @@ def test_nonces_hold_mark_session_and_number() -> None:
 
 def test_headers_of_proved_sends_are_remembered_by_what_does_not_vary() -> None:
     """Else each proved request with a binary header would be learned anew."""
-    from rmq.protocol._binary import _SEEN
+    from rmq.protocol.header_binary import _SEEN
     from tests.unit.broker.rig import send
 
     sign = Prover(ACCOUNT, iter(range(10, 10_000)).__next__)

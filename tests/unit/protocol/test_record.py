@@ -23,6 +23,7 @@ from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError
 from rmq.message import StoredMessage
 from rmq.protocol import record as codec
 from rmq.protocol.codes import CompressionType
+from rmq.protocol.properties import decode_properties, encode_properties
 from rmq.protocol.record import (
     BLANK_MAGIC,
     MESSAGE_MAGIC,
@@ -31,19 +32,15 @@ from rmq.protocol.record import (
     compressed_flag,
     crc32,
     decode_batch,
-    decode_properties,
     decode_record,
     decode_records,
     decompress,
     encode_batch,
-    encode_properties,
     encode_record,
     host_bytes,
     host_text,
     record_size,
 )
-
-pytestmark = pytest.mark.usefixtures("codec_path")
 
 V4 = bytes.fromhex("7f00000100002a9f")
 V6 = bytes.fromhex("20010db8000000000000000000000001" + "00002a9f")

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.protocol._binary import read_binary
-from rmq.protocol.command import JSON, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder, encode
+from rmq.protocol.header_binary import read_binary
 from rmq.protocol.text import JAVA, java_text
 
 
@@ -41,7 +42,6 @@ def test_any_bytes_make_a_text_that_can_be_stored(data: bytes) -> None:
 ODD = st.binary(min_size=1, max_size=12) | st.sampled_from(["标签".encode("gbk"), b"\xed\xa0\x80", b"\xe4"])
 
 
-@pytest.mark.usefixtures("codec_path")
 @pytest.mark.parametrize("form", [JSON, ROCKETMQ])
 @given(odd=ODD, code=st.sampled_from([310, 105, 11]))
 def test_a_header_with_any_bytes_in_a_value_is_read(form: int, odd: bytes, code: int) -> None:

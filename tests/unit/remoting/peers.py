@@ -9,7 +9,8 @@ import attrs
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits
 from rmq.remoting.stream import Stream
 from rmq.testing import MemoryNetwork

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection
 from rmq.testing import MemoryNetwork
 

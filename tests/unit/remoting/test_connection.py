@@ -9,7 +9,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
-from rmq.protocol.command import ROCKETMQ, Command, encode
+from rmq.protocol.command import ROCKETMQ, Command
+from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits
 from rmq.remoting.stream import Stream
 from rmq.testing import MemoryNetwork

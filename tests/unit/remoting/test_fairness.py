@@ -12,7 +12,8 @@ from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from rmq.errors import RemoteProtocolError
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits, TcpNetwork, serve
 from rmq.remoting.budget import Budget
 from rmq.remoting.limits import turn_is_over

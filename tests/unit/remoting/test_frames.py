@@ -8,7 +8,7 @@ import pytest
 import trio
 
 from rmq.errors import ConnectionLost
-from rmq.protocol.command import encode
+from rmq.protocol.frames import encode
 from rmq.remoting import Connection
 from rmq.remoting.stream import Stream
 from rmq.remoting.tls import TlsContexts

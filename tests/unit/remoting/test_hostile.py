@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.protocol.command import encode
+from rmq.protocol.frames import encode
 from rmq.remoting import TlsConfig
 from rmq.remoting.tls import TlsContexts
 from rmq.testing import MemoryListener, MemoryNetwork

@@ -16,7 +16,8 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from rmq.errors import ConfigError, ConnectFailed, PortInUse
-from rmq.protocol.command import Command, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import encode
 from rmq.remoting import (
     Connection,
     Limits,

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.protocol.command import Decoder, encode
+from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import serve
 from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.stream import Stream

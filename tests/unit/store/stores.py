@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rmq.message import tags_code
-from rmq.protocol.record import Record, decode_records, encode_properties
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, decode_records
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk
 from rmq.store.store import Store

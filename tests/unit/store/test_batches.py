@@ -8,9 +8,16 @@ from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
-from rmq.protocol.record import Record, decode_properties, encode_properties, record_keys
+from rmq.protocol.properties import (
+    Marks,
+    decode_properties,
+    encode_properties,
+    index_keys,
+    record_keys,
+    unit_code,
+)
+from rmq.protocol.record import Record
 from rmq.store.disk import Disk
-from rmq.store.properties import Marks, index_keys, unit_code
 from rmq.testing.disk import MemoryDisk
 
 from .stores import START_MS, bodies, open_store

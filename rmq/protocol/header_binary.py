@@ -20,8 +20,8 @@ import attrs
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import headers
 from rmq.protocol.codes import LanguageCode, RequestCode
+from rmq.protocol.command import ROCKETMQ, SEND_V2_CODES, Command
 from rmq.protocol.fields import java_name
-from rmq.protocol.frame import ROCKETMQ, SEND_V2_CODES, Command
 from rmq.protocol.text import java_text
 
 LANGUAGES: Final = {int(language): language.name for language in LanguageCode}

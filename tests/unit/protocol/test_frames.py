@@ -14,12 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
-from rmq.protocol import _binary, engine, headers
+from rmq.protocol import frames, header_binary, headers, record
 from rmq.protocol.codes import LanguageCode
-from rmq.protocol.command import JSON, ROCKETMQ, Command, Decoder, encode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.text import java_text
-
-pytestmark = pytest.mark.usefixtures("codec_path")
 
 FORMS = [JSON, ROCKETMQ]
 
@@ -43,7 +42,7 @@ def decoded(frame: bytes) -> Command:
 def test_the_reply_to_a_send(form: int, queue_id: int, offset: int, opaque: int) -> None:
     asked = request(form, opaque)
     msg_id = "7F00000100002A9F0000000000000400"
-    reply = decoded(engine.encode_send_reply(asked, msg_id, queue_id, offset, "DefaultRegion", "true"))
+    reply = decoded(frames.encode_send_reply(asked, msg_id, queue_id, offset, "DefaultRegion", "true"))
     assert (reply.code, reply.opaque, reply.flag, reply.serialization) == (0, opaque, 1, form)
     assert (reply.language, reply.version, reply.remark, reply.body) == ("PYTHON", 407, None, b"")
     assert reply.ext == {
@@ -59,7 +58,7 @@ def test_the_reply_to_a_send(form: int, queue_id: int, offset: int, opaque: int)
 @pytest.mark.parametrize("region", ["", 'a"b\\c', "山\n", "x" * 300])
 def test_a_region_of_any_text(form: int, region: str) -> None:
     for msg_id in ("AB", "CD" * 28):
-        frame = engine.encode_send_reply(request(form), msg_id, 1, 2, region, "false")
+        frame = frames.encode_send_reply(request(form), msg_id, 1, 2, region, "false")
         assert decoded(frame).ext["MSG_REGION"] == region
         assert decoded(frame).ext["msgId"] == msg_id
 
@@ -67,7 +66,7 @@ def test_a_region_of_any_text(form: int, region: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_the_send_reply_has_the_names_that_java_has(form: int, golden: Path) -> None:
     captured = json.loads((golden / "frames" / "05_send_response.json").read_text())
-    frame = engine.encode_send_reply(
+    frame = frames.encode_send_reply(
         request(form, 1005), "7F00000100002A9F0000000000000400", 2, 17, "DefaultRegion", "true"
     )
     assert decoded(frame).ext == captured["ext_fields"]
@@ -79,7 +78,7 @@ def test_the_send_reply_has_the_names_that_java_has(form: int, golden: Path) -> 
     [(0, "FOUND", b"x" * 500), (19, "NO_MATCHED_MESSAGE", b""), (21, 'a "b"', b"")],
 )
 def test_the_head_of_a_pulls_answer(form: int, code: int, remark: str, body: bytes) -> None:
-    head = engine.encode_pull_reply_head(request(form), code, remark, (1, 44, 0, 2**40), len(body))
+    head = frames.encode_pull_reply_head(request(form), code, remark, (1, 44, 0, 2**40), len(body))
     reply = decoded(head + body)
     assert (reply.code, reply.opaque, reply.flag, reply.remark) == (code, 7, 1, remark)
     assert (reply.body, reply.serialization) == (body, form)
@@ -88,13 +87,13 @@ def test_the_head_of_a_pulls_answer(form: int, code: int, remark: str, body: byt
 
 def test_queue_units(golden: Path) -> None:
     units = [(0, 170, 0), (170, 200, -1), (2**62, 2**31 - 1, -(2**63))]
-    assert engine.encode_queue_units(units) == b"".join(struct.pack(">qiq", *unit) for unit in units)
-    assert engine.encode_queue_units([]) == b""
+    assert record.encode_queue_units(units) == b"".join(struct.pack(">qiq", *unit) for unit in units)
+    assert record.encode_queue_units([]) == b""
 
 
 def test_the_header_says_how_long_it_is() -> None:
     for form in FORMS:
-        frame = engine.encode_send_reply(request(form), "AB", 1, 2, "R", "true")
+        frame = frames.encode_send_reply(request(form), "AB", 1, 2, "R", "true")
         length, word = struct.unpack_from(">iI", frame)
         assert (length, word >> 24, word & 0xFFFFFF) == (len(frame) - 4, form, len(frame) - 8)
 
@@ -105,15 +104,15 @@ def test_the_header_says_how_long_it_is() -> None:
 def test_split_says_how_much_it_took() -> None:
     frame = encode(Command.request(105, {"topic": "T"}))
     for extra in range(len(frame)):
-        commands, consumed = engine.split_frames(frame * 3 + frame[:extra], 1 << 24)
+        commands, consumed = frames.split_frames(frame * 3 + frame[:extra], 1 << 24)
         assert (len(commands), consumed) == (3, 3 * len(frame))
-    assert engine.split_frames(b"", 1 << 24) == ([], 0)
+    assert frames.split_frames(b"", 1 << 24) == ([], 0)
 
 
 def test_frame_size() -> None:
-    assert engine.frame_size(b"xx\0\0\1\0", 2) == 260
+    assert frames.frame_size(b"xx\0\0\1\0", 2) == 260
     with pytest.raises(RemoteProtocolError):
-        engine.frame_size(b"\0\0\1\0", 0, 255)
+        frames.frame_size(b"\0\0\1\0", 0, 255)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -159,7 +158,7 @@ def binary(code: int, ext: dict[str, str]) -> bytes:
 def outcome(header: bytes, *, general: bool) -> Any:
     """What the reader makes of a header: its values, or that it is refused."""
     try:
-        command = _binary._general(header, java_text) if general else _binary.read_binary(header)
+        command = header_binary._general(header, java_text) if general else header_binary.read_binary(header)
     except (RemoteProtocolError, struct.error, IndexError):
         return "no command"
     try:
@@ -207,8 +206,8 @@ def test_what_was_seen_does_not_change_what_is_read(data: st.DataObject) -> None
 def test_a_header_seen_before_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     ext = ROOTS[310] | {"b": "OnlyHere", "AccessKey": "me", "Signature": "s1="}
     assert outcome(binary(310, ext), general=False) == outcome(binary(310, ext), general=True)
-    monkeypatch.setattr(_binary, "_general", None)
-    again = _binary.read_binary(
+    monkeypatch.setattr(header_binary, "_general", None)
+    again = header_binary.read_binary(
         binary(310, ext | {"g": "1800000000000", "i": "KEYS\x01other", "Signature": "s22="})
     )
     assert again.header.born_timestamp == 1_800_000_000_000
@@ -223,14 +222,14 @@ def test_of_a_name_that_stands_twice_the_last_counts(name: str, field: str) -> N
     ext_length = struct.unpack_from(">i", first, 17)[0]
     header = first[:17] + struct.pack(">i", ext_length + len(entry)) + first[21:] + entry
     for _ in range(3):
-        command = _binary.read_binary(header)
+        command = header_binary.read_binary(header)
         assert getattr(command.read(headers.SendMessageRequestHeader), field) == 5
 
 
 def test_bytes_after_the_fields_mean_nothing() -> None:
     header = binary(310, ROOTS[310]) + b"\0\1g\0\0\0\1" + b"5"
     for _ in range(3):
-        command = _binary.read_binary(header)
+        command = header_binary.read_binary(header)
         assert command.read(headers.SendMessageRequestHeader).born_timestamp == 1_700_000_000_123
 
 
@@ -249,30 +248,30 @@ def test_a_value_may_not_reach_over_the_end_of_a_known_header() -> None:
     for length in (7, 8, 200):
         longer = header[:at] + bytes([length]) + header[at + 1 :]
         with pytest.raises(RemoteProtocolError):
-            _binary.read_binary(longer)
+            header_binary.read_binary(longer)
 
 
 def test_memory_of_what_was_seen_is_bounded() -> None:
-    seen = _binary._SEEN[15]
+    seen = header_binary._SEEN[15]
     for number in range(5000):
-        _binary.read_binary(binary(15, ROOTS[15] | {"topic": f"Topic{number}"}))
+        header_binary.read_binary(binary(15, ROOTS[15] | {"topic": f"Topic{number}"}))
     assert len(seen.orders) <= 4
     assert all(len(known) <= 2048 for known in seen.orders.values())
     before = sum(map(len, seen.orders.values()))
-    _binary.read_binary(binary(15, ROOTS[15] | {"topic": "x" * 100_000}))
+    header_binary.read_binary(binary(15, ROOTS[15] | {"topic": "x" * 100_000}))
     assert sum(map(len, seen.orders.values())) == before
-    sends = _binary._SEEN[310]
+    sends = header_binary._SEEN[310]
     for number in range(2000):
         ext = ROOTS[310] | {"b": f"T{number}" + "x" * 700, "i": "p" * 30_000}
-        _binary.read_binary(binary(310, ext))
+        header_binary.read_binary(binary(310, ext))
     held = [value for known in sends.orders.values() for values in known.values() for value in values]
     assert sum(len(value) for value in held if isinstance(value, str)) < 1 << 20
     names = [part for known in sends.orders.values() for parts in known for part in parts]
     assert 0 < sum(map(len, names)) <= 1 << 20
     for number in range(2000):
         decoded(encode(Command(105, 1, ext={f"name{number}": ""}, serialization=ROCKETMQ)))
-    assert len(_binary._NAMES) <= 1024
-    assert len(_binary._KEYS) <= 1024
+    assert len(header_binary._NAMES) <= 1024
+    assert len(header_binary._KEYS) <= 1024
     for order in permutations(("queueOffset", "commitOffset", "Signature")):
-        _binary.read_binary(binary(11, dict.fromkeys(order, "1") | ROOTS[11]))
-        assert 1 <= len(_binary._SEEN[11].orders) <= 4
+        header_binary.read_binary(binary(11, dict.fromkeys(order, "1") | ROOTS[11]))
+        assert 1 <= len(header_binary._SEEN[11].orders) <= 4

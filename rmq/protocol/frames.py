@@ -13,10 +13,10 @@ from struct import error as struct_error
 from typing import Final
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
-from rmq.protocol._binary import LANGUAGE_NUMBERS, binary_fields, read_binary, write_binary
-from rmq.protocol._json_header import TYPED_READERS, read_general, read_json, write_json
 from rmq.protocol.codes import LANGUAGE, VERSION
-from rmq.protocol.frame import JSON, ROCKETMQ, Command
+from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
+from rmq.protocol.header_binary import LANGUAGE_NUMBERS, binary_fields, read_binary, write_binary
+from rmq.protocol.header_json import TYPED_READERS, read_general, read_json, write_json
 
 _PREFIX = Struct(">iI")
 _LENGTH = Struct(">i")
@@ -111,7 +111,7 @@ def _bad_length(
 # --- out ---
 
 
-def encode_frame(command: Command) -> bytes:
+def encode(command: Command) -> bytes:
     """The frame of any command, in its own serialization. Raises LocalProtocolError when it has none."""
     try:
         if command.serialization == ROCKETMQ:
@@ -231,3 +231,102 @@ def encode_pull_reply_head(
     ).encode()
     size = len(header)
     return _PREFIX.pack(4 + size + body_length, size) + header
+
+
+# --- a stream ---
+
+_SMALL_BYTES: Final = 4096
+_NO_LIMIT: Final = 0x7FFF_FFFF
+
+
+class Decoder:
+    """Collects bytes and gives commands: `feed` as much or as little as there is.
+
+    Holds at most one unfinished frame. The work is linear in the bytes fed, however they are cut. `feed`
+    gives at most `most` commands; `more` says that it may have stopped there, and goes on when it is fed
+    nothing. The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its
+    body is collected.
+    """
+
+    def __init__(
+        self,
+        max_frame: int = MAX_FRAME,
+        *,
+        max_header: int = _NO_LIMIT,
+        most: int = _NO_LIMIT,
+        ask_from: int = _NO_LIMIT,
+    ) -> None:
+        self.max_frame = max_frame
+        self.max_header = max_header
+        self.buffered = 0
+        """Bytes of the unfinished frame that are held."""
+        self.more = False
+        self.head: Command | None = None
+        """A command whose body is on its way, to be taken or `skip`ped; whoever looks sets it to None."""
+        self.head_body = 0
+        """How long that body is."""
+        self._most = most
+        self._ask_from = ask_from
+        self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
+        self._wanted = 0  # bytes that it needs to be looked at again: all, or those of its header
+        self._unread = 0  # bytes of a skipped frame that are still to come
+
+    def feed(self, data: bytes) -> list[Command]:
+        """The commands that `data` completes.
+
+        Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further.
+        """
+        if data.__class__ is not bytes:
+            data = bytes(data)  # a WebSocket gives bytearrays; the engine keeps slices as keys
+        if self._unread:
+            skipped = min(self._unread, len(data))
+            self._unread -= skipped
+            data = data[skipped:]
+        self.more = False
+        if self._pieces:
+            self._add(data)
+            if self.buffered < self._wanted:
+                return []
+            # One join, however many pieces there are: a large frame is copied once.
+            data = b"".join(self._pieces)
+            self._pieces.clear()
+            self.buffered = 0
+        commands, consumed = split_frames(data, self.max_frame, self.max_header, self._most)
+        if consumed < len(data):
+            self._keep(data[consumed:])
+            self.more = len(commands) >= self._most
+        return commands
+
+    def skip(self) -> None:
+        """Drop the unfinished frame, also what of it is still to come."""
+        self._unread = max(0, frame_size(b"".join(self._pieces), 0) - self.buffered)
+        self._pieces.clear()
+        self.buffered = 0
+
+    def clear(self) -> None:
+        """Drop the unfinished frame; nothing can be fed after it."""
+        self._pieces.clear()
+        self.buffered = 0
+
+    def _add(self, data: bytes) -> None:
+        if len(data) < _SMALL_BYTES:  # else a peer could make us hold an object for each byte
+            if self._pieces[-1].__class__ is not bytearray:
+                self._pieces.append(bytearray())
+            self._pieces[-1] += data
+        else:
+            self._pieces.append(data)
+        self.buffered += len(data)
+
+    def _keep(self, rest: bytes) -> None:
+        self._pieces.append(rest)
+        self.buffered = len(rest)
+        if len(rest) < 8:
+            self._wanted = 8
+            return
+        self._wanted = max(8, frame_size(rest, 0))
+        if self._wanted > max(self._ask_from, len(rest)):
+            head = head_size(rest)
+            if len(rest) < head:
+                self._wanted = head
+            else:
+                self.head, self.head_body = read_head(rest)

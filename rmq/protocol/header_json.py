@@ -1,0 +1,295 @@
+"""The JSON form of a frame header; msgspec reads it.
+
+Java writes ``{"code":N`` first, so the first twelve bytes choose a decoder that makes the typed header at
+once. What such a decoder does not know it leaves to `read_general`, and that to `read_json`, which reads
+whatever any client writes and says what is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import msgspec
+
+from rmq.errors import RemoteProtocolError
+from rmq.protocol.command import JSON, Command
+from rmq.protocol.fields import read_int32
+from rmq.protocol.header_binary import LANGUAGES, OTHER
+from rmq.protocol.headers import (
+    PullMessageRequestHeader,
+    SendMessageRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rmq.protocol.text import JAVA
+
+
+def _number(text: str) -> float:
+    """A number, but for NaN, Infinity and 1e999, which are no JSON."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:80]} is out of range")
+    return number
+
+
+_decode_json = json.JSONDecoder(parse_constant=_number, parse_float=_number).decode
+
+
+def _json_fields(header: bytes) -> dict[str, Any]:
+    try:
+        fields = _lenient_loads(header) if _is_odd(header) else _loads(header)
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"the JSON header cannot be read: {error}: {header[:80]!r}") from None
+    if not isinstance(fields, dict):
+        raise RemoteProtocolError(f"the JSON header is not an object: {header[:80]!r}")
+    return fields
+
+
+def _is_odd(header: bytes) -> bool:
+    """Whether there may be texts that UTF-8 cannot hold: malformed bytes, or half a surrogate pair."""
+    try:
+        header.decode()
+    except UnicodeDecodeError:
+        return True
+    return b"\\ud" in header or b"\\uD" in header
+
+
+def _lenient_loads(header: bytes) -> Any:
+    """JSON whose texts are read as Java reads them. Raises ValueError and RecursionError."""
+    value = _decode_json(header.decode("utf-8", JAVA))
+    if b"\\u" in header:
+        value = _decode_json(json.dumps(value, ensure_ascii=False).encode("utf-8", JAVA).decode())
+    return value
+
+
+def _texts_only(header: bytes) -> dict[str, str] | None:
+    """The text map where all of it is text, as with every known client; else None. Access control asks for it
+    with every request, and this takes a third of the time."""
+    try:
+        found: dict[str, str] | None = _read_texts(header).ext
+    except _MISFIT:
+        return None
+    return found
+
+
+def _json_ext(fields: dict[str, Any], header: bytes) -> dict[str, str]:
+    ext = fields.get("extFields") or {}
+    if not isinstance(ext, dict):
+        raise RemoteProtocolError(f"extFields is not an object: {header[:80]!r}")
+    return {
+        key: value if value.__class__ is str else _text(value)
+        for key, value in ext.items()
+        if value is not None
+    }
+
+
+class _JsonCommand(Command):
+    """One whose typed header was made at once, and its text map not."""
+
+    __slots__ = ()
+
+    def _read_ext(self, raw: bytes) -> dict[str, str]:
+        return _texts_only(raw) or _json_ext(_json_fields(raw), raw)
+
+
+def read_json(header: bytes) -> Command:
+    """The command of any JSON header, without its body. Raises RemoteProtocolError."""
+    fields = _json_fields(header)
+    remark = fields.get("remark")
+    return Command(
+        _int(fields, "code"),
+        _int(fields, "opaque", 0),
+        _int(fields, "flag", 0),
+        _json_ext(fields, header),
+        b"",
+        None if remark is None else str(remark),
+        _language(fields.get("language")),
+        _int(fields, "version", 0),
+    )
+
+
+def _int(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = fields.get(name, default)
+    if value is None and default is not None:
+        return default
+    try:
+        return read_int32(int(value) if value.__class__ is float and value.is_integer() else value)
+    except ValueError:
+        raise RemoteProtocolError(f"header field {name} is no 32-bit number: {str(value)[:80]!r}") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def _language(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return LANGUAGES.get(value, OTHER) if isinstance(value, int) else OTHER
+
+
+# --- the typed fast path ---
+
+_Reader = Callable[[bytes], Command | None]
+"""Makes a command of a JSON header, or gives None when the header does not have the shape it knows."""
+TYPED_READERS: dict[bytes, _Reader] = {}
+"""The first twelve bytes of a header -> what reads such a one."""
+
+_loads: Callable[[bytes], Any] = msgspec.json.decode
+_dumps: Callable[[Any], bytes] = msgspec.json.encode
+_MISFIT = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+_Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
+
+# A field that may be missing has the plain type and the default None: a null is for the general reader.
+_SEND: list[Any] = [
+    ("producer_group", str),
+    ("topic", str),
+    ("default_topic", str),
+    ("default_topic_queue_nums", _Int32),
+    ("queue_id", _Int32),
+    ("sys_flag", _Int32),
+    ("born_timestamp", _Int64),
+    ("flag", _Int32),
+    ("properties", str, None),
+    ("reconsume_times", _Int32, None),
+    ("unit_mode", bool, False),
+    ("batch", bool, False),
+    ("max_reconsume_times", _Int32, None),
+    ("bname", str, None),
+]
+_PULL: list[Any] = [
+    ("consumer_group", str),
+    ("topic", str),
+    ("queue_id", _Int32),
+    ("queue_offset", _Int64),
+    ("max_msg_nums", _Int32),
+    ("sys_flag", _Int32),
+    ("commit_offset", _Int64),
+    ("suspend_timeout_millis", _Int64),
+    ("sub_version", _Int64),
+    ("subscription", str, None),
+    ("expression_type", str, None),
+    ("bname", str, None),
+]
+_UPDATE: list[Any] = [
+    ("consumer_group", str),
+    ("topic", str),
+    ("queue_id", _Int32),
+    ("commit_offset", _Int64),
+    ("bname", str, None),
+]
+_SHORT = dict(zip([entry[0] for entry in _SEND], "abcdefghijkmln", strict=True))
+
+
+def _frame_decoder(ext: tuple[Any, ...], *, strict: bool) -> Callable[[bytes], Any]:
+    members: list[Any] = [
+        ("code", _Int32),
+        ext,
+        ("opaque", _Int32, 0),
+        ("flag", _Int32, 0),
+        ("language", str, OTHER),
+        ("version", _Int32, 0),
+        ("remark", str | None, None),
+    ]
+    frame = msgspec.defstruct("Frame", members, gc=False, kw_only=True)
+    return msgspec.json.Decoder(frame, strict=strict).decode
+
+
+_Texts = msgspec.defstruct("Texts", [("ext", dict[str, str] | None, None)], rename={"ext": "extFields"})
+_read_texts: Callable[[bytes], Any] = msgspec.json.Decoder(_Texts).decode
+
+
+def _typed_reader(header_class: type[Any], fields: list[Any], rename: Any = "camel") -> _Reader:
+    """Reads the header into a value that looks like one of `header_class`, several times as fast."""
+    alike = msgspec.defstruct(
+        header_class.__name__, fields, gc=False, rename=rename, namespace={"stands_for": header_class}
+    )
+    decode = _frame_decoder(("extFields", alike), strict=False)
+    flags = fields is _SEND
+
+    def read(header: bytes) -> Command | None:
+        try:
+            header.decode()  # msgspec does not look at the bytes of what it skips
+            made = decode(header)
+        except _MISFIT:
+            return None
+        value = made.extFields
+        # Only the text "true" is true in Java; msgspec takes "1" too.
+        if (
+            flags
+            and (value.batch or value.unit_mode)
+            and header.count(b':"true"') != value.batch + value.unit_mode
+        ):
+            return None
+        return _JsonCommand(
+            made.code,
+            made.opaque,
+            made.flag,
+            None,
+            b"",
+            made.remark,
+            made.language,
+            made.version,
+            JSON,
+            value,
+            header,
+        )
+
+    return read
+
+
+def _general_reader() -> _Reader:
+    decode = _frame_decoder(("extFields", dict[str, str] | None, None), strict=True)
+
+    def read(header: bytes) -> Command | None:
+        try:
+            header.decode()  # msgspec does not look at the bytes of what it skips
+            made = decode(header)
+        except _MISFIT:
+            return None
+        return Command(
+            made.code,
+            made.opaque,
+            made.flag,
+            made.extFields,
+            b"",
+            made.remark,
+            made.language,
+            made.version,
+        )
+
+    return read
+
+
+_read_send_v2 = _typed_reader(SendMessageRequestHeader, _SEND, _SHORT)
+TYPED_READERS |= {
+    b'{"code":310,': _read_send_v2,
+    b'{"code":320,': _read_send_v2,
+    b'{"code":10,"': _typed_reader(SendMessageRequestHeader, _SEND),
+    b'{"code":11,"': _typed_reader(PullMessageRequestHeader, _PULL),
+    b'{"code":15,"': _typed_reader(UpdateConsumerOffsetRequestHeader, _UPDATE),
+}
+read_general = _general_reader()
+
+
+# --- out ---
+
+
+def write_json(command: Command) -> bytes:
+    """The JSON header of any command. Raises ValueError or TypeError for what has none."""
+    members: dict[str, Any] = {"code": command.code}
+    if command.ext:
+        members["extFields"] = command.ext
+    members["flag"] = command.flag
+    members["language"] = command.language
+    members["opaque"] = command.opaque
+    if command.remark is not None:
+        members["remark"] = command.remark
+    members["serializeTypeCurrentRPC"] = "JSON"
+    members["version"] = command.version
+    return _dumps(members)

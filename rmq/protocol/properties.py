@@ -1,0 +1,333 @@
+"""The properties of a message: name 0x01 value, joined by 0x02; no escaping.
+
+As text they are sent and given to applications, as bytes they lie in a record. Of several of a name the last
+counts, and what has no value is none: so Java's map comes out. What queues and index are made of, the tags
+code and the keys, is read here from either form, and remembered where messages differ in little.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from typing import TYPE_CHECKING, Final
+
+from rmq.message import (
+    DLQ_PREFIX,
+    KEY_SEPARATOR,
+    PROPERTY_KEYS,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_TRANSACTION_CHECK_TIMES,
+    PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
+    PROPERTY_UNIQUE_KEY,
+    PROPERTY_WAIT_STORE,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    tags_code,
+)
+from rmq.protocol.text import JAVA
+
+if TYPE_CHECKING:
+    from rmq.message import StoredMessage
+
+# --- as text ---
+
+
+def encode_properties(properties: Mapping[str, str | None]) -> str:
+    """name 0x01 value, joined by 0x02, none at the end; pairs without a value are left out.
+
+    There is no escaping: the caller keeps 0x01 and 0x02 out of names and values.
+    """
+    return "\x02".join([f"{name}\x01{value}" for name, value in properties.items() if value is not None])
+
+
+def decode_properties(text: str | None) -> dict[str, str]:
+    """The map of a properties text; a piece that is not name and value is dropped."""
+    if not text:
+        return {}
+    try:
+        found = dict([piece.split("\x01", 1) for piece in text.split("\x02")])
+    except ValueError:  # a piece without a separator, such as after one at the end
+        return _decode_odd(text)
+    return found if "" not in found.values() and "" not in found else _decode_odd(text)
+
+
+def _decode_odd(text: str) -> dict[str, str]:
+    found = {}
+    for piece in text.split("\x02"):
+        name, _, value = piece.partition("\x01")
+        if name and value:
+            found[name] = value
+    return found
+
+
+def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
+    """What the index holds of a message: its unique key first, then its keys, split at single blanks."""
+    unique = properties.get(PROPERTY_UNIQUE_KEY)
+    text = properties.get(PROPERTY_KEYS)
+    if not text:
+        return (unique,) if unique else ()
+    keys = [key for key in text.split(KEY_SEPARATOR) if key]
+    return (unique, *keys) if unique else tuple(keys)
+
+
+# --- as they are sent ---
+
+INTERNAL: Final = frozenset(
+    (
+        PROPERTY_REAL_TOPIC,
+        PROPERTY_REAL_QUEUE_ID,
+        PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
+        PROPERTY_TRANSACTION_CHECK_TIMES,
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DELAY_LEVEL",
+        "TIMER_DEL_MS",
+    )
+)
+"""Names that brokers alone give values to. Who sends a message again that it was given, as a consumer does,
+sends them along, so they are taken out and not refused."""
+_RETURNED_TO: Final = (RETRY_PREFIX, DLQ_PREFIX)
+_WAIT_TRUE: Final = f"\x02{PROPERTY_WAIT_STORE}\x01true"
+_UNIQUE: Final = f"{PROPERTY_UNIQUE_KEY}\x01"
+_KNOWN_MAX: Final = 2048
+_KNOWN_LENGTH_MAX: Final = 1024
+
+
+def join_properties(text: str, suffix: str) -> str:
+    """Two properties texts as one; some producers end theirs with a separator."""
+    if not text:
+        return suffix
+    return text + suffix if text[-1] == "\x02" else f"{text}\x02{suffix}"
+
+
+def without_wait(text: str, properties: dict[str, str]) -> str:
+    """`text` without the property that only tells whether to wait for the disk; `properties` is its map.
+
+    RocketMQ does not store it either: nobody reads it any more, and it stands in every message.
+    """
+    if properties[PROPERTY_WAIT_STORE] == "true":
+        shorter = text.replace(_WAIT_TRUE, "", 1)
+        if len(shorter) != len(text):
+            return shorter
+    return encode_properties(
+        {name: value for name, value in properties.items() if name != PROPERTY_WAIT_STORE}
+    )
+
+
+Sent = tuple[str, bool, int, tuple[str, ...], bool]
+"""What a sent properties text comes to: the text to store, whether its producer waits for the disk, the tags
+code, the keys for the index, whether it has a property that takes a way of its own."""
+
+
+class SentTexts:
+    """Reads the properties texts of sends. They differ in little but their unique keys, so what is around
+    that key is read once.
+
+    `suffix` comes after each stored text, `rare` are the names of properties that take a way of their own.
+    """
+
+    def __init__(self, suffix: str, rare: Set[str]) -> None:
+        self._suffix = suffix
+        self._rare = rare
+        self._known: dict[tuple[str, str], tuple[str, str, bool, int, bool]] = {}
+
+    def __call__(self, text: str) -> Sent:
+        start = text.find(_UNIQUE) + len(_UNIQUE)
+        stop = text.find("\x02", start)
+        if stop < 0:
+            stop = len(text)
+        known = self._known.get((text[:start], text[stop:]))
+        if known is None or start >= stop:
+            return self._learn(text, start, stop)
+        before, after, waits, code, rare = known
+        key = text[start:stop]
+        return f"{before}{key}{after}", waits, code, (key,), rare
+
+    def read(self, text: str) -> Sent:
+        """What any text comes to, read from scratch."""
+        properties = decode_properties(text)
+        waits = properties.get(PROPERTY_WAIT_STORE)
+        stored = without_wait(text, properties) if waits else text
+        return (
+            f"{stored}\x02{self._suffix}" if stored else self._suffix,
+            waits is None or waits.lower() == "true",
+            tags_code(properties.get(PROPERTY_TAGS)),
+            record_keys(properties),
+            not self._rare.isdisjoint(properties),
+        )
+
+    def _learn(self, text: str, start: int, stop: int) -> Sent:
+        """Read a text, and remember what is around its unique key if nothing else depends on that."""
+        sent = stored, waits, code, found, rare = self.read(text)
+        key, at = text[start:stop], start - len(_UNIQUE)
+        alone = found == (key,) and text.count(_UNIQUE) == 1 and (at == 0 or text[at - 1] == "\x02")
+        if alone and len(text) <= _KNOWN_LENGTH_MAX:
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            middle = stored.index(_UNIQUE) + len(_UNIQUE)
+            before, after = stored[:middle], stored[middle + len(key) :]
+            self._known[text[:start], text[stop:]] = before, after, waits, code, rare
+        return sent
+
+
+def returned(message: StoredMessage) -> dict[str, str]:
+    """The properties of a message that comes back: where it came from first, and as which message."""
+    properties = dict(message.properties)
+    if not message.topic.startswith(_RETURNED_TO):  # what its sender says of an earlier life does not count
+        properties[PROPERTY_RETRY_TOPIC] = message.topic
+    properties.setdefault(PROPERTY_RETRY_TOPIC, message.topic)
+    properties[PROPERTY_WAIT_STORE] = "false"
+    if not properties.get(PROPERTY_ORIGIN_MESSAGE_ID):
+        properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.offset_message_id
+    return properties
+
+
+# --- in a record ---
+
+_SCHEDULE = SCHEDULE_TOPIC.encode()
+_TIMER = TIMER_TOPIC.encode()
+_codes: dict[bytes, int] = {}
+_CODES_LIMIT = 4096
+_CODED_TAGS = 128  # bytes of the longest text whose code is remembered: senders choose it
+
+MARKERS = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
+"""The names, with 0x01, of which a unit's code and a record's keys are made."""
+PREPARED = 4
+TRANSACTION_BITS = 12  # 0 none, 4 prepared, 8 commit, 12 rollback
+
+
+def value_of(properties: bytes, marker: bytes) -> bytes | None:
+    """The value of one property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01.
+
+    Of several of that name the last counts, and one without a value is none: so Java's map comes out.
+    """
+    at = properties.rfind(marker)
+    while at >= 0:
+        if at == 0 or properties[at - 1] == 2:
+            start = at + len(marker)
+            stop = properties.find(b"\x02", start)
+            value = properties[start:] if stop < 0 else properties[start:stop]
+            if value:
+                return value
+        at = properties.rfind(marker, 0, at)
+    return None
+
+
+def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Mapping[int, int]) -> int:
+    """The tags code of a record's queue unit; for a delayed record, the time at which it is due."""
+    if topic == _SCHEDULE:
+        due = due_time(value_of(properties, b"DELAY\x01"), store_timestamp, delays)
+        if due is not None:
+            return due
+    elif topic == _TIMER:
+        due_ms = value_of(properties, b"TIMER_OUT_MS\x01")
+        return int(due_ms) if due_ms is not None and due_ms.isdigit() else 0
+    tags = value_of(properties, b"TAGS\x01")
+    if not tags:
+        return 0
+    code = _codes.get(tags)
+    if code is None:
+        if len(_codes) >= _CODES_LIMIT:
+            _codes.clear()
+        code = tags_code(tags.decode("utf-8", JAVA))
+        if len(tags) <= _CODED_TAGS:
+            _codes[tags] = code
+    return code
+
+
+class Marks:
+    """Tags code and index keys of many messages that differ in little but their unique keys: what is around
+    that key is looked at once.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], tuple[int, bool]] = {}
+        self._before = self._after = b""  # what was around the last unique key
+        self._length = -1
+        self._code = 0
+
+    def of_all(self, texts: Iterable[bytes]) -> tuple[list[int], list[tuple[str, ...]]]:
+        """What `of` gives for each. Those of a batch mostly have keys of one length as well."""
+        codes: list[int] = []
+        keys: list[tuple[str, ...]] = []
+        before, after, length, code = self._before, self._after, self._length, self._code
+        start, stop = len(before), length - len(after)
+        for text in texts:
+            key = text[start:stop]
+            if len(text) == length and text[:start] == before and text[stop:] == after and 2 not in key:
+                codes.append(code)
+                keys.append((key.decode("utf-8", JAVA),))
+            else:
+                mark = self.of(text)
+                codes.append(mark[0])
+                keys.append(mark[1])
+                before, after, length, code = self._before, self._after, self._length, self._code
+                start, stop = len(before), length - len(after)
+        return codes, keys
+
+    def of(self, properties: bytes) -> tuple[int, tuple[str, ...]]:
+        """(tags code, keys as `index_keys` gives them) of a message that is not delayed."""
+        start = properties.find(b"UNIQ_KEY\x01") + 9
+        if start < 9 or (start > 9 and properties[start - 10] != 2):
+            return unit_code(b"", properties, 0, {}), index_keys(properties)
+        stop = properties.find(b"\x02", start)
+        if stop < 0:
+            stop = len(properties)
+        if start == stop:
+            return unit_code(b"", properties, 0, {}), index_keys(properties)
+        around = properties[:start], properties[stop:]
+        known = self._known.get(around)
+        if known is None:
+            known = self._learn(around, properties)
+        if known[1]:
+            return known[0], index_keys(properties)
+        self._code, self._length = known[0], len(properties)
+        self._before, self._after = around
+        return known[0], (properties[start:stop].decode("utf-8", JAVA),)
+
+    def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:
+        if len(self._known) >= _CODES_LIMIT:
+            self._known.clear()
+        several = properties.count(b"UNIQ_KEY\x01") > 1 or len(index_keys(properties)) != 1
+        known = unit_code(b"", properties, 0, {}), several
+        self._known[around] = known
+        return known
+
+
+def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int]) -> int | None:
+    """When a record of that delay level is due; None without a level. A level above the table's is its
+    highest.
+    """
+    try:
+        number = min(int(level or b"0"), max(delays))
+    except ValueError:
+        return None
+    return store_timestamp + delays[number] if number > 0 else None
+
+
+def index_keys(properties: bytes) -> tuple[str, ...]:
+    """The keys that the index holds of a record: the unique key, then KEYS split at blanks."""
+    unique = value_of(properties, b"UNIQ_KEY\x01")
+    keys = value_of(properties, b"KEYS\x01")
+    if keys is None:
+        return () if unique is None else (unique.decode("utf-8", JAVA),)
+    names = [key for key in keys.split(b" ") if key]
+    if unique is not None:
+        names.insert(0, unique)
+    return tuple([name.decode("utf-8", JAVA) for name in names])
+
+
+def has_unit(sys_flag: int) -> bool:
+    """Whether a record gets a queue unit: not when it is PREPARED or ROLLBACK."""
+    return not sys_flag & PREPARED
+
+
+def is_indexed(sys_flag: int) -> bool:
+    """Whether a record's keys are indexed: not when it is ROLLBACK."""
+    return sys_flag & TRANSACTION_BITS != TRANSACTION_BITS
