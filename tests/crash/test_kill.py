@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import pathlib
 import random
+import shutil
+import time
 from collections.abc import Iterator
 from typing import Any, cast
 
@@ -17,14 +19,27 @@ import pytest
 import trio
 
 import rmq
-from tests.interop.rocketmq import Process, Processes, free_port
+from rmq.config import load_all
+from rmq.protocol.bodies import KVTable
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_records
+from rmq.remoting.answers import Stranger
+from rmq.remoting.network import TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.store.config import StoreConfig
+from rmq.store.disk import RealDisk
+from rmq.store.store import Store
+from tests.interop.rocketmq import BROKER_SETTINGS, Process, Processes, free_port
 
-from .load import SENDERS, Load, read_all
+from .ledger import Found
+from .load import SENDERS, TOPIC, Load, read_all
 
 pytestmark = pytest.mark.crash
 
 CYCLES = int(os.environ.get("RMQ_KILL_CYCLES", "200"))
 SEED = int(os.environ.get("RMQ_KILL_SEED", "1"))
+SIZES = {name: value for name, value in BROKER_SETTINGS.items() if name.startswith(("mapped", "max"))}
 
 
 @pytest.fixture
@@ -97,3 +112,58 @@ def test_master_and_slave_killed_in_turn_lose_nothing(processes: Processes, tmp_
     print(f"seed {SEED}: {cycles} kills in turn, {senders.acknowledged} acknowledged")
     assert senders.acknowledged >= 10 * cycles
     senders.check(found)
+
+
+def read_folder(folder: pathlib.Path) -> Found:
+    """The load's topic in a copy of a store's folder, as a broker started over it would serve it."""
+    copied = folder.with_name(f"{folder.name}-copy")
+    shutil.rmtree(copied, ignore_errors=True)
+    shutil.copytree(folder, copied)
+    (config,) = load_all((StoreConfig,), arguments=SIZES | {"storePathRootDir": str(copied)}, environment={})
+    store = Store(RealDisk(), config, store_host=bytes(8), now_ms=now_ms)
+    store.load()
+    found: dict[tuple[str, int], list[tuple[int, bytes]]] = {}
+    for topic, queue_id in store.queues():
+        offset, end = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        while topic == TOPIC and offset < end:
+            result = store.get(topic, queue_id, offset, 32)
+            messages = [message for buffer in result.buffers for message in decode_records(buffer)]
+            found.setdefault((topic, queue_id), []).extend((m.queue_offset, m.body) for m in messages)
+            offset += len(messages)
+    store.abandon()
+    return found
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def until_stopped(address: str) -> str:
+    """Until a slave says that it follows no more; why."""
+    with trio.fail_after(60):
+        async with Pool(TcpNetwork(), Stranger()) as pool:
+            while True:
+                answer = await pool.call(address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), 5)
+                state = dict(KVTable.from_json(answer.body).table).get("replication", "")
+                if state.startswith("stopped"):
+                    return state
+                await trio.sleep(0.1)
+
+
+def test_a_master_started_without_its_disk_takes_nothing_from_its_slave(
+    processes: Processes, tmp_path: pathlib.Path
+) -> None:
+    senders, namesrv = Load(), processes.rmq_namesrv()
+    master = {"durability": "replicated", "brokerName": "pair", "listenPort": str(free_port())}
+    slave = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": "pair", "listenPort": str(free_port())}
+    leader = processes.rmq_broker(namesrv, tmp_path / "master", **master)
+    follower = processes.rmq_broker(namesrv, tmp_path / "slave", **slave)
+    trio.run(cycle, namesrv, senders, leader, 0.5)
+    assert senders.acknowledged > 0
+    (tmp_path / "master").rename(tmp_path / "right")
+    leader = processes.rmq_broker(namesrv, tmp_path / "master", **master)
+    print(trio.run(until_stopped, f"127.0.0.1:{slave['listenPort']}"))
+    follower.kill()
+    leader.kill()
+    senders.check(read_folder(tmp_path / "slave"))
+    senders.check(read_folder(tmp_path / "right"))
