@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from rmq.cli.output import echo
+from rmq.cli.status import EXIT_INTERRUPTED, EXIT_USAGE, end_quietly
 
-# Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing.
-SUBCOMMANDS = {
+SUBCOMMANDS: Final = {
     "demo": (
         "rmq.cli.demo",
         "Send a data set through name server, broker and two consumers; show the figures.",
     ),
-    "dev": ("rmq.cli.dev", "Run a name server and a broker in one process, for development."),
+    "dev": ("rmq.cli.services", "Run a name server and a broker in one process, for development."),
     "certs": ("rmq.cli.certs", "Make an authority, certificates and the secret of a cluster."),
     "namesrv": ("rmq.cli.services", "Run a name server (the same as python -m rmq.namesrv)."),
     "broker": (
@@ -45,47 +44,61 @@ SUBCOMMANDS = {
     "admin": ("rmq.cli.admin", "RocketMQ's mqadmin: the same 57 names, the same options."),
     "acl": ("rmq.cli.acl", "Accounts of a cluster or of a file: who may do what, and why."),
     "doctor": ("rmq.cli.doctor", "Look at a cluster: what is wrong and what to do."),
-    "export": ("rmq.cli.exporting", "Write topics, groups, offsets and accounts to one YAML file."),
-    "import": ("rmq.cli.importing", "Make a cluster have what such a file says."),
+    "export": ("rmq.cli.export_import", "Write topics, groups, offsets and accounts to one YAML file."),
+    "import": ("rmq.cli.export_import", "Make a cluster have what such a file says."),
     "context": ("rmq.cli.context", "Name clusters, so that -n need not be typed."),
     "errors": ("rmq.cli.errors", "Explain a response code or an error: what it means, what to do."),
     "completion": ("rmq.cli.completion", "Print the completion script of bash, zsh or fish."),
 }
+"""Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing."""
 
-# The sections of `rmq --help`; what is in none stands in the last.
 SECTIONS: Final = {
     "Run": ("dev", "namesrv", "broker", "demo"),
     "Messages": ("pub", "sub", "tail", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
-    "More": (),
+    "More": ("certs", "store", "context", "errors", "completion"),
 }
-
-EXIT_USAGE: Final = 2
-EXIT_INTERRUPTED: Final = 130
+"""Headings of `rmq --help`, and what stands below each."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a sub-command's module only to run it or to show its own help, and that says in
-    one line what is wrong with a command line."""
+    """A group that imports a command's module only to run it or to show its own help.
+
+    `commands_of`: name -> the module that has the command, and its line of help. In its module a command is
+    `<name>_command`, or stands under its own name, or in a table `COMMANDS`. `sections`: heading -> names.
+    """
+
+    def __init__(
+        self,
+        *arguments: Any,
+        commands_of: Mapping[str, tuple[str, str]],
+        sections: Mapping[str, Sequence[str]],
+        **settings: Any,
+    ) -> None:
+        super().__init__(*arguments, **settings)
+        self._commands_of, self._sections = commands_of, sections
 
     def list_commands(self, context: click.Context) -> list[str]:
-        return list(SUBCOMMANDS)
+        return list(self._commands_of)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in SUBCOMMANDS:
+        if name not in self._commands_of:
             return None
-        module = importlib.import_module(SUBCOMMANDS[name][0])
-        # A command called as a word of Python's, such as import, has another name in its module.
-        found: click.Command = getattr(module, name, None) or getattr(module, f"{name}_command")
+        module = importlib.import_module(self._commands_of[name][0])
+        commands = getattr(module, "COMMANDS", {})
+        found: click.Command = (
+            commands.get(name) or getattr(module, f"{name}_command", None) or getattr(module, name)
+        )
         return found
 
     def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        placed = {name for names in SECTIONS.values() for name in names}
-        rest = tuple(name for name in SUBCOMMANDS if name not in placed)
-        for title, names in SECTIONS.items():
-            with formatter.section(title):
-                present = [name for name in names or rest if name in SUBCOMMANDS]
-                formatter.write_dl([(name, SUBCOMMANDS[name][1]) for name in present])
+        for heading, names in self._sections.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name, self._commands_of[name][1]) for name in names])
+
+
+class RootGroup(LazyGroup):
+    """The command `rmq`, which says in one line what is wrong with a command line."""
 
     def main(self, args: Sequence[str] | None = None, *, standalone_mode: bool = True, **extra: Any) -> Any:  # type: ignore[override]
         if not standalone_mode:
@@ -102,9 +115,7 @@ class LazyGroup(click.Group):
         except OSError as error:
             if error.errno != errno.EPIPE:
                 raise
-            # Nobody reads any more: what is still to be flushed goes nowhere.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(0)
+            end_quietly()
 
 
 def _one_line(error: click.ClickException) -> str:
@@ -117,7 +128,9 @@ def _one_line(error: click.ClickException) -> str:
 
 @click.command(
     "rmq",
-    cls=LazyGroup,
+    cls=RootGroup,
+    commands_of=SUBCOMMANDS,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit status: 0 done, 1 failed or something is wrong, 2 wrong usage, settings or input, 3 cannot"
     " listen or data folder taken, 130 interrupted.",

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from attrs import evolve, frozen
 
-from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
 from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.status import EXIT_FAILED
-from rmq.cli.target import Target, fail, read_secret, target_options
+from rmq.cli.status import EXIT_FAILED, fail, refuse
+from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.values import read_secret
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.target import Target, target_options
-from rmq.cli.times import clock_text
+from rmq.cli.output import Format, clock_text, echo, output_option, show
+from rmq.cli.status import refuse
+from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.values import pairs
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -67,13 +67,9 @@ def get_config(target: Target, broker: str, keys: tuple[str, ...], output: Forma
 @target_options
 def set_config(target: Target, changes: tuple[str, ...], cluster: str, broker: str) -> None:
     """Change settings of a broker (-b), a cluster's masters (-c), or all masters, until their next start."""
-    pairs = [text.partition("=") for text in changes]
-    wrong = [key for key, mark, _ in pairs if not mark or not key]
-    if wrong:
-        raise click.BadParameter(f"{wrong[0]!r} is not KEY=VALUE", param_hint="KEY=VALUE")
+    wanted = {key.strip(): value.strip() for key, value in pairs(changes, option="KEY=VALUE").items()}
 
     async def work(admin: Admin) -> list[str]:
-        wanted = {key.strip(): value.strip() for key, _, value in pairs}
         return await admin.update_broker_config(wanted, cluster=cluster, broker=broker)
 
     done(", ".join(changes), ask(target, work))

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rmq.cli.output import echo
-from rmq.cli.status import EXIT_FAILED, EXIT_SETTINGS
+from rmq.cli.status import EXIT_FAILED, EXIT_USAGE
 
 CA: Final = "ca"
 CA_DAYS: Final = 3650
@@ -135,7 +135,7 @@ def secret(file: pathlib.Path, force: bool) -> None:
 class Refused(click.ClickException):
     """Files that are there already, are missing, or are not what they should be."""
 
-    exit_code = EXIT_SETTINGS
+    exit_code = EXIT_USAGE
 
 
 @frozen

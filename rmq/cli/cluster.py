@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.asking import ask, refuse
+from rmq.cli.latency import percentile, timed_send
 from rmq.cli.output import Format, output_option, show
-from rmq.cli.report import percentile
-from rmq.cli.status import EXIT_FAILED
-from rmq.cli.target import Target, run, target_options
+from rmq.cli.status import EXIT_FAILED, refuse
+from rmq.cli.target import Target, ask, run, target_options
+from rmq.errors import NoPermission, RmqError
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -71,9 +70,7 @@ async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
 
 
 async def _broker(admin: Admin, name: str, data: BrokerData, number: int) -> dict[str, Any]:
-    """A broker with its figures; one that does not answer, or not this account, has its `error` instead."""
-    from rmq.errors import NoPermission, RmqError
-
+    """A broker with its metrics; one that does not answer, or not this account, has its `error` instead."""
     row: dict[str, Any] = {
         "cluster": data.cluster,
         "broker": name,
@@ -81,17 +78,17 @@ async def _broker(admin: Admin, name: str, data: BrokerData, number: int) -> dic
         "address": data.broker_addrs[number],
     }
     try:
-        figures = await admin.broker_runtime(data.broker_addrs[number])
+        metrics = await admin.broker_runtime(data.broker_addrs[number])
     except RmqError as error:
         why = "refuses this account" if isinstance(error, NoPermission) else "does not answer"
         return row | {"version": why, "error": str(error)}
-    today = int(figures.get("msgPutTotalTodayNow", "0")) - int(figures.get("msgPutTotalTodayMorning", "0"))
+    today = int(metrics.get("msgPutTotalTodayNow", "0")) - int(metrics.get("msgPutTotalTodayMorning", "0"))
     return row | {
-        "version": figures.get("brokerVersionDesc", ""),
-        "in_tps": rate(figures.get("putTps", "")),
-        "out_tps": rate(figures.get("getTransferedTps", "")),
+        "version": metrics.get("brokerVersionDesc", ""),
+        "in_tps": rate(metrics.get("putTps", "")),
+        "out_tps": rate(metrics.get("getTransferedTps", "")),
         "messages_today": today,
-        "disk_ratio": rate(figures.get("commitLogDiskRatio", "")),
+        "disk_ratio": rate(metrics.get("commitLogDiskRatio", "")),
         "error": None,
     }
 
@@ -139,19 +136,16 @@ async def _rt(target: Target, amount: int, size: int) -> list[dict[str, Any]]:
 
 
 async def _probe(producer: Producer, queue: MessageQueue, amount: int, size: int) -> dict[str, Any]:
-    from rmq.errors import RmqError
     from rmq.message import Message
 
     took: list[float] = []
     error: RmqError | None = None
     for _ in range(amount):
-        began = time.perf_counter()
-        try:
-            await producer.send(Message(queue.topic, b"\0" * size), queue=queue)
-        except RmqError as failure:
+        ms, failure = await timed_send(producer, Message(queue.topic, b"\0" * size), queue)
+        if failure is None:
+            took.append(ms)
+        else:
             error = failure
-            continue
-        took.append((time.perf_counter() - began) * 1000)
     took.sort()
     points = {f"p{share}": percentile(took, share / 100) for share in (50, 99)}
     return {

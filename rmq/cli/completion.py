@@ -1,14 +1,18 @@
-"""`rmq completion SHELL`, and what the shell is told of topics, groups and contexts."""
+"""`rmq completion SHELL`, and what the shell is told of topics and groups."""
 
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
 import click
 
+from rmq.cli.context import Context
 from rmq.cli.output import echo
+from rmq.cli.target import resolve
+from rmq.errors import RmqError
 
 if TYPE_CHECKING:
     from rmq.client.client import Client
@@ -28,11 +32,9 @@ def completion(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    from rmq.cli import command
-
     kind = get_completion_class(shell)
     assert kind is not None
-    script = kind(command, {}, "rmq", VARIABLE)
+    script = kind(click.get_current_context().find_root().command, {}, "rmq", VARIABLE)
     # Not source(): for bash that would start a bash to ask for its version.
     echo(script.source_template % script.source_vars())
 
@@ -55,29 +57,11 @@ def complete_group(context: click.Context, parameter: click.Parameter, incomplet
     return _asked(context, incomplete, ask)
 
 
-def complete_context(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Names of contexts."""
-    from rmq.cli.contexts import read_contexts
-    from rmq.errors import RmqError
-
-    try:
-        names = read_contexts().contexts
-    except RmqError:
-        return []
-    return [name for name in names if name.startswith(incomplete)]
-
-
 def _asked(
     context: click.Context, incomplete: str, ask: Callable[[Client], Awaitable[list[str]]]
 ) -> list[str]:
     """What the cluster says; nothing when it does not answer, since a Tab key is no place for errors."""
-    import os
-
     import trio
-
-    from rmq.cli.contexts import Context
-    from rmq.cli.target import resolve
-    from rmq.errors import RmqError
 
     options = context.params
     texts = {

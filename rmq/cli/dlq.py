@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rmq.cli.output import Format, body_text, echo, output_option, show
-from rmq.cli.progress import progress_bar
+from rmq.cli.output import Format, body_text, clock_text, echo, output_option, progress_bar, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.times import as_place, clock_text
+from rmq.cli.values import as_place
 
 if TYPE_CHECKING:
     from rmq.client.letters import DeadLetter, Letters, Redriven

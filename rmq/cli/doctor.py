@@ -12,8 +12,7 @@ from attrs import evolve
 
 from rmq.cli.acl import differences
 from rmq.cli.findings import BrokerFacts, Facts, GroupFacts, diagnose
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.progress import Step, progress_bar
+from rmq.cli.output import Format, Step, echo, output_option, progress_bar, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
 

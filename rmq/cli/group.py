@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.asking import agree, ask, done, part_options, refuse, yes_option
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.target import Target, target_options
-from rmq.cli.times import Place, as_place, clock_text
+from rmq.cli.output import Format, clock_text, echo, output_option, show
+from rmq.cli.status import refuse
+from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.values import Place, as_place
 from rmq.message import validate_group
 
 if TYPE_CHECKING:

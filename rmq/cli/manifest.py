@@ -19,12 +19,16 @@ Fields that stand at their defaults may be left out. Pure.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
 from attrs import define, field
 
+from rmq.cli.values import perm_text
 from rmq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
 
 VERSION: Final = 1
 
@@ -73,6 +77,32 @@ class Manifest:
 
 
 # --- writing ---
+
+
+def topic_settings(config: TopicConfig) -> Settings:
+    """A topic's config in the file's words."""
+    return {
+        "read_queues": config.read_queue_nums,
+        "write_queues": config.write_queue_nums,
+        "perm": perm_text(config.perm),
+        "order": config.order,
+        "filter_type": config.topic_filter_type,
+        "sys_flag": config.topic_sys_flag,
+    }
+
+
+def group_settings(config: SubscriptionGroupConfig) -> Settings:
+    """A group's config in the file's words."""
+    return {
+        "consume": config.consume_enable,
+        "consume_from_min": config.consume_from_min_enable,
+        "broadcast": config.consume_broadcast_enable,
+        "retry_queues": config.retry_queue_nums,
+        "retry_max": config.retry_max_times,
+        "broker_id": config.broker_id,
+        "which_broker_when_consume_slowly": config.which_broker_when_consume_slowly,
+        "notify_consumer_ids_changed": config.notify_consumer_ids_changed_enable,
+    }
 
 
 def spread(found: Mapping[str, Settings], masters: Iterable[str]) -> dict[str, Settings]:

@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.asking import agree, ask, refuse, yes_option
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.output import Format, output_option, show
-from rmq.cli.printing import Style, message_row, style_option
+from rmq.cli.output import Format, Style, clock_text, message_row, output_option, show, style_option
 from rmq.cli.pub import pub
+from rmq.cli.status import refuse
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.tail import View, grep_option, show_messages
-from rmq.cli.target import Target, run, target_options
-from rmq.cli.times import Place, as_place, clock_text
+from rmq.cli.target import Target, agree, ask, run, target_options, yes_option
+from rmq.cli.values import Place, as_place
 
 if TYPE_CHECKING:
     import re

@@ -1,19 +1,31 @@
-"""How commands print what they found: a table for people, JSON or YAML for programs."""
+"""All that commands print: lines, tables, JSON and YAML, messages, and the progress of long work.
+
+Everything goes through here, so that what others wrote (names, errors, bodies) cannot steer the terminal.
+`rmq --help` imports this module: it imports nothing heavy itself.
+"""
 
 from __future__ import annotations
 
 import enum
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 import click
 
 from rmq.printable import printable, printable_json, printable_lines
 
+if TYPE_CHECKING:
+    from rmq.message import StoredMessage
+
 T = TypeVar("T")
 Format = Literal["table", "json", "yaml"]
+Style = Literal["body", "line", "json"]
+Step = Callable[[int], None]
+"""Told how many more are done."""
 
 WIDE: Final = 4096
 """Columns of a table that goes into a pipe or a file: nothing is folded there."""
@@ -160,3 +172,118 @@ def console(*, stderr: bool = False) -> Any:
 
     wide = None if (sys.stderr if stderr else sys.stdout).isatty() else WIDE
     return Console(stderr=stderr, width=wide, highlight=False)
+
+
+def clock_text(ms: int) -> str:
+    """A time in ms since 1970 as local ``2026-11-21 10:00:00.000``; ``-`` for none."""
+    if ms <= 0:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")
+
+
+# --- messages ---
+
+
+def style_option(default: Style) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Adds `-o body|line|json`; the command gets it as argument `output`."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(["body", "line", "json"]),
+        default=default,
+        show_default=True,
+        help="body: the body only; line: with time, place, tags and keys; json: one object a line.",
+    )
+
+
+def print_message(message: StoredMessage, style: Style) -> None:
+    """Prints one message and flushes. Raises BrokenPipeError when nobody reads any more."""
+    if style == "body" and not sys.stdout.isatty():
+        sys.stdout.flush()
+        sys.stdout.buffer.write(message.body + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    echo({"body": _body, "line": _line, "json": _json}[style](message))
+
+
+def _body(message: StoredMessage) -> str:
+    return "\n".join(map(printable, body_text(message.body).split("\n")))
+
+
+def _line(message: StoredMessage) -> str:
+    place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
+    marks = [f"tags={message.tags}"] if message.tags else []
+    marks += [f"keys={','.join(message.keys)}"] if message.keys else []
+    text = " ".join([clock_text(message.store_timestamp), place, *marks, body_text(message.body)])
+    return printable(text)
+
+
+def _json(message: StoredMessage) -> str:
+    return printable_json(json.dumps(message_row(message), ensure_ascii=False))
+
+
+def message_row(message: StoredMessage) -> dict[str, Any]:
+    """A message as JSON and YAML have it; a body that is no UTF-8 stands in `body_base64`."""
+    import base64
+
+    from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS
+
+    row: dict[str, Any] = {
+        "topic": message.topic,
+        "broker": message.broker_name,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id if message.store_host else "",
+        "tags": message.tags,
+        "keys": list(message.keys),
+        "properties": {
+            name: value
+            for name, value in message.properties.items()
+            if name not in (PROPERTY_TAGS, PROPERTY_KEYS)
+        },
+        "born_timestamp": message.born_timestamp,
+        "born_host": message.born_host,
+        "store_timestamp": message.store_timestamp,
+        "store_host": message.store_host,
+        "reconsume_times": message.reconsume_times,
+    }
+    try:
+        row["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        row["body_base64"] = base64.b64encode(message.body).decode()
+    return row
+
+
+# --- progress ---
+
+
+@contextmanager
+def progress_bar(what: str, total: int | None) -> Iterator[Step]:
+    """A bar for `total` things (None: nobody knows how many) on the error output, when that is a terminal. It
+    is gone when the block ends."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    with progress(console(stderr=True)) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda count: bars.advance(task, count)
+
+
+def progress(shown_on: Any, *, transient: bool = True, redirect_stderr: bool = True) -> Any:
+    """rich's Progress with our columns, on one of rich's consoles; shows nothing when that is no terminal.
+
+    `transient`: the bars are gone at the end. `redirect_stderr`: lines on the error output go above them.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=shown_on,
+        transient=transient,
+        redirect_stderr=redirect_stderr,
+        disable=not shown_on.is_terminal,
+    )

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import click
-from attrs import field, frozen
+import trio
+from attrs import Factory, define, field, frozen
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.progress import progress_bar
-from rmq.cli.target import Target, run, target_options
-from rmq.cli.times import duration_ms
+from rmq.cli.output import Format, Step, echo, output_option, progress_bar, show
+from rmq.cli.target import Target, first_error, run, target_options
+from rmq.cli.values import duration_ms, pairs
+from rmq.client.outgoing import SendResult
+from rmq.client.producer import Producer
 from rmq.errors import RmqError
+from rmq.message import Message
 
 LEVELS = range(1, 19)
 FEW = 10
@@ -37,11 +42,7 @@ class Sending:
 
 
 def _properties(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    pairs = [text.partition("=") for text in given]
-    for name, mark, _ in pairs:
-        if not mark or not name:
-            raise click.BadParameter(f"{name!r} is not NAME=VALUE")
-    return {name: value for name, _, value in pairs}
+    return pairs(given, "NAME=VALUE")
 
 
 def _delay(context: click.Context, parameter: click.Parameter, given: str | None) -> dict[str, int]:
@@ -128,8 +129,6 @@ def _bodies(
 
 
 async def _pub(target: Target, sending: Sending, output: Format) -> None:
-    from rmq.cli.pub_run import send_all
-
     with progress_bar("sent", sending.total) as step:
         outcome = await send_all(target, sending, step)
     if outcome.count == 0:
@@ -146,3 +145,92 @@ async def _pub(target: Target, sending: Sending, output: Format) -> None:
         error: RmqError = outcome.error
         error.hint = f"{error.hint}{before}" if error.hint else before.lstrip("; ")
         raise error
+
+
+# --- sending ---
+
+
+@define
+class Outcome:
+    """What was sent; `error` is what ended it before its end."""
+
+    keep: int
+    count: int = 0
+    seconds: float = 0.0
+    rows: list[dict[str, Any]] = Factory(list)
+    statuses: Counter[str] = Factory(Counter)
+    untimed: int = 0
+    error: RmqError | None = None
+
+    def add(self, result: SendResult, *, timed: bool) -> None:
+        """Note one result; `timed`: it asked for a delivery time that only brokers with timers know."""
+        self.count += 1
+        self.statuses[result.status] += 1
+        self.untimed += timed and result.recall_handle is None
+        if len(self.rows) < self.keep:
+            queue = result.message_queue
+            self.rows.append(
+                {
+                    "status": result.status,
+                    "message_id": result.message_id,
+                    "broker": queue.broker_name,
+                    "queue_id": queue.queue_id,
+                    "queue_offset": result.queue_offset,
+                }
+            )
+
+    def notes(self) -> list[str]:
+        """What a person should know beside the results."""
+        weak = [
+            f"{count} stored, but {status}: see `rmq errors {status}`"
+            for status, count in self.statuses.items()
+            if status != "SEND_OK"
+        ]
+        if self.untimed:
+            weak.append(
+                f"{self.untimed} delivered at once: the broker knows no free delays; give a level, 1 to 18"
+            )
+        return weak
+
+
+class Bodies:
+    """The bodies, one by one, for all workers."""
+
+    def __init__(self, sending: Sending) -> None:
+        self._bodies = sending.bodies
+        self._known = sending.total is not None
+        self._turn = trio.Lock()
+
+    async def next(self) -> bytes | None:
+        """The next body, None at the end. The lines of a terminal or a pipe are waited for in a thread, so
+        that messages go out at once and Ctrl-C works."""
+        if self._known:
+            return next(self._bodies, None)
+        async with self._turn:
+            return await trio.to_thread.run_sync(next, self._bodies, None, abandon_on_cancel=True)
+
+
+async def send_all(target: Target, sending: Sending, step: Step) -> Outcome:
+    """Sends all bodies, `concurrency` at a time; the first error ends it and is in the outcome."""
+    outcome = Outcome(sending.keep)
+    bodies = Bodies(sending)
+    began = time.perf_counter()
+    async with target.connect() as client, client.producer(sending.group) as producer:
+        try:
+            with first_error():
+                async with trio.open_nursery() as nursery:
+                    for _ in range(sending.concurrency):
+                        nursery.start_soon(_work, producer, sending, bodies, outcome, step)
+        except RmqError as error:
+            outcome.error = error
+        outcome.seconds = time.perf_counter() - began
+    return outcome
+
+
+async def _work(producer: Producer, sending: Sending, bodies: Bodies, outcome: Outcome, step: Step) -> None:
+    """Sends the next body that no other worker has, one after the other."""
+    timed = "delay_ms" in sending.marks
+    while (body := await bodies.next()) is not None:
+        message = Message(sending.topic, body, **sending.marks)
+        outcome.add(await producer.send(message, sharding_key=sending.sharding_key), timed=timed)
+        step(1)

@@ -1,18 +1,27 @@
-"""`rmq namesrv` and `rmq broker`: the services' own command lines under the `rmq` command."""
+"""`rmq namesrv`, `rmq broker` and `rmq dev`: the services. What they run is imported when they run."""
 
 from __future__ import annotations
 
 import importlib
+import pathlib
+import signal
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from rmq.cli.output import echo
+from rmq.cli.status import status_of
+from rmq.cli.values import pairs
+from rmq.errors import RmqError
+
+if TYPE_CHECKING:
+    from rmq import embedded
 
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-def _run(service: str, arguments: tuple[str, ...]) -> None:
+def _serve(service: str, arguments: tuple[str, ...]) -> None:
     """Hands the arguments to the service's main() and ends with its status."""
     sys.exit(importlib.import_module(f"rmq.{service}.__main__").main(list(arguments)))
 
@@ -21,7 +30,7 @@ def _run(service: str, arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def namesrv(arguments: tuple[str, ...]) -> None:
     """Run a name server; `rmq namesrv --help` lists the options."""
-    _run("namesrv", arguments)
+    _serve("namesrv", arguments)
 
 
 @click.command(context_settings=PASS_THROUGH)
@@ -43,4 +52,64 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
 
         echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
         echo("\nWithout a command it runs a broker:\n")
-    _run("broker", arguments)
+    _serve("broker", arguments)
+
+
+# --- for development ---
+
+
+@click.command()
+@click.option("--namesrv-port", type=click.IntRange(0, 65535), default=9876, show_default=True)
+@click.option("--broker-port", type=click.IntRange(0, 65535), default=10911, show_default=True)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on and to register.")
+@click.option(
+    "--data-dir",
+    type=click.Path(file_okay=False, path_type=pathlib.Path),
+    default="rmq-data",
+    show_default=True,
+    help="Folder of the store; made when it is not there, used again when it is.",
+)
+@click.option("--set", "given", multiple=True, metavar="KEY=VALUE", help="A broker.conf setting; repeatable.")
+def dev(
+    namesrv_port: int, broker_port: int, host: str, data_dir: pathlib.Path, given: tuple[str, ...]
+) -> None:
+    """Run a name server and a broker in one process, for development. Ctrl-C ends it cleanly.
+
+    Port 0 takes a free one; the banner says which. Topics are made on their first message.
+    """
+    import trio
+
+    ports = {"namesrv_port": namesrv_port, "broker_port": broker_port}
+    settings = {key.strip(): value for key, value in pairs(given, option="--set").items()}
+    try:
+        trio.run(_run_both, data_dir, host, ports, settings)
+    except (RmqError, OSError) as error:
+        echo(f"rmq dev: {error}", err=True)
+        sys.exit(status_of(error))
+
+
+async def _run_both(
+    data_dir: pathlib.Path, host: str, ports: dict[str, int], settings: dict[str, str]
+) -> None:
+    import trio
+
+    from rmq import embedded
+
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with embedded.open(data_dir, host=host, settings=settings, **ports) as system:
+            echo(banner(system))
+            async for _ in signals:
+                break
+            echo("stopping ...")
+    echo(f"stopped; the messages stay in {system.store_dir}")
+
+
+def banner(system: embedded.System) -> str:
+    """What is said once both answer."""
+    return f"""rmq is running (Ctrl-C ends it)
+  name server  {system.namesrv_address}
+  broker       {system.broker_address}
+  files        {system.store_dir}
+
+  from Python  async with rmq.connect("{system.namesrv_address}") as client: ...
+  from Java    producer.setNamesrvAddr("{system.namesrv_address}");"""

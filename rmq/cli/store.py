@@ -17,7 +17,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from rmq.cli.output import echo, echo_json
-from rmq.cli.status import EXIT_FAILED, EXIT_SETTINGS, status_of
+from rmq.cli.status import EXIT_FAILED, EXIT_USAGE, status_of
 from rmq.errors import ConfigError, RmqError, StoreLocked
 from rmq.store.audit import Report, check, dump
 from rmq.store.config import DELAY_LEVELS, delay_table
@@ -128,7 +128,7 @@ def _explained(name: str) -> Iterator[None]:
     except (RmqError, OSError, ValueError) as error:
         echo(f"rmq store {name}: {error}", err=True)
         unread = not isinstance(error, (StoreLocked, ConfigError))
-        sys.exit(EXIT_SETTINGS if unread else status_of(error))
+        sys.exit(EXIT_USAGE if unread else status_of(error))
 
 
 def _check(folder: str, commit_log: str | None, delay_levels: str) -> Report:

@@ -9,9 +9,9 @@ import click
 from attrs import frozen
 
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.printing import Style, print_message, style_option
+from rmq.cli.output import Style, print_message, style_option
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.times import Place, as_duration, as_place
+from rmq.cli.values import Place, as_duration, as_place
 
 if TYPE_CHECKING:
     from rmq.client.client import Client

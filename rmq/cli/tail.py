@@ -10,11 +10,10 @@ import click
 from attrs import define, field, frozen
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import echo
-from rmq.cli.printing import Style, print_message, style_option
+from rmq.cli.output import Style, echo, print_message, style_option
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.target import Target, first_error, run, target_options
-from rmq.cli.times import Place, as_place
+from rmq.cli.values import Place, as_place
 
 if TYPE_CHECKING:
     import trio

@@ -1,4 +1,4 @@
-"""Which cluster a command talks to, as whom, and how it ends.
+"""What the commands on a cluster share: which cluster, as whom, how they run, and asking before they destroy.
 
     @click.command()
     @target_options
@@ -25,18 +25,19 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, NoReturn, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import click
 from attrs import evolve, field, frozen
 
-from rmq.cli.completion import complete_context
-from rmq.cli.contexts import Context, chosen
+from rmq.cli.context import Context, chosen, complete_context
 from rmq.cli.output import echo
-from rmq.cli.status import EXIT_DONE, EXIT_INTERRUPTED, status_of
+from rmq.cli.status import EXIT_INTERRUPTED, end_quietly, fail, refuse
+from rmq.cli.values import read_secret
 from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
+    from rmq.client.admin import Admin
     from rmq.client.client import Client
     from rmq.client.config import ClientConfig
     from rmq.client.observer import Observer
@@ -177,17 +178,6 @@ def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials
     return Credentials(access_key, secret)
 
 
-def read_secret(path: pathlib.Path, option: str = "--secret-key-file") -> str:
-    """The secret in a file of its own. Raises click's usage error."""
-    try:
-        secret = path.read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise click.BadParameter(f"cannot read {path}: {error}", param_hint=option) from None
-    if not secret:
-        raise click.BadParameter(f"{path} is empty", param_hint=option)
-    return secret
-
-
 # --- running ---
 
 
@@ -203,7 +193,7 @@ def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     try:
         return trio.run(_signalled, functools.partial(work, *arguments))
     except BrokenPipeError:
-        hush()
+        end_quietly()
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
     except (RmqError, OSError) as error:
@@ -247,20 +237,43 @@ def first_error() -> Iterator[None]:
         raise error from error.__cause__
 
 
-def hush() -> NoReturn:
-    """Ends quietly: nobody reads our output any more."""
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, sys.stdout.fileno())
-    sys.exit(EXIT_DONE)
+def ask(target: Target, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """What `work` finds out over an administrator's client; errors end the command, see `run`."""
+
+    async def asking() -> T:
+        async with target.connect() as client:
+            return await work(client.admin)
+
+    return run(asking)
 
 
-def fail(error: BaseException) -> NoReturn:
-    """Says what is wrong and what to do, and ends with the status of `error`."""
-    echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text poses as one of ours
-    sys.exit(status_of(error))
+# --- what commands that change a cluster have in common ---
 
 
-def explained(error: BaseException) -> str:
-    """``rmq: what and where; what to do``."""
-    hint = getattr(error, "hint", "")
-    return f"rmq: {error}" + (f"; {hint}" if hint else "")
+def part_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds -c CLUSTER and -b BROKER: arguments `cluster` and `broker`, empty where not given."""
+    cluster = click.option("-c", "--cluster", default="", help="Only this cluster. [default: all]")
+    broker = click.option("-b", "--broker", default="", help="Only this broker: its name or address.")
+    return cluster(broker(command))
+
+
+def yes_option(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --yes for commands that ask before they destroy something."""
+    return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
+
+
+def agree(yes: bool, question: str) -> None:
+    """Asks, unless `yes`; ends the command with 1 when the answer is no, or when nobody can answer."""
+    if yes:
+        return
+    try:
+        agreed = click.confirm(question, err=True)
+    except click.Abort:
+        refuse("nothing was changed: nobody answered; --yes answers for you")
+    if not agreed:
+        refuse("nothing was changed")
+
+
+def done(what: str, addresses: Any) -> None:
+    """Says what was done, and at which servers."""
+    echo(f"{what} at {', '.join(addresses) or 'no broker'}")

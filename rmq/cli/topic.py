@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 import click
 from attrs import evolve
 
-from rmq.cli.asking import agree, as_perm, ask, done, part_options, perm_text, refuse, yes_option
 from rmq.cli.completion import complete_topic
-from rmq.cli.exporting import topic_settings
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.target import Target, target_options
-from rmq.cli.times import clock_text
+from rmq.cli.output import Format, clock_text, echo, output_option, show
+from rmq.cli.status import refuse
+from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.values import as_perm, perm_text
 from rmq.message import validate_topic
 
 if TYPE_CHECKING:
@@ -64,6 +63,7 @@ def _listed(name: str, configs: list[TopicConfig]) -> dict[str, Any]:
 @target_options
 def show_topic(target: Target, topic: str, output: Format) -> None:
     """Show how a topic is set up on each of its brokers."""
+    from rmq.cli.manifest import topic_settings  # with the file format comes YAML
 
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.topic_config(topic)

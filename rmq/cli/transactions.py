@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.output import Format, body_text, echo, output_option, show
+from rmq.cli.output import Format, body_text, clock_text, echo, output_option, show
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.times import clock_text
 
 if TYPE_CHECKING:
     from rmq.client.discarded import DiscardedHalf

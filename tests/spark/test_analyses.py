@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from rmq.cli import command
-from rmq.cli.spark import running
+from rmq.cli.spark import job
 from rmq.spark.pipelines.lag import LagSample, write_samples
 
 Run = Callable[..., str]
@@ -27,7 +27,7 @@ def rmq(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run:
     def started(*arguments: object) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr(running, "started", started)
+    monkeypatch.setattr(job, "started", started)
 
     def run(*arguments: object, status: int = 0) -> str:
         done = CliRunner().invoke(command, ["spark", *map(str, arguments)])

@@ -14,13 +14,12 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from rmq.cli import command
-from rmq.cli.demo_run import Plan
-from rmq.cli.demo_spark import archive_and_count, archive_line, count_table, telling_column
+from rmq.cli import LazyGroup, command
+from rmq.cli.demo.rows import Row
+from rmq.cli.demo.run import Plan
+from rmq.cli.demo.spark import archive_and_count, archive_line, count_table, telling_column
 from rmq.cli.output import console
-from rmq.cli.rows import Row
-from rmq.cli.spark import PIPELINES, Pipelines
-from rmq.cli.spark import running as running_module
+from rmq.cli.spark import PIPELINES, job
 from rmq.client import blocking
 from rmq.spark import read_archive
 from tests.spark.cluster import Pair, running
@@ -47,7 +46,7 @@ def rmq(spark: SparkSession, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Any
             error.add_note("a note")
             raise
 
-    monkeypatch.setattr(running_module, "started", started)
+    monkeypatch.setattr(job, "started", started)
 
     def run(*arguments: str | pathlib.Path, status: int = 0) -> str:
         more = [] if arguments[0] == "compact" else ["-n", pair.names]
@@ -135,7 +134,7 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     program = (
         "import sys; sys.modules['pyspark'] = sys.modules['pyarrow'] = None\n"
         "from rmq.cli import command\n"
-        "from rmq.cli.demo_spark import has_spark\n"
+        "from rmq.cli.demo.spark import has_spark\n"
         "command(['spark', 'replay', '--help'])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
@@ -143,7 +142,7 @@ def test_help_needs_neither_spark_nor_arrow() -> None:
     assert "rmqSparkKey" in done.stdout
     context = click.Context(command)
     group = command.get_command(context, "spark")
-    assert isinstance(group, Pipelines)
+    assert isinstance(group, LazyGroup)
     assert {name: found.name for name in PIPELINES if (found := group.get_command(context, name))} == {
         name: name for name in PIPELINES
     }

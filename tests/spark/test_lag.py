@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from rmq.cli import command
-from rmq.cli.spark import running as running_module
+from rmq.cli.spark import job
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.spark.cluster import Cluster
@@ -69,7 +69,7 @@ def test_the_command_starts_spark_after_its_last_sample(
         seen.append(len(list((folder / "samples").glob("*.parquet"))))
         yield spark
 
-    monkeypatch.setattr(running_module, "started", started)
+    monkeypatch.setattr(job, "started", started)
     with running(tmp_path / "broker") as pair:
         pair.make_topic("Orders", 2)
         with Cluster(read_options(pair.options("Orders", groupId="billing"), streaming=True)) as cluster:

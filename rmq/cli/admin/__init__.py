@@ -6,12 +6,13 @@ that is not 0, and no secret is printed. docs/reference/admin.md has the list of
 
 from __future__ import annotations
 
-import importlib
 from typing import Final
 
 import click
 
-_ROOMS: Final = {
+from rmq.cli import LazyGroup
+
+_SECTIONS: Final = {
     "Topics": (
         "topics",
         {
@@ -42,7 +43,7 @@ _ROOMS: Final = {
         },
     ),
     "Connections": (
-        "connections",
+        "clients",
         {
             "producerConnection": "Show the members of a producer group.",
             "consumerConnection": "Show the members of a consumer group and what they want.",
@@ -75,7 +76,7 @@ _ROOMS: Final = {
         },
     ),
     "Probes": (
-        "probes",
+        "messages",
         {
             "sendMsgStatus": "Send messages to a broker and time them.",
             "clusterRT": "Time sends to every broker, again and again.",
@@ -107,7 +108,7 @@ _ROOMS: Final = {
         },
     ),
     "Exports": (
-        "exports",
+        "cluster",
         {
             "exportMetadata": "Write topics and groups into a JSON file.",
             "exportConfigs": "Write main settings of a cluster into a JSON file.",
@@ -115,34 +116,21 @@ _ROOMS: Final = {
         },
     ),
 }
-# Heading -> (module, command name -> line of help): kept here so that help imports nothing.
+"""Heading -> (module, command name -> line of help): kept here so that help imports nothing."""
 
-COMMANDS: Final[dict[str, str]] = {
-    name: f"rmq.cli.admin.{module}" for module, commands in _ROOMS.values() for name in commands
+COMMANDS: Final = {
+    name: (f"rmq.cli.admin.{module}", line)
+    for module, commands in _SECTIONS.values()
+    for name, line in commands.items()
 }
-"""Command name -> the module that has it."""
-
-
-class AdminGroup(click.Group):
-    """Imports a command's module only to run it or to show its own help."""
-
-    def list_commands(self, context: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        commands: dict[str, click.Command] = importlib.import_module(COMMANDS[name]).COMMANDS
-        return commands[name]
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        for heading, (_, commands) in _ROOMS.items():
-            with formatter.section(heading):
-                formatter.write_dl(list(commands.items()))
+"""Command name -> the module that has it in its `COMMANDS`, and its line of help."""
 
 
 @click.command(
-    cls=AdminGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=LazyGroup,
+    commands_of=COMMANDS,
+    sections={heading: tuple(commands) for heading, (_, commands) in _SECTIONS.items()},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 def admin() -> None:
     """RocketMQ's mqadmin: the same 57 names, the same options.

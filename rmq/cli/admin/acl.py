@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmq.cli.admin.command import Commands, Where, java_text, row, say, seconds_stamp, where_options
+from rmq.cli.admin.command import Commands, Where, java_text, row, seconds_stamp, where_options
+from rmq.cli.output import echo
 from rmq.client.admin.values import AclAccount
 
 if TYPE_CHECKING:
@@ -50,8 +51,8 @@ async def update_account(
         group_perms=_listed(rest["group_perms"]),
     )
     for address in await client.admin.acl_put_account(account, **where):
-        say(f"create or update plain access config to {address} success.")
-    say(f"account's accesskey is:{who}")
+        echo(f"create or update plain access config to {address} success.")
+    echo(f"account's accesskey is:{who}")
 
 
 @COMMANDS.add("deleteAclConfig")
@@ -60,8 +61,8 @@ async def update_account(
 async def delete_account(client: Client, where: Where, who: str) -> None:
     """Remove an account."""
     for address in await client.admin.acl_delete_account(who, **where):
-        say(f"delete plain access config account from {address} success.")
-    say(f"account's accesskey is:{who}")
+        echo(f"delete plain access config account from {address} success.")
+    echo(f"account's accesskey is:{who}")
 
 
 @COMMANDS.add("clusterAclConfigVersion")
@@ -76,7 +77,7 @@ async def acl_versions(client: Client, where: Where) -> None:
         file = one.file or "-"
         row(widths, one.cluster, one.broker_name, one.broker_address, file, one.counter, changed)
     kind = "cluster" if where["cluster"] else "broker"
-    say(f"get {kind}'s plain access config version success.")
+    echo(f"get {kind}'s plain access config version success.")
 
 
 @COMMANDS.add("updateGlobalWhiteAddr")
@@ -86,7 +87,7 @@ async def acl_versions(client: Client, where: Where) -> None:
 async def set_white_addresses(client: Client, where: Where, addresses: str, file: str) -> None:
     """Set the addresses that need no account."""
     for address in await client.admin.acl_set_white_addresses(list(_listed(addresses)), file=file, **where):
-        say(f"update global white remote addresses to {address} success.")
+        echo(f"update global white remote addresses to {address} success.")
 
 
 @COMMANDS.add("getAclConfig")
@@ -95,7 +96,7 @@ async def acl_config(client: Client, where: Where) -> None:
     """Show accounts and addresses that need none. Secrets are not shown, whatever the broker tells."""
     for address in await client.admin.broker_addresses(**where):
         config = await client.admin.acl_config(address)
-        say(f"\nglobalWhiteRemoteAddresses: {java_text(config.global_white_addresses)}\n\naccounts:")
+        echo(f"\nglobalWhiteRemoteAddresses: {java_text(config.global_white_addresses)}\n\naccounts:")
         for one in config.accounts:
             rows = {
                 "accessKey": one.access_key,
@@ -108,5 +109,5 @@ async def acl_config(client: Client, where: Where) -> None:
                 "groupPerms": one.group_perms,
             }
             for name, value in rows.items():
-                say(f"  {name:<18}: {java_text(value)}")
-            say()
+                echo(f"  {name:<18}: {java_text(value)}")
+            echo()

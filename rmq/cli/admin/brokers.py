@@ -13,11 +13,10 @@ from rmq.cli.admin.command import (
     Where,
     java_text,
     row,
-    say,
-    say_json,
     seconds_stamp,
     where_options,
 )
+from rmq.cli.output import echo, echo_json
 from rmq.message import MessageQueue
 from rmq.protocol.codes import MASTER_ID
 
@@ -35,7 +34,7 @@ async def broker_status(client: Client, where: Where) -> None:
     for address in await client.admin.broker_addresses(**where, slaves=True):
         prefix = f"{address:<24} " if where["cluster"] else ""
         for name, value in (await client.admin.broker_runtime(address)).items():
-            say(f"{prefix}{name:<32}: {value}")
+            echo(f"{prefix}{name:<32}: {value}")
 
 
 @COMMANDS.add("updateBrokerConfig")
@@ -45,7 +44,7 @@ async def broker_status(client: Client, where: Where) -> None:
 async def update_config(client: Client, where: Where, key: str, value: str) -> None:
     """Change a setting of running brokers."""
     for address in await client.admin.update_broker_config({key.strip(): value.strip()}, **where):
-        say(f"update broker config success, {address}")
+        echo(f"update broker config success, {address}")
 
 
 @COMMANDS.add("getBrokerConfig")
@@ -67,10 +66,10 @@ async def get_config(client: Client, where: Where) -> None:
 
 
 async def _print_config(client: Client, broker: str, title: str) -> None:
-    say(f"============{title}============")
+    echo(f"============{title}============")
     for name, value in (await client.admin.broker_config(broker)).items():
-        say(f"{name:<50}=  {value}")
-    say()
+        echo(f"{name:<50}=  {value}")
+    echo()
 
 
 @COMMANDS.add("brokerConsumeStats")
@@ -92,8 +91,8 @@ async def consume_stats(client: Client, broker: str, timeout_ms: int, level: int
             offsets = (one.broker_offset, one.consumer_offset, one.lag)
             last = seconds_stamp(one.last_timestamp)
             row(widths, queue.topic, group.group, queue.broker_name, queue.queue_id, *offsets, last)
-    say()
-    say(f"Diff Total: {sum(group.lag for group in found)}")
+    echo()
+    echo(f"Diff Total: {sum(group.lag for group in found)}")
 
 
 # --- cleaning ---
@@ -104,7 +103,7 @@ async def consume_stats(client: Client, broker: str, timeout_ms: int, level: int
 async def clean_queues(client: Client, where: Where) -> None:
     """Remove files of queues whose messages are gone."""
     await client.admin.clean_expired_queues(**where)
-    say("success")
+    echo("success")
 
 
 @COMMANDS.add("deleteExpiredCommitLog")
@@ -112,7 +111,7 @@ async def clean_queues(client: Client, where: Where) -> None:
 async def delete_logs(client: Client, where: Where) -> None:
     """Remove log files that are past their time now, at any hour."""
     await client.admin.delete_expired_logs(**where)
-    say("success")
+    echo("success")
 
 
 @COMMANDS.add("cleanUnusedTopic")
@@ -120,7 +119,7 @@ async def delete_logs(client: Client, where: Where) -> None:
 async def clean_topics(client: Client, where: Where) -> None:
     """Remove the queues of topics that do not exist any more."""
     await client.admin.clean_unused_topics(**where)
-    say("success")
+    echo("success")
 
 
 # --- queues ---
@@ -142,14 +141,14 @@ async def query_queue(
     found = await client.admin.consume_queue(queue, index, count, group=group)
     line = "=" * 38
     if found.subscription_data is not None:
-        say("Subscription data: ")
-        say_json(found.subscription_data.to_value())
-        say(line)
+        echo("Subscription data: ")
+        echo_json(found.subscription_data.to_value(), indent=1)
+        echo(line)
     if found.filter_data is not None:
-        say(f"Filter data: \n{found.filter_data}\n{line}")
-    say(f"Queue data: \nmax: {found.max_queue_index}, min: {found.min_queue_index}\n{line}")
+        echo(f"Filter data: \n{found.filter_data}\n{line}")
+    echo(f"Queue data: \nmax: {found.max_queue_index}, min: {found.min_queue_index}\n{line}")
     for number, unit in enumerate(found.queue_data, index):
-        say(f"idx: {number}\n{_unit_text(unit)}\n{line}")
+        echo(f"idx: {number}\n{_unit_text(unit)}\n{line}")
 
 
 def _unit_text(unit: ConsumeQueueData) -> str:

@@ -1,13 +1,15 @@
-"""The commands of `rmq admin` about clusters and name servers."""
+"""The commands of `rmq admin` about clusters and name servers, and those that export a cluster to files."""
 
 from __future__ import annotations
 
+import json
+import pathlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.admin.command import COUNT, Commands, row, say
+from rmq.cli.admin.command import COUNT, Commands, Where, row, where_options
 from rmq.cli.output import echo
 from rmq.client.admin.reports import first_number
 from rmq.errors import RmqError
@@ -38,8 +40,8 @@ async def cluster_list(client: Client, more: bool, interval: int | None, rounds:
         await trio.sleep(interval)
 
 
-async def _figures(client: Client, address: str) -> dict[str, str]:
-    """The broker's figures; none, and a line on the error output, when it does not answer."""
+async def _runtime(client: Client, address: str) -> dict[str, str]:
+    """The broker's metrics; none, and a line on the error output, when it does not answer."""
     try:
         return await client.admin.broker_runtime(address)
     except RmqError as error:
@@ -63,8 +65,8 @@ async def _print_rates(client: Client) -> None:
     heads = ("#Cluster Name", "#Broker Name", "#BID", "#Addr", "#Version", "#InTPS(LOAD)", "#OutTPS(LOAD)")
     row(widths, *heads, "#PCWait(ms)", "#Hour", "#SPACE")
     for cluster, name, broker_id, address in _brokers(await client.admin.cluster_info()):
-        figures = await _figures(client, address)
-        earliest = int(figures.get("earliestMessageTimeStamp") or 0)
+        metrics = await _runtime(client, address)
+        earliest = int(metrics.get("earliestMessageTimeStamp") or 0)
         hours = (time.time() * 1000 - earliest) / 3_600_000 if earliest > 0 else 0.0
         row(
             widths,
@@ -72,20 +74,20 @@ async def _print_rates(client: Client) -> None:
             name,
             broker_id,
             address,
-            figures.get("brokerVersionDesc", ""),
-            _load(figures, "putTps", "send"),
-            _load(figures, "getTransferedTps", "pull"),
-            figures.get("pageCacheLockTimeMills", ""),
+            metrics.get("brokerVersionDesc", ""),
+            _load(metrics, "putTps", "send"),
+            _load(metrics, "getTransferedTps", "pull"),
+            metrics.get("pageCacheLockTimeMills", ""),
             hours,
-            f"{float(figures.get('commitLogDiskRatio') or 0):.4f}",
+            f"{float(metrics.get('commitLogDiskRatio') or 0):.4f}",
         )
 
 
-def _load(figures: Mapping[str, str], rate: str, pool: str) -> str:
+def _load(metrics: Mapping[str, str], rate: str, pool: str) -> str:
     """A rate, and in brackets how many requests wait and for how long."""
-    size = figures.get(f"{pool}ThreadPoolQueueSize", "")
-    wait = figures.get(f"{pool}ThreadPoolQueueHeadWaitTimeMills", "")
-    return f"{first_number(figures.get(rate, '')):9.2f}({size},{wait}ms)"
+    size = metrics.get(f"{pool}ThreadPoolQueueSize", "")
+    wait = metrics.get(f"{pool}ThreadPoolQueueHeadWaitTimeMills", "")
+    return f"{first_number(metrics.get(rate, '')):9.2f}({size},{wait}ms)"
 
 
 async def _print_totals(client: Client) -> None:
@@ -93,10 +95,10 @@ async def _print_totals(client: Client) -> None:
     heads = ("#InTotalYest", "#OutTotalYest", "#InTotalToday", "#OutTotalToday")
     row(widths, "#Cluster Name", "#Broker Name", *heads)
     for cluster, name, _, address in _brokers(await client.admin.cluster_info()):
-        figures = await _figures(client, address)
+        metrics = await _runtime(client, address)
 
-        def grown(kind: str, since: str, until: str, figures: Mapping[str, str] = figures) -> int:
-            first, last = figures.get(f"msg{kind}Total{since}"), figures.get(f"msg{kind}Total{until}")
+        def grown(kind: str, since: str, until: str, metrics: Mapping[str, str] = metrics) -> int:
+            first, last = metrics.get(f"msg{kind}Total{since}"), metrics.get(f"msg{kind}Total{until}")
             return int(last or 0) - int(first or 0)
 
         yesterday = [grown(kind, "YesterdayMorning", "TodayMorning") for kind in ("Put", "Get")]
@@ -112,7 +114,7 @@ async def _print_totals(client: Client) -> None:
 async def wipe_write_perm(client: Client, broker: str) -> None:
     """Take the write permission from all topics of a broker, at every name server."""
     for address, count in (await client.admin.wipe_write_perm(broker)).items():
-        say(f"wipe write perm of broker[{broker}] in name server[{address}] OK, {count}")
+        echo(f"wipe write perm of broker[{broker}] in name server[{address}] OK, {count}")
 
 
 @COMMANDS.add("addWritePerm")
@@ -120,7 +122,7 @@ async def wipe_write_perm(client: Client, broker: str) -> None:
 async def add_write_perm(client: Client, broker: str) -> None:
     """Give the write permission back to all topics of a broker, at every name server."""
     for address, count in (await client.admin.add_write_perm(broker)).items():
-        say(f"add write perm of broker[{broker}] in name server[{address}] OK, {count}")
+        echo(f"add write perm of broker[{broker}] in name server[{address}] OK, {count}")
 
 
 # --- name servers ---
@@ -133,7 +135,7 @@ async def add_write_perm(client: Client, broker: str) -> None:
 async def update_kv(client: Client, namespace: str, key: str, value: str) -> None:
     """Keep a value at every name server."""
     await client.admin.put_kv_config(namespace, key, value)
-    say("create or update kv config to namespace success.")
+    echo("create or update kv config to namespace success.")
 
 
 @COMMANDS.add("deleteKvConfig")
@@ -142,16 +144,16 @@ async def update_kv(client: Client, namespace: str, key: str, value: str) -> Non
 async def delete_kv(client: Client, namespace: str, key: str) -> None:
     """Forget a value at every name server."""
     await client.admin.delete_kv_config(namespace, key)
-    say("delete kv config from namespace success.")
+    echo("delete kv config from namespace success.")
 
 
 @COMMANDS.add("getNamesrvConfig")
 async def namesrv_config(client: Client) -> None:
     """Show the settings of name servers."""
     for address, config in (await client.admin.namesrv_config()).items():
-        say(f"============{address}============")
+        echo(f"============{address}============")
         for name, value in config.items():
-            say(f"{name:<50}=  {value}")
+            echo(f"{name:<50}=  {value}")
 
 
 @COMMANDS.add("updateNamesrvConfig")
@@ -160,5 +162,65 @@ async def namesrv_config(client: Client) -> None:
 async def update_namesrv(client: Client, key: str, value: str) -> None:
     """Change a setting of running name servers."""
     addresses = await client.admin.update_namesrv_config({key.strip(): value.strip()})
-    say(f"update name server config success![{', '.join(addresses)}]")
-    say(f"{key} : {value}")
+    echo(f"update name server config success![{', '.join(addresses)}]")
+    echo(f"{key} : {value}")
+
+
+# --- exports ---
+
+
+file_option = click.option(
+    "-f", "--filePath", "folder", default="/tmp/rocketmq/export", show_default=True, help="The folder."
+)
+cluster_option = click.option("-c", "--clusterName", "cluster", required=True, help="The cluster.")
+
+
+def _write(folder: str, name: str, value: Any) -> None:
+    path = pathlib.Path(folder.strip()) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    echo(f"export {path} success")
+
+
+@COMMANDS.add("exportMetadata")
+@where_options("Export")
+@file_option
+@click.option("-t", "--topic", "topics_only", is_flag=True, help="Only topics, into topic.json.")
+@click.option(
+    "-g", "--subscriptionGroup", "groups_only", is_flag=True, help="Only groups, into subscriptionGroup.json."
+)
+@click.option("-s", "--specialTopic", "special", is_flag=True, help="Retry topics and dead letters too.")
+async def export_metadata(
+    client: Client,
+    where: Where,
+    folder: str,
+    topics_only: bool,
+    groups_only: bool,
+    special: bool,
+) -> None:
+    """Write topics and groups into metadata.json."""
+    whole = await client.admin.export_metadata(**where, special_topics=special)
+    name = "metadata.json"
+    if topics_only:
+        name = "topic.json"
+        del whole["subscriptionGroupTable"]
+    elif groups_only:
+        name = "subscriptionGroup.json"
+        del whole["topicConfigTable"]
+    _write(folder, name, whole)
+
+
+@COMMANDS.add("exportConfigs")
+@cluster_option
+@file_option
+async def export_configs(client: Client, cluster: str, folder: str) -> None:
+    """Write main settings of a cluster into configs.json."""
+    _write(folder, "configs.json", await client.admin.export_configs(cluster))
+
+
+@COMMANDS.add("exportMetrics")
+@cluster_option
+@file_option
+async def export_metrics(client: Client, cluster: str, folder: str) -> None:
+    """Write rates and sizes of a cluster into metrics.json."""
+    _write(folder, "metrics.json", await client.admin.export_metrics(cluster))

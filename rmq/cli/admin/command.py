@@ -10,7 +10,7 @@ from typing import Any, Final, TypedDict
 import attrs
 import click
 
-from rmq.cli.output import echo, echo_json
+from rmq.cli.output import clock_text, echo
 from rmq.cli.target import Target, run, target_options
 from rmq.message import MessageQueue
 from rmq.printable import printable
@@ -84,17 +84,6 @@ def where_options(what: str, *, needed: bool = True) -> Callable[[Work], Work]:
 # --- how RocketMQ prints ---
 
 
-def say(text: str = "") -> None:
-    """One line."""
-    echo(text)
-
-
-def say_json(value: object, *, indent: int | None = 1) -> None:
-    """A value as JSON; without `indent` on one line, as Java writes it."""
-    separators = (",", ":") if indent is None else None
-    echo_json(value, indent=indent, separators=separators)
-
-
 def row(widths: Iterable[int], *values: object) -> None:
     """Values in columns; a negative width puts the value to the left. The last column is not padded."""
     cells = [_padded(cell_text(value), width) for width, value in zip(widths, values, strict=True)]
@@ -132,21 +121,19 @@ def java_text(value: Any) -> str:
 def _body_text(body: Any) -> str:
     fields = attrs.fields(type(body))
     pairs = ((java_name(field), getattr(body, field.name)) for field in fields)
-    texts = (f"{name}={perm_text(item) if name == 'perm' else java_text(item)}" for name, item in pairs)
+    texts = (f"{name}={_java_perm(item) if name == 'perm' else java_text(item)}" for name, item in pairs)
     return f"{type(body).__name__} [{', '.join(texts)}]"
 
 
-def perm_text(perm: int) -> str:
-    """A topic's permission as ``RW-``."""
+def _java_perm(perm: int) -> str:
+    """A topic's permission as Java's toString writes it: ``RW-``."""
     bits = ((PERM_READ, "R"), (PERM_WRITE, "W"), (PERM_INHERIT, "X"))
     return "".join(letter if perm & bit else "-" for bit, letter in bits)
 
 
 def stamp(ms: int, *, otherwise: str = "") -> str:
     """A time in ms since 1970 as local ``2026-11-21 10:00:00,000``."""
-    if ms <= 0:
-        return otherwise
-    return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds").replace(".", ",")
+    return clock_text(ms).replace(".", ",") if ms > 0 else otherwise
 
 
 def seconds_stamp(ms: int, *, otherwise: str = "") -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
+from rmq.cli.admin.clients import running_text, same_subscriptions, troubles
 from rmq.cli.admin.command import (
     COUNT,
     NUMBER,
@@ -18,11 +19,9 @@ from rmq.cli.admin.command import (
     as_time_or_now,
     java_text,
     row,
-    say,
     seconds_stamp,
     where_options,
 )
-from rmq.cli.admin.members import running_text, same_subscriptions, troubles
 from rmq.cli.output import echo
 from rmq.client.admin.reports import version_name
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
@@ -83,8 +82,8 @@ async def update_group(client: Client, where: Where, **settings: object) -> None
     """Make a consumer group, or change it: what is not given gets mqadmin's default."""
     config = SubscriptionGroupConfig(**settings)  # type: ignore[arg-type]
     for address in await client.admin.put_group(config, **where):
-        say(f"create subscription group to {address} success.")
-    say(java_text(config))
+        echo(f"create subscription group to {address} success.")
+    echo(java_text(config))
 
 
 @COMMANDS.add("deleteSubGroup")
@@ -95,7 +94,7 @@ async def delete_group(client: Client, where: Where, group: str, remove: bool) -
     """Delete a consumer group; from a cluster, with its retry topic and its dead letters."""
     cluster = f" in cluster [{where['cluster']}]" if where["cluster"] else ""
     for address in await client.admin.delete_group(group, remove_offset=remove, **where):
-        say(f"delete subscription group [{group}] from broker [{address}]{cluster} success.")
+        echo(f"delete subscription group [{group}] from broker [{address}]{cluster} success.")
 
 
 @COMMANDS.add("getConsumerConfig")
@@ -111,9 +110,9 @@ async def consumer_config(client: Client, group: str) -> None:
         if config is None:
             continue
         line = "=" * 29
-        say(f"{line}{data.cluster}:{name}{line}")
+        echo(f"{line}{data.cluster}:{name}{line}")
         for field in attrs.fields(SubscriptionGroupConfig):
-            say(f"{java_name(field):<40}=  {java_text(getattr(config, field.name))}")
+            echo(f"{java_name(field):<40}=  {java_text(getattr(config, field.name))}")
 
 
 # --- progress ---
@@ -146,9 +145,9 @@ def _print_progress(progress: GroupProgress, owners: dict[MessageQueue, str] | N
         if owners is not None:
             values.append(owners.get(queue, "N/A"))
         row(widths, *values, one.lag, seconds_stamp(one.last_timestamp, otherwise="N/A"))
-    say()
-    say(f"Consume TPS: {progress.consume_tps:.2f}")
-    say(f"Diff Total: {progress.lag}")
+    echo()
+    echo(f"Consume TPS: {progress.consume_tps:.2f}")
+    echo(f"Diff Total: {progress.lag}")
 
 
 async def _owners(client: Client, group: str) -> dict[MessageQueue, str]:
@@ -219,16 +218,16 @@ async def consumer_status(
         return
     members = await client.admin.consumer_connection(group, broker=broker)
     infos = await _write_infos(client, group, members, broker, stack)
-    say()
+    echo()
     if not same_subscriptions(infos.values()):
-        say("WARN: Different subscription in the same group of consumer!!!")
+        echo("WARN: Different subscription in the same group of consumer!!!")
         return
-    say("Same subscription in the same group of consumer")
-    say()
-    say("Rebalance OK")
+    echo("Same subscription in the same group of consumer")
+    echo()
+    echo("Rebalance OK")
     for name, info in sorted(infos.items()):
         for trouble in troubles(name, info, _now_ms()):
-            say(trouble)
+            echo(trouble)
 
 
 async def _write_infos(
@@ -281,7 +280,7 @@ async def _watch(client: Client, group: str) -> None:
     members = await client.admin.consumer_connection(group)
     for topic in sorted({one.message_queue.topic for one in progress.queues}):
         lags = [one.lag for one in progress.queues if one.message_queue.topic == topic]
-        say(
+        echo(
             f"[MONITOR] [NOTIFY] reportUndoneMsgs: UndoneMsgs [consumerGroup={group}, topic={topic}, "
             f"undoneMsgsTotal={sum(lags)}, undoneMsgsSingleMQ={max(lags)}]"
         )
@@ -290,10 +289,10 @@ async def _watch(client: Client, group: str) -> None:
         for member in members.connection_set
     }
     if not same_subscriptions(infos.values()):
-        say(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, Subscription different")
+        echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, Subscription different")
     for name, info in infos.items():
         for trouble in troubles(name, info, _now_ms()):
-            say(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, ClientId: {name}, {trouble}")
+            echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, ClientId: {name}, {trouble}")
 
 
 # --- offsets ---
@@ -310,7 +309,7 @@ async def clone_offsets(client: Client, source: str, destination: str, topic: st
     """Give a group the offsets that another has in a topic."""
     await client.admin.consume_stats(source)  # says so when there is nothing to copy
     await client.admin.clone_offsets(source, destination, topic, unsubscribed=offline)
-    say(f"clone group offset success. srcGroup[{source}], destGroup=[{destination}], topic[{topic}]")
+    echo(f"clone group offset success. srcGroup[{source}], destGroup=[{destination}], topic[{topic}]")
 
 
 @COMMANDS.add("resetOffsetByTime")
@@ -330,7 +329,7 @@ async def reset_offset(
 ) -> None:
     """Set a group to a time. Members that are connected go on from there at once."""
     done = await client.admin.reset_offset(group, topic, timestamp, force=force, cpp=cpp)
-    say(
+    echo(
         f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{java_text(force)}], "
         f"timestamp(string)[{timestamp}], timestamp(long)[{timestamp}]"
     )

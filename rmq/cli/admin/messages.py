@@ -1,4 +1,4 @@
-"""The commands of `rmq admin` about messages."""
+"""The commands of `rmq admin` about messages, and those that send some and time them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -19,12 +20,13 @@ from rmq.cli.admin.command import (
     cell_text,
     java_text,
     row,
-    say,
     seconds_stamp,
     stamp,
 )
-from rmq.cli.admin.probes import result_text
+from rmq.cli.latency import timed_send
+from rmq.cli.output import echo
 from rmq.client.admin.messages import TOOLS_GROUP
+from rmq.client.routes import Route
 from rmq.errors import ConfigError, NoRoute, QueryNotFound
 from rmq.message import TRACE_TOPIC, Message, MessageQueue, StoredMessage
 from rmq.protocol.codes import PERM_WRITE
@@ -33,11 +35,14 @@ from rmq.protocol.trace import TraceContext, TraceType
 if TYPE_CHECKING:
     from rmq.cli.target import Target
     from rmq.client.client import Client
+    from rmq.client.outgoing import SendResult
+    from rmq.client.producer import Producer
     from rmq.client.puller import PullConsumer
 
 COMMANDS = Commands()
 
 PULL_MESSAGES = 32
+PROBE_GROUP = "RMQ_PROBE"
 
 topic_option = click.option("-t", "--topic", required=True, help="The topic.")
 begin_option = click.option(
@@ -65,7 +70,7 @@ async def query_by_id(
     """Show messages by their offset ids; send them, or have them consumed, once more."""
     for message_id in filter(None, (piece.strip() for piece in ids.split(","))):
         if group and client_id:
-            say(java_text(await client.admin.consume_directly(group, client_id, message_id)))
+            echo(java_text(await client.admin.consume_directly(group, client_id, message_id)))
         elif send:
             await _send_again(client, await client.admin.view_message(message_id))
         else:
@@ -73,10 +78,10 @@ async def query_by_id(
 
 
 async def _send_again(client: Client, message: StoredMessage) -> None:
-    say(f"prepare resend msg. originalMsgId={message.offset_message_id}")
+    echo(f"prepare resend msg. originalMsgId={message.offset_message_id}")
     again = Message(message.topic, message.body, tags=message.tags, keys=message.keys, flag=message.flag)
     async with client.producer("ReSendMsgById") as producer:
-        say(result_text(await producer.send(again)))
+        echo(result_text(await producer.send(again)))
 
 
 @COMMANDS.add("queryMsgByUniqueKey")
@@ -90,7 +95,7 @@ async def query_by_unique_key(
 ) -> None:
     """Show the messages with a producer's id; or have one consumed once more."""
     if group and client_id:
-        say(java_text(await client.admin.consume_directly(group, client_id, message_id, topic)))
+        echo(java_text(await client.admin.consume_directly(group, client_id, message_id, topic)))
         return
     found = (await client.admin.query_unique_key(topic, message_id)).messages
     if not found:
@@ -130,13 +135,13 @@ async def _print_message(client: Client, message: StoredMessage) -> None:
         "Message Body Path": _body_file(message),
     }
     for name, value in rows.items():
-        say(f"{name + ':':<20} {cell_text(value)}")
-    say("\n")
+        echo(f"{name + ':':<20} {cell_text(value)}")
+    echo("\n")
     tracks = await client.admin.message_tracks(message)
     if not tracks:
-        say("WARN: No Consumer")
+        echo("WARN: No Consumer")
     for track in tracks:
-        say(
+        echo(
             f"MessageTrack [consumerGroup={track.group}, trackType={track.state}, "
             f"exceptionDesc={track.detail or 'null'}]"
         )
@@ -198,7 +203,7 @@ def _print_trace(heads: Sequence[str], events: list[tuple[str, TraceContext, Tra
         status = "success" if event.success else "failed"
         group = event.group or first.group
         row(widths, kind, group, host, when, f"{event.cost_ms}ms", status)
-    say()
+    echo()
 
 
 # --- many messages ---
@@ -224,10 +229,10 @@ async def print_messages(
     async with client.pull_consumer(TOOLS_GROUP) as puller:
         for queue in await puller.message_queues(topic):
             first, last = await _bounds(puller, queue, begin, end)
-            say(f"minOffset={first}, maxOffset={last}, {java_text(queue)}")
+            echo(f"minOffset={first}, maxOffset={last}, {java_text(queue)}")
             async for message in _between(puller, queue, first, last, expression):
                 _print_line(message, charset if print_body else None)
-            say("-" * 56)
+            echo("-" * 56)
 
 
 @COMMANDS.add("printMsgByQueue")
@@ -262,7 +267,7 @@ async def print_queue(
     if how["count_tags"]:
         for tag, count in tags.most_common():
             if tag:
-                say(f"Tag: {cell_text(tag):<30} Count: {count}")
+                echo(f"Tag: {cell_text(tag):<30} Count: {count}")
 
 
 async def _bounds(
@@ -298,7 +303,7 @@ def _print_line(message: StoredMessage, charset: str | None) -> None:
         except LookupError:
             raise ConfigError("charsetName", charset, "a character set such as UTF-8 or GBK") from None
     queue = f"queueId={message.queue_id}, queueOffset={message.queue_offset}"
-    say(
+    echo(
         f"MSGID: {message.message_id} MessageExt [brokerName={message.broker_name}, {queue}, "
         f"storeSize={message.size}, sysFlag={message.sys_flag}, bornTimestamp={message.born_timestamp}, "
         f"bornHost=/{message.born_host}, storeTimestamp={message.store_timestamp}, "
@@ -343,10 +348,10 @@ async def consume_messages(
             first, last = await _bounds(puller, queue, begin, end)
             first = max(first, offset or 0)
             if last - first > count:
-                say(f"The older {count} message of the {queue.queue_id} queue will be provided")
+                echo(f"The older {count} message of the {queue.queue_id} queue will be provided")
                 last = first + count
             async for message in _between(puller, queue, first, last):
-                say("Consume ok")
+                echo("Consume ok")
                 _print_line(message, "UTF-8")
                 count -= 1
             if count <= 0:
@@ -406,3 +411,108 @@ async def _chosen_queue(client: Client, topic: str, broker: str, queue_id: int |
         if data.broker_name == broker and data.perm & PERM_WRITE:
             return MessageQueue(topic, broker, queue_id or 0)
     raise NoRoute(topic, client.admin.name_servers, f"broker {broker} has no queue of it that can be written")
+
+
+# --- probes ---
+
+
+def result_text(result: SendResult) -> str:
+    """A result as Java's toString writes it."""
+    return (
+        f"SendResult [sendStatus={result.status}, msgId={result.message_id}, "
+        f"offsetMsgId={result.offset_message_id}, messageQueue={java_text(result.message_queue)}, "
+        f"queueOffset={result.queue_offset}]"
+    )
+
+
+@COMMANDS.add("sendMsgStatus")
+@click.option(
+    "-b", "--brokerName", "broker", required=True, help="The broker's name: every broker has a topic of it."
+)
+@click.option("-s", "--messageSize", "size", type=NUMBER, default=128, help="Bytes of a message.")
+@click.option("-c", "--count", type=COUNT, default=50, help="Messages.")
+async def send_status(client: Client, broker: str, size: int, count: int) -> None:
+    """Send messages to a broker, and print the time and the result of each."""
+    async with client.producer(PROBE_GROUP) as producer:
+        await producer.send(Message(broker, b"a" * 16))
+        for _ in range(count):
+            began = time.perf_counter()
+            result = await producer.send(Message(broker, b"a" * size))
+            echo(f"rt={round((time.perf_counter() - began) * 1000)}ms, SendResult={result_text(result)}")
+
+
+@COMMANDS.add("checkMsgSendRT")
+@click.option("-t", "--topic", required=True, help="The topic.")
+@click.option("-a", "--amount", type=COUNT, default=100, help="Messages.")
+@click.option("-s", "--size", type=NUMBER, default=128, help="Bytes of a message.")
+async def check_send(client: Client, topic: str, amount: int, size: int) -> None:
+    """Send messages to a topic's queues in turn, and print the time of each and their average."""
+    queues = Route.of(topic, await client.admin.topic_route(topic)).publish_queues
+    if not queues:
+        raise ConfigError("topic", topic, "a topic that can be written")
+    widths = (-32, -4, -20, -8)
+    row(widths, "#Broker Name", "#QID", "#Send Result", "  #RT")
+    elapsed: list[float] = []
+    async with client.producer(PROBE_GROUP) as producer:
+        for number in range(amount):
+            queue = queues[number % len(queues)]
+            good, ms = await _timed(producer, Message(topic, b"a" * size), queue)
+            elapsed.append(ms)
+            row(widths, queue.broker_name, queue.queue_id, good, f"  {round(ms)}")
+    echo(f"Avg RT: {_average(elapsed):.2f}")
+
+
+async def _timed(producer: Producer, message: Message, queue: MessageQueue | None) -> tuple[bool, float]:
+    """(whether it was stored, ms)."""
+    ms, error = await timed_send(producer, message, queue)
+    if error is not None:
+        echo(f"rmq: {error}", err=True)
+    return error is None, ms
+
+
+def _average(elapsed: list[float]) -> float:
+    """The first one is left out: it also makes the connection."""
+    rest = elapsed[1:] or elapsed
+    return sum(rest) / len(rest)
+
+
+@COMMANDS.add("clusterRT")
+@click.option("-a", "--amount", type=COUNT, default=100, help="Messages for each broker.")
+@click.option("-s", "--size", type=NUMBER, default=128, help="Bytes of a message.")
+@click.option("-c", "--cluster", help="Only this cluster.")
+@click.option("-p", "--printLog", "as_log", type=bool, default=False, help="One line of fields with |.")
+@click.option("-m", "--machineRoom", "room", default="noname", help="A name for those lines.")
+@click.option("-i", "--interval", type=COUNT, default=10, help="Seconds between rounds.")
+@click.option("--rounds", type=COUNT, help="Stop after so many.  [default: never]")
+async def cluster_times(
+    client: Client, cluster: str | None, as_log: bool, room: str, rounds: int | None, **numbers: int
+) -> None:
+    """Time sends to every broker, round after round."""
+    import trio
+
+    if not as_log:
+        row((-24, -24, -8, -16, -16), "#Cluster Name", "#Broker Name", "#RT", "#successCount", "#failCount")
+    done = 0
+    async with client.producer(PROBE_GROUP) as producer:
+        while True:
+            table = (await client.admin.cluster_info()).cluster_addr_table
+            if cluster is not None and cluster not in table:
+                raise ConfigError("cluster", cluster, f"one of {sorted(table)}")
+            for name in sorted(table) if cluster is None else [cluster]:
+                for broker in sorted(table[name]):
+                    message = Message(broker, b"a" * numbers["size"])
+                    tries = [await _timed(producer, message, None) for _ in range(numbers["amount"])]
+                    _print_times(tries, (name, broker), room if as_log else None)
+            done += 1
+            if done == rounds:
+                return
+            await trio.sleep(numbers["interval"])
+
+
+def _print_times(tries: list[tuple[bool, float]], place: tuple[str, str], room: str | None) -> None:
+    average = _average([ms for _, ms in tries])
+    good = sum(stored for stored, _ in tries)
+    if room is None:
+        row((-24, -24, -8, -16, -16), *place, average, good, len(tries) - good)
+    else:
+        echo("|".join((f"{datetime.now():%Y-%m-%d %H:%M:%S}", room, *place, str(round(average)))))

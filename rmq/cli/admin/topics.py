@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmq.cli.admin.command import COUNT, Commands, Where, java_text, row, say, say_json, stamp, where_options
+from rmq.cli.admin.command import COUNT, Commands, Where, java_text, row, stamp, where_options
+from rmq.cli.output import echo, echo_json
 from rmq.client.rebalance import averagely
 from rmq.client.routes import Route
 from rmq.errors import NoRoute
@@ -47,10 +48,10 @@ async def update_topic(
         topic, read_queues, write_queues, perm, topic_sys_flag=sys_flag, order=flags["order"]
     )
     for address in await client.admin.put_topic(config, **where):
-        say(f"create topic to {address} success.")
+        echo(f"create topic to {address} success.")
     if config.order:
-        say(f"set orderConf. isOrder=true, orderConf=[{await client.admin.order_conf(topic)}]")
-    say(java_text(config))
+        echo(f"set orderConf. isOrder=true, orderConf=[{await client.admin.order_conf(topic)}]")
+    echo(java_text(config))
 
 
 @COMMANDS.add("deleteTopic")
@@ -59,8 +60,8 @@ async def update_topic(
 async def delete_topic(client: Client, topic: str, cluster: str) -> None:
     """Delete a topic, with its messages, from a cluster and from the name servers."""
     await client.admin.delete_topic(topic, cluster=cluster)
-    say(f"delete topic [{topic}] from cluster [{cluster}] success.")
-    say(f"delete topic [{topic}] from NameServer success.")
+    echo(f"delete topic [{topic}] from cluster [{cluster}] success.")
+    echo(f"delete topic [{topic}] from NameServer success.")
 
 
 @COMMANDS.add("updateTopicPerm")
@@ -71,9 +72,9 @@ async def update_topic_perm(client: Client, where: Where, topic: str, perm: int)
     """Change what a topic allows."""
     for address, before in (await client.admin.set_topic_perm(topic, perm, **where)).items():
         if before.perm == perm:
-            say("new perm equals to the old one!")
+            echo("new perm equals to the old one!")
         else:
-            say(f"update topic perm from {before.perm} to {perm} in {address} success.")
+            echo(f"update topic perm from {before.perm} to {perm} in {address} success.")
 
 
 @COMMANDS.add("topicRoute")
@@ -85,7 +86,7 @@ async def topic_route(client: Client, topic: str, as_list: bool) -> None:
     if as_list:
         _list_route(route)
     else:
-        say_json(route.to_value())
+        echo_json(route.to_value(), indent=1)
 
 
 def _list_route(route: TopicRouteData) -> None:
@@ -105,7 +106,7 @@ def _list_route(route: TopicRouteData) -> None:
             found.write_queue_nums,
             found.perm,
         )
-    say("-" * 158)
+    echo("-" * 158)
     row(widths, "Total:", len(queues), "", read, write, "")
 
 
@@ -125,7 +126,7 @@ async def topic_status(client: Client, topic: str) -> None:
 async def topic_cluster_list(client: Client, topic: str) -> None:
     """Show which clusters have a topic."""
     for cluster in await client.admin.topic_clusters(topic):
-        say(cluster)
+        echo(cluster)
 
 
 @COMMANDS.add("topicList")
@@ -135,7 +136,7 @@ async def topic_list(client: Client, with_clusters: bool) -> None:
     topics = await client.admin.topics()
     if not with_clusters:
         for topic in topics:
-            say(topic)
+            echo(topic)
         return
     widths = (-20, -64, -64)
     row(widths, "#Cluster Name", "#Topic", "#Consumer Group")
@@ -163,15 +164,15 @@ async def update_order_conf(client: Client, topic: str, method: str, conf: str |
         found = await client.admin.order_conf(topic)
         if found is None:
             raise click.ClickException(f"no orderConf of topic {topic} is at the name servers")
-        say(f"get orderConf success. topic=[{topic}], orderConf=[{found}]")
+        echo(f"get orderConf success. topic=[{topic}], orderConf=[{found}]")
     elif method == "put":
         if not conf:
             raise click.UsageError("give -v with what to write, such as broker-a:8;broker-b:8")
         await client.admin.put_order_conf(topic, conf)
-        say(f"update orderConf success. topic=[{topic}], orderConf=[{conf}]")
+        echo(f"update orderConf success. topic=[{topic}], orderConf=[{conf}]")
     else:
         await client.admin.delete_order_conf(topic)
-        say(f"delete orderConf success. topic=[{topic}]")
+        echo(f"delete orderConf success. topic=[{topic}]")
 
 
 @COMMANDS.add("allocateMQ")
@@ -188,7 +189,7 @@ async def allocate_queues(client: Client, topic: str, ips: str) -> None:
             {"brokerName": queue.broker_name, "queueId": queue.queue_id, "topic": queue.topic}
             for queue in mine
         ]
-    say_json({"result": result}, indent=None)
+    echo_json({"result": result}, indent=None, separators=(",", ":"))
 
 
 @COMMANDS.add("statsAll")

@@ -1,15 +1,15 @@
-"""`rmq spark audit`, `trace`, `lag` and `profile`."""
+"""`rmq spark audit`, `trace`, `lag`, `profile` and `dlq`: the pipelines that count and compare."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 from attrs import frozen
 
 from rmq.cli.output import Format, output_option
-from rmq.cli.spark.running import (
+from rmq.cli.spark.job import (
     errors_in_a_line,
     run_pipeline,
     showing,
@@ -17,9 +17,10 @@ from rmq.cli.spark.running import (
     spark_options,
     tell,
 )
+from rmq.cli.spark.messages import letter_options
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, target_options
-from rmq.cli.times import as_duration
+from rmq.cli.values import as_duration
 from rmq.message import TRACE_TOPIC
 from rmq.store.config import DELAY_LEVELS
 
@@ -208,6 +209,51 @@ def lag_command(
 
             shown.say("sampling")
             record_lag(source_options(target), folder, groups, times=times, every_seconds=every / 1000)
+    tell(run_pipeline(work, master=master, memory=memory), output)
+
+
+@frozen
+class Counts:
+    """The rows of `count_letters`, the largest first, and the sums over all."""
+
+    letters: int
+    kinds: int
+    parts: tuple[dict[str, object], ...]
+
+
+@click.command("dlq")
+@letter_options
+@click.option("--bucket", type=click.Choice(["minute", "hour", "day"]), default="hour", show_default=True)
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows to show.")
+@output_option
+@spark_options
+@target_options
+def dlq_command(
+    target: Target,
+    groups: tuple[str, ...],
+    where: str | None,
+    bucket: Literal["minute", "hour", "day"],
+    limit: int,
+    output: Format,
+    master: str,
+    memory: str,
+) -> None:
+    """Count dead letters, of all groups or of these: by group, topic, tag, reason, number of times and the
+    hour (UTC) in which they died."""
+
+    def work(spark: SparkSession, watch: Watch) -> Counts:
+        from pyspark.sql import functions as F
+
+        from rmq.spark import count_letters, dead_letters
+        from rmq.spark.pipelines.progress import watched
+
+        letters = dead_letters(spark, source_options(target), groups)
+        counted = count_letters(letters.where(where) if where else letters, bucket).cache()
+        with watched(spark, watch):
+            total = counted.agg(F.sum("letters"), F.count("*")).collect()[0]
+            rows = counted.limit(limit).collect()
+        return Counts(total[0] or 0, total[1], tuple(row.asDict() for row in rows))
+
     tell(run_pipeline(work, master=master, memory=memory), output)
 
 

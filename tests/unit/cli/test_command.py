@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from rmq.cli import SUBCOMMANDS, command
+from rmq.cli import SECTIONS, SUBCOMMANDS, command
 from rmq.cli.broker import operations
 
 HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
@@ -22,6 +22,7 @@ def test_help_lists_every_subcommand_with_its_line() -> None:
     for name, (_, text) in SUBCOMMANDS.items():
         assert name in said.output
         assert text.split()[-1] in said.output
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(SUBCOMMANDS)
 
 
 def test_help_imports_nothing_heavy() -> None:

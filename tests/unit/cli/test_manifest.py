@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from rmq.cli.manifest import EVERYWHERE, GROUP_FIELDS, TOPIC_FIELDS, Manifest, Reader, spread, text_of
-from rmq.cli.times import duration_ms, place
 from rmq.errors import ConfigError
 
 
@@ -51,29 +50,3 @@ def test_what_is_wrong_is_named_with_its_line(text: str, line: int, said: str) -
         Reader(text, "all.yaml").manifest()
     assert f"all.yaml:{line}" in str(caught.value)
     assert said in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "ms"), [("250ms", 250), ("10s", 10_000), ("1.5h", 5_400_000), ("1d12h", 129_600_000), ("0s", 0)]
-)
-def test_durations(text: str, ms: int) -> None:
-    assert duration_ms(text) == ms
-
-
-@pytest.mark.parametrize("text", ["", "10", "s", "10 s", "-5s", "10s!"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match="is no duration"):
-        duration_ms(text)
-
-
-def test_places_in_time() -> None:
-    assert [place(text, 100_000) for text in ("earliest", "end", "-10s", "1700000000000")] == [
-        "first",
-        "last",
-        90_000,
-        1_700_000_000_000,
-    ]
-    assert place("2026-11-21T10:00+00:00", 0) == 1_795_255_200_000
-    for text in ("yesterday", "-soon", "12"):
-        with pytest.raises(ValueError, match="is no"):
-            place(text, 0)

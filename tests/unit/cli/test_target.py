@@ -11,9 +11,10 @@ import pytest
 import yaml
 from attrs import evolve
 
-from rmq.cli.contexts import Context, Contexts, read_contexts, write_contexts
+from rmq.cli.context import Context, Contexts, read_contexts, write_contexts
 from rmq.cli.output import cell, plain, printable
-from rmq.cli.target import explained, resolve
+from rmq.cli.status import explained
+from rmq.cli.target import resolve
 from rmq.errors import ConfigError, NoRoute
 from tests.unit.cli.conftest import ROOT, Shell
 

@@ -17,9 +17,9 @@ import attrs
 import click
 from attrs import frozen
 
-from rmq.cli.output import Format, echo, plain, show
-from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED
-from rmq.cli.target import Target, fail
+from rmq.cli.output import Format, echo, plain, progress, show
+from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from rmq.cli.target import Target
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:
@@ -160,13 +160,11 @@ def showing() -> Iterator[Shown]:
         yield Shown(lambda text: None, unwatched)
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # A handle of its own: while Java starts, the error output leads elsewhere.
     with os.fdopen(os.dup(STDERR), "w") as terminal:
         console = Console(file=terminal, force_terminal=True)
-        with Progress(*columns, console=console, transient=True, redirect_stderr=False) as bars:
+        with progress(console, redirect_stderr=False) as bars:
             task = bars.add_task("", total=None)
 
             def watch(at: SparkProgress) -> None:
@@ -176,14 +174,14 @@ def showing() -> Iterator[Shown]:
 
 
 def tell(summary: Any, output: Format, *, columns: Mapping[str, str] | None = None) -> None:
-    """Print what a pipeline returned: its parts as a table, then its figures; or all as JSON or YAML."""
+    """Print what a pipeline returned: its parts as a table, then its metrics; or all as JSON or YAML."""
     if output != "table":
         show(summary, output)
         return
-    figures = {name: value for name, value in attrs.asdict(summary, recurse=False).items() if name != "parts"}
+    metrics = {name: value for name, value in attrs.asdict(summary, recurse=False).items() if name != "parts"}
     if getattr(summary, "parts", ()):
         show(summary.parts, columns=columns)
         echo()
-    if isinstance(figures.get("seconds"), float):
-        figures["seconds"] = f"{figures['seconds']:.1f}"
-    show(plain(figures))
+    if isinstance(metrics.get("seconds"), float):
+        metrics["seconds"] = f"{metrics['seconds']:.1f}"
+    show(plain(metrics))

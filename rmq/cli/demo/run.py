@@ -11,19 +11,20 @@ from functools import partial
 
 import trio
 from attrs import field, frozen
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
 import rmq
 from rmq import embedded
-from rmq.cli.report import Delivery, Tally
-from rmq.cli.rows import Row
+from rmq.cli.demo.report import Delivery, Tally
+from rmq.cli.demo.rows import Row
+from rmq.cli.output import console, progress
 from rmq.client.consumer import Consumer
 from rmq.client.producer import Producer
 from rmq.remoting.tasks import bare_errors
 
 CONSUMERS = 2
-LANES = 32  # sends in flight; the rows of one key all go through one lane, one after the other
+WORKERS = 32
+"""Sends in flight; one worker sends all rows of a key, one after the other."""
 STALL_SECONDS = 30
 LONGEST_INDEXED_KEY = 128
 
@@ -109,26 +110,19 @@ async def _deliver(plan: Plan, tally: Tally, consumer: int, message: rmq.StoredM
 
 
 async def _publish_and_wait(producer: Producer, plan: Plan, tally: Tally) -> None:
-    lanes: list[list[Row]] = [[] for _ in range(LANES)]
+    shares: list[list[Row]] = [[] for _ in range(WORKERS)]
     for row in plan.rows:
-        lanes[zlib.crc32(row.key.encode()) % LANES].append(row)
-    with _progress() as progress:
-        bars = [progress.add_task(name, total=len(plan.rows)) for name in ("published", "consumed")]
+        shares[zlib.crc32(row.key.encode()) % WORKERS].append(row)
+    with progress(console(stderr=True), transient=False) as shown:
+        bars = [shown.add_task(name, total=len(plan.rows)) for name in ("published", "consumed")]
         with bare_errors():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch, progress, bars, tally, nursery.cancel_scope)
-                for lane in lanes:
-                    nursery.start_soon(_publish, producer, plan, tally, lane)
+                nursery.start_soon(_watch, shown, bars, tally, nursery.cancel_scope)
+                for rows in shares:
+                    nursery.start_soon(_publish, producer, plan, tally, rows)
         if not tally.complete:
             came = f"only {len(tally.seen):,} of {len(plan.rows):,} rows came"
             raise DemoFailed(f"{came}; the last {STALL_SECONDS} s brought none")
-
-
-def _progress() -> Progress:
-    """Bars on the terminal's error output; nothing when that is not a terminal."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    return Progress(*columns, console=console, disable=not console.is_terminal)
 
 
 async def _publish(producer: Producer, plan: Plan, tally: Tally, rows: Sequence[Row]) -> None:
@@ -140,13 +134,13 @@ async def _publish(producer: Producer, plan: Plan, tally: Tally, rows: Sequence[
         tally.acknowledged_at[row.number] = time.perf_counter()
 
 
-async def _watch(progress: Progress, bars: Sequence[TaskID], tally: Tally, scope: trio.CancelScope) -> None:
+async def _watch(shown: Progress, bars: Sequence[TaskID], tally: Tally, scope: trio.CancelScope) -> None:
     """Moves the bars; ends the wait when everything has come, or when nothing comes any more."""
     last, since = (0, 0), trio.current_time()
     while not tally.complete:
         now = len(tally.acknowledged_at), len(tally.seen)
         for bar, count in zip(bars, now, strict=True):
-            progress.update(bar, completed=count)
+            shown.update(bar, completed=count)
         if now != last:
             last, since = now, trio.current_time()
         elif trio.current_time() - since > STALL_SECONDS:
@@ -155,5 +149,5 @@ async def _watch(progress: Progress, bars: Sequence[TaskID], tally: Tally, scope
     while len(tally.acknowledged_at) < len(tally.seen):
         await trio.sleep(0.01)  # a row can be consumed before its send has heard of it
     for bar in bars:
-        progress.update(bar, completed=len(tally.seen))
+        shown.update(bar, completed=len(tally.seen))
     scope.cancel()

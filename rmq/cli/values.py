@@ -1,13 +1,20 @@
-"""Times and durations as people type them."""
+"""Values as people type them: durations, times, permissions, KEY=VALUE, and secrets in files of their own.
+
+The functions `as_...` are click's callbacks of options and arguments.
+"""
 
 from __future__ import annotations
 
+import pathlib
 import re
 import time
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, Literal
 
 import click
+
+from rmq.protocol.codes import PERM_READ, PERM_WRITE
 
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -64,8 +71,40 @@ def as_place(context: click.Context, parameter: click.Parameter, given: str | No
         raise click.BadParameter(str(error)) from None
 
 
-def clock_text(ms: int) -> str:
-    """A time in ms since 1970 as local ``2026-11-21 10:00:00.000``; ``-`` for none."""
-    if ms <= 0:
-        return "-"
-    return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")
+PERMS: Final = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
+"""What a topic allows, as people write it -> RocketMQ's number."""
+
+
+def as_perm(context: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """``rw``, ``r``, ``w``, ``none`` or RocketMQ's number as a permission."""
+    words = PERMS | {str(number): number for number in PERMS.values()}
+    if given is None:
+        return None
+    if given not in words:
+        raise click.BadParameter("rw, r, w or none")
+    return words[given]
+
+
+def perm_text(perm: int) -> str:
+    """A permission as ``rw``, ``r``, ``w`` or ``none``."""
+    return ("r" if perm & PERM_READ else "") + ("w" if perm & PERM_WRITE else "") or "none"
+
+
+def pairs(given: Iterable[str], form: str = "KEY=VALUE", *, option: str | None = None) -> dict[str, str]:
+    """Texts of this form as a dict. Raises click's usage error, which names the `option`."""
+    parts = [text.partition("=") for text in given]
+    for name, mark, _ in parts:
+        if not mark or not name:
+            raise click.BadParameter(f"{name!r} is not {form}", param_hint=option)
+    return {name: value for name, _, value in parts}
+
+
+def read_secret(path: pathlib.Path, option: str = "--secret-key-file") -> str:
+    """The secret in a file of its own. Raises click's usage error."""
+    try:
+        secret = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(f"cannot read {path}: {error}", param_hint=option) from None
+    if not secret:
+        raise click.BadParameter(f"{path} is empty", param_hint=option)
+    return secret

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rmq.cli.rows import BadInput, Row, bundled, read_rows
+from rmq.cli.demo.rows import BadInput, Row, bundled, read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from rich.console import Console
 
-from rmq.cli.report import (
+from rmq.cli.demo.report import (
     Delivery,
     Tally,
     check_order,
@@ -14,11 +14,10 @@ from rmq.cli.report import (
     flow_table,
     latencies,
     order_line,
-    percentile,
+    print_parts,
     share_table,
-    show,
 )
-from rmq.cli.rows import Row
+from rmq.cli.demo.rows import Row
 
 ROWS = [Row(number, key, key.encode()) for number, key in enumerate("aababb")]
 
@@ -29,7 +28,7 @@ def came(*numbers: int, intact: bool = True) -> list[Delivery]:
 
 def printed(*parts: object, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width)
-    show(console, *parts)  # type: ignore[arg-type]
+    print_parts(console, *parts)  # type: ignore[arg-type]
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 
@@ -76,13 +75,6 @@ def test_the_tally_is_complete_when_each_row_has_come() -> None:
 
     tally.delivered(came(5)[0])
     assert tally.complete
-
-
-def test_percentiles_of_known_values() -> None:
-    values = [float(number) for number in range(1, 101)]
-
-    assert [percentile(values, share) for share in (0.5, 0.9, 0.99, 1.0)] == [51, 91, 100, 100]
-    assert percentile([], 0.5) == 0.0
 
 
 def test_latency_is_from_send_to_first_delivery() -> None:

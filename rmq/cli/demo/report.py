@@ -10,7 +10,8 @@ from attrs import Factory, define, frozen
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-from rmq.cli.rows import Row
+from rmq.cli.demo.rows import Row
+from rmq.cli.latency import percentile
 
 
 @frozen
@@ -88,11 +89,6 @@ def check_order(rows: Sequence[Row], deliveries: Sequence[Delivery]) -> OrderChe
     )
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The value below which `share` (0 to 1) of the sorted `values` lie; 0.0 when there are none."""
-    return values[min(len(values) - 1, int(len(values) * share))] if values else 0.0
-
-
 def latencies(tally: Tally) -> tuple[list[float], list[float]]:
     """Sorted seconds from the start of each send to its acknowledgement, and to its first delivery."""
     acknowledged = [at - tally.sent_at[row] for row, at in tally.acknowledged_at.items()]
@@ -111,12 +107,12 @@ def flow_table(tally: Tally) -> Table:
     for name in ("", "messages", "seconds", "per s", "p50 ms", "p90 ms", "p99 ms", "max ms"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
     published = max(tally.acknowledged_at.values()) - begin
-    table.add_row("published", *_figures(acknowledged, published))
-    table.add_row("consumed", *_figures(consumed, max(one.at for one in tally.deliveries) - begin))
+    table.add_row("published", *_metrics(acknowledged, published))
+    table.add_row("consumed", *_metrics(consumed, max(one.at for one in tally.deliveries) - begin))
     return table
 
 
-def _figures(values: Sequence[float], seconds: float) -> list[str]:
+def _metrics(values: Sequence[float], seconds: float) -> list[str]:
     rate = f"{len(values) / seconds:,.0f}" if seconds > 0 else "-"
     points = [f"{percentile(values, share) * 1000:.1f}" for share in (0.5, 0.9, 0.99, 1.0)]
     return [f"{len(values):,}", f"{seconds:.2f}", rate, *points]
@@ -171,7 +167,7 @@ STORE_PARTS = {
 }
 
 
-def show(console: Console, *parts: RenderableType) -> None:
+def print_parts(console: Console, *parts: RenderableType) -> None:
     """Prints tables and lines; a line is never cut, whatever the width of the terminal."""
     for part in parts:
         console.print(part, soft_wrap=isinstance(part, str), highlight=False)

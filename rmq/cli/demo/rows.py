@@ -35,8 +35,8 @@ class Row:
 
 def bundled() -> pathlib.Path:
     """The order events that come with rmq: inside the wheel, or in a checkout's examples/data."""
-    installed = pathlib.Path(str(importlib.resources.files("rmq.cli"))) / "data" / "orders.csv"
-    checkout = pathlib.Path(__file__).resolve().parents[2] / "examples" / "data" / "orders.csv"
+    installed = pathlib.Path(str(importlib.resources.files("rmq.cli.demo"))) / "orders.csv"
+    checkout = pathlib.Path(__file__).resolve().parents[3] / "examples" / "data" / "orders.csv"
     return installed if installed.is_file() else checkout
 
 

@@ -14,9 +14,9 @@ from attrs import frozen
 from rich.table import Table
 
 from rmq import embedded
-from rmq.cli.demo_run import Plan
-from rmq.cli.rows import Row
-from rmq.cli.spark.running import Shown, reason_of, showing, started
+from rmq.cli.demo.rows import Row
+from rmq.cli.demo.run import Plan
+from rmq.cli.spark.job import Shown, reason_of, showing, started
 from rmq.spark.pipelines.progress import Watch, unwatched
 
 if TYPE_CHECKING:

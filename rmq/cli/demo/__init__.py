@@ -12,11 +12,11 @@ import click
 import trio
 from rich.console import Console
 
-from rmq.cli.demo_run import DemoFailed, Plan, run_demo
+from rmq.cli.demo.report import check_order, files_table, flow_table, order_line, print_parts, share_table
+from rmq.cli.demo.rows import BadInput, bundled, read_rows
+from rmq.cli.demo.run import DemoFailed, Plan, run_demo
 from rmq.cli.output import echo
-from rmq.cli.report import check_order, files_table, flow_table, order_line, share_table, show
-from rmq.cli.rows import BadInput, bundled, read_rows
-from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SETTINGS, status_of
+from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, status_of
 from rmq.errors import InvalidName, RmqError
 from rmq.message import validate_topic
 
@@ -67,7 +67,7 @@ def demo(
         validate_topic(topic)
         rows = read_rows(path, key or (None if file else ORDERS_KEY))
     except (BadInput, InvalidName) as error:
-        sys.exit(_fail(error, EXIT_SETTINGS))
+        sys.exit(_fail(error, EXIT_USAGE))
     folder = (data_dir or pathlib.Path(tempfile.mkdtemp(prefix="rmq-demo-"))).resolve()
     column = key or ("the first column" if file else ORDERS_KEY)
     plan = Plan(rows, topic, queues, folder, uuid.uuid4().hex[:12])
@@ -83,7 +83,9 @@ def demo(
 def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     """Runs the plan and prints what came of it; returns the exit status."""
     console = Console()
-    show(console, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues")
+    print_parts(
+        console, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues"
+    )
     try:
         tally = trio.run(run_demo, plan)
     except KeyboardInterrupt:
@@ -92,8 +94,10 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
         return _fail(error, status_of(error))
     check = check_order(plan.rows, tally.deliveries)
     names = ("consumer-1", "consumer-2")
-    show(console, flow_table(tally), share_table(tally, names, column), files_table(plan.folder / "store"))
-    show(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
+    print_parts(
+        console, flow_table(tally), share_table(tally, names, column), files_table(plan.folder / "store")
+    )
+    print_parts(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
     if not check.passed:
         return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
     return 0
@@ -101,19 +105,19 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
 
 def _archive(plan: Plan) -> int:
     """The last step, where Spark is installed; returns the exit status."""
-    from rmq.cli.demo_spark import EXPECTED, SparkFailed, archive_demo, archive_line, count_table, has_spark
+    from rmq.cli.demo.spark import EXPECTED, SparkFailed, archive_demo, archive_line, count_table, has_spark
 
     if not has_spark():
         return 0
     console = Console()
-    show(console, EXPECTED)
+    print_parts(console, EXPECTED)
     try:
         counted = archive_demo(plan)
     except KeyboardInterrupt:
         return _fail(DemoFailed("interrupted while Spark was at work"), EXIT_INTERRUPTED)
     except (SparkFailed, RmqError, OSError) as error:
         return _fail(error, status_of(error))
-    show(console, count_table(counted), archive_line(counted))
+    print_parts(console, count_table(counted), archive_line(counted))
     if counted.rows != len(plan.rows):
         return _fail(DemoFailed(f"the archive has {counted.rows:,} of {len(plan.rows):,} rows"), EXIT_FAILED)
     return 0
