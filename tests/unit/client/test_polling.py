@@ -36,6 +36,15 @@ def test_what_was_polled_is_committed_at_the_end(both: Play, cluster: Cluster) -
     both(scenario, cluster)
 
 
+async def test_polling_locks_no_queue(setting: World, clock: MockClock, cluster: Cluster) -> None:
+    fill(cluster, 4)
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        await puller.subscribe({"T": "*"}, consume_from="first")
+        assert await puller.poll(4)
+    assert cluster["a"].count(RequestCode.LOCK_BATCH_MQ) == 0
+    assert cluster["a"].count(RequestCode.UNLOCK_BATCH_MQ) == 0
+
+
 async def test_what_is_being_consumed_is_not_committed(
     setting: World, clock: MockClock, cluster: Cluster
 ) -> None:
