@@ -18,17 +18,16 @@ if TYPE_CHECKING:
     from rmq.client.client import connect as connect
     from rmq.client.config import ClientConfig as ClientConfig
     from rmq.client.consumer import Consumer as Consumer
+    from rmq.client.dead_letters import DeadLetter as DeadLetter
+    from rmq.client.dead_letters import Letters as Letters
+    from rmq.client.dead_letters import Redriven as Redriven
     from rmq.client.delivery import Delivery as Delivery
-    from rmq.client.discarded import DiscardedHalf as DiscardedHalf
-    from rmq.client.letters import DeadLetter as DeadLetter
-    from rmq.client.letters import Letters as Letters
-    from rmq.client.letters import Redriven as Redriven
+    from rmq.client.handlers import Retry as Retry
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
-    from rmq.client.puller import PullConsumer as PullConsumer
-    from rmq.client.puller import PullResult as PullResult
-    from rmq.client.retry import Retry as Retry
+    from rmq.client.pull_consumer import PullConsumer as PullConsumer
+    from rmq.client.pull_consumer import PullResult as PullResult
     from rmq.client.subscription import Sql as Sql
     from rmq.client.subscription import sql as sql
     from rmq.client.trace import MessageTrace as MessageTrace
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from rmq.client.transactional import ROLLBACK as ROLLBACK
     from rmq.client.transactional import UNKNOWN as UNKNOWN
     from rmq.client.transactional import Decision as Decision
+    from rmq.client.transactional import DiscardedHalf as DiscardedHalf
     from rmq.client.transactional import Transaction as Transaction
     from rmq.client.transactional import TransactionalProducer as TransactionalProducer
     from rmq.errors import AccessDenied as AccessDenied
@@ -69,16 +69,17 @@ _MODULES = {
     "rmq.client.config": "ClientConfig",
     "rmq.client.consumer": "Consumer",
     "rmq.client.delivery": "Delivery",
-    "rmq.client.discarded": "DiscardedHalf",
-    "rmq.client.letters": "DeadLetter Letters Redriven",
+    "rmq.client.dead_letters": "DeadLetter Letters Redriven",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
-    "rmq.client.puller": "PullConsumer PullResult",
-    "rmq.client.retry": "Retry",
+    "rmq.client.pull_consumer": "PullConsumer PullResult",
+    "rmq.client.handlers": "Retry",
     "rmq.client.subscription": "Sql sql",
     "rmq.client.trace": "MessageTrace",
-    "rmq.client.transactional": "COMMIT ROLLBACK UNKNOWN Decision Transaction TransactionalProducer",
+    "rmq.client.transactional": (
+        "COMMIT ROLLBACK UNKNOWN Decision DiscardedHalf Transaction TransactionalProducer"
+    ),
     "rmq.errors": (
         "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"
         " MessageIllegal NoPermission NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError"

@@ -14,7 +14,7 @@ from rmq.cli.target import Target, run, target_options
 from rmq.cli.values import as_place
 
 if TYPE_CHECKING:
-    from rmq.client.letters import DeadLetter, Letters, Redriven
+    from rmq.client.dead_letters import DeadLetter, Letters, Redriven
 
 T = TypeVar("T")
 
@@ -43,7 +43,7 @@ def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
 def _letters(
     ids: tuple[str, ...], since: object, until: object, topic: str | None, reason: str | None
 ) -> Letters:
-    from rmq.client.letters import Letters
+    from rmq.client.dead_letters import Letters
 
     def where(letter: DeadLetter) -> bool:
         return (topic is None or letter.topic == topic) and (reason is None or reason in letter.reason)

@@ -18,7 +18,7 @@ from rmq.cli.values import Place, as_place
 if TYPE_CHECKING:
     import trio
 
-    from rmq.client.puller import PullConsumer
+    from rmq.client.pull_consumer import PullConsumer
     from rmq.client.subscription import Sql
     from rmq.message import MessageQueue, StoredMessage
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from rmq.client.names import NameServers
+from rmq.client.name_servers import NameServers
 from rmq.client.namespace import wrapped
 from rmq.client.routes import RouteTable
 from rmq.errors import NoRoute, QueryNotFound, for_code

@@ -5,40 +5,80 @@ from __future__ import annotations
 import ipaddress
 import os
 import random
-from collections.abc import Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 import anyio
 import anyio.abc
 
 from rmq.client.admin import Admin
-from rmq.client.answers import Answers
+from rmq.client.client_endpoint import Answers
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer
-from rmq.client.consumer_options import ConsumerOptions, OnError
-from rmq.client.discarded import DiscardedHalf, discarded_halves, resume
-from rmq.client.identity import local_address, new_client_id
-from rmq.client.letters import ALL_LETTERS, DeadLetter, Letters, Redriven
-from rmq.client.names import parse_name_servers
+from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
+from rmq.client.name_servers import parse_name_servers
 from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer, Observers
 from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
-from rmq.client.puller import PullConsumer
+from rmq.client.pull_consumer import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
-from rmq.client.redrive import Progress, Redrive
-from rmq.client.scope import TaskScope
 from rmq.client.session import Session, wall_clock_ms
-from rmq.client.signing import SigningPool
-from rmq.client.subscription import Sql
-from rmq.client.transactional import CheckBack, TransactionalProducer
+from rmq.client.subscription import ConsumerOptions, OnError, Sql
+from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
 from rmq.errors import LocalProtocolError
 from rmq.message import UniqueIds
+from rmq.protocol.command import Command
+from rmq.protocol.proof import Prover
 from rmq.protocol.signature import Credentials
 from rmq.remoting.connection import Endpoint
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
+from rmq.remoting.tasks import TaskScope
 from rmq.remoting.tls import TlsConfig
+
+# Who a client is: its address, its id.
+
+
+def local_address(toward: str) -> str:
+    """This machine's IP address as seen on the way to `toward` (``host:port``); nothing is sent."""
+    host = toward.rpartition("://")[2].rpartition(":")[0].strip("[]")
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:  # a name: looking it up could take long, so take the way to anywhere
+        host, version = "192.0.2.1", 4
+    family = socket.AF_INET6 if version == 6 else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            sock.connect((host, 9))
+            return str(sock.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return "127.0.0.1"
+
+
+def new_client_id(address: str, chance: random.Random) -> str:
+    """``IP@PID#random``: two clients in containers may have the same address and process id, never the same
+    id.
+    """
+    return f"{address}@{os.getpid()}#{chance.getrandbits(64):016x}"
+
+
+# SigningPool: a pool whose requests carry the account's signature and proof.
+
+
+class SigningPool(Pool):
+    """Signs what it sends, each connection as a session of its own; otherwise a Pool."""
+
+    def __init__(self, credentials: Credentials, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._credentials = credentials
+
+    def signer(self) -> Callable[[Command], Command] | None:
+        """A new session."""
+        return Prover(self._credentials, lambda: time.time_ns() // 1_000_000)
 
 
 def connect(

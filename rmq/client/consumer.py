@@ -13,17 +13,13 @@ import anyio
 import anyio.abc
 
 from rmq.client.assignments import Assignments, Membership
-from rmq.client.calls import as_async
-from rmq.client.consumer_options import ConsumerOptions
-from rmq.client.consumption import Consumption, queue_topic
-from rmq.client.delivery import Delivery
-from rmq.client.inbox import Inbox
-from rmq.client.overdue import Hand
+from rmq.client.delivery import Consumption, Delivery, Hand, queue_topic
+from rmq.client.dispatch import Inbox
+from rmq.client.handlers import as_async
+from rmq.client.message_view import PulledMessage
 from rmq.client.process_queue import ProcessQueue
-from rmq.client.pulled import PulledMessage
-from rmq.client.scope import TaskScope
 from rmq.client.session import Session
-from rmq.client.subscription import Sql, subscriptions
+from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.errors import ConfigError, NoRoute
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.protocol.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ProcessQueueInfo
@@ -32,7 +28,7 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.tasks import TaskScope, bare_errors
 
 log = logging.getLogger(__name__)
 

@@ -20,16 +20,14 @@ from attrs import frozen
 
 from rmq.client.assignments import FAILURES, Assignments, Membership
 from rmq.client.consumer import BURST, Consumer
-from rmq.client.consumption import Consumption
-from rmq.client.delivery import Delivery
-from rmq.client.inbox import Inbox
+from rmq.client.delivery import Consumption, Delivery, Hand
+from rmq.client.dispatch import Inbox
+from rmq.client.handlers import told_reason, wanted_delay
+from rmq.client.message_view import PulledMessage
 from rmq.client.namespace import wrapped
 from rmq.client.outgoing import STATUSES, Outgoing, SendForm, checked_properties
-from rmq.client.overdue import Hand
 from rmq.client.process_queue import ProcessQueue
-from rmq.client.pulled import PulledMessage
 from rmq.client.rebalance import Change
-from rmq.client.retry import told_reason, wanted_delay
 from rmq.client.session import Session
 from rmq.errors import RmqError, for_code
 from rmq.message import (

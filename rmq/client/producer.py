@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import attrs
 
-from rmq.client.names import UNREACHABLE, no_route
+from rmq.client.name_servers import UNREACHABLE, no_route
 from rmq.client.namespace import unwrapped, wrapped
 from rmq.client.observer import Observer
 from rmq.client.outgoing import (
@@ -25,7 +25,7 @@ from rmq.client.outgoing import (
     pack_batch,
     read_result,
 )
-from rmq.client.requests import answer, question
+from rmq.client.request_reply import answer, question
 from rmq.client.routes import Rotation, select_by_key
 from rmq.client.session import Session
 from rmq.errors import (

@@ -8,7 +8,6 @@ client ├ pool        one connection to each server: reader and writer
 from __future__ import annotations
 
 import logging
-import pathlib
 import random
 import time
 from collections.abc import Callable
@@ -18,12 +17,11 @@ import anyio
 import anyio.abc
 from attrs import define, evolve, field
 
-from rmq.client.broadcast import offsets_path
 from rmq.client.brokers import Brokers
 from rmq.client.config import ClientConfig
-from rmq.client.names import UNREACHABLE, NameServers, no_route
+from rmq.client.name_servers import UNREACHABLE, NameServers, no_route
 from rmq.client.observer import Observers
-from rmq.client.requests import Replies
+from rmq.client.request_reply import Replies
 from rmq.client.routes import Health, Rotation, Route, RouteTable
 from rmq.errors import (
     NoRoute,
@@ -105,7 +103,8 @@ class Session:
         self.config = config
         self.client_id = client_id
         self.observers = observers or Observers()
-        self._lasting_name = lasting_name or client_id
+        self.lasting_name = lasting_name or client_id
+        """The same from one run to the next: what is kept on this host is kept under it."""
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
@@ -149,10 +148,6 @@ class Session:
         """It does not any more."""
         self._guests -= 1
         self._departure.set()
-
-    def offsets_path(self, group: str) -> pathlib.Path:
-        """Where the offsets of a broadcasting group are kept from one run to the next."""
-        return offsets_path(self.config.offsets_dir, self._lasting_name, group)
 
     async def departures(self) -> None:
         """Return when nobody uses the session any more."""

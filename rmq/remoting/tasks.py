@@ -1,13 +1,15 @@
-"""Errors that leave a task group, and tasks that are started again."""
+"""Task groups: as an object's `async with`, the errors that leave them, and tasks that are started again."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Final, TypeVar
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 
 RESTART_SECONDS: Final = (1.0, 60.0)
@@ -63,3 +65,69 @@ async def in_slices(work: Generator[None, None, T]) -> T:
             result: T = done.value
             return result
         await anyio.lowlevel.checkpoint()
+
+
+class TaskScope:
+    """Tasks that live exactly as long as the block.
+
+    Cancelling the block from outside does not reach them: whoever leaves in an orderly way still needs
+    them. They end when the block's end is reached, whatever led there.
+
+    A task group wraps what its body raises in an ExceptionGroup; callers who do not see the group must not
+    see the wrapping either. So: an error of the block comes out bare, and errors that tasks had besides it
+    are logged. Without one, the only error of the tasks comes out bare; several come out as a group.
+    """
+
+    def __init__(self) -> None:
+        self._outer: anyio.abc.TaskGroup | None = None
+        self._inner: anyio.abc.TaskGroup | None = None
+
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """The group in which background tasks are started."""
+        assert self._inner is not None, "the scope has not been entered"
+        return self._inner
+
+    async def __aenter__(self) -> TaskScope:
+        self._outer = anyio.create_task_group()
+        await self._outer.__aenter__()
+        # Cannot block, so a cancellation cannot come between.
+        with anyio.CancelScope(shield=True):
+            await self._outer.start(self._host)
+        return self
+
+    async def _host(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as self._inner:
+                task_status.started()
+                await anyio.sleep_forever()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel the tasks and wait for them. Cancelled from outside: the same."""
+        assert self._outer is not None
+        self.tasks.cancel_scope.cancel()
+        users = error is not None and bool(_others(error, None))
+        try:
+            await self._outer.__aexit__(kind, error, trace)
+        except BaseException as raised:
+            found = _others(raised, error if users else None)
+            if users:
+                for other in found:
+                    log.error("a background task failed too", exc_info=other)
+            elif len(found) == 1:
+                raise found[0] from found[0].__cause__
+            else:
+                raise
+
+
+def _others(raised: BaseException, error: BaseException | None) -> list[BaseException]:
+    """The errors in `raised`, however nested, but for `error` and cancellations.
+
+    A nursery of the block makes a group of cancellations, which is no error of the user's."""
+    if raised is error or isinstance(raised, anyio.get_cancelled_exc_class()):
+        return []
+    if isinstance(raised, BaseExceptionGroup):
+        return [found for inner in raised.exceptions for found in _others(inner, error)]
+    return [raised]

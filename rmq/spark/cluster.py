@@ -15,8 +15,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
-from rmq.client.names import UNREACHABLE
-from rmq.client.puller import PullConsumer
+from rmq.client.name_servers import UNREACHABLE
+from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import NoRoute
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
 from rmq.remoting.tasks import bare_errors

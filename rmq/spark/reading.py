@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 from anyio.abc import TaskGroup
 from attrs import define, field
 
-from rmq.client.names import UNREACHABLE
-from rmq.client.puller import PullConsumer
-from rmq.client.pulling import RawPull
+from rmq.client.name_servers import UNREACHABLE
+from rmq.client.pull import RawPull
+from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import CorruptRecord, ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record

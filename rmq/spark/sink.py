@@ -20,7 +20,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rmq.client.names import UNREACHABLE
+from rmq.client.name_servers import UNREACHABLE
 from rmq.client.outgoing import BATCH, Outgoing
 from rmq.client.producer import Producer
 from rmq.client.routes import select_by_key

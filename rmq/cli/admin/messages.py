@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rmq.client.client import Client
     from rmq.client.outgoing import SendResult
     from rmq.client.producer import Producer
-    from rmq.client.puller import PullConsumer
+    from rmq.client.pull_consumer import PullConsumer
 
 COMMANDS = Commands()
 

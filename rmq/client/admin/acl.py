@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rmq.client.admin.calls import Calls, each
 from rmq.client.admin.values import AclAccount, AclConfig, AclVersion
-from rmq.client.names import UNREACHABLE
+from rmq.client.name_servers import UNREACHABLE
 from rmq.errors import NoPermission, RemoteProtocolError, ResponseError
 from rmq.protocol import json
 from rmq.protocol.bodies import DataVersion

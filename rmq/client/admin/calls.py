@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
-from rmq.client.names import UNREACHABLE
+from rmq.client.name_servers import UNREACHABLE
 from rmq.client.session import Session
 from rmq.errors import ConfigError, NoRoute, RmqError, for_code
 from rmq.message import retry_topic

@@ -6,8 +6,8 @@ from typing import Final
 
 from rmq.client.admin.offsets import Offsets
 from rmq.client.admin.values import Lookup, MessageTrack, Trace
-from rmq.client.pulled import found_messages
-from rmq.client.puller import PullConsumer
+from rmq.client.message_view import found_messages
+from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import (
     ConsumerNotOnline,
     CorruptRecord,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from rmq.client.admin.calls import offline
 from rmq.client.admin.groups import Groups
 from rmq.client.admin.values import GroupProgress, OffsetReset, QueueProgress
-from rmq.client.search import first_since
+from rmq.client.pull import first_since
 from rmq.errors import ConfigError, ConsumerNotOnline, NoRoute
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import (

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from rmq.client import admin, blocking, blocking_admin
+from rmq.client import admin, blocking
 from rmq.errors import NoRoute
 from tests.masters import running
 
@@ -15,7 +15,7 @@ def public(kind: type) -> set[str]:
 
 
 def test_every_method_is_there_under_its_name() -> None:
-    assert public(admin.Admin) == public(blocking_admin.Admin) - {"portal", "inner"}
+    assert public(admin.Admin) == public(blocking.Admin) - {"portal", "inner"}
     waiting = {
         name for name in public(admin.Admin) if inspect.iscoroutinefunction(getattr(admin.Admin, name))
     }

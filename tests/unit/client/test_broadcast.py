@@ -9,8 +9,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.client.broadcast import LocalOffsets, offsets_path
-from rmq.client.overdue import Hand, Overdue
+from rmq.client.assignments import LocalOffsets, offsets_path
+from rmq.client.delivery import Hand, Overdue
 from rmq.message import MessageQueue, StoredMessage
 
 from .cluster import Cluster

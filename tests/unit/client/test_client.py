@@ -11,13 +11,13 @@ import trio
 from trio.testing import MockClock
 
 import rmq
+from rmq.client.client import local_address
 from rmq.client.config import ClientConfig
-from rmq.client.identity import local_address
-from rmq.client.names import parse_name_servers
-from rmq.client.scope import TaskScope
+from rmq.client.name_servers import parse_name_servers
 from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
+from rmq.remoting.tasks import TaskScope
 
 from .cluster import Cluster
 from .world import world

@@ -944,7 +944,7 @@ class TestQuestions:
         assert 0 < info.status_table["T"].consume_ok_tps <= 3
         assert info.status_table["T"].pull_tps == info.status_table["T"].consume_ok_tps
         assert "TASK: " in (info.jstack or "")
-        assert "rmq.client.pulling.Puller.run" in (info.jstack or "")
+        assert "rmq.client.pull.Puller.run" in (info.jstack or "")
         assert "MainThread" in (info.jstack or "")
 
     async def test_questions_about_other_groups(self, setting: World, clock: MockClock) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attrs import define, field
 
+from rmq.client.config import ClientConfig
 from rmq.client.outgoing import Outgoing, pack
 from rmq.errors import MessageIllegal
 from rmq.message import (
@@ -33,9 +34,6 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import ReplyMessageRequestHeader
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decompress
-
-if TYPE_CHECKING:
-    from rmq.client.config import ClientConfig
 
 log = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
-"""rmq.client.rates: a consumer's rates."""
+"""rmq.client.consume_metrics: a consumer's rates."""
 
 from __future__ import annotations
 
-from rmq.client.rates import Rates
+from rmq.client.consume_metrics import Rates
 from rmq.protocol.admin_bodies import ConsumeStatus
 
 

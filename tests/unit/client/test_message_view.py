@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
-from rmq.client.pulled import PulledMessage, found_messages, limited, read_messages, to_original_topic
-from rmq.client.pulling import PullForm
+from rmq.client.message_view import PulledMessage, found_messages, limited, read_messages, to_original_topic
+from rmq.client.pull import PullForm
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import SubscriptionData
