@@ -23,8 +23,8 @@ from attrs import define, field, frozen
 from rmq.errors import AccessDenied, RmqError
 
 if TYPE_CHECKING:
-    from rmq.figures import Figure
     from rmq.message import Message
+    from rmq.metrics import Metric
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
 
@@ -139,8 +139,8 @@ class Host(Protocol):
     def stats(self) -> Mapping[str, str]:
         """The broker's runtime figures, as `brokerStatus` shows them."""
 
-    def figures(self) -> Sequence[Figure]:
-        """The figures as typed values, for monitoring; made when they are asked for."""
+    def metrics(self) -> Sequence[Metric]:
+        """The metrics as typed values, for monitoring; made when they are asked for."""
 
 
 class Plugin:

@@ -1,8 +1,8 @@
-"""Figures for Prometheus, as a plug-in: `plugins = metrics`, then GET http://127.0.0.1:5557/metrics.
+"""Metrics for Prometheus, as a plug-in: `plugins = metrics`, then GET http://127.0.0.1:5557/metrics.
 
 Needs the extra `metrics` (prometheus-client). Nothing is done for a message: what the broker counts anyway is
 read when somebody scrapes. For a request two clock readings are taken, and for a refused one a counter moves.
-Every figure is listed in docs/metrics.md.
+Every metric is listed in docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import trio
 
 from rmq.config import is_loopback
 from rmq.errors import ConfigError
-from rmq.figures import Figure, Histogram, single
+from rmq.metrics import Histogram, Metric, single
 from rmq.plugin import Host, Peer, Plugin, PulledEvent
 from rmq.profile import cluster_secret
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -42,7 +42,7 @@ log = logging.getLogger("rmq.metrics")
 
 
 class MetricsPlugin(Plugin):
-    """Serves the figures of the service that it runs in. Raises ConfigError without prometheus-client."""
+    """Serves the metrics of the service that it runs in. Raises ConfigError without prometheus-client."""
 
     def __init__(self, config: Mapping[str, str], host: Host) -> None:
         super().__init__(config, host)
@@ -79,24 +79,24 @@ class MetricsPlugin(Plugin):
         """Note how long it took to hand messages out: since the pull came, or the send that it waited for."""
         self._pulls.observe(perf_counter() - self._began)
 
-    def figures(self) -> list[Figure]:
-        """The service's figures and this plug-in's own."""
+    def metrics(self) -> list[Metric]:
+        """The service's metrics and this plug-in's own."""
         refused = list(self._refusals.items())
         labels = ("request", "reason")
         return [
-            *self.host.figures(),
+            *self.host.metrics(),
             single(
                 "pull_seconds",
                 "histogram",
                 "From a pull, or the send that fed it, to its answer",
                 self._pulls.copy(),
             ),
-            Figure("refusals", "counter", "Requests that were refused", refused, labels),
+            Metric("refusals", "counter", "Requests that were refused", refused, labels),
         ]
 
     async def page(self) -> bytes:
-        """The figures as text; they are read here and written in a thread, for that takes longer."""
-        return await trio.to_thread.run_sync(self._exposition.text, self.figures())
+        """The metrics as text; they are read here and written in a thread, for that takes longer."""
+        return await trio.to_thread.run_sync(self._exposition.text, self.metrics())
 
     async def run(self) -> None:
         """Serve scrapes for as long as the service runs."""

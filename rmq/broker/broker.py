@@ -62,7 +62,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
-    from rmq.figures import Histogram
+    from rmq.metrics import Histogram
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.record import Record

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rmq.figures import Figure, Kind, connection_figures, single
 from rmq.message import SCHEDULE_TOPIC
+from rmq.metrics import Kind, Metric, connection_metrics, single
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Row = tuple[tuple[str, ...], float]
 
 
-def figures_of(broker: Broker) -> Iterator[Figure]:
+def figures_of(broker: Broker) -> Iterator[Metric]:
     """All figures of a broker. Costs a look-up for each queue and each offset of a group."""
     yield from _traffic(broker)
     yield from _queues(broker)
@@ -45,24 +45,24 @@ def gauges_of(broker: Broker) -> dict[str, str]:
     }
 
 
-def _traffic(broker: Broker) -> Iterator[Figure]:
+def _traffic(broker: Broker) -> Iterator[Metric]:
     stats = broker.stats
     into, out, back = stats.totals_in(), stats.totals_out(), stats.totals_sent_back()
     pair = ("topic", "group")
-    yield Figure("messages_in", "counter", "Messages stored", [((t,), n) for t, n, _ in into], ("topic",))
-    yield Figure(
+    yield Metric("messages_in", "counter", "Messages stored", [((t,), n) for t, n, _ in into], ("topic",))
+    yield Metric(
         "bytes_in", "counter", "Bytes of stored messages", [((t,), s) for t, _, s in into], ("topic",)
     )
-    yield Figure("messages_out", "counter", "Messages handed out", [(key, n) for key, n, _ in out], pair)
-    yield Figure("bytes_out", "counter", "Bytes handed out", [(key, s) for key, _, s in out], pair)
-    yield Figure(
+    yield Metric("messages_out", "counter", "Messages handed out", [(key, n) for key, n, _ in out], pair)
+    yield Metric("bytes_out", "counter", "Bytes handed out", [(key, s) for key, _, s in out], pair)
+    yield Metric(
         "sent_back", "counter", "Messages that consumers sent back", [(k, n) for k, n, _ in back], pair
     )
     yield single("pulls_empty", "counter", "Pulls that found nothing", stats.missed)
     yield single("sends_failed", "counter", "Messages that could not be written", stats.failed_puts)
 
 
-def _queues(broker: Broker) -> Iterator[Figure]:
+def _queues(broker: Broker) -> Iterator[Metric]:
     store = broker.store
     lows: list[Row] = []
     highs: list[Row] = []
@@ -71,23 +71,23 @@ def _queues(broker: Broker) -> Iterator[Figure]:
         lows.append((labels, max(0, store.min_offset(topic, queue_id))))
         highs.append((labels, max(0, store.max_offset(topic, queue_id))))
     names = ("topic", "queue")
-    yield Figure("queue_min_offset", "gauge", "Offset of the oldest message of a queue", lows, names)
-    yield Figure("queue_max_offset", "gauge", "Offset that the next message gets", highs, names)
+    yield Metric("queue_min_offset", "gauge", "Offset of the oldest message of a queue", lows, names)
+    yield Metric("queue_max_offset", "gauge", "Offset that the next message gets", highs, names)
     lags: list[Row] = []
     for topic, group in broker.offsets.pairs():
         for queue_id, offset in broker.offsets.of(group, topic).items():
             behind = store.max_offset(topic, queue_id) - max(offset, store.min_offset(topic, queue_id), 0)
             lags.append(((group, topic, str(queue_id)), max(0, behind)))
     help = "Messages of a queue that the group has not consumed yet and that are still there"
-    yield Figure("consumer_lag_messages", "gauge", help, lags, ("group", "topic", "queue"))
+    yield Metric("consumer_lag_messages", "gauge", help, lags, ("group", "topic", "queue"))
     levels: list[Row] = [
         ((str(level),), max(0, store.max_offset(SCHEDULE_TOPIC, level - 1) - offset))
         for level, offset in broker.schedule.progress.items()
     ]
-    yield Figure("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
+    yield Metric("delay_backlog_messages", "gauge", "Delayed messages not delivered yet", levels, ("level",))
 
 
-def _store(broker: Broker) -> Iterator[Figure]:
+def _store(broker: Broker) -> Iterator[Metric]:
     store = broker.store
     high, low, state = store.max_physical_offset, store.min_physical_offset, store.disk_state()
     rows: tuple[tuple[str, str, float], ...] = (
@@ -111,7 +111,7 @@ def _store(broker: Broker) -> Iterator[Figure]:
         yield single(name, "gauge", help, value)
 
 
-def _replicas(broker: Broker) -> Iterator[Figure]:
+def _replicas(broker: Broker) -> Iterator[Metric]:
     end = broker.store.max_physical_offset
     behind: list[Row] = [
         ((peer,), max(0, end - at)) for peer, at in broker.replicas.rows().items() if at >= 0
@@ -122,10 +122,10 @@ def _replicas(broker: Broker) -> Iterator[Figure]:
     yield single("following_master", "gauge", help, float(state.linked))
     help = "1 when this slave has stopped following its master and an operator must decide"
     yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
-    yield Figure("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
+    yield Metric("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
 
 
-def _waiting(broker: Broker) -> Iterator[Figure]:
+def _waiting(broker: Broker) -> Iterator[Metric]:
     rows: tuple[tuple[str, str, float], ...] = (
         ("held_pulls", "Pulls that wait for messages", broker.waits.held),
         ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.waits.flush.acks),
@@ -142,10 +142,10 @@ def _waiting(broker: Broker) -> Iterator[Figure]:
         yield single(name, "gauge", help, value)
 
 
-def _clients(broker: Broker) -> Iterator[Figure]:
+def _clients(broker: Broker) -> Iterator[Metric]:
     counts = broker.clients.counts()
     rows: list[Row] = [((kind, group), count) for kind, group, count in counts]
-    yield Figure("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
+    yield Metric("clients", "gauge", "Members of a group that are connected", rows, ("kind", "group"))
     yield single("connections", "gauge", "Open connections", broker.connections)
     rows_of_tables: tuple[tuple[str, str, float], ...] = (
         ("topics", "Topics; see maxAutoCreatedTopics", len(broker.topics.table)),
@@ -154,10 +154,10 @@ def _clients(broker: Broker) -> Iterator[Figure]:
     )
     for name, help, value in rows_of_tables:
         yield single(name, "gauge", help, value)
-    yield from connection_figures(broker.acceptors, broker.budget)
+    yield from connection_metrics(broker.acceptors, broker.budget)
 
 
-def _durations(timings: Timings) -> Iterator[Figure]:
+def _durations(timings: Timings) -> Iterator[Metric]:
     kind: Kind = "histogram"
     yield single(
         "send_write_seconds", kind, "From a send's arrival until it is in the log", timings.write.copy()

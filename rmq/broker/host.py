@@ -24,8 +24,8 @@ from rmq.protocol.record import NUL_IN_PROPERTIES, Record, decode_record
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
     from rmq.broker.config import BrokerConfig
-    from rmq.figures import Figure
     from rmq.message import Message
+    from rmq.metrics import Metric
 
 WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
 """Messages wait here under the topic that their property names."""
@@ -100,6 +100,6 @@ class PluginHost:
         """The figures of brokerStatus."""
         return self._broker.admin.runtime(self._broker.now_ms())
 
-    def figures(self) -> list[Figure]:
-        """The broker's figures."""
+    def metrics(self) -> list[Metric]:
+        """The broker's metrics."""
         return list(figures_of(self._broker))

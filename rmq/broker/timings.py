@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import Factory, define
 
-from rmq.figures import Histogram
+from rmq.metrics import Histogram
 
 
 @define

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from rmq.errors import LocalProtocolError
-from rmq.figures import Figure, connection_figures, single
+from rmq.metrics import Metric, connection_metrics, single
 
 if TYPE_CHECKING:
     from rmq.message import Message
@@ -40,10 +40,10 @@ class PluginHost:
         return None
 
     def stats(self) -> Mapping[str, str]:
-        """There are no figures."""
+        """There are no runtime figures."""
         return {}
 
-    def figures(self) -> list[Figure]:
+    def metrics(self) -> list[Metric]:
         """How much the name server knows."""
         routes = self._server.routes
         brokers = sum(len(broker.broker_addrs) for broker in routes.cluster_info().broker_addr_table.values())
@@ -51,5 +51,5 @@ class PluginHost:
         return [
             single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
             single("namesrv_topics", "gauge", "Topics that have a route", topics),
-            *connection_figures(self._server.acceptors, self._server.budget),
+            *connection_metrics(self._server.acceptors, self._server.budget),
         ]

@@ -128,9 +128,9 @@ def test_a_slave_s_state_is_shown() -> None:
         answer = rig.one(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
         names = ("following_master", "replication_stopped")
         found = {
-            figure.name: cast(float, figure.rows[0][1])
-            for figure in figures_of(rig.broker)
-            if figure.name in names
+            metric.name: cast(float, metric.rows[0][1])
+            for metric in figures_of(rig.broker)
+            if metric.name in names
         }
         return KVTable.from_json(answer.body).table["replication"], found
 

@@ -22,7 +22,7 @@ from rmq.broker import service
 from rmq.broker.config import BrokerConfig
 from rmq.broker.host import PluginHost
 from rmq.errors import AccessDenied, ConfigError
-from rmq.figures import SECONDS, Figure, Histogram, single
+from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.plugin import Host, hooks_of
 from rmq.protocol.command import Command
 from rmq.remoting.answers import Stranger
@@ -50,7 +50,7 @@ def rig_with_metrics(**settings: Any) -> tuple[Rig, MetricsPlugin]:
 
 
 def scraped(plugin: MetricsPlugin) -> Samples:
-    return samples(Exposition().text(plugin.figures()))
+    return samples(Exposition().text(plugin.metrics()))
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -89,7 +89,7 @@ def test_lag_follows_and_is_never_negative() -> None:
 def test_no_figure_is_negative_and_all_are_described() -> None:
     rig, plugin = rig_with_metrics()
     rig.one(send("Orders"))
-    text = Exposition().text(plugin.figures()).decode()
+    text = Exposition().text(plugin.metrics()).decode()
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
         assert all(sample.value >= 0 for sample in family.samples), family.name
@@ -101,7 +101,7 @@ def test_the_page_lists_every_figure() -> None:
     _, plugin = rig_with_metrics()
     page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
     listed = set(re.findall(r"`rmq_(\w+?)(?:_total)?`", page))
-    made = {figure.name for figure in plugin.figures()}
+    made = {metric.name for metric in plugin.metrics()}
     assert listed == made | {"namesrv_brokers", "namesrv_topics"}
 
 
@@ -155,8 +155,8 @@ def test_histograms_are_cumulative_and_hold_every_value() -> None:
 
 def test_labels_may_hold_anything() -> None:
     strange = 'a"b\\c\nd'
-    figure = Figure("things", "gauge", "t", [((strange,), 1)], ("which",))
-    assert value(samples(Exposition().text([figure])), "things", which=strange) == 1
+    metric = Metric("things", "gauge", "t", [((strange,), 1)], ("which",))
+    assert value(samples(Exposition().text([metric])), "things", which=strange) == 1
 
 
 def test_the_process_is_measured_too() -> None:

@@ -12,7 +12,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from rmq.figures import connection_figures
+from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream, descriptors
 from rmq.remoting.acceptor import _network
 from rmq.remoting.budget import Budget
@@ -146,6 +146,6 @@ def test_the_refused_are_a_figure() -> None:
     acceptor.refused["address"] += 3
     budget = Budget(1000)
     budget.held, budget.cuts = 70, 2
-    refused, held, cuts = connection_figures({"clients": acceptor, "slaves": Acceptor(1)}, budget)
+    refused, held, cuts = connection_metrics({"clients": acceptor, "slaves": Acceptor(1)}, budget)
     assert refused.rows == [(("clients", "address"), 3)]
     assert (held.rows, cuts.rows) == ([((), 70)], [((), 2)])

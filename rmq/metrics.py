@@ -1,6 +1,6 @@
-"""Figures of a service, as values: counters, gauges and histograms, for whoever shows them.
+"""Metrics of a service, as values: counters, gauges and histograms, for whoever shows them.
 
-Counting is done in plain Python where things happen; a Figure is made of it only when somebody looks.
+Counting is done in plain Python where things happen; a Metric is made of it only when somebody looks.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 
 @frozen
-class Figure:
-    """One figure: its rows are (values of the labels, number or Histogram).
+class Metric:
+    """One metric: its rows are (values of the labels, number or Histogram).
 
     `name` is in Prometheus' form without prefix, its unit last; a counter's ends in _total there.
     """
@@ -71,9 +71,9 @@ class Figure:
     labels: tuple[str, ...] = ()
 
 
-def single(name: str, kind: Kind, help: str, value: float | Histogram) -> Figure:
-    """A figure without labels."""
-    return Figure(name, kind, help, [((), value)])
+def single(name: str, kind: Kind, help: str, value: float | Histogram) -> Metric:
+    """A metric without labels."""
+    return Metric(name, kind, help, [((), value)])
 
 
 class Refusing(Protocol):
@@ -91,11 +91,11 @@ class Holding(Protocol):
     cuts: int
 
 
-def connection_figures(ports: Mapping[str, Refusing], budget: Holding) -> Iterator[Figure]:
+def connection_metrics(ports: Mapping[str, Refusing], budget: Holding) -> Iterator[Metric]:
     """What limits did to the connections of a service."""
     help = "Connections that a limit refused: of the port, of an address, of descriptors"
     rows = [((port, reason), n) for port, one in ports.items() for reason, n in one.refused.items()]
-    yield Figure("connections_refused", "counter", help, rows, ("port", "reason"))
+    yield Metric("connections_refused", "counter", help, rows, ("port", "reason"))
     help = "Bytes of unsent answers and unfinished requests"
     yield single("connection_buffer_bytes", "gauge", help, budget.held)
     help = "Connections that were cut off because all of them held too much"
