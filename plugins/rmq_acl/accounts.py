@@ -25,7 +25,7 @@ INTERNAL_TOPICS: Final = frozenset(
 """They hold messages of all topics: a default permission does not reach them, only an entry of their own."""
 
 REQUIRED: Final = "required"
-"""An account's requests must be proved (rmq.protocol.proof): clients of RocketMQ cannot work for it."""
+"""An account's requests must be proved (rmq.protocol.signature): clients of RocketMQ cannot work for it."""
 SHOWN: Final = "shown"
 """They must be from its first proved one on, for as long as the server runs."""
 OPTIONAL: Final = "optional"

@@ -19,9 +19,8 @@ from attrs import define
 
 from rmq.config import parse_properties
 from rmq.loglimit import LogFormat
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.recall import RECALL_MESSAGE
 from rmq.protocol.signature import ACCESS_KEY
 
 LINES_MAX: Final = 50

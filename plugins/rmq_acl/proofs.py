@@ -1,4 +1,4 @@
-"""Which requests must be proved, and that a proved one is of now and no recorded one. See rmq.protocol.proof.
+"""Which requests must be proved, and that one is of now and no recorded one. See rmq.protocol.signature.
 
 A session's numbers grow, so a number that is not above its last one was there before. Sessions that are
 forgotten leave the time up to which their requests were made: a session that nobody knows begins behind it.
@@ -13,8 +13,7 @@ from typing import Final
 from attrs import define, field
 
 from rmq.errors import AccessDenied
-from rmq.protocol.proof import NONCE, SESSION_LENGTH, TIME, WINDOW_MS
-from rmq.protocol.signature import MARK_LENGTH
+from rmq.protocol.signature import MARK_LENGTH, NONCE, SESSION_LENGTH, TIME, WINDOW_MS
 from rmq_acl.accounts import OPTIONAL, REQUIRED, SHOWN, Account
 
 SESSIONS_MAX: Final = 10_000

@@ -21,10 +21,10 @@ from rmq.protocol.bodies import (
     LockBatchRequestBody,
     UnlockBatchRequestBody,
 )
+from rmq.protocol.codes import RECALL_MESSAGE
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
-from rmq.protocol.headers import REQUEST_HEADERS
-from rmq.protocol.recall import RECALL_MESSAGE, RecallMessageRequestHeader
+from rmq.protocol.headers import REQUEST_HEADERS, RecallMessageRequestHeader
 from rmq_acl.accounts import Account
 from rmq_acl.permissions import ANY, PUB, SUB, allows
 from rmq_acl.verify import Sender

@@ -12,8 +12,7 @@ from attrs import frozen
 from rmq.errors import AccessDenied
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.proof import proof
-from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, signature_of
+from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, proof, signature_of
 from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
 from rmq_acl.proofs import Proofs

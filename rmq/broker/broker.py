@@ -54,8 +54,8 @@ from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
-from rmq.protocol.body_sizes import SURE_BYTES, check_body
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
+from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.budget import Budget
 from rmq.remoting.limits import TURN_REQUESTS, TURN_SECONDS, turn_is_over
 from rmq.store.config import BrokerRole

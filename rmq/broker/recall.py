@@ -7,12 +7,8 @@ from typing import TYPE_CHECKING
 
 from rmq.broker.topics import unknown_topic
 from rmq.errors import RemoteProtocolError, ResponseError, for_code
-from rmq.protocol.recall import (
-    ILLEGAL_OPERATION,
-    RECALL_MESSAGE,
-    RecallHandle,
-    RecallMessageRequestHeader,
-)
+from rmq.protocol.codes import ILLEGAL_OPERATION, RECALL_MESSAGE
+from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader
 from rmq.protocol.record import Record
 
 if TYPE_CHECKING:

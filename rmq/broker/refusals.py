@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.flow_control import not_written
 from rmq.errors import RemoteProtocolError, ResponseError, StoreError, for_code
-from rmq.protocol.body_sizes import check_body
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import check_body
 
 if TYPE_CHECKING:
     from collections.abc import Container

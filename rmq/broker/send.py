@@ -53,18 +53,23 @@ from rmq.protocol.codes import (
     RequestCode,
     ResponseCode,
 )
-from rmq.protocol.deadletter import REASON, life_of
-from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, SendMessageRequestHeader
+from rmq.protocol.headers import (
+    RECALL_HANDLE,
+    ConsumerSendMsgBackRequestHeader,
+    RecallHandle,
+    SendMessageRequestHeader,
+)
 from rmq.protocol.properties import (
     INTERNAL,
+    REASON,
     SentTexts,
     decode_properties,
     encode_properties,
     join_properties,
+    life_of,
     record_keys,
     returned,
 )
-from rmq.protocol.recall import RECALL_HANDLE, RecallHandle
 from rmq.protocol.record import (
     NUL_IN_PROPERTIES,
     PROPERTIES_MAX,

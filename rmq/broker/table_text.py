@@ -7,7 +7,7 @@ from json.encoder import encode_basestring
 from typing import Final
 
 from rmq.broker.slices import Slices
-from rmq.protocol.body import Body
+from rmq.protocol.fields import Body
 
 SLICE_ROWS: Final = 50
 

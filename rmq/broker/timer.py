@@ -37,14 +37,13 @@ from rmq.message import (
     StoredMessage,
 )
 from rmq.protocol import json
-from rmq.protocol.codes import ResponseCode
-from rmq.protocol.properties import encode_properties
-from rmq.protocol.recall import (
-    ILLEGAL_OPERATION,
+from rmq.protocol.codes import ILLEGAL_OPERATION, ResponseCode
+from rmq.protocol.headers import RecallHandle
+from rmq.protocol.properties import (
     PROPERTY_DELAY_MS,
     PROPERTY_DELAY_SEC,
     PROPERTY_DELIVER_MS,
-    RecallHandle,
+    encode_properties,
 )
 from rmq.protocol.record import Record, decode_record, record_of, record_properties
 from rmq.store.config import BrokerRole

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmq.client.admin import Admin, MessageTrack
     from rmq.client.admin.values import Lookup, Trace
     from rmq.message import StoredMessage
-    from rmq.protocol.admin_bodies import ConsumeMessageDirectlyResult
+    from rmq.protocol.bodies import ConsumeMessageDirectlyResult
 
 ID = click.argument("message_id", metavar="ID")
 FOUND = ("stored", "broker", "queue_id", "queue_offset", "message_id", "tags", "keys", "body")

@@ -29,7 +29,6 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.deadletter import REASON
 from rmq.protocol.headers import (
     WARNING,
     ConsumerSendMsgBackRequestHeader,
@@ -48,6 +47,7 @@ from rmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     encode,
 )
+from rmq.protocol.properties import REASON
 from rmq.remoting.pool import Pool
 
 

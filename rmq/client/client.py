@@ -32,8 +32,7 @@ from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProd
 from rmq.errors import LocalProtocolError
 from rmq.message import UniqueIds
 from rmq.protocol.command import Command
-from rmq.protocol.proof import Prover
-from rmq.protocol.signature import Credentials
+from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.connection import Endpoint
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool

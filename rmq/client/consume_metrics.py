@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import define, field, frozen
 
-from rmq.protocol.admin_bodies import ConsumeStatus
+from rmq.protocol.bodies import ConsumeStatus
 
 SAMPLES = 3
 """One is taken with each heartbeat, so that rates are those of the last one to one and a half minutes."""

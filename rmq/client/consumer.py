@@ -22,8 +22,12 @@ from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.errors import ConfigError, NoRoute
 from rmq.message import MessageQueue, StoredMessage, validate_group
-from rmq.protocol.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ProcessQueueInfo
-from rmq.protocol.bodies import ConsumerData
+from rmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+)
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record

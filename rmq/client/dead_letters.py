@@ -1,7 +1,7 @@
 """Dead letters as values: what each tells of its life, which of them are meant, and the message that is sent
 again. Pure.
 
-Our broker notes origin, reason and times (`rmq.protocol.deadletter`); of a letter that RocketMQ 4.9's own
+Our broker notes origin, reason and times (`rmq.protocol.properties`); of a letter that RocketMQ 4.9's own
 broker wrote, the topic, the id and the times are known, and there is no reason.
 """
 
@@ -38,14 +38,14 @@ from rmq.message import (
     validate_group,
 )
 from rmq.protocol.codes import RequestCode
-from rmq.protocol.deadletter import (
+from rmq.protocol.headers import QueryMessageRequestHeader
+from rmq.protocol.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
     DLQ_REASON,
     DLQ_RECONSUME_TIMES,
     DLQ_REDRIVE_KEY,
 )
-from rmq.protocol.headers import QueryMessageRequestHeader
 from rmq.protocol.record import decode_records
 
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"

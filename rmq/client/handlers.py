@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
-from rmq.protocol.deadletter import reason_of
+from rmq.protocol.properties import reason_of
 
 
 def as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[Any]]:

@@ -40,9 +40,9 @@ from rmq.message import (
     StoredMessage,
     retry_topic,
 )
-from rmq.protocol.admin_bodies import ProcessQueueInfo
+from rmq.protocol.bodies import ProcessQueueInfo
 from rmq.protocol.command import Command
-from rmq.protocol.deadletter import DLQ_REASON
+from rmq.protocol.properties import DLQ_REASON
 from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)

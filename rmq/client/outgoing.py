@@ -26,8 +26,8 @@ from rmq.message import (
 )
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
 from rmq.protocol.command import Command, next_opaque
-from rmq.protocol.properties import encode_properties
-from rmq.protocol.recall import PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS, RECALL_HANDLE
+from rmq.protocol.headers import RECALL_HANDLE
+from rmq.protocol.properties import PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS, encode_properties
 from rmq.protocol.record import NUL_IN_PROPERTIES, PROPERTIES_MAX, compress, compressed_flag, encode_batch
 
 STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE"}

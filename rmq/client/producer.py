@@ -43,14 +43,9 @@ from rmq.errors import (
     for_code,
 )
 from rmq.message import PROPERTY_CORRELATION_ID, Message, MessageQueue, StoredMessage, validate_group
-from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.codes import RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.recall import (
-    RECALL_MESSAGE,
-    RecallHandle,
-    RecallMessageRequestHeader,
-    RecallMessageResponseHeader,
-)
+from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader, RecallMessageResponseHeader
 
 log = logging.getLogger(__name__)
 

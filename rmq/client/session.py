@@ -32,8 +32,7 @@ from rmq.errors import (
     SystemBusy,
 )
 from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
-from rmq.protocol.admin_bodies import ConsumerRunningInfo
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
+from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection, Endpoint
 from rmq.remoting.loop import current_loop

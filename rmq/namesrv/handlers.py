@@ -31,10 +31,9 @@ from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
-from rmq.protocol.body import Body
-from rmq.protocol.body_sizes import SURE_BYTES, check_body
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
-from rmq.protocol.command import Command
+from rmq.protocol.command import SURE_BYTES, Command, check_body
+from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.budget import Budget

@@ -14,8 +14,7 @@ from attrs import define, field, frozen
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol import codes, json
-from rmq.protocol.body import Body
-from rmq.protocol.fields import Int32, Int64, read_int32
+from rmq.protocol.fields import Body, Int32, Int64, read_int32
 from rmq.protocol.text import JAVA
 
 ConsumeType = Annotated[str, codes.ConsumeType]
@@ -23,6 +22,7 @@ MessageModel = Annotated[str, codes.MessageModel]
 ConsumeFromWhere = Annotated[str, codes.ConsumeFromWhere]
 TopicFilterType = Annotated[str, codes.TopicFilterType]
 LanguageCode = Annotated[str, codes.LanguageCode]
+CMResult = Annotated[str, codes.CMResult]
 
 MAX_INFLATED = 64 * 1024 * 1024
 """A compressed registration that unpacks to more bytes is refused."""
@@ -506,6 +506,63 @@ class BrokerStatsData(Body):
     stats_day: BrokerStatsItem = field(factory=BrokerStatsItem)
 
 
+# A running consumer, as it answers an administrator.
+
+
+@define
+class ProcessQueueInfo(Body):
+    """The window of a queue in a consumer."""
+
+    commit_offset: Int64 = 0
+    cached_msg_min_offset: Int64 = 0
+    cached_msg_max_offset: Int64 = 0
+    cached_msg_count: Int32 = 0
+    cached_msg_size_in_mib: Int32 = field(default=0, metadata={"java": "cachedMsgSizeInMiB"})
+    transaction_msg_min_offset: Int64 = 0
+    transaction_msg_max_offset: Int64 = 0
+    transaction_msg_count: Int32 = 0
+    locked: bool = False
+    try_unlock_times: Int64 = 0
+    last_lock_timestamp: Int64 = 0
+    droped: bool = False
+    last_pull_timestamp: Int64 = 0
+    last_consume_timestamp: Int64 = 0
+
+
+@define
+class ConsumeStatus(Body):
+    """Rates of a consumer for one topic; times in ms."""
+
+    pull_rt: float = field(default=0.0, metadata={"java": "pullRT"})
+    pull_tps: float = field(default=0.0, metadata={"java": "pullTPS"})
+    consume_rt: float = field(default=0.0, metadata={"java": "consumeRT"})
+    consume_ok_tps: float = field(default=0.0, metadata={"java": "consumeOKTPS"})
+    consume_failed_tps: float = field(default=0.0, metadata={"java": "consumeFailedTPS"})
+    consume_failed_msgs: Int64 = 0
+
+
+@define
+class ConsumerRunningInfo(Body):
+    """What a consumer says of itself when an administrator asks."""
+
+    properties: dict[str, str] = field(factory=dict)
+    subscription_set: list[SubscriptionData] = field(factory=list)
+    mq_table: dict[MessageQueue, ProcessQueueInfo] = field(factory=dict)
+    status_table: dict[str, ConsumeStatus] = field(factory=dict)
+    jstack: str | None = None
+
+
+@define
+class ConsumeMessageDirectlyResult(Body):
+    """What became of a message that an administrator gave to a consumer."""
+
+    order: bool = False
+    auto_commit: bool = True
+    consume_result: CMResult | None = None
+    remark: str | None = None
+    spent_time_mills: Int64 = 0
+
+
 # Files of config/ that are no bodies.
 
 
@@ -523,45 +580,3 @@ class DelayOffsetSerializeWrapper(Body):
 
     offset_table: dict[Int32, Int64] = field(factory=dict)
     data_version: DataVersion | None = None
-
-
-@define
-class BloomFilterData(Body):
-    """The bits of one group in a topic's bloom filter."""
-
-    bit_pos: list[Int32] = field(factory=list)
-    bit_num: Int32 = 0
-
-
-@define
-class ConsumerFilterData(Body):
-    """The SQL92 expression of a group for a topic."""
-
-    consumer_group: str = ""
-    topic: str = ""
-    expression: str | None = None
-    expression_type: str | None = None
-    born_time: Int64 = 0
-    dead_time: Int64 = 0
-    bloom_filter_data: BloomFilterData | None = None
-    client_version: Int64 = 0
-
-    @property
-    def dead(self) -> bool:
-        """The group has left the topic since `born_time`."""
-        return self.dead_time >= self.born_time
-
-
-@define
-class FilterDataMapByTopic(Body):
-    """The expressions of a topic: group -> expression."""
-
-    topic: str = ""
-    group_filter_data: dict[str, ConsumerFilterData] = field(factory=dict)
-
-
-@define
-class ConsumerFilterWrapper(Body):
-    """config/consumerFilter.json: topic -> expressions."""
-
-    filter_data_by_topic: dict[str, FilterDataMapByTopic] = field(factory=dict)

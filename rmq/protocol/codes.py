@@ -480,3 +480,9 @@ PERM_INHERIT: Final = 1
 
 # Broker id of the master.
 MASTER_ID: Final = 0
+
+# What RocketMQ 5.x added, and is served here: the recall of a scheduled message.
+RECALL_MESSAGE: Final = 370
+"""The request's code."""
+ILLEGAL_OPERATION: Final = 604
+"""Answer code: the handle is no handle, or its time has passed."""

@@ -7,6 +7,7 @@ code and the keys, is read here from either form, and remembered where messages 
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,13 @@ from rmq.protocol.text import JAVA
 
 if TYPE_CHECKING:
     from rmq.message import StoredMessage
+
+# --- any delivery time, as RocketMQ 5.x names it ---
+
+PROPERTY_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+"""When to deliver, in ms since 1970."""
+PROPERTY_DELAY_MS: Final = "TIMER_DELAY_MS"
+PROPERTY_DELAY_SEC: Final = "TIMER_DELAY_SEC"
 
 # --- as text ---
 
@@ -186,6 +194,53 @@ def returned(message: StoredMessage) -> dict[str, str]:
     if not properties.get(PROPERTY_ORIGIN_MESSAGE_ID):
         properties[PROPERTY_ORIGIN_MESSAGE_ID] = message.offset_message_id
     return properties
+
+
+# --- of dead letters ---
+#
+# What a dead letter tells of its life: where it came from, how often it was tried, and why it was given up.
+# The first two names are RocketMQ 5.x's. A consumer may give its reason in the header field `reason` of
+# CONSUMER_SEND_MSG_BACK; RocketMQ's own brokers ignore that field.
+
+DLQ_ORIGIN_TOPIC: Final = "DLQ_ORIGIN_TOPIC"
+DLQ_ORIGIN_MESSAGE_ID: Final = "DLQ_ORIGIN_MESSAGE_ID"
+DLQ_RECONSUME_TIMES: Final = "DLQ_RECONSUME_TIMES"
+DLQ_REASON: Final = "DLQ_REASON"
+DLQ_REDRIVE_KEY: Final = "DLQ_REDRIVE_KEY"
+"""In a message that was sent from the dead letters to a topic again: which letter it was."""
+REASON: Final = "reason"
+"""The header field."""
+
+REASON_LENGTH_MAX: Final = 500
+
+_ONE_LINE: Final = dict.fromkeys(range(32), " ")
+
+
+def reason_of(error: BaseException | None) -> str:
+    """What a consumer says of the error that a message ended with; empty without one."""
+    if error is None:
+        return ""
+    text = "".join(traceback.format_exception_only(error)).strip()  # also of errors that cannot be printed
+    return _shortened(text.encode("utf-8", "backslashreplace").decode())
+
+
+def _shortened(reason: str) -> str:
+    return reason.translate(_ONE_LINE)[:REASON_LENGTH_MAX]
+
+
+def life_of(properties: Mapping[str, str], times: int, reason: str = "") -> dict[str, str]:
+    """The properties that make a dead letter of a message that was tried `times` times.
+
+    One that was a dead letter before keeps its first origin.
+    """
+    unique = properties.get(PROPERTY_UNIQUE_KEY) or properties.get(PROPERTY_ORIGIN_MESSAGE_ID)
+    life = {
+        DLQ_ORIGIN_TOPIC: properties.get(DLQ_ORIGIN_TOPIC) or properties.get(PROPERTY_RETRY_TOPIC),
+        DLQ_ORIGIN_MESSAGE_ID: properties.get(DLQ_ORIGIN_MESSAGE_ID) or unique,
+        DLQ_RECONSUME_TIMES: str(times),
+        DLQ_REASON: _shortened(reason),
+    }
+    return {name: value for name, value in life.items() if value}
 
 
 # --- in a record ---

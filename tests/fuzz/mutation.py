@@ -18,9 +18,9 @@ import attrs
 from attrs import frozen
 
 from rmq.protocol import fields
+from rmq.protocol.codes import RECALL_MESSAGE
 from rmq.protocol.fields import Int32, Int64
-from rmq.protocol.headers import REQUEST_HEADERS
-from rmq.protocol.recall import RECALL_MESSAGE, RecallMessageRequestHeader
+from rmq.protocol.headers import REQUEST_HEADERS, RecallMessageRequestHeader
 from tests.unit.broker.odd_values import MISSING, frame, odd_property_values, odd_values
 from tests.unit.broker.rig import START
 

@@ -28,7 +28,8 @@ from rmq.errors import RmqError
 from rmq.message import parse_offset_message_id
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import (
     GetRouteInfoRequestHeader,
     GetTopicStatsInfoRequestHeader,

@@ -27,7 +27,8 @@ from typing import Final
 from attrs import define, field
 
 from rmq.protocol.codes import PULL_SUBSCRIPTION
-from rmq.protocol.command import Command, Decoder, encode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
 from rmq.protocol.signature import Credentials, signed
 from tests.closed import ENVIRONMENT, ROOT, Closed, _name_contexts, _prepare

@@ -14,7 +14,7 @@ from rmq.message import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from rmq.client.client import Client
-    from rmq.protocol.admin_bodies import ConsumerRunningInfo
+    from rmq.protocol.bodies import ConsumerRunningInfo
 
 COMMANDS = Commands()
 

@@ -14,9 +14,8 @@ from rmq.cli.output import clock_text, echo
 from rmq.cli.target import Target, run, target_options
 from rmq.message import MessageQueue
 from rmq.printable import printable
-from rmq.protocol.body import Body
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE
-from rmq.protocol.fields import java_name
+from rmq.protocol.fields import Body, java_name
 
 Work = Callable[..., Awaitable[None]]
 Maker = Callable[[Work], click.Command]

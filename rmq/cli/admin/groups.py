@@ -26,8 +26,7 @@ from rmq.cli.output import echo
 from rmq.client.admin.reports import version_name
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
-from rmq.protocol.admin_bodies import ConsumerRunningInfo
-from rmq.protocol.bodies import ConsumerConnection, SubscriptionGroupConfig
+from rmq.protocol.bodies import ConsumerConnection, ConsumerRunningInfo, SubscriptionGroupConfig
 from rmq.protocol.fields import java_name
 
 if TYPE_CHECKING:

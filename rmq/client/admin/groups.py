@@ -5,9 +5,9 @@ from __future__ import annotations
 from rmq.client.admin.calls import Calls, each, offline
 from rmq.errors import ConsumerNotOnline, RmqError, SystemFailure
 from rmq.message import MessageQueue, dlq_topic, retry_topic, validate_group
-from rmq.protocol.admin_bodies import ConsumerRunningInfo
 from rmq.protocol.bodies import (
     ConsumerConnection,
+    ConsumerRunningInfo,
     GetConsumerStatusBody,
     GroupList,
     ProducerConnection,

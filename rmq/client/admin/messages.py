@@ -19,8 +19,11 @@ from rmq.errors import (
 )
 from rmq.message import TRACE_TOPIC, MessageQueue, StoredMessage, parse_offset_message_id
 from rmq.protocol import headers
-from rmq.protocol.admin_bodies import ConsumeMessageDirectlyResult
-from rmq.protocol.bodies import ConsumerConnection, QueryConsumeQueueResponseBody
+from rmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerConnection,
+    QueryConsumeQueueResponseBody,
+)
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from attrs import evolve
 
 from rmq.message import PROPERTY_RETRY_TOPIC, dlq_topic
-from rmq.protocol.deadletter import (
+from rmq.protocol.properties import (
     DLQ_ORIGIN_MESSAGE_ID,
     DLQ_ORIGIN_TOPIC,
     DLQ_REASON,

@@ -6,10 +6,9 @@ import pytest
 
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.protocol import json
-from rmq.protocol.codes import FLAG_RESPONSE, RequestCode, ResponseCode
+from rmq.protocol.codes import FLAG_RESPONSE, RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import ROCKETMQ, Command
-from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
-from rmq.protocol.recall import RECALL_MESSAGE, RecallHandle, RecallMessageRequestHeader
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader, RecallHandle, RecallMessageRequestHeader
 from rmq.store.config import FlushDiskType
 
 from .rig import START, Rig, batch, pull, send

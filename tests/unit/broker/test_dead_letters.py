@@ -8,8 +8,8 @@ from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.deadletter import life_of
 from rmq.protocol.headers import CreateTopicRequestHeader
+from rmq.protocol.properties import life_of
 
 from .rig import Rig, pull, send
 

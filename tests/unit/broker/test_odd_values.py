@@ -23,14 +23,22 @@ from rmq.broker.ha import MasterSession, SlaveSession
 from rmq.broker.replication import COPIED
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import DLQ_PREFIX, RETRY_PREFIX, TRANS_HALF_TOPIC, parse_offset_message_id
-from rmq.protocol import fields, recall, record
+from rmq.protocol import fields, properties, record
 from rmq.protocol.bodies import HeartbeatData, ProducerData
-from rmq.protocol.codes import FLAG_ONEWAY, SYS_COMMIT, SYS_HOST_BITS, SYS_ROLLBACK, RequestCode
+from rmq.protocol.codes import (
+    FLAG_ONEWAY,
+    RECALL_MESSAGE,
+    SYS_COMMIT,
+    SYS_HOST_BITS,
+    SYS_ROLLBACK,
+    RequestCode,
+)
 from rmq.protocol.command import SEND_V2_CODES, Command
 from rmq.protocol.frames import Decoder
 from rmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
+    RecallMessageRequestHeader,
     SendMessageRequestHeader,
 )
 from rmq.protocol.record import decode_record, encode_batch
@@ -86,12 +94,12 @@ KINDS = [
     Kind("reply", RequestCode.SEND_REPLY_MESSAGE, {"REPLY_TO_CLIENT": "asker@1"}, topic=REPLIES),
     Kind("reply v2", RequestCode.SEND_REPLY_MESSAGE_V2, {"REPLY_TO_CLIENT": "asker@1"}, topic=REPLIES),
     Kind("send-back", RequestCode.CONSUMER_SEND_MSG_BACK, header=ConsumerSendMsgBackRequestHeader),
-    Kind("recall", recall.RECALL_MESSAGE, header=recall.RecallMessageRequestHeader),
+    Kind("recall", RECALL_MESSAGE, header=RecallMessageRequestHeader),
 ]
 PROPERTIES = sorted(
     {
         value
-        for module in (message, recall, timer)
+        for module in (message, properties, timer)
         for name, value in vars(module).items()
         if name.startswith("PROPERTY_")
     }
@@ -477,15 +485,15 @@ def back_header(case: Case) -> ConsumerSendMsgBackRequestHeader:
     return ConsumerSendMsgBackRequestHeader(case.ids[0], "readers", 0, f"U{case.number}", "Orders")
 
 
-def recall_header(case: Case) -> recall.RecallMessageRequestHeader:
-    return recall.RecallMessageRequestHeader("Orders", case.topic, "producers")
+def recall_header(case: Case) -> RecallMessageRequestHeader:
+    return RecallMessageRequestHeader("Orders", case.topic, "producers")
 
 
 HEADERS: dict[type[Any], Callable[[Case], Any]] = {
     SendMessageRequestHeader: send_header,
     EndTransactionRequestHeader: end_header,
     ConsumerSendMsgBackRequestHeader: back_header,
-    recall.RecallMessageRequestHeader: recall_header,
+    RecallMessageRequestHeader: recall_header,
 }
 
 

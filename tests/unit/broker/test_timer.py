@@ -11,7 +11,7 @@ import pytest
 from rmq.broker.timer import MAX_AHEAD_MS, STEP_MESSAGES, Timers, deliver_time
 from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, SystemBusy
 from rmq.message import TIMER_TOPIC
-from rmq.protocol.recall import RecallHandle
+from rmq.protocol.headers import RecallHandle
 from rmq.protocol.record import Record, decode_record
 from rmq.store.config import StoreConfig
 from rmq.store.disk import RealDisk

@@ -11,9 +11,8 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import Hooks
-from rmq.protocol.body_sizes import MESSAGES, SURE_BYTES, body_limit, check_body
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.command import MAX_FRAME, Command
+from rmq.protocol.command import MAX_FRAME, MESSAGES, SURE_BYTES, Command, body_limit, check_body
 from rmq.remoting.limits import TURN_REQUESTS
 
 from .rig import Rig, Wire, send

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rmq.client.consume_metrics import Rates
-from rmq.protocol.admin_bodies import ConsumeStatus
+from rmq.protocol.bodies import ConsumeStatus
 
 
 def test_rates_since_the_oldest_sample() -> None:

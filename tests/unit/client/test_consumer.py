@@ -14,8 +14,7 @@ from rmq.client.consumer import Consumer
 from rmq.client.delivery import Delivery
 from rmq.errors import ConfigError, LocalProtocolError, SubscriptionParseFailed
 from rmq.message import MessageQueue, StoredMessage
-from rmq.protocol.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
-from rmq.protocol.bodies import ResetOffsetBody
+from rmq.protocol.bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo, ResetOffsetBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record, encode_record, host_bytes

@@ -11,11 +11,10 @@ import rmq
 from rmq.client.namespace import unwrapped, wrapped
 from rmq.errors import LocalProtocolError, MessageIllegal, ReplyTimeout, ResponseError, SystemBusy
 from rmq.message import Message, StoredMessage
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import ILLEGAL_OPERATION, RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import ReplyMessageRequestHeader, SendMessageRequestHeader
+from rmq.protocol.headers import RecallHandle, ReplyMessageRequestHeader, SendMessageRequestHeader
 from rmq.protocol.properties import decode_properties
-from rmq.protocol.recall import ILLEGAL_OPERATION, RECALL_MESSAGE, RecallHandle
 from rmq.protocol.record import compress, compressed_flag
 from rmq.remoting.connection import Connection
 

@@ -18,8 +18,7 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import RegisterBrokerRequestHeader
-from rmq.protocol.proof import Prover
-from rmq.protocol.signature import Credentials, signed
+from rmq.protocol.signature import Credentials, Prover, signed
 from tests.closed import Closed
 from tests.unit.broker.rig import batch, pull, send
 

@@ -17,8 +17,7 @@ from rmq.errors import AccessDenied
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
-from rmq.protocol.proof import NONCE, TIME, WINDOW_MS, Prover
-from rmq.protocol.signature import PROOF, SIGNATURE, Credentials, signed
+from rmq.protocol.signature import NONCE, PROOF, SIGNATURE, TIME, WINDOW_MS, Credentials, Prover, signed
 from tests.unit.broker.rig import START, Wire, batch, send
 from tests.unit.plugins.test_acl_plugin import MANAGER, OTHER, OWNER, TEXT, Guarded
 
@@ -136,8 +135,7 @@ def test_what_a_process_before_may_have_taken_is_refused(guarded: Guarded) -> No
     "nonce", ["", "x", "{mark}", "{mark}AQEBAQEBAQE.x", "{mark}AQEBAQEBAQE.-1", "x" * 99]
 )
 def test_a_nonce_of_another_form_is_refused(guarded: Guarded, nonce: str) -> None:
-    from rmq.protocol.proof import proof
-    from rmq.protocol.signature import order_of
+    from rmq.protocol.signature import order_of, proof
 
     account = guarded.plugin.files.accounts.table["owner01"]
     plain = send()

@@ -20,11 +20,10 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, LockBatchRequestBody, SubscriptionData
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import SEND_V2_CODES, Command
 from rmq.protocol.fields import java_name
 from rmq.protocol.headers import SendMessageRequestHeader, encode_send_v2
-from rmq.protocol.recall import RECALL_MESSAGE
 from rmq.protocol.signature import Credentials, signed
 from tests.unit.broker.rig import Rig
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
-from rmq.protocol import admin_bodies, bodies
-from rmq.protocol.body import Body
+from rmq.protocol import bodies
+from rmq.protocol.fields import Body
 from rmq.protocol.json import loads
 
 CONFIG_FILES = {
@@ -26,7 +26,6 @@ CONFIG_FILES = {
     "subscriptionGroup": bodies.SubscriptionGroupWrapper,
     "consumerOffset": bodies.ConsumerOffsetSerializeWrapper,
     "delayOffset": bodies.DelayOffsetSerializeWrapper,
-    "consumerFilter": bodies.ConsumerFilterWrapper,
 }
 # Java computes these from other fields when it writes and ignores them when it reads.
 COMPUTED = {"consumeTimeStampStr", "minTimeStampStr", "maxTimeStampStr", "dead"}
@@ -41,7 +40,7 @@ def quirks(golden: pathlib.Path) -> dict[str, Any]:
 def all_bodies() -> dict[str, type[Any]]:
     return {
         name: value
-        for name, value in (vars(bodies) | vars(admin_bodies)).items()
+        for name, value in vars(bodies).items()
         if inspect.isclass(value) and issubclass(value, Body) and value is not Body
     }
 
@@ -88,14 +87,6 @@ def test_the_config_files_survive(golden: pathlib.Path, name: str) -> None:
     assert json.loads(body.to_json(strict=True)) == without_computed(loads(raw))
     assert CONFIG_FILES[name].from_json(body.to_json(strict=True)) == body
     assert body.to_value()[next(iter(body.to_value()))]
-
-
-def test_a_filter_is_dead_once_its_group_left(golden: pathlib.Path) -> None:
-    raw = (golden / "store" / "config" / "consumerFilter.json").read_bytes()
-    table = bodies.ConsumerFilterWrapper.from_json(raw).filter_data_by_topic
-    group = table["TopicTest"].group_filter_data["golden_sql_group"]
-    assert group.dead
-    assert group.bloom_filter_data == bodies.BloomFilterData([34, 103, 14], 112)
 
 
 @pytest.mark.parametrize("name", sorted(all_bodies()))

@@ -40,7 +40,9 @@ def facts(golden: pathlib.Path) -> dict[str, Any]:
 
 def classes() -> dict[str, type[Any]]:
     return {
-        name: value for name, value in vars(headers).items() if inspect.isclass(value) and attrs.has(value)
+        name: value
+        for name, value in vars(headers).items()
+        if inspect.isclass(value) and attrs.has(value) and not name.startswith("Recall")  # of 5.x
     }
 
 

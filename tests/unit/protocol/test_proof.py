@@ -13,8 +13,18 @@ from hypothesis import strategies as st
 
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder, encode
-from rmq.protocol.proof import NONCE, TIME, Prover, proof
-from rmq.protocol.signature import PROOF, SIGNATURE, Credentials, Key, order_of, signature
+from rmq.protocol.signature import (
+    NONCE,
+    PROOF,
+    SIGNATURE,
+    TIME,
+    Credentials,
+    Key,
+    Prover,
+    order_of,
+    proof,
+    signature,
+)
 
 ACCOUNT = Credentials("someone", "a-secret-of-it", "token")
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
