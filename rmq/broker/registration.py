@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PLAIN_BYTES: Final = 8 << 20
 """A longer body is compressed: no name server takes a frame of more than 16 MiB, and all since 4.1 know the
 compressed form. It lacks the flags of topics, so it is not used without need."""
+SMALL_BYTES: Final = 64 << 10
 BYTES_A_SECOND: Final = 1 << 20
 PAUSE_MAX: Final = 10.0
 
@@ -59,9 +60,10 @@ class Registration:
     @property
     def pause(self) -> float:
         """Seconds before the next registration is worth its cost: many topics that come one after the other
-        are told together.
+        are told together. A small one is told at once: its consumer may come next.
         """
-        return min(PAUSE_MAX, len(self._body) / BYTES_A_SECOND)
+        size = len(self._body)
+        return min(PAUSE_MAX, size / BYTES_A_SECOND) if size > SMALL_BYTES else 0.0
 
     @property
     def version(self) -> DataVersion:

@@ -316,7 +316,7 @@ def test_as_many_topics_as_are_made_unasked_fit_a_registration() -> None:
 def test_registrations_of_many_topics_are_told_together(rig: Rig) -> None:
     registration = rig.broker.registration
     registration.register()
-    assert registration.pause < 0.1
+    assert registration.pause == 0
     rig.broker.topics.table |= {f"T{number}": TopicConfig(f"T{number}") for number in range(15_000)}
     rig.one(send("New"))
     registration.register()

@@ -523,7 +523,7 @@ async def test_a_flush_that_takes_too_long_is_answered_as_such(
     flush = Store.flush
 
     def slow(self: Store) -> int:
-        release.wait(5)
+        release.wait(60)
         return flush(self)
 
     monkeypatch.setattr(Store, "flush", slow)
@@ -533,7 +533,10 @@ async def test_a_flush_that_takes_too_long_is_answered_as_such(
         assert answer.code == ResponseCode.FLUSH_DISK_TIMEOUT
         assert (await running.ask(pull())).code == 0
         release.set()
-        assert (await running.ask(send())).code == 0
+        with trio.fail_after(60):  # a busy machine may take its 20 ms for a sync more than once
+            while (answer := await running.ask(send())).code == ResponseCode.FLUSH_DISK_TIMEOUT:
+                pass
+        assert answer.code == 0
 
 
 async def test_a_topic_that_is_saved_slowly_holds_up_its_own_senders_only(

@@ -525,7 +525,7 @@ class TestLocks:
             await trio.sleep(15)
             broker.script(LOCK, *[late] * 20)
             asked = broker.count(RequestCode.QUERY_CONSUMER_OFFSET)
-            await trio.sleep(45)
+            await trio.sleep(42)  # to 57 s: between the ends of two messages
             assert broker.count(RequestCode.QUERY_CONSUMER_OFFSET) == asked
             nursery.cancel_scope.cancel()
         assert order.seen == {0: [0, 1, 2, 3]}
