@@ -38,7 +38,9 @@ UNCOUNTED: Final = ("rmq/store/audit", "rmq/store/repair", "rmq/broker/stats", "
 """Modules that no message passes."""
 TESTS: Final = ("tests/unit", "tests/wire", "tests/stateful")
 MOST_SECONDS: Final = 15.0
-"""Of tests that are run for one mutation."""
+"""Of tests that are run for one mutation; the quickest, and those of its module, come first."""
+AGAIN_SECONDS: Final = 120.0
+"""For one that survived these."""
 GOOD: Final = 10
 """For so many lines the tests are run without a mutation first."""
 SLACK_SECONDS: Final = 30.0
@@ -75,7 +77,8 @@ def main() -> int:
     _check_good(found, covered, tree)
     for number, mutation in enumerate(found):
         if chosen.again or mutation.key not in results.known:
-            outcome, seconds = _try(mutation, covered, tree)
+            most = AGAIN_SECONDS if chosen.again else MOST_SECONDS
+            outcome, seconds = _try(mutation, covered, tree, most)
             results.add(mutation, outcome, seconds)
             _show(number + 1, len(found), results, found, mutation, outcome)
     return _report(found, results)
@@ -145,11 +148,13 @@ def _pytest() -> list[str]:
     return ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no"]
 
 
-def _try(mutation: Mutation, covered: CoverageMap, tree: pathlib.Path) -> tuple[str, float]:
+def _try(
+    mutation: Mutation, covered: CoverageMap, tree: pathlib.Path, most_seconds: float
+) -> tuple[str, float]:
     """What becomes of it: caught, caught by the time limit, survived, or no test executes the line."""
     path = tree / mutation.path
     good = path.read_text()
-    tests, seconds = covered.of(mutation.path, mutation.line, good, MOST_SECONDS)
+    tests, seconds = covered.of(mutation.path, mutation.line, good, most_seconds)
     if not tests:
         return "not covered", 0.0
     arguments = tree.parent / "tests.txt"
