@@ -28,10 +28,10 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateTopicRequestHeader
-from rmq.remoting.answers import Stranger
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.tasks import bare_errors
 from rmq.store.config import StoreConfig
 
 REQUEST_SECONDS = 5.0
@@ -63,7 +63,7 @@ class System:
             topic, AUTO_CREATE_TOPIC, queues, queues, PERM_READ | PERM_WRITE, "SINGLE_TAG"
         )
         request = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        async with Pool(TcpNetwork(), Stranger()) as pool:
+        async with Pool(TcpNetwork(), RefusingEndpoint()) as pool:
             response = await pool.call(self.broker_address, request, REQUEST_SECONDS)
         if response.code != ResponseCode.SUCCESS:
             raise for_code(response.code, response.remark, self.broker_address)

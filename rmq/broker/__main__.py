@@ -20,8 +20,7 @@ from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
 from rmq.profile import applied, exposure, protect_files
-from rmq.remoting.tls import TlsConfig
-from rmq.remoting.tls_file import with_file
+from rmq.remoting.tls import TlsConfig, with_file
 from rmq.store.config import BrokerRole, StoreConfig
 
 EXIT_FAILED: Final = 1

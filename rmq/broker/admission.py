@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.limits import Limits
-from rmq.remoting.origins import WebSocketAccess
+from rmq.remoting.websocket import WebSocketAccess
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig

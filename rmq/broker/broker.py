@@ -56,8 +56,7 @@ from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, check_body
-from rmq.remoting.budget import Budget
-from rmq.remoting.limits import TURN_REQUESTS, TURN_SECONDS, turn_is_over
+from rmq.remoting.limits import TURN_REQUESTS, TURN_SECONDS, Budget, turn_is_over
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:

@@ -62,15 +62,15 @@ from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterGate
-from rmq.remoting import descriptors
+from rmq.remoting.acceptor import raise_descriptor_limit
 from rmq.remoting.address import is_literal, join_address, split_address
-from rmq.remoting.answers import Stranger
-from rmq.remoting.budget import Budget
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.limits import Budget
+from rmq.remoting.loop import bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners
 from rmq.remoting.stream import Listener
-from rmq.remoting.tasks import bare_errors, in_slices, restarting
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk, RealDisk
@@ -147,7 +147,7 @@ async def run_until_signalled(
 ) -> None:
     """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses for clients, and what else it
     listens on. Raises as `run`."""
-    descriptors.raise_limit()
+    raise_descriptor_limit()
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
@@ -374,7 +374,10 @@ class _Service:
                 inner.start_soon(_enduring, loop)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
-            async with Pool(self._network, Stranger(), tls=self._tls) as pool, trio.open_nursery() as outer:
+            async with (
+                Pool(self._network, RefusingEndpoint(), tls=self._tls) as pool,
+                trio.open_nursery() as outer,
+            ):
                 serving = partial(
                     serve_listeners,
                     self._ports.clients,

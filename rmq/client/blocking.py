@@ -36,7 +36,7 @@ from rmq.client.subscription import ALL, Sql
 from rmq.client.transactional import DiscardedHalf
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.loop import bare_errors
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -33,10 +33,10 @@ from rmq.errors import LocalProtocolError
 from rmq.message import UniqueIds
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
-from rmq.remoting.connection import Endpoint
+from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.loop import TaskScope
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.tasks import TaskScope
 from rmq.remoting.tls import TlsConfig
 
 # Who a client is: its address, its id.

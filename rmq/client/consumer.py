@@ -32,7 +32,7 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
-from rmq.remoting.tasks import TaskScope, bare_errors
+from rmq.remoting.loop import TaskScope, bare_errors
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from rmq.message import MessageQueue, StoredMessage, validate_group, validate_to
 from rmq.protocol.bodies import ConsumerData
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
-from rmq.remoting.tasks import TaskScope
+from rmq.remoting.loop import TaskScope
 
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 

@@ -34,7 +34,8 @@ from rmq.errors import (
 from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
 from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
 from rmq.protocol.command import Command
-from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.loop import current_loop
 from rmq.remoting.pool import Pool
 

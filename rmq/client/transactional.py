@@ -48,7 +48,7 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
-from rmq.remoting.tasks import TaskScope
+from rmq.remoting.loop import TaskScope
 
 log = logging.getLogger(__name__)
 

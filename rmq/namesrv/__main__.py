@@ -16,8 +16,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.service import run_until_signalled
 from rmq.plugin import PluginRefused
 from rmq.profile import applied, exposure, protect_files
-from rmq.remoting.tls import TlsConfig
-from rmq.remoting.tls_file import with_file
+from rmq.remoting.tls import TlsConfig, with_file
 
 EXIT_SETTINGS: Final = 2
 EXIT_LISTEN: Final = 3

@@ -36,9 +36,8 @@ from rmq.protocol.command import SURE_BYTES, Command, check_body
 from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting.acceptor import Acceptor
-from rmq.remoting.budget import Budget
 from rmq.remoting.connection import Connection
-from rmq.remoting.limits import turn_is_over
+from rmq.remoting.limits import Budget, turn_is_over
 
 log = logging.getLogger("rmq.namesrv")
 

@@ -36,18 +36,16 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ClusterGate
-from rmq.remoting import descriptors
-from rmq.remoting.acceptor import Acceptor
+from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
-from rmq.remoting.answers import Stranger
-from rmq.remoting.budget import Budget
-from rmq.remoting.limits import Limits
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.loop import bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
-from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
-from rmq.remoting.tasks import bare_errors, restarting
 from rmq.remoting.tls import TlsConfig
+from rmq.remoting.websocket import WebSocketAccess
 
 LOOKUP_SECONDS = 3.0
 WAITING_LOOKUPS = 1_000
@@ -99,7 +97,7 @@ async def run(
             for name, plugin in hooks.tasks:
                 nursery.start_soon(restarting, f"plugin {name}", plugin.run)
             if asks:
-                nursery.start_soon(_look_up, receive, Pool(network, Stranger(), tls=tls), production)
+                nursery.start_soon(_look_up, receive, Pool(network, RefusingEndpoint(), tls=tls), production)
             addresses = await nursery.start(
                 partial(
                     serve,
@@ -129,7 +127,7 @@ def run_until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announc
 
 
 async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
-    descriptors.raise_limit()
+    raise_descriptor_limit()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
             also: dict[str, str] = {}

@@ -2,7 +2,8 @@
 
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import Address, join_address, split_address
-from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork, open_stream
 from rmq.remoting.pool import Pool
@@ -19,6 +20,7 @@ __all__ = [
     "Listener",
     "Network",
     "Pool",
+    "RefusingEndpoint",
     "Stream",
     "TcpNetwork",
     "TlsConfig",

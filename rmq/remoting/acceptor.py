@@ -1,6 +1,8 @@
 """Acceptor: the one accept loop, for clients, slaves and scrapes alike, and how many of them may come.
 
 It refuses by closing at once, and never ends by what peers or the system do: out of descriptors it waits.
+Files come first: a broker that cannot open the next file of its log stops taking messages, a client that is
+refused tries again.
 """
 
 from __future__ import annotations
@@ -8,16 +10,25 @@ from __future__ import annotations
 import errno
 import ipaddress
 import logging
+import math
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, NoReturn
 
 import trio
 
-from rmq.remoting import descriptors
 from rmq.remoting.stream import Listener, Stream
 
+if sys.platform != "win32":
+    import resource
+
 log = logging.getLogger(__name__)
+
+KEPT_BACK: Final = 448
+"""Descriptors for files: a store keeps up to 384 open; the others are for tables, the loop, logs, dials."""
+_TRIED: Final = (1 << 20, 65_536, 10_240)
+"""Limits of descriptors where the hard one is no number that may be set, as on macOS."""
 
 PAUSE_SECONDS: Final = 0.1
 COMPLAIN_SECONDS: Final = 10.0
@@ -36,7 +47,7 @@ class Acceptor:
     """
 
     def __init__(self, connections: int, per_address: int = 0, *, share: float = 1.0) -> None:
-        self._descriptors = descriptors.for_connections()
+        self._descriptors = descriptors_for_connections()
         self.most = max(1, int(min(connections, self._descriptors * share)))
         self.per_address = min(per_address or max(1, self.most // 2), self.most)
         self.open = 0
@@ -116,3 +127,42 @@ def _network(peer: str) -> str:
     except ValueError:
         return host
     return str(ipaddress.IPv6Network((int(address), 64), strict=False))
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many descriptors as it may: most systems give 1,024 to begin with.
+
+    For programs of our own only: select() in other people's code knows descriptors below 1,024.
+    """
+    if sys.platform == "win32":
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for wanted in (hard, *_TRIED):
+        if wanted == soft or (soft < wanted and _set_limit(wanted, hard)):
+            break
+    log.info("this process may open %d files and connections (RLIMIT_NOFILE)", _soft_limit())
+
+
+def _set_limit(wanted: int, hard: int) -> bool:
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (ValueError, OSError):
+        return False
+    return True
+
+
+def _soft_limit() -> float:
+    if sys.platform == "win32":
+        return math.inf
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return math.inf if soft == resource.RLIM_INFINITY else soft
+
+
+def descriptors_for_connections() -> float:
+    """How many descriptors connections may take; the others, at most half, are kept back for files.
+
+    A new descriptor has the lowest number that is free, so a connection whose number is not below this says
+    that as many are in use.
+    """
+    soft = _soft_limit()
+    return soft - min(KEPT_BACK, soft // 2) if soft < math.inf else soft

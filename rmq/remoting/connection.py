@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -27,12 +27,11 @@ from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, 
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
-from rmq.remoting.budget import SMALL_BYTES, Budget
-from rmq.remoting.limits import Limits
-from rmq.remoting.loop import Waiter, current_loop
+from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
+from rmq.remoting.loop import Waiter, bare_errors, current_loop
 from rmq.remoting.outbox import Outbox
 from rmq.remoting.stream import Buffer, Stream
-from rmq.remoting.tasks import bare_errors
 
 log = logging.getLogger(__name__)
 
@@ -43,29 +42,6 @@ FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
 
 _LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
-
-
-class Endpoint(Protocol):
-    """Who answers the requests of a connection: broker, name server, client.
-
-    It may have a method `answered(response, connection)` too: responses to requests that it sent by `notify`
-    and not by `call` are handed to it, before the requests of the same chunk. And `opened(connection)`, which
-    a server calls before any request of a peer. And `admits(head, body_bytes, connection)`: whether the body
-    of a command whose header is here shall be taken; None, or the response that refuses it. It is asked for
-    frames of more than `limits.ask_bytes`.
-    """
-
-    def handle(self, requests: list[Command], connection: Connection) -> int | None:
-        """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
-
-        Returns how many of them it took, at least one, when others shall have their turn before the rest is
-        handed over; None: all.
-        Must not block. An exception ends this connection and no other; one other than RemoteProtocolError is
-        a bug and is logged with its traceback.
-        """
-
-    def closed(self, connection: Connection) -> None:
-        """The connection has ended; called once for each that ran."""
 
 
 class Connection:

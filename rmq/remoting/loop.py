@@ -7,11 +7,16 @@ once which loop runs them and keep the functions.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
-from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeVar
 
 import anyio
+import anyio.abc
+import anyio.lowlevel
 import attrs
 import outcome
 import trio
@@ -130,3 +135,124 @@ _ASYNCIO = Loop(
 def current_loop() -> Loop:
     """The loop that runs the calling task."""
     return _TRIO if trio.lowlevel.in_trio_run() else _ASYNCIO
+
+
+RESTART_SECONDS: Final = (1.0, 60.0)
+"""First and longest pause before a task is started again."""
+
+log = logging.getLogger("rmq.tasks")
+
+T = TypeVar("T")
+
+
+@contextmanager
+def bare_errors() -> Iterator[None]:
+    """Put round a task group that callers do not see: its only error comes out as itself."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        error: Exception = group
+        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
+        if error is group:
+            raise
+        raise error from error.__cause__
+
+
+async def restarting(
+    what: str,
+    run: Callable[[], Awaitable[None]],
+    *,
+    errors: type[Exception] | tuple[type[Exception], ...] = Exception,
+    longest_pause: float = RESTART_SECONDS[1],
+) -> None:
+    """Run a task again after a pause when it fails by one of `errors`. Ends when it returns."""
+    first, longest = RESTART_SECONDS
+    pause = first
+    while True:
+        began = anyio.current_time()
+        try:
+            return await run()
+        except errors as error:
+            log.error("%s failed, starting it again: %s", what, error, exc_info=error)
+        if anyio.current_time() - began > longest:
+            pause = first
+        await anyio.sleep(pause)
+        pause = min(2 * pause, longest_pause)
+
+
+async def in_slices(work: Generator[None, None, T]) -> T:
+    """Do long work that yields now and then; others are served in between. Returns what it returns."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+        await anyio.lowlevel.checkpoint()
+
+
+class TaskScope:
+    """Tasks that live exactly as long as the block.
+
+    Cancelling the block from outside does not reach them: whoever leaves in an orderly way still needs
+    them. They end when the block's end is reached, whatever led there.
+
+    A task group wraps what its body raises in an ExceptionGroup; callers who do not see the group must not
+    see the wrapping either. So: an error of the block comes out bare, and errors that tasks had besides it
+    are logged. Without one, the only error of the tasks comes out bare; several come out as a group.
+    """
+
+    def __init__(self) -> None:
+        self._outer: anyio.abc.TaskGroup | None = None
+        self._inner: anyio.abc.TaskGroup | None = None
+
+    @property
+    def tasks(self) -> anyio.abc.TaskGroup:
+        """The group in which background tasks are started."""
+        assert self._inner is not None, "the scope has not been entered"
+        return self._inner
+
+    async def __aenter__(self) -> TaskScope:
+        self._outer = anyio.create_task_group()
+        await self._outer.__aenter__()
+        # Cannot block, so a cancellation cannot come between.
+        with anyio.CancelScope(shield=True):
+            await self._outer.start(self._host)
+        return self
+
+    async def _host(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as self._inner:
+                task_status.started()
+                await anyio.sleep_forever()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Cancel the tasks and wait for them. Cancelled from outside: the same."""
+        assert self._outer is not None
+        self.tasks.cancel_scope.cancel()
+        users = error is not None and bool(_others(error, None))
+        try:
+            await self._outer.__aexit__(kind, error, trace)
+        except BaseException as raised:
+            found = _others(raised, error if users else None)
+            if users:
+                for other in found:
+                    log.error("a background task failed too", exc_info=other)
+            elif len(found) == 1:
+                raise found[0] from found[0].__cause__
+            else:
+                raise
+
+
+def _others(raised: BaseException, error: BaseException | None) -> list[BaseException]:
+    """The errors in `raised`, however nested, but for `error` and cancellations.
+
+    A nursery of the block makes a group of cancellations, which is no error of the user's."""
+    if raised is error or isinstance(raised, anyio.get_cancelled_exc_class()):
+        return []
+    if isinstance(raised, BaseExceptionGroup):
+        return [found for inner in raised.exceptions for found in _others(inner, error)]
+    return [raised]

@@ -21,12 +21,12 @@ import attrs
 from rmq.errors import ConfigError, ConnectFailed
 from rmq.protocol.command import Command
 from rmq.remoting.address import with_scheme
-from rmq.remoting.connection import Connection, Endpoint
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import current_loop
+from rmq.remoting.loop import bare_errors, current_loop
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.stream import Stream
-from rmq.remoting.tasks import bare_errors
 from rmq.remoting.tls import TlsConfig, TlsContexts
 
 log = logging.getLogger(__name__)

@@ -11,14 +11,13 @@ import trio
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.acceptor import Acceptor
-from rmq.remoting.budget import Budget
-from rmq.remoting.connection import Connection, Endpoint
-from rmq.remoting.limits import Limits
-from rmq.remoting.network import Network
-from rmq.remoting.origins import WebSocketAccess
-from rmq.remoting.sniff import accept_stream
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.network import Network, accept_stream
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.websocket import WebSocketAccess
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,18 @@
-"""TLS settings, and contexts that follow changed certificate files."""
+"""TLS settings, RocketMQ's tls.properties, and contexts that follow changed certificate files."""
 
 from __future__ import annotations
 
 import logging
 import os
 import ssl
+import tempfile
 from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve, fields_dict, frozen
 
-from rmq.config import one_of, setting
+from rmq.config import one_of, read_file, setting
 from rmq.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -152,9 +153,7 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
         _load_own(context, config)
         _tell_expiry(config.tls_cert_path)
     else:
-        from rmq.remoting.tls_selfsigned import load_unverifiable  # cryptography: only for those who test
-
-        load_unverifiable(context)
+        _load_made_up(context)
     if config.tls_client_auth != "none":
         _load_trust(context, config)
         required = config.tls_client_auth == "require"
@@ -214,3 +213,85 @@ def _load_trust(context: ssl.SSLContext, config: TlsConfig) -> None:
         context.load_verify_locations(config.tls_trust_path)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError("tlsTrustPath", config.tls_trust_path, f"a PEM file ({error})") from error
+
+
+FILE_KEYS: Final = {
+    "tls.server.mode": "tls_mode",
+    "tls.enable": "tls_enable",
+    "tls.server.certPath": "tls_cert_path",
+    "tls.server.keyPath": "tls_key_path",
+    "tls.server.keyPassword": "tls_key_password",
+    "tls.server.need.client.auth": "tls_client_auth",
+    "tls.server.trustCertPath": "tls_trust_path",
+    "tls.client.certPath": "tls_client_cert_path",
+    "tls.client.keyPath": "tls_client_key_path",
+    "tls.client.keyPassword": "tls_client_key_password",
+    "tls.client.trustCertPath": "tls_client_trust_path",
+    "tls.test.mode.enable": "tls_test_mode",
+}
+"""RocketMQ's key -> field of TlsConfig."""
+
+WEAKER: Final = {
+    "tls.client.authServer": "servers are always verified; tlsInsecureSkipVerify=true switches that off",
+    "tls.server.authClient": "a client certificate that is asked for is always verified",
+}
+"""Keys whose `false` would let anybody in: it is not followed, and what is done instead."""
+
+
+def with_file(config: TlsConfig) -> TlsConfig:
+    """The settings with those of `tls_config_file` where they have their defaults. Raises ConfigError."""
+    if not config.tls_config_file:
+        return config
+    changes: dict[str, Any] = {}
+    fields = fields_dict(TlsConfig)
+    for entry in read_file(config.tls_config_file):
+        value = str(entry.value).strip()
+        if entry.key in WEAKER and value.lower() != "true":
+            log.warning("%s=%s in %s: %s", entry.key, value, entry.source, WEAKER[entry.key])
+        name = FILE_KEYS.get(entry.key)
+        if name is not None and value and getattr(config, name) == fields[name].default:
+            changes[name] = _file_value(entry.key, name, value, entry.source)
+    return evolve(config, **changes)
+
+
+def _file_value(key: str, name: str, text: str, source: str) -> Any:
+    if isinstance(fields_dict(TlsConfig)[name].default, bool):
+        return text.lower() == "true"  # as Java reads it
+    if name not in ("tls_mode", "tls_client_auth"):
+        return text
+    try:
+        evolve(TlsConfig(), **{name: text.lower()})  # type: ignore[arg-type]
+    except ConfigError as error:
+        raise ConfigError(key, text, error.expected, source) from None
+    return text.lower()
+
+
+MADE_UP_DAYS: Final = 30
+"""For how long the certificate of RocketMQ's TLS test mode is good: signed by itself, for no name."""
+
+
+def _load_made_up(context: ssl.SSLContext) -> None:
+    """Give a server's context a fresh certificate that only clients without verification accept."""
+    log.warning("tlsTestMode: this server's certificate is made up; clients cannot know whom they talk to")
+    with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # mode 0600; OpenSSL reads files only
+        file.write(_self_signed())
+        file.flush()
+        context.load_cert_chain(file.name)
+
+
+def _self_signed() -> bytes:
+    from cryptography import x509  # slow to import: only for who tests
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "rmq tlsTestMode")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(now - timedelta(hours=1))
+    made = made.not_valid_after(now + timedelta(days=MADE_UP_DAYS))
+    text = serialization.Encoding.PEM
+    plain = serialization.NoEncryption()
+    private = key.private_bytes(text, serialization.PrivateFormat.PKCS8, plain)
+    return private + made.sign(key, hashes.SHA256()).public_bytes(text)

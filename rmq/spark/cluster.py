@@ -19,7 +19,7 @@ from rmq.client.name_servers import UNREACHABLE
 from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import NoRoute
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.loop import bare_errors
 from rmq.spark.offsets import Offsets
 from rmq.spark.options import ConnectOptions, ReadOptions
 

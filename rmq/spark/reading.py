@@ -26,7 +26,7 @@ from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import CorruptRecord, ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.loop import bare_errors
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions

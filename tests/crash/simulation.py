@@ -27,9 +27,9 @@ from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCo
 from rmq.protocol.command import Command
 from rmq.protocol.headers import EndTransactionRequestHeader, UpdateConsumerOffsetRequestHeader
 from rmq.protocol.record import decode_records, encode_batch, host_bytes
-from rmq.remoting.answers import Stranger
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.loop import bare_errors
 from rmq.remoting.pool import Pool
-from rmq.remoting.tasks import bare_errors
 from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
@@ -216,7 +216,7 @@ class World:
 
     def pool(self) -> Pool:
         """Connections of the producers."""
-        return Pool(self.network.host(OTHERS[0]), Stranger())
+        return Pool(self.network.host(OTHERS[0]), RefusingEndpoint())
 
 
 @define(eq=False)

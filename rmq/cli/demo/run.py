@@ -20,7 +20,7 @@ from rmq.cli.demo.rows import Row
 from rmq.cli.output import console, progress
 from rmq.client.consumer import Consumer
 from rmq.client.producer import Producer
-from rmq.remoting.tasks import bare_errors
+from rmq.remoting.loop import bare_errors
 
 CONSUMERS = 2
 WORKERS = 32

@@ -27,7 +27,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.bodies import KVTable, TopicConfig
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
-from rmq.remoting.answers import Stranger
+from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, DivergedLog, Durability, StoreConfig
@@ -151,7 +151,7 @@ def pairs(tmp_path: Path) -> Pairs:
         async with trio.open_nursery() as nursery:
             names = NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"))
             (address,) = await nursery.start(partial(namesrv.run, names, network=network))
-            async with Pool(network, Stranger()) as pool:
+            async with Pool(network, RefusingEndpoint()) as pool:
                 pair = Pair(nursery, network, pool, address)
                 yield pair
                 await pair.close()

@@ -17,7 +17,7 @@ from rmq.client.name_servers import parse_name_servers
 from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
-from rmq.remoting.tasks import TaskScope
+from rmq.remoting.loop import TaskScope
 
 from .cluster import Cluster
 from .world import world

@@ -25,7 +25,7 @@ from rmq.errors import AccessDenied, ConfigError
 from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.plugin import Host, hooks_of
 from rmq.protocol.command import Command
-from rmq.remoting.answers import Stranger
+from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import FlushDiskType, StoreConfig
@@ -284,7 +284,7 @@ async def test_a_whole_broker_serves_it(tmp_path: Any, monkeypatch: pytest.Monke
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         addresses = await nursery.start(partial(service.run, config, store, stop=stop))
-        async with Pool(TcpNetwork(), Stranger()) as pool:
+        async with Pool(TcpNetwork(), RefusingEndpoint()) as pool:
             await pool.call(addresses[0], send("Orders"), 5)
             (address,) = plugins[0].listens_on
             answer = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")

@@ -13,9 +13,10 @@ import trio
 from trio.testing import MockClock
 
 from rmq.metrics import connection_metrics
-from rmq.remoting import Acceptor, Stream, descriptors
+from rmq.remoting import Acceptor, Stream
+from rmq.remoting import acceptor as module
 from rmq.remoting.acceptor import _network
-from rmq.remoting.budget import Budget
+from rmq.remoting.limits import Budget
 from rmq.testing import MemoryNetwork
 
 from .peers import RawPeer
@@ -89,7 +90,7 @@ async def test_one_address_takes_no_more_than_its_part(
 async def test_descriptors_are_kept_back_for_files(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(descriptors, "_soft_limit", lambda: 1000)
+    monkeypatch.setattr(module, "_soft_limit", lambda: 1000)
     network, acceptor = MemoryNetwork(), Acceptor(20_000)
     assert (acceptor.most, Acceptor(20_000, share=0.125).most) == (552, 69)
     async with accepting(network, acceptor, 551, 552, 40):
@@ -136,8 +137,8 @@ def test_an_ipv6_network_counts_as_one_address() -> None:
 def test_how_many_descriptors_connections_may_take(
     monkeypatch: pytest.MonkeyPatch, soft: float, connections: float
 ) -> None:
-    monkeypatch.setattr(descriptors, "_soft_limit", lambda: soft)
-    assert descriptors.for_connections() == connections
+    monkeypatch.setattr(module, "_soft_limit", lambda: soft)
+    assert module.descriptors_for_connections() == connections
     assert Acceptor(20_000).most == min(20_000, connections)
 
 

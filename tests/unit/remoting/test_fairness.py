@@ -15,8 +15,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits, TcpNetwork, serve
-from rmq.remoting.budget import Budget
-from rmq.remoting.limits import turn_is_over
+from rmq.remoting.limits import Budget, turn_is_over
 from rmq.testing import MemoryNetwork
 
 from .peers import Echo, RawPeer, Silent, linked, request

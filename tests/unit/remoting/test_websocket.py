@@ -14,9 +14,8 @@ from trio.testing import MockClock
 
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import serve
-from rmq.remoting.origins import WebSocketAccess
 from rmq.remoting.stream import Stream
-from rmq.remoting.websocket import SERVER_READ_BYTES, MeteredStream
+from rmq.remoting.websocket import SERVER_READ_BYTES, MeteredStream, WebSocketAccess
 from rmq.testing import MemoryNetwork
 
 from .peers import Echo, request
