@@ -20,7 +20,7 @@ from rmq.cli.status import EXIT_INTERRUPTED, EXIT_USAGE, end_quietly
 SUBCOMMANDS: Final = {
     "demo": (
         "rmq.cli.demo",
-        "Send a data set through name server, broker and two consumers; show the figures.",
+        "Send a data set through name server, broker and two consumers; show the metrics.",
     ),
     "dev": ("rmq.cli.services", "Run a name server and a broker in one process, for development."),
     "certs": ("rmq.cli.certs", "Make an authority, certificates and the secret of a cluster."),

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 
 from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.status import EXIT_FAILED, fail, refuse
-from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import read_secret
 from rmq.errors import RmqError
 
@@ -62,8 +62,8 @@ SECRET_FILE: Final = click.option(
 
 
 @frozen
-class Place:
-    """Where the accounts are: a file, or the brokers of a cluster."""
+class Accounts:
+    """The accounts of a file, or of the servers of a cluster."""
 
     target: Target
     file: pathlib.Path | None
@@ -72,7 +72,11 @@ class Place:
 
     def configs(self) -> dict[str, AclConfig]:
         """The accounts of the file, or of each server of the cluster."""
-        return {str(self.file): _config_of(self.file)} if self.file else ask(self.target, self._all_configs)
+        return (
+            {str(self.file): _config_of(self.file)}
+            if self.file
+            else run_admin(self.target, self._all_configs)
+        )
 
     async def _all_configs(self, admin: Admin) -> dict[str, AclConfig]:
         addresses = await admin.acl_servers(cluster=self.cluster, broker=self.broker)
@@ -104,7 +108,7 @@ class Place:
         async def work(admin: Admin) -> list[str]:
             return await admin.acl_put_account(account, cluster=self.cluster, broker=self.broker, clear=clear)
 
-        return ask(self.target, work)
+        return run_admin(self.target, work)
 
     def delete(self, name: str) -> Sequence[str]:
         """Remove an account; returns where."""
@@ -116,17 +120,17 @@ class Place:
         async def work(admin: Admin) -> list[str]:
             return await admin.acl_delete_account(name, cluster=self.cluster, broker=self.broker)
 
-        return ask(self.target, work)
+        return run_admin(self.target, work)
 
 
-def place_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Adds --file and the options of a cluster; the command gets one argument `place`."""
+def accounts_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --file and the options of a cluster; the command gets one argument `accounts`."""
 
     @functools.wraps(command)
-    def with_place(target: Target, file: pathlib.Path | None, cluster: str, broker: str, **rest: Any) -> T:
-        return command(place=Place(target, file, cluster, broker), **rest)
+    def with_accounts(target: Target, file: pathlib.Path | None, cluster: str, broker: str, **rest: Any) -> T:
+        return command(accounts=Accounts(target, file, cluster, broker), **rest)
 
-    return FILE(part_options(target_options(with_place)))
+    return FILE(part_options(target_options(with_accounts)))
 
 
 @click.group()
@@ -160,10 +164,10 @@ def permission_options(command: Callable[..., T]) -> Callable[..., T]:
 
 @acl.command("list")
 @output_option
-@place_options
-def list_accounts(place: Place, output: Format) -> None:
+@accounts_options
+def list_accounts(accounts: Accounts, output: Format) -> None:
     """Show the accounts, without their secrets; where servers differ, say so and end with 1."""
-    configs = place.configs()
+    configs = accounts.configs()
     config = joined(configs)
     show(config.accounts, output, columns=COLUMNS)
     if output == "table" and config.global_white_addresses:
@@ -179,14 +183,14 @@ def list_accounts(place: Place, output: Format) -> None:
 @NAME
 @permission_options
 @SECRET_FILE
-@place_options
-def add(place: Place, who: str, secret_file: pathlib.Path | None, **given: Any) -> None:
+@accounts_options
+def add(accounts: Accounts, who: str, secret_file: pathlib.Path | None, **given: Any) -> None:
     """Make the account NAME and show its secret: now, and never again."""
     account = evolve(_wanted(who, given), admin=bool(given["admin"]))
-    if place.find(who) is not None:
+    if accounts.find(who) is not None:
         refuse(f"there is an account {who} already; `rmq acl set` changes it, `rmq acl rotate` its secret")
     with _secret(secret_file) as secret:
-        done(f"account {who} made", place.put(evolve(account, secret_key=secret)))
+        report_done(f"account {who} made", accounts.put(evolve(account, secret_key=secret)))
 
 
 @acl.command("set")
@@ -195,44 +199,46 @@ def add(place: Place, who: str, secret_file: pathlib.Path | None, **given: Any) 
 @click.option("--no-topics", is_flag=True, help="Empty the list of single topics.")
 @click.option("--no-groups", is_flag=True, help="Empty the list of single groups.")
 @click.option("--no-white", is_flag=True, help="It must sign from everywhere.")
-@place_options
-def change(place: Place, who: str, no_topics: bool, no_groups: bool, no_white: bool, **given: Any) -> None:
+@accounts_options
+def change(
+    accounts: Accounts, who: str, no_topics: bool, no_groups: bool, no_white: bool, **given: Any
+) -> None:
     """Change what the account NAME may do. What is not given stays; --topic and --group replace the list."""
     emptied = {"topic": no_topics, "group": no_groups, "white": no_white}
     for option, empty in emptied.items():
         if empty and given[option]:
             raise click.UsageError(f"give --{option} or --no-{option}{'s' * (option != 'white')}, not both")
-    before = place.known(who)
+    before = accounts.known(who)
     admin = before.admin if given["admin"] is None else given["admin"]
     account = evolve(_wanted(who, given), admin=admin)
     fields = ("topic_perms", "group_perms", "white_remote_address")
     clear = [name for name, empty in zip(fields, emptied.values(), strict=True) if empty]
-    done(f"account {who} changed", place.put(account, clear))
+    report_done(f"account {who} changed", accounts.put(account, clear))
 
 
 @acl.command()
 @NAME
 @SECRET_FILE
-@place_options
-def rotate(place: Place, who: str, secret_file: pathlib.Path | None) -> None:
+@accounts_options
+def rotate(accounts: Accounts, who: str, secret_file: pathlib.Path | None) -> None:
     """Give the account NAME a new secret and show it. The old one stops working at once.
 
     Servers that lack the account get it, with the permissions that the others have.
     """
-    before = place.known(who)
+    before = accounts.known(who)
     with _secret(secret_file) as secret:
-        done(f"account {who} has a new secret", place.put(evolve(before, secret_key=secret)))
+        report_done(f"account {who} has a new secret", accounts.put(evolve(before, secret_key=secret)))
 
 
 @acl.command()
 @NAME
 @yes_option
-@place_options
-def remove(place: Place, who: str, yes: bool) -> None:
+@accounts_options
+def remove(accounts: Accounts, who: str, yes: bool) -> None:
     """Remove the account NAME."""
-    place.known(who)
-    agree(yes, f"Remove account {who}?")
-    done(f"account {who} removed", place.delete(who))
+    accounts.known(who)
+    confirm(yes, f"Remove account {who}?")
+    report_done(f"account {who} removed", accounts.delete(who))
 
 
 @acl.command()
@@ -240,14 +246,14 @@ def remove(place: Place, who: str, yes: bool) -> None:
 @click.argument("resource", metavar="TOPIC")
 @click.argument("action", type=click.Choice(["PUB", "SUB"], case_sensitive=False))
 @click.option("--group", "is_group", is_flag=True, help="TOPIC is the name of a consumer group.")
-@place_options
-def explain(place: Place, who: str, resource: str, action: str, is_group: bool) -> None:
+@accounts_options
+def explain(accounts: Accounts, who: str, resource: str, action: str, is_group: bool) -> None:
     """Say whether account NAME may write (PUB) or read (SUB) TOPIC, and why. Ends with 1 when it may not."""
     from rmq_acl import permissions
     from rmq_acl.explain import explain as decide
     from rmq_acl.rules import GROUP, TOPIC
 
-    account = _as_account(place.known(who))
+    account = _as_account(accounts.known(who))
     kind = GROUP if is_group else TOPIC
     verdict = decide(account, kind, resource, permissions.parse(action.upper()))
     word = "may" if verdict.allowed else "may not"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import Counter
 from functools import partial
 from typing import Any
 
 import click
 import trio
-from attrs import Factory, define, frozen
+from attrs import frozen
 
 from rmq.cli.completion import complete_topic
+from rmq.cli.latency import Meter
 from rmq.cli.output import Format, console, echo, output_option, show
 from rmq.cli.status import EXIT_FAILED
-from rmq.cli.sub import may_consume
+from rmq.cli.sub import check_may_consume
 from rmq.cli.target import Target, first_error, run, target_options
 from rmq.cli.values import as_duration
 from rmq.client.client import Client
@@ -30,10 +30,6 @@ LIVE_SECONDS = 0.5
 STAMP = 16
 """Bytes at the start of a body: when it was sent, ns since 1970, in hex."""
 ERROR_PAUSE_SECONDS = 0.05
-BARS = 40
-PRECISION_BITS = 8
-"""Bits that are kept of a latency in µs."""
-BOUNDS_MS = (0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, float("inf"))
 
 
 @frozen
@@ -130,82 +126,6 @@ def _bench(target: Target, output: Format, roles: tuple[str, ...], options: dict
         sys.exit(EXIT_FAILED)
 
 
-# --- counting ---
-
-
-@define
-class Meter:
-    """Counts one role.
-
-    `latencies`: µs, in steps of less than 1 %, -> how many; it stays small however long a run takes.
-    """
-
-    role: str
-    size: int
-    began: float = 0.0
-    ended: float = 0.0
-    count: int = 0
-    failed: int = 0
-    longest: float = 0.0
-    latencies: Counter[int] = Factory(Counter)
-    error: str = ""
-
-    def took(self, seconds: float, times: int = 1) -> None:
-        """Note a latency, of so many messages."""
-        now = time.perf_counter()
-        # A sender begins with its first send, a consumer with its first message.
-        self.began = self.began or (now - seconds if self.role == "producer" else now)
-        self.ended = now
-        self.count += times
-        self.longest = max(self.longest, seconds)
-        micros = int(seconds * 1e6)
-        shift = max(0, micros.bit_length() - PRECISION_BITS)
-        self.latencies[micros >> shift << shift] += times
-
-    def percentile(self, share: float) -> float:
-        """The ms below which `share` (0 to 1) of the latencies lie; 0.0 when there are none."""
-        before, wanted = 0, int(self.count * share)
-        for micros in sorted(self.latencies):
-            before += self.latencies[micros]
-            if before > wanted:
-                return micros / 1000
-        return self.longest * 1000
-
-    def row(self) -> dict[str, Any]:
-        """The metrics, as they are printed."""
-        seconds = self.ended - self.began
-        per_second = self.count / seconds if seconds > 0 else 0.0
-        shares = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99, "p999_ms": 0.999}
-        return {
-            "role": self.role,
-            "messages": self.count,
-            "failed": self.failed,
-            "seconds": round(seconds, 3),
-            "per_second": round(per_second, 1),
-            "mib_per_second": round(per_second * self.size / (1 << 20), 3),
-            **{name: round(self.percentile(share), 3) for name, share in shares.items()},
-            "max_ms": round(self.longest * 1000, 3),
-        }
-
-    def print_histogram(self) -> None:
-        """How many took how long, as bars."""
-        from rich.table import Table
-
-        if not self.count:
-            return
-        table = Table(box=None, pad_edge=False, title=f"\n{self.role}: latency", title_justify="left")
-        for heading, justify in (("UP TO MS", "right"), ("MESSAGES", "right"), ("", "left")):
-            table.add_column(heading, justify=justify)  # type: ignore[arg-type]
-        counts = [0] * len(BOUNDS_MS)
-        for micros, many in self.latencies.items():
-            counts[next(n for n, bound in enumerate(BOUNDS_MS) if micros / 1000 <= bound)] += many
-        for bound, count in zip(BOUNDS_MS, counts, strict=True):
-            if count:
-                bar = "#" * max(1, round(BARS * count / self.count))
-                table.add_row("more" if bound == float("inf") else f"{bound:g}", f"{count:,}", bar)
-        console().print(table)
-
-
 # --- running ---
 
 
@@ -215,7 +135,7 @@ async def load_cluster(target: Target, load: Load, roles: tuple[str, ...]) -> li
     meters = {role: Meter(role, load.size) for role in roles}
     async with target.connect() as client:
         if "consumer" in meters:
-            await may_consume(client, load.group, [load.topic])
+            await check_may_consume(client, load.group, [load.topic])
         with first_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_show_rates, list(meters.values()))
@@ -271,7 +191,7 @@ async def _send(producer: Producer, load: Load, meter: Meter, size: int) -> None
         meter.error = str(error)
         await trio.sleep(ERROR_PAUSE_SECONDS)
         return
-    meter.took(time.perf_counter() - began, size)
+    meter.record(time.perf_counter() - began, size)
 
 
 async def _consume(
@@ -286,26 +206,26 @@ async def _consume(
     began_ns = 0 if alone else time.time_ns()
 
     async def take(message: StoredMessage) -> None:
-        sent = _stamp(message)
+        sent = _sent_at_ns(message)
         if sent >= began_ns and (load.count is None or meter.count < load.count):
             meter.size = len(message.body)
-            meter.took(max(0.0, (time.time_ns() - sent) / 1e9))
+            meter.record(max(0.0, (time.time_ns() - sent) / 1e9))
 
     start = "first" if alone else "last"
     async with client.consumer(load.group, {load.topic: "*"}, consume_from=start) as consumer:
-        await _settled(consumer)
+        await _wait_for_queues(consumer)
         task_status.started()
         await partial(consumer.run, take, concurrency=64)()
 
 
-async def _settled(consumer: Consumer) -> None:
+async def _wait_for_queues(consumer: Consumer) -> None:
     """Waits, for a while, until this member has its queues."""
     with trio.move_on_after(5):
         while not consumer.queues:
             await trio.sleep(0.02)
 
 
-def _stamp(message: StoredMessage) -> int:
+def _sent_at_ns(message: StoredMessage) -> int:
     """When a message was sent, ns since 1970: to the ns for those of `rmq bench`, else to the ms."""
     try:
         return int(message.body[:STAMP], 16)

@@ -8,7 +8,7 @@ import click
 
 from rmq.cli.output import Format, clock_text, echo, output_option, show
 from rmq.cli.status import refuse
-from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import pairs
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def operations() -> None:
 @output_option
 @target_options
 def status(target: Target, broker: str, output: Format) -> None:
-    """Show the figures of a broker, under RocketMQ's names."""
+    """Show the metrics of a broker, under RocketMQ's names."""
 
     async def work(admin: Admin) -> dict[str, str]:
         return await admin.broker_runtime(broker)
 
-    show(ask(target, work), output)
+    show(run_admin(target, work), output)
 
 
 @operations.group()
@@ -52,7 +52,7 @@ def get_config(target: Target, broker: str, keys: tuple[str, ...], output: Forma
     async def work(admin: Admin) -> dict[str, str]:
         return await admin.broker_config(broker)
 
-    found = ask(target, work)
+    found = run_admin(target, work)
     unknown = [key for key in keys if key not in found]
     if unknown:
         refuse(
@@ -72,7 +72,7 @@ def set_config(target: Target, changes: tuple[str, ...], cluster: str, broker: s
     async def work(admin: Admin) -> list[str]:
         return await admin.update_broker_config(wanted, cluster=cluster, broker=broker)
 
-    done(", ".join(changes), ask(target, work))
+    report_done(", ".join(changes), run_admin(target, work))
 
 
 @operations.command()
@@ -88,7 +88,7 @@ def clean(
     """Remove files that are not needed any more, of a broker (-b), of a cluster (-c), or of all brokers."""
     if not (queues or topics or logs):
         raise click.UsageError("say what to clean: --queues, --topics, --logs")
-    agree(yes, f"Remove such files from {broker or cluster or 'all brokers'}?")
+    confirm(yes, f"Remove such files from {broker or cluster or 'all brokers'}?")
 
     async def work(admin: Admin) -> list[str]:
         steps = [
@@ -105,7 +105,7 @@ def clean(
             addresses = await step(cluster=cluster, broker=broker)
         return addresses
 
-    done("cleaned", ask(target, work))
+    report_done("cleaned", run_admin(target, work))
 
 
 @operations.command("wipe-write")
@@ -114,8 +114,8 @@ def clean(
 @target_options
 def wipe_write(target: Target, broker: str, yes: bool) -> None:
     """Take the write permission from all topics of a broker, so that producers leave it."""
-    agree(yes, f"Take the write permission from all topics of {broker}?")
-    _perm(target, broker, ask(target, lambda admin: admin.wipe_write_perm(broker)))
+    confirm(yes, f"Take the write permission from all topics of {broker}?")
+    _perm(target, broker, run_admin(target, lambda admin: admin.wipe_write_perm(broker)))
 
 
 @operations.command("add-write")
@@ -123,7 +123,7 @@ def wipe_write(target: Target, broker: str, yes: bool) -> None:
 @target_options
 def add_write(target: Target, broker: str) -> None:
     """Give the write permission back to all topics of a broker."""
-    _perm(target, broker, ask(target, lambda admin: admin.add_write_perm(broker)))
+    _perm(target, broker, run_admin(target, lambda admin: admin.add_write_perm(broker)))
 
 
 def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:
@@ -149,7 +149,7 @@ def stats(target: Target, broker: str, name: str, key: str, output: Format) -> N
     async def work(admin: Admin) -> BrokerStatsData:
         return await admin.broker_stats(broker, name, key)
 
-    found = ask(target, work)
+    found = run_admin(target, work)
     windows = {"minute": found.stats_minute, "hour": found.stats_hour, "day": found.stats_day}
     show([{"last": last, "sum": one.sum, "tps": one.tps} for last, one in windows.items()], output)
 
@@ -160,7 +160,7 @@ def stats(target: Target, broker: str, name: str, key: str, output: Format) -> N
 @target_options
 def connections(target: Target, broker: str, output: Format) -> None:
     """Show the producers and consumers that are connected to a broker."""
-    show(ask(target, lambda admin: _connections(admin, broker)), output)
+    show(run_admin(target, lambda admin: _connections(admin, broker)), output)
 
 
 async def _connections(admin: Admin, broker: str) -> list[dict[str, Any]]:

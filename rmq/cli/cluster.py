@@ -10,7 +10,7 @@ import click
 from rmq.cli.latency import percentile, timed_send
 from rmq.cli.output import Format, output_option, show
 from rmq.cli.status import EXIT_FAILED, refuse
-from rmq.cli.target import Target, ask, run, target_options
+from rmq.cli.target import Target, run, run_admin, target_options
 from rmq.errors import NoPermission, RmqError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def cluster() -> None:
 @target_options
 def list_clusters(target: Target, output: Format) -> None:
     """List all brokers: address, version, rates, messages of today, how full the disk is."""
-    show(ask(target, lambda admin: _brokers(admin, "")), output, columns=COLUMNS)
+    show(run_admin(target, lambda admin: _brokers(admin, "")), output, columns=COLUMNS)
 
 
 @cluster.command("show")
@@ -51,7 +51,7 @@ def list_clusters(target: Target, output: Format) -> None:
 @target_options
 def show_cluster(target: Target, name: str, output: Format) -> None:
     """List the brokers of one cluster."""
-    rows = ask(target, lambda admin: _brokers(admin, name))
+    rows = run_admin(target, lambda admin: _brokers(admin, name))
     if not rows:
         refuse(f"no cluster {name}; `rmq cluster list` shows those there are")
     show(rows, output, columns=COLUMNS)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rmq.client.client import Client
 
 VARIABLE: Final = "_RMQ_COMPLETE"
-PATIENCE_SECONDS: Final = 1.0
+TIMEOUT_SECONDS: Final = 1.0
 """A shell that waits longer for the Tab key is a nuisance: then nothing is suggested."""
 
 
@@ -45,7 +45,7 @@ def complete_topic(context: click.Context, parameter: click.Parameter, incomplet
     async def ask(client: Client) -> list[str]:
         return sorted(topic for topic in await client.admin.topics() if not topic.startswith("%"))
 
-    return _asked(context, incomplete, ask)
+    return _suggestions(context, incomplete, ask)
 
 
 def complete_group(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -54,10 +54,10 @@ def complete_group(context: click.Context, parameter: click.Parameter, incomplet
     async def ask(client: Client) -> list[str]:
         return sorted(await client.admin.groups())
 
-    return _asked(context, incomplete, ask)
+    return _suggestions(context, incomplete, ask)
 
 
-def _asked(
+def _suggestions(
     context: click.Context, incomplete: str, ask: Callable[[Client], Awaitable[list[str]]]
 ) -> list[str]:
     """What the cluster says; nothing when it does not answer, since a Tab key is no place for errors."""
@@ -74,7 +74,7 @@ def _asked(
         secret = pathlib.Path(file).read_text("utf-8").strip() if file else ""
         given = Context(**texts, **flags, secret_key=secret)  # type: ignore[arg-type]
         target = resolve(given, options.get("context_name"), os.environ)
-        with trio.move_on_after(PATIENCE_SECONDS):
+        with trio.move_on_after(TIMEOUT_SECONDS):
             async with target.connect() as client:
                 return await ask(client)
         return []

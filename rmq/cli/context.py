@@ -30,7 +30,7 @@ ENTRIES: Final = ("current", "contexts")
 
 @frozen(kw_only=True)
 class Context:
-    """How to reach a cluster; empty is "not said". The secret stands in no repr."""
+    """How to reach a cluster; what is empty is not set. The secret stands in no repr."""
 
     namesrv: str = ""
     access_key: str = ""
@@ -46,7 +46,7 @@ class Context:
         return asdict(self)
 
     def shown(self) -> dict[str, Any]:
-        """What is said, without the secret."""
+        """The fields that are set, without the secret."""
         row = {key: value for key, value in asdict(self).items() if value and key != "secret_key"}
         return row | ({"secret_key": "(kept)"} if self.secret_key else {})
 
@@ -74,12 +74,12 @@ class Contexts:
 
 
 def contexts_path() -> pathlib.Path:
-    """Where the file lies: ~/.config/rmq/contexts.yaml, or the platform's like of it."""
+    """Where the file lies: ~/.config/rmq/contexts.yaml, or the platform's counterpart of it."""
     return pathlib.Path(click.get_app_dir("rmq")) / "contexts.yaml"
 
 
 def read_contexts(path: pathlib.Path | None = None) -> Contexts:
-    """What the file says; nothing when there is none. Raises ConfigError with the file's name."""
+    """What the file holds; nothing when there is none. Raises ConfigError with the file's name."""
     path = path or contexts_path()
     try:
         text = path.read_text("utf-8")

@@ -11,7 +11,7 @@ import click
 from rmq.cli.output import Format, body_text, clock_text, echo, output_option, progress_bar, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.values import as_place
+from rmq.cli.values import as_position
 
 if TYPE_CHECKING:
     from rmq.client.dead_letters import DeadLetter, Letters, Redriven
@@ -32,8 +32,8 @@ def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
     for option in (
         click.option("--reason", "reason", metavar="TEXT", help="Those whose reason contains this text."),
         click.option("--topic", metavar="TOPIC", help="Those that came from this topic."),
-        click.option("--until", callback=as_place, metavar="WHEN", help="Those that died before then."),
-        click.option("--since", callback=as_place, metavar="WHEN", help="Those that died then or later."),
+        click.option("--until", callback=as_position, metavar="WHEN", help="Those that died before then."),
+        click.option("--since", callback=as_position, metavar="WHEN", help="Those that died then or later."),
         click.option("--id", "ids", multiple=True, metavar="ID", help="Those with these message ids."),
     ):
         command = option(command)

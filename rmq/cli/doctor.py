@@ -154,10 +154,11 @@ async def _group(admin: Admin, group: GroupFacts) -> GroupFacts:
         found = await admin.consumer_connection(group.name)
         group.members = len(found.connection_set)
         if group.members > 1:
-            wishes = {
-                one.client_id: await _wishes(admin, group.name, one.client_id) for one in found.connection_set
+            subscriptions = {
+                one.client_id: await _subscriptions_of(admin, group.name, one.client_id)
+                for one in found.connection_set
             }
-            group.subscriptions = {member: wanted for member, wanted in wishes.items() if wanted}
+            group.subscriptions = {member: wanted for member, wanted in subscriptions.items() if wanted}
     except ConsumerNotOnline:
         pass
     except RmqError as error:
@@ -176,7 +177,7 @@ async def _dead_letters(admin: Admin, group: str) -> int:
     return sum(ends.max_offset - ends.min_offset for ends in stats.values())
 
 
-async def _wishes(admin: Admin, group: str, client_id: str) -> dict[str, str]:
+async def _subscriptions_of(admin: Admin, group: str, client_id: str) -> dict[str, str]:
     """What a member says that it subscribes to; nothing when it does not answer."""
     from rmq.errors import RmqError
 

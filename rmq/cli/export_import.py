@@ -20,7 +20,7 @@ from rmq.cli.manifest import (
 )
 from rmq.cli.output import Format, echo, output_option, progress_bar, show
 from rmq.cli.status import fail
-from rmq.cli.target import Target, agree, ask, target_options
+from rmq.cli.target import Target, confirm, run_admin, target_options
 from rmq.cli.values import PERMS
 from rmq.errors import ConfigError, RmqError
 
@@ -38,7 +38,7 @@ def export(target: Target, file: pathlib.Path, cluster: str, offsets: bool) -> N
 
     Messages and secrets are not in it. `rmq import` reads it.
     """
-    manifest = ask(target, lambda admin: collect(admin, cluster, offsets=offsets))
+    manifest = run_admin(target, lambda admin: read_cluster(admin, cluster, offsets=offsets))
     text = text_of(manifest)
     if str(file) == "-":
         echo(text, nl=False)
@@ -64,7 +64,7 @@ async def masters(admin: Admin, cluster: str) -> dict[str, str]:
     }
 
 
-async def collect(admin: Admin, cluster: str, *, offsets: bool) -> Manifest:
+async def read_cluster(admin: Admin, cluster: str, *, offsets: bool) -> Manifest:
     """What a cluster has, of users' making. Raises as `client.admin`."""
     addresses = await masters(admin, cluster)
     topics: dict[str, dict[str, Settings]] = {}
@@ -157,7 +157,7 @@ def import_command(
         manifest = Reader(file.read_text("utf-8"), str(file)).manifest()
     except (RmqError, OSError, UnicodeDecodeError) as error:
         fail(error)
-    plan = ask(target, lambda admin: compare(admin, manifest, cluster))
+    plan = run_admin(target, lambda admin: compare(admin, manifest, cluster))
     for note in plan.notes:
         echo(f"note: {note}", err=True)
     if not plan.changes:
@@ -166,8 +166,8 @@ def import_command(
     show([_shown(change) for change in plan.changes] if output == "table" else plan.changes, output)
     if dry_run:
         return
-    agree(yes, f"Make these {len(plan.changes)} changes?")
-    ask(target, lambda admin: carry_out(admin, plan))
+    confirm(yes, f"Make these {len(plan.changes)} changes?")
+    run_admin(target, lambda admin: apply(admin, plan))
     if output == "table":
         echo(f"{len(plan.changes)} changes made")
 
@@ -184,7 +184,7 @@ def _shown(change: Change) -> Change:
 async def compare(admin: Admin, manifest: Manifest, cluster: str) -> Plan:
     """The changes that would make the cluster have what the manifest says. Raises ConfigError for a broker
     that is not there."""
-    there = await collect(admin, cluster, offsets=True)
+    there = await read_cluster(admin, cluster, offsets=True)
     plan = Plan(await masters(admin, cluster), cluster)
     for kind, wanted, present in (
         ("topic", manifest.topics, there.topics),
@@ -261,7 +261,7 @@ def _compare_accounts(plan: Plan, manifest: Manifest, there: Manifest) -> None:
             plan.changes.append(Change("account", name, "", {key: was[key] for key in new}, new))
 
 
-async def carry_out(admin: Admin, plan: Plan) -> None:
+async def apply(admin: Admin, plan: Plan) -> None:
     """Make the changes, one after the other. The first error ends it; what was made stays, and the next run
     goes on from there."""
     with progress_bar("changes", len(plan.changes)) as step:

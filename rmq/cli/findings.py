@@ -1,4 +1,4 @@
-"""What `rmq doctor` thinks of what it saw: facts in, findings out. Pure."""
+"""The diagnosis of `rmq doctor`: facts about a cluster in, findings out. Pure."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ import click
 from rmq.cli.completion import complete_group, complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, show
 from rmq.cli.status import refuse
-from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
-from rmq.cli.values import Place, as_place
+from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
+from rmq.cli.values import Position, as_position
 from rmq.message import validate_group
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def list_groups(target: Target, every: bool, cluster: str, broker: str, output: 
             row["members"] = await _member_count(admin, name, broker)
         return [rows[name] for name in sorted(rows)]
 
-    show(ask(target, work), output, columns=("group", "members", "lag", "tps", "brokers", "retry_max"))
+    show(run_admin(target, work), output, columns=("group", "members", "lag", "tps", "brokers", "retry_max"))
 
 
 async def _member_count(admin: Admin, group: str, broker: str) -> int:
@@ -71,7 +71,7 @@ def show_group(target: Target, group: str, output: Format) -> None:
     async def work(admin: Admin) -> dict[str, SubscriptionGroupConfig]:
         return await admin.group_config(group)
 
-    found = ask(target, work)
+    found = run_admin(target, work)
     if not found:
         refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
     rows = [
@@ -120,7 +120,7 @@ def create(
             broadcast_enable=broadcast,
         )
 
-    done(f"group {group} made", ask(target, work))
+    report_done(f"group {group} made", run_admin(target, work))
 
 
 @group.command()
@@ -138,10 +138,10 @@ def delete(target: Target, group: str, offsets: bool, yes: bool, cluster: str, b
     async def work(admin: Admin) -> list[str]:
         return await admin.delete_group(group, cluster=cluster, broker=broker, remove_offset=offsets)
 
-    if not ask(target, look):
+    if not run_admin(target, look):
         refuse(f"no broker knows group {group}; `rmq group list` shows those there are")
-    agree(yes, f"Delete group {group} from {broker or cluster or 'all brokers'}?")
-    done(f"group {group} deleted", ask(target, work))
+    confirm(yes, f"Delete group {group} from {broker or cluster or 'all brokers'}?")
+    report_done(f"group {group} deleted", run_admin(target, work))
 
 
 @group.command()
@@ -155,7 +155,7 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
     async def work(admin: Admin) -> list[QueueProgress]:
         return await admin.consumer_progress(group, topic)
 
-    found = ask(target, work)
+    found = run_admin(target, work)
     rows = [
         {
             "topic": row.message_queue.topic,
@@ -177,12 +177,12 @@ def lag(target: Target, group: str, topic: str, output: Format) -> None:
 @GROUP
 @TOPIC
 @click.option(
-    "--to", "place", callback=as_place, required=True, help="earliest, latest, -10m, or a date and time."
+    "--to", "place", callback=as_position, required=True, help="earliest, latest, -10m, or a date and time."
 )
 @yes_option
 @output_option
 @target_options
-def reset(target: Target, group: str, topic: str, place: Place, yes: bool, output: Format) -> None:
+def reset(target: Target, group: str, topic: str, place: Position, yes: bool, output: Format) -> None:
     """Let a group go on elsewhere in a topic: what lies between is consumed again, or never.
 
     Members that run are told and go on there at once.
@@ -220,8 +220,8 @@ def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool,
     async def work(admin: Admin) -> list[OffsetReset]:
         return await admin.reset_offset(group, topic, timestamp)
 
-    ask(target, look)
-    agree(yes, question)
+    run_admin(target, look)
+    confirm(yes, question)
     rows = [
         {
             "broker": row.message_queue.broker_name,
@@ -230,7 +230,7 @@ def _move(target: Target, question: str, where: tuple[str, str, int], yes: bool,
             "was": row.consumer_offset,
             "now": row.new_offset,
         }
-        for row in ask(target, work)
+        for row in run_admin(target, work)
     ]
     show(rows, output)
 
@@ -247,11 +247,11 @@ def members(target: Target, group: str, stack: bool, output: Format) -> None:
         found = await admin.consumer_connection(group)
         return [await _member(admin, group, found, one, stack=stack) for one in found.connection_set]
 
-    rows = ask(target, work)
+    rows = run_admin(target, work)
     show(rows, output, columns=("client_id", "address", "language", "version", "queues", "subscriptions"))
     if output == "table":
-        wishes = {str(row["subscriptions"]) for row in rows if row["subscriptions"] is not None}
-        if len(wishes) > 1:
+        subscriptions = {str(row["subscriptions"]) for row in rows if row["subscriptions"] is not None}
+        if len(subscriptions) > 1:
             echo("members of one group must subscribe to the same: messages are lost", err=True)
         for row in rows if stack else []:
             echo(f"\n{row['client_id']}\n{row['stack'] or 'it does not say'}")
@@ -298,6 +298,6 @@ def clone(target: Target, source: str, copy: str, topic: str, yes: bool) -> None
     async def work(admin: Admin) -> None:
         await admin.clone_offsets(validate_group(source), validate_group(copy), topic)
 
-    agree(yes, f"Set the offsets of group {copy} to those of {source}?")
-    ask(target, work)
+    confirm(yes, f"Set the offsets of group {copy} to those of {source}?")
+    run_admin(target, work)
     echo(f"group {copy} goes on where {source} is")

@@ -80,7 +80,7 @@ class Manifest:
 
 
 def topic_settings(config: TopicConfig) -> Settings:
-    """A topic's config in the file's words."""
+    """A topic's config as the file writes it."""
     return {
         "read_queues": config.read_queue_nums,
         "write_queues": config.write_queue_nums,
@@ -92,7 +92,7 @@ def topic_settings(config: TopicConfig) -> Settings:
 
 
 def group_settings(config: SubscriptionGroupConfig) -> Settings:
-    """A group's config in the file's words."""
+    """A group's config as the file writes it."""
     return {
         "consume": config.consume_enable,
         "consume_from_min": config.consume_from_min_enable,

@@ -12,9 +12,9 @@ from rmq.cli.output import Format, Style, clock_text, message_row, output_option
 from rmq.cli.pub import pub
 from rmq.cli.status import refuse
 from rmq.cli.sub import expression, filter_options
-from rmq.cli.tail import View, grep_option, show_messages
-from rmq.cli.target import Target, agree, ask, run, target_options, yes_option
-from rmq.cli.values import Place, as_place
+from rmq.cli.tail import TailOptions, grep_option, show_messages
+from rmq.cli.target import Target, confirm, run, run_admin, target_options, yes_option
+from rmq.cli.values import Position, as_position
 
 if TYPE_CHECKING:
     import re
@@ -52,7 +52,7 @@ def get(target: Target, message_id: str, topic: str, groups: bool, output: Forma
         message = await admin.view_message(message_id, topic)
         return message, await admin.message_tracks(message) if groups else []
 
-    message, tracks = ask(target, work)
+    message, tracks = run_admin(target, work)
     row = message_row(message)
     if groups:
         row["groups"] = {track.group: track.state for track in tracks}
@@ -64,12 +64,14 @@ def get(target: Target, message_id: str, topic: str, groups: bool, output: Forma
 @msg.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("key")
-@click.option("--from", "begin", callback=as_place, default="first", help="Stored then or later.")
-@click.option("--to", "end", callback=as_place, default="last", help="Stored then or before.")
+@click.option("--from", "begin", callback=as_position, default="first", help="Stored then or later.")
+@click.option("--to", "end", callback=as_position, default="last", help="Stored then or before.")
 @click.option("--max", "most", type=click.IntRange(1, 10_000), default=64, show_default=True)
 @output_option
 @target_options
-def find(target: Target, topic: str, key: str, begin: Place, end: Place, most: int, output: Format) -> None:
+def find(
+    target: Target, topic: str, key: str, begin: Position, end: Position, most: int, output: Format
+) -> None:
     """Find messages by a key, or by the id that their producer gave."""
     span = {
         "begin": begin if isinstance(begin, int) else 0,
@@ -80,7 +82,7 @@ def find(target: Target, topic: str, key: str, begin: Place, end: Place, most: i
         found = await admin.query_message(topic, key, max_messages=most, **span)
         return found if found.messages else await admin.query_unique_key(topic, key, **span)
 
-    found = ask(target, work)
+    found = run_admin(target, work)
     if not found.messages:
         refuse(
             f"topic {topic} has no message with key {key} then; the indexes reach to"
@@ -114,7 +116,7 @@ def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> 
     async def work(admin: Admin) -> Trace:
         return await admin.trace(message_id, topic=trace_topic)
 
-    events = ask(target, work).events
+    events = run_admin(target, work).events
     if not events:
         refuse(f"nothing was traced of message {message_id} in topic {trace_topic}; do its clients trace?")
     rows = [
@@ -138,9 +140,11 @@ def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> 
 @msg.command("print")
 @click.argument("topic", shell_complete=complete_topic)
 @click.option(
-    "--from", "start", callback=as_place, default="first", help="Where to begin. [default: earliest]"
+    "--from", "start", callback=as_position, default="first", help="Where to begin. [default: earliest]"
 )
-@click.option("--to", "end", callback=as_place, default="last", help="Where to end. [default: the end now]")
+@click.option(
+    "--to", "end", callback=as_position, default="last", help="Where to end. [default: the end now]"
+)
 @filter_options
 @grep_option
 @click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
@@ -149,8 +153,8 @@ def trace(target: Target, message_id: str, trace_topic: str, output: Format) -> 
 def print_messages(
     target: Target,
     topic: str,
-    start: Place,
-    end: Place,
+    start: Position,
+    end: Position,
     tags: str | None,
     sql: str | None,
     grep: re.Pattern[bytes] | None,
@@ -158,8 +162,8 @@ def print_messages(
     output: Style,
 ) -> None:
     """Print the messages of a topic from one time to another."""
-    view = View(topic, start, expression(tags, sql), grep, end, output)
-    run(show_messages, target, view, most)
+    options = TailOptions(topic, start, expression(tags, sql), grep, end, output)
+    run(show_messages, target, options, most)
 
 
 @msg.command()
@@ -179,8 +183,8 @@ def resend(
         member = client or (await admin.consumer_connection(group)).connection_set[0].client_id
         return await admin.consume_directly(group, member, message_id, topic)
 
-    agree(yes, f"Let group {group} consume message {message_id} once more?")
-    result = ask(target, work)
+    confirm(yes, f"Let group {group} consume message {message_id} once more?")
+    result = run_admin(target, work)
     show(result, output)
     if result.consume_result not in ("CR_SUCCESS", "CR_COMMIT"):
         refuse(f"the member did not consume message {message_id}: {result.remark or result.consume_result}")

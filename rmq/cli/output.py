@@ -1,6 +1,7 @@
 """All that commands print: lines, tables, JSON and YAML, messages, and the progress of long work.
 
-Everything goes through here, so that what others wrote (names, errors, bodies) cannot steer the terminal.
+Everything goes through here and is escaped: names, errors and bodies that others wrote may hold control
+sequences, which a terminal would obey.
 `rmq --help` imports this module: it imports nothing heavy itself.
 """
 
@@ -45,8 +46,7 @@ def output_option(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Prints a text of one or more lines: all that commands print goes through here, or through a table's
-    `cell`. What others wrote, names, errors, bodies, must not steer the terminal."""
+    """Prints a text of one or more lines; control characters in it are escaped, as everywhere here."""
     click.echo(printable_lines(text), err=err, nl=nl)
 
 
@@ -90,7 +90,7 @@ def show(
 
 
 def plain(value: object) -> Any:
-    """`value` as JSON and YAML have it: mappings, lists, texts, numbers, booleans, None."""
+    """`value` as JSON and YAML know it: mappings, lists, texts, numbers, booleans, None."""
     import attrs  # late: it takes longer to import than most commands to run
 
     kind = type(value)
@@ -197,7 +197,7 @@ def style_option(default: Style) -> Callable[[Callable[..., Any]], Callable[...,
 
 
 def print_message(message: StoredMessage, style: Style) -> None:
-    """Prints one message and flushes. Raises BrokenPipeError when nobody reads any more."""
+    """Prints one message and flushes. Raises BrokenPipeError when the reader of our output has closed it."""
     if style == "body" and not sys.stdout.isatty():
         sys.stdout.flush()
         sys.stdout.buffer.write(message.body + b"\n")
@@ -223,7 +223,7 @@ def _json(message: StoredMessage) -> str:
 
 
 def message_row(message: StoredMessage) -> dict[str, Any]:
-    """A message as JSON and YAML have it; a body that is no UTF-8 stands in `body_base64`."""
+    """A message as JSON and YAML show it; a body that is no UTF-8 stands in `body_base64`."""
     import base64
 
     from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS

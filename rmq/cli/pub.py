@@ -27,14 +27,14 @@ FEW = 10
 
 
 @frozen
-class Sending:
+class PubOptions:
     """What to send and how."""
 
     topic: str
     bodies: Iterator[bytes] = field(repr=False)
     total: int | None
     group: str
-    marks: dict[str, Any]
+    attributes: dict[str, Any]
     sharding_key: str | None
     concurrency: int
     keep: int
@@ -100,7 +100,7 @@ def pub(
     if sum(source is not None for source in (body, file, lines)) > 1:
         raise click.UsageError("give one of BODY, --file and --lines")
     bodies, total = _bodies(body, file, lines, options["count"])
-    sending = Sending(
+    chosen = PubOptions(
         topic,
         bodies,
         total,
@@ -110,7 +110,7 @@ def pub(
         options["concurrency"],
         keep=FEW if output == "table" else 1 << 62,
     )
-    run(_pub, target, sending, output)
+    run(_pub, target, chosen, output)
 
 
 def _bodies(
@@ -128,16 +128,16 @@ def _bodies(
     return (text for line in source if (text := line.rstrip(b"\r\n"))), None
 
 
-async def _pub(target: Target, sending: Sending, output: Format) -> None:
-    with progress_bar("sent", sending.total) as step:
-        outcome = await send_all(target, sending, step)
+async def _pub(target: Target, chosen: PubOptions, output: Format) -> None:
+    with progress_bar("sent", chosen.total) as step:
+        outcome = await send_all(target, chosen, step)
     if outcome.count == 0:
         pass  # the error says it, or there was no line
-    elif outcome.count <= sending.keep:
+    elif outcome.count <= chosen.keep:
         show(outcome.rows, output)
     else:
         rate = outcome.count / outcome.seconds if outcome.seconds else 0.0
-        echo(f"{outcome.count} messages sent to {sending.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)")
+        echo(f"{outcome.count} messages sent to {chosen.topic} in {outcome.seconds:.2f} s ({rate:,.0f}/s)")
     for note in outcome.notes():
         echo(f"rmq pub: {note}", err=True)
     if outcome.error is not None:
@@ -152,7 +152,7 @@ async def _pub(target: Target, sending: Sending, output: Format) -> None:
 
 @define
 class Outcome:
-    """What was sent; `error` is what ended it before its end."""
+    """What was sent; `error` ended it before all was sent."""
 
     keep: int
     count: int = 0
@@ -180,25 +180,25 @@ class Outcome:
             )
 
     def notes(self) -> list[str]:
-        """What a person should know beside the results."""
-        weak = [
+        """Warnings: messages that are stored less safely, or delivered sooner, than was asked for."""
+        warnings = [
             f"{count} stored, but {status}: see `rmq errors {status}`"
             for status, count in self.statuses.items()
             if status != "SEND_OK"
         ]
         if self.untimed:
-            weak.append(
+            warnings.append(
                 f"{self.untimed} delivered at once: the broker knows no free delays; give a level, 1 to 18"
             )
-        return weak
+        return warnings
 
 
 class Bodies:
     """The bodies, one by one, for all workers."""
 
-    def __init__(self, sending: Sending) -> None:
-        self._bodies = sending.bodies
-        self._known = sending.total is not None
+    def __init__(self, chosen: PubOptions) -> None:
+        self._bodies = chosen.bodies
+        self._known = chosen.total is not None
         self._turn = trio.Lock()
 
     async def next(self) -> bytes | None:
@@ -210,27 +210,29 @@ class Bodies:
             return await trio.to_thread.run_sync(next, self._bodies, None, abandon_on_cancel=True)
 
 
-async def send_all(target: Target, sending: Sending, step: Step) -> Outcome:
+async def send_all(target: Target, chosen: PubOptions, step: Step) -> Outcome:
     """Sends all bodies, `concurrency` at a time; the first error ends it and is in the outcome."""
-    outcome = Outcome(sending.keep)
-    bodies = Bodies(sending)
+    outcome = Outcome(chosen.keep)
+    bodies = Bodies(chosen)
     began = time.perf_counter()
-    async with target.connect() as client, client.producer(sending.group) as producer:
+    async with target.connect() as client, client.producer(chosen.group) as producer:
         try:
             with first_error():
                 async with trio.open_nursery() as nursery:
-                    for _ in range(sending.concurrency):
-                        nursery.start_soon(_work, producer, sending, bodies, outcome, step)
+                    for _ in range(chosen.concurrency):
+                        nursery.start_soon(_worker, producer, chosen, bodies, outcome, step)
         except RmqError as error:
             outcome.error = error
         outcome.seconds = time.perf_counter() - began
     return outcome
 
 
-async def _work(producer: Producer, sending: Sending, bodies: Bodies, outcome: Outcome, step: Step) -> None:
+async def _worker(
+    producer: Producer, chosen: PubOptions, bodies: Bodies, outcome: Outcome, step: Step
+) -> None:
     """Sends the next body that no other worker has, one after the other."""
-    timed = "delay_ms" in sending.marks
+    timed = "delay_ms" in chosen.attributes
     while (body := await bodies.next()) is not None:
-        message = Message(sending.topic, body, **sending.marks)
-        outcome.add(await producer.send(message, sharding_key=sending.sharding_key), timed=timed)
+        message = Message(chosen.topic, body, **chosen.attributes)
+        outcome.add(await producer.send(message, sharding_key=chosen.sharding_key), timed=timed)
         step(1)

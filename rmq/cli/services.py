@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
-def _serve(service: str, arguments: tuple[str, ...]) -> None:
+def _run_service(service: str, arguments: tuple[str, ...]) -> None:
     """Hands the arguments to the service's main() and ends with its status."""
     sys.exit(importlib.import_module(f"rmq.{service}.__main__").main(list(arguments)))
 
@@ -30,7 +30,7 @@ def _serve(service: str, arguments: tuple[str, ...]) -> None:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def namesrv(arguments: tuple[str, ...]) -> None:
     """Run a name server; `rmq namesrv --help` lists the options."""
-    _serve("namesrv", arguments)
+    _run_service("namesrv", arguments)
 
 
 @click.command(context_settings=PASS_THROUGH)
@@ -52,7 +52,7 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
 
         echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
         echo("\nWithout a command it runs a broker:\n")
-    _serve("broker", arguments)
+    _run_service("broker", arguments)
 
 
 # --- for development ---
@@ -105,7 +105,7 @@ async def _run_both(
 
 
 def banner(system: embedded.System) -> str:
-    """What is said once both answer."""
+    """The text that is printed once both listen."""
     return f"""rmq is running (Ctrl-C ends it)
   name server  {system.namesrv_address}
   broker       {system.broker_address}

@@ -26,7 +26,7 @@ def status_of(error: BaseException) -> int:
 
 
 def fail(error: BaseException) -> NoReturn:
-    """Says what is wrong and what to do, and ends with the status of `error`."""
+    """Prints what is wrong and what to do, and ends with the status of `error`."""
     echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text poses as one of ours
     sys.exit(status_of(error))
 
@@ -38,12 +38,13 @@ def explained(error: BaseException) -> str:
 
 
 def refuse(text: str) -> NoReturn:
-    """Says why it was not done and ends with 1."""
+    """Prints why it was not done and ends with 1."""
     echo(f"rmq: {text}", err=True)
     sys.exit(EXIT_FAILED)
 
 
 def end_quietly() -> NoReturn:
-    """Ends with 0, since nobody reads our output any more: what is still to be flushed is dropped."""
+    """Ends with 0 after the reader closed our output (`rmq tail | head`). What its buffer holds is dropped:
+    Python's own flush at the end would fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(EXIT_DONE)

@@ -11,7 +11,7 @@ from attrs import frozen
 from rmq.cli.completion import complete_group, complete_topic
 from rmq.cli.output import Style, print_message, style_option
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.values import Place, as_duration, as_place
+from rmq.cli.values import Position, as_duration, as_position
 
 if TYPE_CHECKING:
     from rmq.client.client import Client
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @frozen
-class Taking:
+class SubOptions:
     """What to consume, how much of it, and how to print it."""
 
     topics: tuple[str, ...]
@@ -33,7 +33,7 @@ class Taking:
 
 
 def expression(tags: str | None, sql: str | None) -> str | Sql:
-    """What --filter and --sql say together. Raises click's usage error, ConfigError."""
+    """The filter that --filter and --sql name. Raises click's usage error, ConfigError."""
     if tags and sql:
         raise click.UsageError("give --filter or --sql, not both")
     if sql:
@@ -57,7 +57,12 @@ def filter_options(command: Any) -> Any:
 @click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
 @click.option("--idle", callback=as_duration, metavar="10s", help="End when none has come for so long.")
 @click.option(
-    "--from", "start", callback=as_place, default="first", show_default=True, help="Where a new group begins."
+    "--from",
+    "start",
+    callback=as_position,
+    default="first",
+    show_default=True,
+    help="Where a new group begins.",
 )
 @click.option("--ordered", is_flag=True, help="In order, under the brokers' queue locks.")
 @click.option("--broadcast", is_flag=True, help="Get all messages, whatever other members get.")
@@ -69,7 +74,7 @@ def sub(
     group: str,
     tags: str | None,
     sql: str | None,
-    start: Place,
+    start: Position,
     most: int | None,
     idle: int | None,
     output: Style,
@@ -81,11 +86,11 @@ def sub(
     `rmq tail` looks at a topic without a group. --from takes earliest, latest, -10m or a date and time.
     """
     options = {"consume_from": start, "ordered": ordered, "broadcasting": broadcast, "on_error": "raise"}
-    run(_sub, target, Taking(topics, group, expression(tags, sql), options, most, idle, output))
+    run(_sub, target, SubOptions(topics, group, expression(tags, sql), options, most, idle, output))
 
 
-async def may_consume(client: Client, group: str, topics: Iterable[str]) -> None:
-    """Raises the refusal of a cluster where this account may not consume: a consumer would go on asking."""
+async def check_may_consume(client: Client, group: str, topics: Iterable[str]) -> None:
+    """Raises NoPermission or NoRoute where this account may not consume: a consumer would retry for ever."""
     from rmq.errors import NoPermission, NoRoute, RmqError
 
     for topic in topics:
@@ -96,25 +101,25 @@ async def may_consume(client: Client, group: str, topics: Iterable[str]) -> None
                 raise
 
 
-async def _sub(target: Target, taking: Taking) -> None:
+async def _sub(target: Target, chosen: SubOptions) -> None:
     async with target.connect() as client:
-        await may_consume(client, taking.group, taking.topics)
-        topics = dict.fromkeys(taking.topics, taking.wanted)
-        async with client.consumer(taking.group, topics, **taking.options) as consumer:
-            await _take(consumer, taking)
+        await check_may_consume(client, chosen.group, chosen.topics)
+        topics = dict.fromkeys(chosen.topics, chosen.wanted)
+        async with client.consumer(chosen.group, topics, **chosen.options) as consumer:
+            await _take(consumer, chosen)
 
 
-async def _take(consumer: Consumer, taking: Taking) -> None:
-    """Prints until --max or --idle say it is enough."""
+async def _take(consumer: Consumer, chosen: SubOptions) -> None:
+    """Prints until --max or --idle is reached."""
     import trio
 
-    left = taking.most
-    idle = (taking.idle_ms or 0) / 1000 or float("inf")
+    left = chosen.most
+    idle = (chosen.idle_ms or 0) / 1000 or float("inf")
     while left is None or left > 0:
         with trio.move_on_after(idle):
             delivery = await anext(consumer)
             async with delivery as message:
-                print_message(message, taking.style)
+                print_message(message, chosen.style)
             left = None if left is None else left - 1
             continue
         return

@@ -13,7 +13,7 @@ from rmq.cli.completion import complete_topic
 from rmq.cli.output import Style, echo, print_message, style_option
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.target import Target, first_error, run, target_options
-from rmq.cli.values import Place, as_place
+from rmq.cli.values import Position, as_position
 
 if TYPE_CHECKING:
     import trio
@@ -31,14 +31,14 @@ BATCH = 32
 
 
 @frozen
-class View:
+class TailOptions:
     """What to look at and what of it to print."""
 
     topic: str
-    start: Place
+    start: Position
     wanted: str | Sql
     grep: re.Pattern[bytes] | None
-    end: Place | None
+    end: Position | None
     """Where to end; None: never."""
     style: Style
 
@@ -47,7 +47,7 @@ class View:
 class Tail:
     """The state of one run: which queues are followed, how many messages may still be printed."""
 
-    view: View
+    options: TailOptions
     puller: PullConsumer
     nursery: trio.Nursery
     left: int | None
@@ -68,7 +68,9 @@ grep_option = click.option("--grep", callback=_pattern, metavar="REGEX", help="O
 
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
-@click.option("--from", "start", callback=as_place, default="last", show_default=True, help="Where to begin.")
+@click.option(
+    "--from", "start", callback=as_position, default="last", show_default=True, help="Where to begin."
+)
 @filter_options
 @grep_option
 @click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
@@ -78,7 +80,7 @@ grep_option = click.option("--grep", callback=_pattern, metavar="REGEX", help="O
 def tail(
     target: Target,
     topic: str,
-    start: Place,
+    start: Position,
     tags: str | None,
     sql: str | None,
     grep: re.Pattern[bytes] | None,
@@ -91,35 +93,39 @@ def tail(
     Joins no group and stores no offset: nobody else notices. --from takes earliest, latest, -10m or a date
     and time. Messages of one queue come in order. Dead letters: rmq tail %DLQ%billing.
     """
-    view = View(topic, start, expression(tags, sql), grep, "last" if no_follow else None, output)
-    run(show_messages, target, view, most)
+    options = TailOptions(topic, start, expression(tags, sql), grep, "last" if no_follow else None, output)
+    run(show_messages, target, options, most)
 
 
-async def show_messages(target: Target, view: View, most: int | None) -> None:
-    """Prints what `view` says, at most `most` messages. Raises as a pull consumer."""
+async def show_messages(target: Target, options: TailOptions, most: int | None) -> None:
+    """Prints what `options` say, at most `most` messages. Raises as a pull consumer."""
     import trio
 
     async with target.connect() as client, client.pull_consumer(GROUP) as puller:
         with first_error():
             async with trio.open_nursery() as nursery:
-                state = Tail(view, puller, nursery, most)
-                await _begin(state, view.start)
-                while view.end is None:
+                state = Tail(options, puller, nursery, most)
+                await _begin(state, options.start)
+                while options.end is None:
                     await trio.sleep(LOOK_AGAIN_SECONDS)
                     await _begin(state, "first")  # queues that the topic got meanwhile
 
 
-async def _begin(state: Tail, start: Place) -> None:
+async def _begin(state: Tail, start: Position) -> None:
     """Starts a task for each queue that has none yet."""
-    for queue in await state.puller.message_queues(state.view.topic):
+    for queue in await state.puller.message_queues(state.options.topic):
         if queue not in state.queues:
             state.queues.add(queue)
-            at = await _place(state.puller, queue, start)
-            end = None if state.view.end is None else await _place(state.puller, queue, state.view.end)
+            at = await _offset_at(state.puller, queue, start)
+            end = (
+                None
+                if state.options.end is None
+                else await _offset_at(state.puller, queue, state.options.end)
+            )
             state.nursery.start_soon(_follow, state, queue, at, end)
 
 
-async def _place(puller: PullConsumer, queue: MessageQueue, start: Place) -> int:
+async def _offset_at(puller: PullConsumer, queue: MessageQueue, start: Position) -> int:
     if start == "first":
         return await puller.min_offset(queue)
     if start == "last":
@@ -138,7 +144,7 @@ async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) ->
     while end is None or at < end:
         try:
             found = await state.puller.pull(
-                queue, at, max_messages=BATCH, expression=state.view.wanted, wait=wait
+                queue, at, max_messages=BATCH, expression=state.options.wanted, wait=wait
             )
         except passing as error:
             if end is not None:
@@ -158,11 +164,11 @@ async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) ->
 
 
 def _offer(state: Tail, message: StoredMessage) -> None:
-    """Prints a message that --grep takes; the last of --max ends the run."""
-    if state.left == 0 or (state.view.grep and not state.view.grep.search(message.body)):
+    """Prints a message that --grep lets through; the last of --max ends the run."""
+    if state.left == 0 or (state.options.grep and not state.options.grep.search(message.body)):
         return
     try:
-        print_message(message, state.view.style)
+        print_message(message, state.options.style)
     except BrokenPipeError:
         state.left = 0  # the tasks of the other queues are to print nothing more
         raise

@@ -191,7 +191,7 @@ def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     import trio
 
     try:
-        return trio.run(_signalled, functools.partial(work, *arguments))
+        return trio.run(_until_signal, functools.partial(work, *arguments))
     except BrokenPipeError:
         end_quietly()
     except KeyboardInterrupt:
@@ -200,8 +200,9 @@ def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
         fail(error)
 
 
-async def _signalled(work: Callable[[], Awaitable[T]]) -> T:
-    """`work()`, cancelled by a signal, which comes out as KeyboardInterrupt; its own error comes out bare."""
+async def _until_signal(work: Callable[[], Awaitable[T]]) -> T:
+    """Runs `work()` until it ends or a signal cancels it, which raises KeyboardInterrupt. An error of its own
+    is raised as it is, without an ExceptionGroup around it."""
     import trio
 
     if threading.current_thread() is not threading.main_thread():
@@ -227,7 +228,7 @@ async def _signalled(work: Callable[[], Awaitable[T]]) -> T:
 
 @contextmanager
 def first_error() -> Iterator[None]:
-    """Put round a nursery of like tasks: of the errors that they had at once, one comes out, bare."""
+    """For a nursery of equal tasks: raises the first of their errors instead of an ExceptionGroup."""
     try:
         yield
     except BaseExceptionGroup as group:
@@ -237,17 +238,17 @@ def first_error() -> Iterator[None]:
         raise error from error.__cause__
 
 
-def ask(target: Target, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """What `work` finds out over an administrator's client; errors end the command, see `run`."""
+def run_admin(target: Target, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Runs `work` with `client.admin` of the cluster and returns what it returns; see `run`."""
 
-    async def asking() -> T:
+    async def within() -> T:
         async with target.connect() as client:
             return await work(client.admin)
 
-    return run(asking)
+    return run(within)
 
 
-# --- what commands that change a cluster have in common ---
+# --- changing a cluster ---
 
 
 def part_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -262,7 +263,7 @@ def yes_option(command: Callable[..., T]) -> Callable[..., T]:
     return click.option("-y", "--yes", is_flag=True, help="Do not ask.")(command)
 
 
-def agree(yes: bool, question: str) -> None:
+def confirm(yes: bool, question: str) -> None:
     """Asks, unless `yes`; ends the command with 1 when the answer is no, or when nobody can answer."""
     if yes:
         return
@@ -274,6 +275,6 @@ def agree(yes: bool, question: str) -> None:
         refuse("nothing was changed")
 
 
-def done(what: str, addresses: Any) -> None:
-    """Says what was done, and at which servers."""
+def report_done(what: str, addresses: Any) -> None:
+    """Prints what was done, and at which servers."""
     echo(f"{what} at {', '.join(addresses) or 'no broker'}")

@@ -10,7 +10,7 @@ from attrs import evolve
 from rmq.cli.completion import complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, show
 from rmq.cli.status import refuse
-from rmq.cli.target import Target, agree, ask, done, part_options, target_options, yes_option
+from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import as_perm, perm_text
 from rmq.message import validate_topic
 
@@ -43,7 +43,7 @@ def list_topics(target: Target, every: bool, cluster: str, broker: str, output: 
                 found.setdefault(name, []).append(config)
         return dict(sorted(found.items()))
 
-    show([_listed(name, configs) for name, configs in ask(target, work).items()], output)
+    show([_listed(name, configs) for name, configs in run_admin(target, work).items()], output)
 
 
 def _listed(name: str, configs: list[TopicConfig]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def show_topic(target: Target, topic: str, output: Format) -> None:
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.topic_config(topic)
 
-    rows = [{"broker": name, **topic_settings(config)} for name, config in ask(target, work).items()]
+    rows = [{"broker": name, **topic_settings(config)} for name, config in run_admin(target, work).items()]
     show(rows, output)
 
 
@@ -100,13 +100,13 @@ def create(
             topic, cluster=cluster, broker=broker, queues=queues, perm=perm, order=order
         )
 
-    addresses = ask(target, work)
+    addresses = run_admin(target, work)
     if addresses is None and if_missing:
         echo(f"topic {topic} exists already; nothing was changed")
     elif addresses is None:
         refuse(f"topic {topic} exists already; `rmq topic update` changes it, --if-missing lets it be")
     else:
-        done(f"topic {topic} made with {queues} queues each", addresses)
+        report_done(f"topic {topic} made with {queues} queues each", addresses)
 
 
 @topic.command()
@@ -150,7 +150,7 @@ def update(
             await admin.put_topic(evolve(present, **wanted), broker=address)
         return addresses
 
-    done(f"topic {topic} changed", ask(target, work))
+    report_done(f"topic {topic} changed", run_admin(target, work))
 
 
 @topic.command()
@@ -164,7 +164,7 @@ def perm(target: Target, topic: str, perm: int, cluster: str, broker: str) -> No
     async def work(admin: Admin) -> dict[str, TopicConfig]:
         return await admin.set_topic_perm(topic, perm, cluster=cluster, broker=broker)
 
-    done(f"topic {topic} allows {perm_text(perm)}", ask(target, work))
+    report_done(f"topic {topic} allows {perm_text(perm)}", run_admin(target, work))
 
 
 @topic.command()
@@ -182,9 +182,9 @@ def delete(target: Target, topic: str, yes: bool, cluster: str, broker: str) -> 
     async def work(admin: Admin) -> list[str]:
         return await admin.delete_topic(topic, cluster=cluster, broker=broker)
 
-    ask(target, look)
-    agree(yes, f"Delete topic {topic} with its messages from {where}?")
-    done(f"topic {topic} deleted", ask(target, work))
+    run_admin(target, look)
+    confirm(yes, f"Delete topic {topic} with its messages from {where}?")
+    report_done(f"topic {topic} deleted", run_admin(target, work))
 
 
 @topic.command()
@@ -207,7 +207,7 @@ def stats(target: Target, topic: str, output: Format) -> None:
             for queue, ends in (await admin.topic_stats(topic)).items()
         ]
 
-    show(ask(target, work), output)
+    show(run_admin(target, work), output)
 
 
 @topic.command()
@@ -237,4 +237,4 @@ def route(target: Target, topic: str, output: Format) -> None:
             for data in sorted(found.queue_datas, key=lambda data: data.broker_name)
         ]
 
-    show(ask(target, work), output)
+    show(run_admin(target, work), output)

@@ -26,7 +26,7 @@ _WORDS: Final[dict[str, Literal["first", "last"]]] = {
     "end": "last",
 }
 
-Place = Literal["first", "last"] | int
+Position = Literal["first", "last"] | int
 """Where to begin in a queue: its oldest message, its end, or a time in ms since 1970."""
 
 
@@ -38,7 +38,7 @@ def duration_ms(text: str) -> int:
     return round(sum(float(number) * _UNITS[unit] for number, unit in parts))
 
 
-def place(text: str, now_ms: int) -> Place:
+def position(text: str, now_ms: int) -> Position:
     """``first``/``earliest``, ``last``/``latest``/``end``, ``-10m`` (that long ago), ms since 1970, or a date
     and time as ISO 8601 has it, local where it names no zone. Raises ValueError."""
     if text in _WORDS:
@@ -63,10 +63,10 @@ def as_duration(context: click.Context, parameter: click.Parameter, given: str |
         raise click.BadParameter(str(error)) from None
 
 
-def as_place(context: click.Context, parameter: click.Parameter, given: str | None) -> Place | None:
-    """An option's place in time, see `place`."""
+def as_position(context: click.Context, parameter: click.Parameter, given: str | None) -> Position | None:
+    """An option's place in time, see `position`."""
     try:
-        return None if given is None else place(given, time.time_ns() // 1_000_000)
+        return None if given is None else position(given, time.time_ns() // 1_000_000)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

@@ -27,7 +27,7 @@ def rmq(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Run:
     def started(*arguments: object) -> Iterator[SparkSession]:
         yield spark
 
-    monkeypatch.setattr(job, "started", started)
+    monkeypatch.setattr(job, "spark_session", started)
 
     def run(*arguments: object, status: int = 0) -> str:
         done = CliRunner().invoke(command, ["spark", *map(str, arguments)])

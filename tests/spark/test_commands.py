@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from rmq.cli import LazyGroup, command
 from rmq.cli.demo.rows import Row
 from rmq.cli.demo.run import Plan
-from rmq.cli.demo.spark import archive_and_count, archive_line, count_table, telling_column
+from rmq.cli.demo.spark import archive_and_count, archive_line, column_to_count, count_table
 from rmq.cli.output import console
 from rmq.cli.spark import PIPELINES, job
 from rmq.client import blocking
@@ -46,7 +46,7 @@ def rmq(spark: SparkSession, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Any
             error.add_note("a note")
             raise
 
-    monkeypatch.setattr(job, "started", started)
+    monkeypatch.setattr(job, "spark_session", started)
 
     def run(*arguments: str | pathlib.Path, status: int = 0) -> str:
         more = [] if arguments[0] == "compact" else ["-n", pair.names]
@@ -116,7 +116,7 @@ def test_the_demo_counts_what_it_archived(spark: SparkSession, pair: Pair, tmp_p
         for row in rows:
             producer.send(plan.message(row))
     pair.send("DemoSpark", 10)  # of another run
-    assert telling_column(rows) == "step"
+    assert column_to_count(rows) == "step"
     counted = archive_and_count(spark, plan, pair.names)
     assert (counted.column, list(counted.groups), counted.rows) == (
         "step",
@@ -127,7 +127,7 @@ def test_the_demo_counts_what_it_archived(spark: SparkSession, pair: Pair, tmp_p
         shown.print(count_table(counted))
     assert "created" in captured.get()
     assert archive_line(counted).startswith(f"Archive: 60 messages of this run in {tmp_path / 'archive'}, ")
-    assert telling_column([Row(n, "k", b'{"a": %d}' % n) for n in range(20)]) is None
+    assert column_to_count([Row(n, "k", b'{"a": %d}' % n) for n in range(20)]) is None
 
 
 def test_help_needs_neither_spark_nor_arrow() -> None:

@@ -69,7 +69,7 @@ def test_the_command_starts_spark_after_its_last_sample(
         seen.append(len(list((folder / "samples").glob("*.parquet"))))
         yield spark
 
-    monkeypatch.setattr(job, "started", started)
+    monkeypatch.setattr(job, "spark_session", started)
     with running(tmp_path / "broker") as pair:
         pair.make_topic("Orders", 2)
         with Cluster(read_options(pair.options("Orders", groupId="billing"), streaming=True)) as cluster:

@@ -53,7 +53,7 @@ _SECTIONS: Final = {
     "Brokers": (
         "brokers",
         {
-            "brokerStatus": "Show the figures of brokers.",
+            "brokerStatus": "Show the metrics of brokers.",
             "updateBrokerConfig": "Change a setting of running brokers.",
             "getBrokerConfig": "Show the settings of brokers.",
             "brokerConsumeStats": "Show the progress of all groups on a broker.",

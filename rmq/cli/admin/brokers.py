@@ -30,7 +30,7 @@ COMMANDS = Commands()
 @COMMANDS.add("brokerStatus")
 @where_options("Show")
 async def broker_status(client: Client, where: Where) -> None:
-    """Show the figures of a broker, or of all brokers of a cluster, slaves too."""
+    """Show the metrics of a broker, or of all brokers of a cluster, slaves too."""
     for address in await client.admin.broker_addresses(**where, slaves=True):
         prefix = f"{address:<24} " if where["cluster"] else ""
         for name, value in (await client.admin.broker_runtime(address)).items():

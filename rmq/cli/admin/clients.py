@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COMMANDS = Commands()
 
-CALM_MS = 60_000
+STUCK_MS = 60_000
 """A queue with messages from which nothing was consumed for longer is reported."""
 
 
@@ -73,7 +73,7 @@ async def producers(client: Client, broker: str) -> None:
 
 
 def running_text(info: ConsumerRunningInfo) -> str:
-    """All that a member says: settings, subscriptions, offsets, queues, rates, stack."""
+    """A member's ConsumerRunningInfo as text: settings, subscriptions, offsets, queues, rates, stack."""
     sections = [
         "#Consumer Properties#",
         *(f"{name:<40}: {cell_text(value)}" for name, value in info.properties.items()),
@@ -136,7 +136,7 @@ def _rates(info: ConsumerRunningInfo) -> Iterator[str]:
 
 
 def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
-    """Whether all members want the same of the same topics."""
+    """Whether all members subscribe to the same topics by the same expressions; retry topics do not count."""
     wanted = {
         frozenset(
             (data.topic, data.sub_string, data.expression_type)
@@ -148,8 +148,9 @@ def same_subscriptions(infos: Iterable[ConsumerRunningInfo]) -> bool:
     return len(wanted) <= 1
 
 
-def troubles(client_id: str, info: ConsumerRunningInfo, now_ms: int) -> Iterator[str]:
-    """Queues of a pushed member that do not move: unlocked ones of an ordered group, full ones of others."""
+def stuck_queues(client_id: str, info: ConsumerRunningInfo, now_ms: int) -> Iterator[str]:
+    """Queues of a push consumer from which nothing is consumed: in an ordered group those without a lock, in
+    others those with messages."""
     if info.properties.get("PROP_CONSUME_TYPE") != "CONSUME_PASSIVELY":
         return
     ordered = info.properties.get("PROP_CONSUMEORDERLY") == "true"
@@ -161,5 +162,5 @@ def troubles(client_id: str, info: ConsumerRunningInfo, now_ms: int) -> Iterator
             yield f"{name} unlock {one.try_unlock_times} times, still failed"
         elif not ordered and one.cached_msg_count > 0:
             still_ms = now_ms - one.last_consume_timestamp
-            if still_ms > CALM_MS:
+            if still_ms > STUCK_MS:
                 yield f"{name} can't consume for a while, maybe blocked, {still_ms}ms"

@@ -90,7 +90,7 @@ def row(widths: Iterable[int], *values: object) -> None:
 
 
 def cell_text(value: object) -> str:
-    """A value as Java prints it, on one line: what others wrote must not steer the terminal."""
+    """A value as Java prints it, on one line, with control characters escaped."""
     if isinstance(value, float):
         return f"{value:.2f}"
     return printable(java_text(value))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import attrs
 import click
 
-from rmq.cli.admin.clients import running_text, same_subscriptions, troubles
+from rmq.cli.admin.clients import running_text, same_subscriptions, stuck_queues
 from rmq.cli.admin.command import (
     COUNT,
     NUMBER,
@@ -225,7 +225,7 @@ async def consumer_status(
     echo()
     echo("Rebalance OK")
     for name, info in sorted(infos.items()):
-        for trouble in troubles(name, info, _now_ms()):
+        for trouble in stuck_queues(name, info, _now_ms()):
             echo(trouble)
 
 
@@ -290,7 +290,7 @@ async def _watch(client: Client, group: str) -> None:
     if not same_subscriptions(infos.values()):
         echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, Subscription different")
     for name, info in infos.items():
-        for trouble in troubles(name, info, _now_ms()):
+        for trouble in stuck_queues(name, info, _now_ms()):
             echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, ClientId: {name}, {trouble}")
 
 

@@ -1,4 +1,4 @@
-"""`rmq demo`: a whole system in one process, a real file through it, and the figures."""
+"""`rmq demo`: a whole system in one process, a real file through it, and the metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def demo(
     keep: bool,
     spark: bool,
 ) -> None:
-    """Send a data set through name server, broker and two consumers; show the figures.
+    """Send a data set through name server, broker and two consumers; show the metrics.
 
     Without FILE the order events that come with rmq are sent, ordered by order_id. FILE is a CSV file with a
     header line, or JSON lines (one object a line). Nothing but this process is needed, and nothing of it
@@ -87,15 +87,15 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
         console, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues"
     )
     try:
-        tally = trio.run(run_demo, plan)
+        results = trio.run(run_demo, plan)
     except KeyboardInterrupt:
         return _fail(DemoFailed(f"interrupted; what was stored lies in {plan.folder}"), EXIT_INTERRUPTED)
     except (RmqError, DemoFailed, OSError) as error:
         return _fail(error, status_of(error))
-    check = check_order(plan.rows, tally.deliveries)
+    check = check_order(plan.rows, results.deliveries)
     names = ("consumer-1", "consumer-2")
     print_parts(
-        console, flow_table(tally), share_table(tally, names, column), files_table(plan.folder / "store")
+        console, flow_table(results), share_table(results, names, column), files_table(plan.folder / "store")
     )
     print_parts(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
     if not check.passed:

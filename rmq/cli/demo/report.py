@@ -1,4 +1,4 @@
-"""What `rmq demo` found out: the tally it keeps, the checks over it and the tables it prints."""
+"""The results of `rmq demo`: what it records, the checks over that and the tables that it prints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Delivery:
 
 
 @define
-class Tally:
+class Results:
     """Filled while the demo runs; row numbers index `sent_at` and `acknowledged_at`."""
 
     rows: Sequence[Row]
@@ -89,26 +89,26 @@ def check_order(rows: Sequence[Row], deliveries: Sequence[Delivery]) -> OrderChe
     )
 
 
-def latencies(tally: Tally) -> tuple[list[float], list[float]]:
+def latencies(results: Results) -> tuple[list[float], list[float]]:
     """Sorted seconds from the start of each send to its acknowledgement, and to its first delivery."""
-    acknowledged = [at - tally.sent_at[row] for row, at in tally.acknowledged_at.items()]
+    acknowledged = [at - results.sent_at[row] for row, at in results.acknowledged_at.items()]
     first: dict[int, float] = {}
-    for delivery in tally.deliveries:
+    for delivery in results.deliveries:
         first.setdefault(delivery.row, delivery.at)
-    consumed = [at - tally.sent_at[row] for row, at in first.items()]
+    consumed = [at - results.sent_at[row] for row, at in first.items()]
     return sorted(acknowledged), sorted(consumed)
 
 
-def flow_table(tally: Tally) -> Table:
+def flow_table(results: Results) -> Table:
     """Messages, seconds, rates and latencies of publishing and consuming."""
-    begin = min(tally.sent_at.values())
-    acknowledged, consumed = latencies(tally)
+    begin = min(results.sent_at.values())
+    acknowledged, consumed = latencies(results)
     table = Table(title="Flow: rates, and time from send to acknowledgement / to consumer")
     for name in ("", "messages", "seconds", "per s", "p50 ms", "p90 ms", "p99 ms", "max ms"):
         table.add_column(name, justify="right" if name else "left", no_wrap=True)
-    published = max(tally.acknowledged_at.values()) - begin
+    published = max(results.acknowledged_at.values()) - begin
     table.add_row("published", *_metrics(acknowledged, published))
-    table.add_row("consumed", *_metrics(consumed, max(one.at for one in tally.deliveries) - begin))
+    table.add_row("consumed", *_metrics(consumed, max(one.at for one in results.deliveries) - begin))
     return table
 
 
@@ -118,15 +118,15 @@ def _metrics(values: Sequence[float], seconds: float) -> list[str]:
     return [f"{len(values):,}", f"{seconds:.2f}", rate, *points]
 
 
-def share_table(tally: Tally, names: Sequence[str], key: str) -> Table:
+def share_table(results: Results, names: Sequence[str], key: str) -> Table:
     """How the load was shared between the consumers."""
     table = Table(title="Shared between two consumers of one group")
     for name in ("", "messages", "share", f"values of {key}", "queues"):
         table.add_column(name, justify="right" if name else "left", no_wrap=name != "queues")
-    total = len(tally.deliveries)
+    total = len(results.deliveries)
     for number, consumer in enumerate(names):
-        own = [delivery for delivery in tally.deliveries if delivery.consumer == number]
-        keys = len({tally.rows[delivery.row].key for delivery in own})
+        own = [delivery for delivery in results.deliveries if delivery.consumer == number]
+        keys = len({results.rows[delivery.row].key for delivery in own})
         queues = " ".join(str(queue) for queue in sorted({delivery.queue_id for delivery in own}))
         table.add_row(consumer, f"{len(own):,}", f"{len(own) / total:.0%}", f"{keys:,}", queues or "-")
     return table

@@ -1,4 +1,4 @@
-"""The running part of `rmq demo`: system, producer and two consumers in one process."""
+"""A run of `rmq demo`: name server, broker, producer and two consumers in one process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import Progress, TaskID
 
 import rmq
 from rmq import embedded
-from rmq.cli.demo.report import Delivery, Tally
+from rmq.cli.demo.report import Delivery, Results
 from rmq.cli.demo.rows import Row
 from rmq.cli.output import console, progress
 from rmq.client.consumer import Consumer
@@ -54,9 +54,9 @@ class Plan:
         )
 
 
-async def run_demo(plan: Plan) -> Tally:
+async def run_demo(plan: Plan) -> Results:
     """Runs it all and returns what happened. Raises RmqError, DemoFailed."""
-    tally = Tally(plan.rows)
+    results = Results(plan.rows)
     async with embedded.open(plan.folder) as system:
         await system.create_topic(plan.topic, plan.queues)
         async with AsyncExitStack() as stack:
@@ -64,12 +64,12 @@ async def run_demo(plan: Plan) -> Tally:
             with bare_errors():
                 async with trio.open_nursery() as nursery:
                     for number, consumer in enumerate(consumers):
-                        handler = partial(_deliver, plan, tally, number)
+                        handler = partial(_deliver, plan, results, number)
                         nursery.start_soon(partial(consumer.run, handler, concurrency=plan.queues))
-                    await _shared(consumers, plan)
-                    await _publish_and_wait(producer, plan, tally)
+                    await _wait_for_even_shares(consumers, plan)
+                    await _publish_and_wait(producer, plan, results)
                     nursery.cancel_scope.cancel()
-    return tally
+    return results
 
 
 async def _connect(
@@ -88,7 +88,7 @@ async def _connect(
     return await stack.enter_async_context(clients[0].producer(group)), consumers
 
 
-async def _shared(consumers: Sequence[Consumer], plan: Plan) -> None:
+async def _wait_for_even_shares(consumers: Sequence[Consumer], plan: Plan) -> None:
     """Waits until the queues are shared out evenly, so that no queue changes hands while messages flow."""
     with trio.move_on_after(STALL_SECONDS):
         while True:
@@ -99,17 +99,17 @@ async def _shared(consumers: Sequence[Consumer], plan: Plan) -> None:
     raise DemoFailed(f"the {plan.queues} queues were not shared out within {STALL_SECONDS} s: {counts}")
 
 
-async def _deliver(plan: Plan, tally: Tally, consumer: int, message: rmq.StoredMessage) -> None:
+async def _deliver(plan: Plan, results: Results, consumer: int, message: rmq.StoredMessage) -> None:
     """The handler of both consumers. Messages of an earlier run in the same folder are passed over."""
     if message.properties.get("demo") != plan.run_id:
         return
     number = int(message.properties["row"])
     await trio.lowlevel.checkpoint()  # as a handler that waits: another one may overtake it here
     intact = message.body == plan.rows[number].body
-    tally.delivered(Delivery(consumer, number, message.queue_id, time.perf_counter(), intact))
+    results.delivered(Delivery(consumer, number, message.queue_id, time.perf_counter(), intact))
 
 
-async def _publish_and_wait(producer: Producer, plan: Plan, tally: Tally) -> None:
+async def _publish_and_wait(producer: Producer, plan: Plan, results: Results) -> None:
     shares: list[list[Row]] = [[] for _ in range(WORKERS)]
     for row in plan.rows:
         shares[zlib.crc32(row.key.encode()) % WORKERS].append(row)
@@ -117,28 +117,28 @@ async def _publish_and_wait(producer: Producer, plan: Plan, tally: Tally) -> Non
         bars = [shown.add_task(name, total=len(plan.rows)) for name in ("published", "consumed")]
         with bare_errors():
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(_watch, shown, bars, tally, nursery.cancel_scope)
+                nursery.start_soon(_watch, shown, bars, results, nursery.cancel_scope)
                 for rows in shares:
-                    nursery.start_soon(_publish, producer, plan, tally, rows)
-        if not tally.complete:
-            came = f"only {len(tally.seen):,} of {len(plan.rows):,} rows came"
+                    nursery.start_soon(_publish, producer, plan, results, rows)
+        if not results.complete:
+            came = f"only {len(results.seen):,} of {len(plan.rows):,} rows came"
             raise DemoFailed(f"{came}; the last {STALL_SECONDS} s brought none")
 
 
-async def _publish(producer: Producer, plan: Plan, tally: Tally, rows: Sequence[Row]) -> None:
+async def _publish(producer: Producer, plan: Plan, results: Results, rows: Sequence[Row]) -> None:
     """Sends rows one after the other: a row leaves when the one before it is acknowledged."""
     for row in rows:
         message = plan.message(row)
-        tally.sent_at[row.number] = time.perf_counter()
+        results.sent_at[row.number] = time.perf_counter()
         await producer.send(message, sharding_key=row.key)
-        tally.acknowledged_at[row.number] = time.perf_counter()
+        results.acknowledged_at[row.number] = time.perf_counter()
 
 
-async def _watch(shown: Progress, bars: Sequence[TaskID], tally: Tally, scope: trio.CancelScope) -> None:
+async def _watch(shown: Progress, bars: Sequence[TaskID], results: Results, scope: trio.CancelScope) -> None:
     """Moves the bars; ends the wait when everything has come, or when nothing comes any more."""
     last, since = (0, 0), trio.current_time()
-    while not tally.complete:
-        now = len(tally.acknowledged_at), len(tally.seen)
+    while not results.complete:
+        now = len(results.acknowledged_at), len(results.seen)
         for bar, count in zip(bars, now, strict=True):
             shown.update(bar, completed=count)
         if now != last:
@@ -146,8 +146,8 @@ async def _watch(shown: Progress, bars: Sequence[TaskID], tally: Tally, scope: t
         elif trio.current_time() - since > STALL_SECONDS:
             break
         await trio.sleep(0.05)
-    while len(tally.acknowledged_at) < len(tally.seen):
+    while len(results.acknowledged_at) < len(results.seen):
         await trio.sleep(0.01)  # a row can be consumed before its send has heard of it
     for bar in bars:
-        shown.update(bar, completed=len(tally.seen))
+        shown.update(bar, completed=len(results.seen))
     scope.cancel()

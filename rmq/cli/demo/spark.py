@@ -16,7 +16,7 @@ from rich.table import Table
 from rmq import embedded
 from rmq.cli.demo.rows import Row
 from rmq.cli.demo.run import Plan
-from rmq.cli.spark.job import Shown, reason_of, showing, started
+from rmq.cli.spark.job import JobProgress, reason_of, show_progress, spark_session
 from rmq.spark.pipelines.progress import Watch, unwatched
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ EXPECTED: Final = "Spark archives the topic as Parquet: some 20 s; --no-spark le
 
 
 @frozen
-class Counted:
+class ArchiveCounts:
     """What the archive has of this run: its messages by the values of `column`."""
 
     column: str
@@ -51,26 +51,28 @@ def has_spark() -> bool:
     return all(importlib.util.find_spec(name) is not None for name in ("pyspark", "pyarrow"))
 
 
-def archive_demo(plan: Plan) -> Counted:
+def archive_demo(plan: Plan) -> ArchiveCounts:
     """Start Spark, and a broker on the demo's folder again; archive and count.
 
     Raises SparkFailed, RmqError, OSError."""
     from pyspark.errors import PySparkException
 
     try:
-        with showing() as shown, started(shown, "local[2]", "512m", SHORT) as spark:
+        with show_progress() as shown, spark_session(shown, "local[2]", "512m", SHORT) as spark:
             return trio.run(_with_broker, spark, plan, shown)
     except PySparkException as error:
         raise SparkFailed(reason_of(error)) from error
 
 
-async def _with_broker(spark: SparkSession, plan: Plan, shown: Shown) -> Counted:
+async def _with_broker(spark: SparkSession, plan: Plan, shown: JobProgress) -> ArchiveCounts:
     async with embedded.open(plan.folder) as system:
         work = partial(archive_and_count, spark, plan, system.namesrv_address, shown.watch)
         return await trio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
-def archive_and_count(spark: SparkSession, plan: Plan, namesrv: str, watch: Watch = unwatched) -> Counted:
+def archive_and_count(
+    spark: SparkSession, plan: Plan, namesrv: str, watch: Watch = unwatched
+) -> ArchiveCounts:
     """Append the topic to the archive in the plan's folder and count what this run sent."""
     from pyspark.sql import functions as F
 
@@ -79,15 +81,15 @@ def archive_and_count(spark: SparkSession, plan: Plan, namesrv: str, watch: Watc
     path = plan.folder / "archive"
     archive(spark, {"nameServer": namesrv, "topic": plan.topic}, path, watch=watch)
     rows = read_archive(spark, path).where(F.col("properties").getItem("demo") == plan.run_id)
-    column = telling_column(plan.rows)
+    column = column_to_count(plan.rows)
     value: Any = F.col("queueId").cast("string")
     if column is not None:
         value = F.from_json(F.col("body").cast("string"), "map<string,string>").getItem(column)
     counts = rows.groupBy(value.alias("value")).count().orderBy(F.desc("count"), "value").collect()
-    return Counted(column or "queue", [(str(row[0]), row[1]) for row in counts], path)
+    return ArchiveCounts(column or "queue", [(str(row[0]), row[1]) for row in counts], path)
 
 
-def telling_column(rows: Sequence[Row]) -> str | None:
+def column_to_count(rows: Sequence[Row]) -> str | None:
     """The first column that has two to twelve values; None when there is none."""
     records = [json.loads(row.body) for row in rows]
     for name in records[0]:
@@ -97,7 +99,7 @@ def telling_column(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def count_table(counted: Counted) -> Table:
+def count_table(counted: ArchiveCounts) -> Table:
     """The grouped count."""
     table = Table(title="Archived by Spark")
     table.add_column(counted.column, no_wrap=True)
@@ -107,7 +109,7 @@ def count_table(counted: Counted) -> Table:
     return table
 
 
-def archive_line(counted: Counted) -> str:
+def archive_line(counted: ArchiveCounts) -> str:
     """Where the files lie, and how many there are."""
     files = len(list(counted.path.glob("date=*/topic=*/*.parquet")))
     return f"Archive: {counted.rows:,} messages of this run in {counted.path}, {files} Parquet files in all"

@@ -10,12 +10,12 @@ from attrs import frozen
 
 from rmq.cli.output import Format, output_option
 from rmq.cli.spark.job import (
-    errors_in_a_line,
+    one_line_errors,
+    print_summary,
     run_pipeline,
-    showing,
+    show_progress,
     source_options,
     spark_options,
-    tell,
 )
 from rmq.cli.spark.messages import letter_options
 from rmq.cli.status import EXIT_FAILED
@@ -45,8 +45,8 @@ WINDOW = click.option(
 
 
 @frozen
-class Audited:
-    """What `rmq spark audit` prints: the first findings, and the figures."""
+class AuditSummary:
+    """What `rmq spark audit` prints: the first findings, and the sums."""
 
     store: str
     records: int
@@ -88,7 +88,7 @@ def audit_command(
     configuration too, and needs no Spark.
     """
 
-    def work(spark: SparkSession, watch: Watch) -> Audited:
+    def work(spark: SparkSession, watch: Watch) -> AuditSummary:
         from rmq.spark import audit_store
 
         done = audit_store(
@@ -102,10 +102,12 @@ def audit_command(
         rows = done.findings.orderBy("kind", "physicalOffset").limit(limit).collect()
         faults = {one.kind: one.count for one in done.faults}
         shown = tuple(row.asDict() for row in rows)
-        return Audited(store, done.records, done.units, done.bytes, faults, done.notes, done.seconds, shown)
+        return AuditSummary(
+            store, done.records, done.units, done.bytes, faults, done.notes, done.seconds, shown
+        )
 
     audited = run_pipeline(work, master=master, memory=memory)
-    tell(audited, output)
+    print_summary(audited, output)
     sys.exit(EXIT_FAILED if audited.faults else 0)
 
 
@@ -138,7 +140,7 @@ def trace_command(
         messages = _messages(spark, target, store, topic, ["body"])
         return analyse_traces(spark, messages, folder, window_ms=window or 0, watch=watch)
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 @click.command("profile")
@@ -171,7 +173,7 @@ def profile_command(
         messages = _messages(spark, target, store, topics, COLUMNS)
         return profile_topics(spark, messages, folder, window_ms=window or 0, watch=watch)
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 @click.command("lag")
@@ -204,16 +206,16 @@ def lag_command(
         return report_lag(spark, folder, watch=watch)
 
     if times:
-        with errors_in_a_line(), showing() as shown:
+        with one_line_errors(), show_progress() as shown:
             from rmq.spark import record_lag
 
-            shown.say("sampling")
+            shown.step("sampling")
             record_lag(source_options(target), folder, groups, times=times, every_seconds=every / 1000)
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 @frozen
-class Counts:
+class LetterCounts:
     """The rows of `count_letters`, the largest first, and the sums over all."""
 
     letters: int
@@ -241,7 +243,7 @@ def dlq_command(
     """Count dead letters, of all groups or of these: by group, topic, tag, reason, number of times and the
     hour (UTC) in which they died."""
 
-    def work(spark: SparkSession, watch: Watch) -> Counts:
+    def work(spark: SparkSession, watch: Watch) -> LetterCounts:
         from pyspark.sql import functions as F
 
         from rmq.spark import count_letters, dead_letters
@@ -252,9 +254,9 @@ def dlq_command(
         with watched(spark, watch):
             total = counted.agg(F.sum("letters"), F.count("*")).collect()[0]
             rows = counted.limit(limit).collect()
-        return Counts(total[0] or 0, total[1], tuple(row.asDict() for row in rows))
+        return LetterCounts(total[0] or 0, total[1], tuple(row.asDict() for row in rows))
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 def _messages(spark: SparkSession, target: Target, store: str | None, topic: str, columns: Any) -> DataFrame:

@@ -1,4 +1,4 @@
-"""What all commands of `rmq spark` do: start Spark, show how far it is, end with a summary or in one line."""
+"""A job of `rmq spark`: starts Spark, shows its progress, ends with a summary or an error in one line."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def source_options(target: Target) -> dict[str, str]:
 
 def run_pipeline(work: Callable[[SparkSession, Watch], T], *, master: str, memory: str) -> T:
     """Start Spark, do the work in it, and return what comes of it. Errors end the process in one line."""
-    with errors_in_a_line(), showing() as shown, started(shown, master, memory) as spark:
+    with one_line_errors(), show_progress() as shown, spark_session(shown, master, memory) as spark:
         return work(spark, shown.watch)
 
 
 @contextmanager
-def errors_in_a_line() -> Iterator[None]:
+def one_line_errors() -> Iterator[None]:
     """Errors of the block, Ctrl-C and that Spark is not installed end the process in one line."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         echo("rmq: Spark is not installed: pip install 'rmq[spark]'", err=True)
@@ -98,26 +98,26 @@ def errors_in_a_line() -> Iterator[None]:
 
 
 @frozen
-class Shown:
-    """What a person sees of the work: `say` the step that is begun, `watch` how far a job is."""
+class JobProgress:
+    """How far the work is, on the terminal: `step` names what is begun, `watch` is told how far a job is."""
 
-    say: Callable[[str], object]
+    step: Callable[[str], object]
     watch: Watch
 
 
 @contextmanager
-def started(
-    shown: Shown, master: str, memory: str, settings: Mapping[str, str] | None = None
+def spark_session(
+    shown: JobProgress, master: str, memory: str, settings: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
     """A session for the length of the block; `settings` are Spark's."""
     from rmq.spark import session
 
-    shown.say("starting Spark")
-    with _apart() as log:
+    shown.step("starting Spark")
+    with _errors_to_a_file() as log:
         spark = session(
             "rmq spark", master=master, settings={"spark.driver.memory": memory, **(settings or {})}
         )
-    shown.say("working")
+    shown.step("working")
     try:
         yield spark
     except Exception as error:
@@ -130,9 +130,9 @@ def started(
 
 
 @contextmanager
-def _apart() -> Iterator[pathlib.Path]:
-    """Processes that are started in the block write their errors to a file: Java greets with five lines, and
-    tells on two pages each error that we tell in a line. The caller removes the file."""
+def _errors_to_a_file() -> Iterator[pathlib.Path]:
+    """Processes that start in the block write their errors to a file, which the caller removes: Java prints
+    five lines at its start, and two pages for each error, of which we print one line."""
     handle, name = tempfile.mkstemp(prefix="rmq-spark-", suffix=".log")
     sys.stderr.flush()
     before = os.dup(STDERR)
@@ -146,18 +146,18 @@ def _apart() -> Iterator[pathlib.Path]:
 
 
 def reason_of(error: BaseException) -> str:
-    """What our own code said, out of an error that came through Spark and has two tracebacks in it."""
+    """The text of our own exception in an error that came through Spark, which has two tracebacks in it."""
     said = [next(filter(None, found)) for found in _OURS.findall(str(error))]
     return said[-1].strip() if said else str(error).splitlines()[0].rstrip("; ")
 
 
 @contextmanager
-def showing() -> Iterator[Shown]:
+def show_progress() -> Iterator[JobProgress]:
     """Steps and progress, on the error output when that is a terminal; gone when the block ends."""
     if not sys.stderr.isatty():
         from rmq.spark.pipelines.progress import unwatched
 
-        yield Shown(lambda text: None, unwatched)
+        yield JobProgress(lambda text: None, unwatched)
         return
     from rich.console import Console
 
@@ -170,10 +170,10 @@ def showing() -> Iterator[Shown]:
             def watch(at: SparkProgress) -> None:
                 bars.update(task, description=at.unit, completed=at.done, total=at.total)
 
-            yield Shown(lambda text: bars.update(task, description=text), watch)
+            yield JobProgress(lambda text: bars.update(task, description=text), watch)
 
 
-def tell(summary: Any, output: Format, *, columns: Mapping[str, str] | None = None) -> None:
+def print_summary(summary: Any, output: Format, *, columns: Mapping[str, str] | None = None) -> None:
     """Print what a pipeline returned: its parts as a table, then its metrics; or all as JSON or YAML."""
     if output != "table":
         show(summary, output)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rmq.cli.output import Format, output_option
-from rmq.cli.spark.job import run_pipeline, source_options, spark_options, tell
+from rmq.cli.spark.job import print_summary, run_pipeline, source_options, spark_options
 from rmq.cli.target import Target, target_options
-from rmq.cli.values import Place, as_duration, as_place
+from rmq.cli.values import Position, as_duration, as_position
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -32,7 +32,7 @@ FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=pat
 @click.option(
     "--from",
     "begin",
-    callback=as_place,
+    callback=as_position,
     default="earliest",
     show_default=True,
     metavar="WHEN",
@@ -57,7 +57,7 @@ def archive_command(
     target: Target,
     topics: str,
     folder: pathlib.Path,
-    begin: Place,
+    begin: Position,
     pattern: bool,
     every: int | None,
     batch_rows: int,
@@ -86,7 +86,7 @@ def archive_command(
             spark, options, folder, every_seconds=seconds, compact_files=compact_files, watch=watch
         )
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 @click.command("compact")
@@ -104,7 +104,7 @@ def compact_command(folder: pathlib.Path, target_mib: int, output: Format, maste
 
         return compact(spark, folder, target_bytes=target_mib << 20, watch=watch)
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 # --- sending again ---
@@ -143,8 +143,8 @@ def as_run(run_id: str, state: pathlib.Path | None, rate: int) -> Run:
     help="Take messages of the archive in DIR (of --topic only, when that is given too).",
 )
 @click.option("--topic", metavar="TOPIC", help="Take messages of this topic.")
-@click.option("--since", callback=as_place, metavar="WHEN", help="Those stored then or later.")
-@click.option("--until", callback=as_place, metavar="WHEN", help="Those stored before then.")
+@click.option("--since", callback=as_position, metavar="WHEN", help="Those stored then or later.")
+@click.option("--until", callback=as_position, metavar="WHEN", help="Those stored before then.")
 @click.option("--from-offsets", metavar="JSON", help='First offsets: {"Orders":{"broker-a":{"0":12}}}.')
 @click.option("--to-offsets", metavar="JSON", help="Where to end, likewise.")
 @click.option("--where", metavar="SQL", help="Those for which this is true: \"tags = 'paid'\".")
@@ -191,15 +191,15 @@ def replay_command(
         kept = [name.strip() for name in keep.split(",") if name.strip()]
         return replay(rows, options | {"topic": to}, as_run(run_id, state, rate), kept=kept, watch=watch)
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)
 
 
 def _archived(
     spark: SparkSession,
     folder: pathlib.Path,
     topic: str | None,
-    since: Place | None,
-    until: Place | None,
+    since: Position | None,
+    until: Position | None,
     **rest: object,
 ) -> DataFrame:
     from pyspark.sql import functions as F
@@ -220,8 +220,8 @@ def _of_topic(
     spark: SparkSession,
     options: dict[str, str],
     topic: str,
-    since: Place | None,
-    until: Place | None,
+    since: Position | None,
+    until: Position | None,
     from_offsets: str | None,
     to_offsets: str | None,
     **rest: object,
@@ -235,10 +235,10 @@ def _of_topic(
     return spark.read.format("rmq").options(**options, **given).load()
 
 
-def time_of(place: Place, option: str) -> int:
+def time_of(position: Position, option: str) -> int:
     """The time that an option names; earliest and latest are none."""
-    if isinstance(place, int):
-        return place
+    if isinstance(position, int):
+        return position
     raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)
 
 
@@ -286,4 +286,4 @@ def resend_command(
         chosen = letters.where(where) if where else letters
         return resend(chosen, options, as_run(run_id, state, rate), to=to, watch=watch)
 
-    tell(run_pipeline(work, master=master, memory=memory), output)
+    print_summary(run_pipeline(work, master=master, memory=memory), output)

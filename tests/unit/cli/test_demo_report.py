@@ -8,7 +8,7 @@ from rich.console import Console
 
 from rmq.cli.demo.report import (
     Delivery,
-    Tally,
+    Results,
     check_order,
     files_table,
     flow_table,
@@ -68,30 +68,30 @@ def test_missing_repeated_and_altered_rows_fail_the_check(deliveries: list[Deliv
 
 
 def test_the_tally_is_complete_when_each_row_has_come() -> None:
-    tally = Tally(ROWS)
+    results = Results(ROWS)
     for delivery in came(0, 1, 2, 3, 4, 4):
-        tally.delivered(delivery)
-    assert not tally.complete
+        results.delivered(delivery)
+    assert not results.complete
 
-    tally.delivered(came(5)[0])
-    assert tally.complete
+    results.delivered(came(5)[0])
+    assert results.complete
 
 
 def test_latency_is_from_send_to_first_delivery() -> None:
-    tally = Tally(ROWS[:2], sent_at={0: 1.0, 1: 2.0}, acknowledged_at={0: 1.5, 1: 2.25})
+    results = Results(ROWS[:2], sent_at={0: 1.0, 1: 2.0}, acknowledged_at={0: 1.5, 1: 2.25})
     for at, row in ((3.0, 0), (2.5, 1), (9.0, 0)):
-        tally.delivered(Delivery(0, row, 0, at, True))
+        results.delivered(Delivery(0, row, 0, at, True))
 
-    assert latencies(tally) == ([0.25, 0.5], [0.5, 2.0])
+    assert latencies(results) == ([0.25, 0.5], [0.5, 2.0])
 
 
 def test_the_tables_show_rates_and_shares() -> None:
-    tally = Tally(ROWS, dict.fromkeys(range(6), 0.0), dict.fromkeys(range(6), 2.0))
+    results = Results(ROWS, dict.fromkeys(range(6), 0.0), dict.fromkeys(range(6), 2.0))
     for number in range(6):
-        tally.delivered(Delivery(number // 4, number, number % 4, 3.0, True))
+        results.delivered(Delivery(number // 4, number, number % 4, 3.0, True))
 
-    flow = printed(flow_table(tally))
-    shared = printed(share_table(tally, ["consumer-1", "consumer-2"], "id"))
+    flow = printed(flow_table(results))
+    shared = printed(share_table(results, ["consumer-1", "consumer-2"], "id"))
 
     assert cells(flow, "published") == ["6", "2.00", "3", "2000.0", "2000.0", "2000.0", "2000.0"]
     assert cells(flow, "consumed") == ["6", "3.00", "2", "3000.0", "3000.0", "3000.0", "3000.0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 import pytest
 
-from rmq.cli.values import PERMS, as_perm, duration_ms, pairs, perm_text, place
+from rmq.cli.values import PERMS, as_perm, duration_ms, pairs, perm_text, position
 
 PERM = click.Argument(["perm"])
 
@@ -24,16 +24,16 @@ def test_what_is_no_duration(text: str) -> None:
 
 
 def test_places_in_time() -> None:
-    assert [place(text, 100_000) for text in ("earliest", "end", "-10s", "1700000000000")] == [
+    assert [position(text, 100_000) for text in ("earliest", "end", "-10s", "1700000000000")] == [
         "first",
         "last",
         90_000,
         1_700_000_000_000,
     ]
-    assert place("2026-11-21T10:00+00:00", 0) == 1_795_255_200_000
+    assert position("2026-11-21T10:00+00:00", 0) == 1_795_255_200_000
     for text in ("yesterday", "-soon", "12"):
         with pytest.raises(ValueError, match="is no"):
-            place(text, 0)
+            position(text, 0)
 
 
 def test_permissions_are_written_as_they_are_read() -> None:
