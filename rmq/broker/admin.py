@@ -1,4 +1,4 @@
-"""What an administrator asks and tells the broker: topics, settings, figures, cleaning."""
+"""What an administrator asks and tells the broker: topics, settings, metrics, cleaning."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Admin:
 
     What it cannot reach itself is given to it by the owner: `settle()` commits what the running chunk has
     put, `changed(broker, store)` hands new settings to the parts, `gauges()` gives more rows of the runtime
-    figures, and `delay_offsets()` the text of delayOffset.json.
+    metrics, and `delay_offsets()` the text of delayOffset.json.
     """
 
     def __init__(self, config: BrokerConfig, store: Store, tables: Tables) -> None:
@@ -222,7 +222,7 @@ class Admin:
         self.config_version = self.config_version.following(now)
         self.changed(config, store_config)
 
-    # --- figures ---
+    # --- metrics ---
 
     def _on_runtime_info(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=bodies.KVTable(self.runtime(now)).to_json())
@@ -245,12 +245,12 @@ class Admin:
             "dispatchMaxBuffer": "0",
             "remainTransientStoreBufferNumbs": str(2**31 - 1),  # RocketMQ's answer without such a pool
             "startAcceptSendRequestTimeStamp": str(self.config.start_accept_send_request_time_stamp),
-            **self._store_figures(),
+            **self._store_counts(),
             **self._stats.runtime(now),
             **self.gauges(),
         }
 
-    def _store_figures(self) -> dict[str, str]:
+    def _store_counts(self) -> dict[str, str]:
         store = self._store
         state = store.disk_state()
         ratio = f"{state.ratio:.4f}"

@@ -16,37 +16,28 @@ from random import Random
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.admin import Admin
-from rmq.broker.client_calls import ClientCalls
+from rmq.broker.client_requests import ClientRequests, PendingRequests
 from rmq.broker.clients import Clients
-from rmq.broker.delivery_progress import DeliveryProgress
-from rmq.broker.expiry import Expiry
-from rmq.broker.figures import gauges_of
-from rmq.broker.filter_table import FilterTable
-from rmq.broker.flow_control import FlowControl, not_written
-from rmq.broker.groups import Groups
+from rmq.broker.filter import FilterTable
+from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
+from rmq.broker.metrics import Timings, gauges_of
 from rmq.broker.new_topics import NewTopics
-from rmq.broker.offset_moved import offset_moved_event
 from rmq.broker.offsets import Offsets
 from rmq.broker.parking import Parking
 from rmq.broker.progress import Progress
-from rmq.broker.pull import Pull
+from rmq.broker.pull import Pull, offset_moved_event
 from rmq.broker.query import Query
-from rmq.broker.recall import Recall
-from rmq.broker.refusals import error_response, large_body_refusal, unsupported
+from rmq.broker.refusals import FlowControl, error_response, large_body_refusal, not_written, unsupported
 from rmq.broker.registration import Registration
-from rmq.broker.relay import Relay
-from rmq.broker.replica_state import TABLE_CODES, ReplicaState
+from rmq.broker.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
 from rmq.broker.replicas import Replicas
-from rmq.broker.reply import Reply
+from rmq.broker.request_reply import RequestReply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
-from rmq.broker.slices import Slices, drain
 from rmq.broker.stats import Stats
-from rmq.broker.table_files import TableFiles
-from rmq.broker.tables import Tables
-from rmq.broker.timer import Timers
-from rmq.broker.timings import Timings
+from rmq.broker.tables import Slices, TableFiles, Tables, drain
+from rmq.broker.timer import Recall, Timers
 from rmq.broker.topics import Topics
 from rmq.broker.transaction import Transactions
 from rmq.broker.waits import Waits
@@ -198,13 +189,13 @@ class Broker:
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
-        self.relay = Relay(self.clock)
-        self.relay.rescheduled = lambda: self.waits.rescheduled()
-        self.client_calls = ClientCalls(self.config, self.store, self.clients, self.relay)
-        self.replies = Reply(
+        self.pending_requests = PendingRequests(self.clock)
+        self.pending_requests.rescheduled = lambda: self.waits.rescheduled()
+        self.client_requests = ClientRequests(self.config, self.store, self.clients, self.pending_requests)
+        self.request_reply = RequestReply(
             self.config,
             self.clients,
-            self.relay,
+            self.pending_requests,
             address=address,
             store=self.send.send,
             later=self._run_late,
@@ -248,8 +239,8 @@ class Broker:
             self.query,
             self.admin,
             self.progress,
-            self.client_calls,
-            self.replies,
+            self.client_requests,
+            self.request_reply,
             self.recall,
         )
         for part in parts:
@@ -281,7 +272,7 @@ class Broker:
     def admits(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
         """Whether the large body of a command whose header is here shall come: None, or the refusal."""
         if head.flag & FLAG_RESPONSE:
-            return None if self.relay.expects(head, connection) else head.reply(SYSTEM_ERROR)
+            return None if self.pending_requests.expects(head, connection) else head.reply(SYSTEM_ERROR)
         message_bytes = self.store.config.max_message_size
         return large_body_refusal(head, body_bytes, connection, self._handlers, message_bytes, self.hooks)
 
@@ -334,11 +325,11 @@ class Broker:
         self.connections -= 1
         self.waits.closed(connection)
         self.clients.closed(connection)
-        self.relay.closed(connection)
+        self.pending_requests.closed(connection)
 
     def answered(self, response: Command, connection: Connection) -> None:
         """A client has answered a request of ours."""
-        self.relay.answered(response, connection)
+        self.pending_requests.answered(response, connection)
 
     def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""
@@ -437,7 +428,7 @@ class Broker:
 
     def step_waits(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
-        deadline = min(self.waits.step(now), self.relay.step(now))
+        deadline = min(self.waits.step(now), self.pending_requests.step(now))
         self.settle()
         return deadline
 
@@ -554,7 +545,7 @@ class Broker:
             self.groups,
             self.clients,
             self.transactions,
-            self.replies,
+            self.request_reply,
             self.recall,
             self.expiry,
         ):

@@ -11,10 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.client_ids import ClientIds
-from rmq.broker.conflicts import Conflicts
 from rmq.broker.filter import is_tag_type, message_filter
-from rmq.broker.members import ConsumerGroup, Member, terms_of, with_past_versions
+from rmq.broker.members import ClientIds, Conflicts, ConsumerGroup, Member, terms_of, with_past_versions
 from rmq.errors import InvalidName, for_code
 from rmq.message import TEXT_LENGTH_MAX, retry_topic, validate_group, validate_text
 from rmq.plugin import account_of

@@ -3,6 +3,11 @@
 The table is `config/subscriptionGroup.json`, in RocketMQ's form. What an administrator sets is saved before
 it is acknowledged. A group made on first use is saved with the next offsets: lost with the process, it is
 made again by its next heartbeat, and a thousand groups that appear together cost one file, not a thousand.
+
+Groups that were made on first use and that nobody uses are removed, with their retry topics. A group is
+unused when it has no member, no offset in any topic and no message to be consumed again, and when nothing
+about it was ever set. Whoever uses it later has it made anew, as on the first use. What was set by an
+administrator stays, and so does everything where groups are not made on first use.
 """
 
 from __future__ import annotations
@@ -11,18 +16,19 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker import table_text
-from rmq.broker.quota import Quota
-from rmq.broker.slices import Slices
+from rmq.broker.tables import Quota, Slices, encode_table
 from rmq.errors import InvalidName, ResponseError, for_code
-from rmq.message import SYSTEM_GROUP_PREFIX, validate_group
+from rmq.message import SYSTEM_GROUP_PREFIX, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import DeleteSubscriptionGroupRequestHeader
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
+    from rmq.broker.tables import Tables
     from rmq.protocol.command import Command
+    from rmq.store.store import Store
+
 
 SYSTEM_GROUPS: Final = (
     "TOOLS_CONSUMER",
@@ -160,7 +166,7 @@ class Groups:
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""
         empty = SubscriptionGroupWrapper({}, self.data_version)
-        return table_text.encode(empty, "subscriptionGroupTable", dict(self.table))
+        return encode_table(empty, "subscriptionGroupTable", dict(self.table))
 
     def to_json(self) -> bytes:
         """The text of subscriptionGroup.json, which is also the body that a slave copies."""
@@ -233,4 +239,82 @@ def _check(config: SubscriptionGroupConfig) -> None:
             ResponseCode.SYSTEM_ERROR,
             f"retryQueueNums of group {config.group_name} is {config.retry_queue_nums}: "
             f"expected 0 to {RETRY_QUEUES_MAX}",
+        )
+
+
+GROUPS_OF_A_STEP: Final = 1_000
+STEP_MS: Final = 1_000
+PASS_MS: Final = 600_000
+"""Between two looks at a group."""
+
+
+class Expiry:
+    """Looks at all groups every ten minutes, at a thousand a second. Times are in ms."""
+
+    def __init__(self, config: BrokerConfig, store: Store, tables: Tables) -> None:
+        self.config = config
+        self._store = store
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._offsets = tables.offsets
+        self._left: list[str] = []  # of the running pass, the next is the last
+        self._unused: dict[str, int] = {}  # since when
+        self._next_ms = 0
+
+    def step(self, now: int) -> int:
+        """Look at the next groups; returns when to come again."""
+        if now < self._next_ms:
+            return self._next_ms
+        if not self._left:
+            self._left = list(self._groups.table)
+            self._unused = {
+                group: since for group, since in self._unused.items() if group in self._groups.table
+            }
+        looked = [self._left.pop() for _ in range(min(GROUPS_OF_A_STEP, len(self._left)))]
+        span = self.config.unused_group_time_mills
+        if span and self.config.auto_create_subscription_group and not self._groups.slave:
+            self._remove([group for group in looked if self._is_over(group, now, span)])
+        self._next_ms = now + (STEP_MS if self._left else PASS_MS)
+        return self._next_ms
+
+    def _is_over(self, group: str, now: int, span: int) -> bool:
+        if not self._is_unused(group):
+            self._unused.pop(group, None)
+            return False
+        return now - self._unused.setdefault(group, now) >= span
+
+    def _is_unused(self, group: str) -> bool:
+        config = self._groups.table.get(group)
+        return (
+            config == SubscriptionGroupConfig(group)
+            and group not in self._groups.from_start
+            and not group.startswith(SYSTEM_GROUP_PREFIX)
+            and self._clients.consumer_group(group) is None
+            and not self._offsets.topics_of(group)
+            and not self._has_messages(retry_topic(group))
+            and not self._has_messages(dlq_topic(group))
+        )
+
+    def _has_messages(self, topic: str) -> bool:
+        config = self._topics.get(topic)
+        queues = 0 if config is None else max(config.read_queue_nums, config.write_queue_nums)
+        return any(self._store.max_offset(topic, queue_id) > 0 for queue_id in range(queues))
+
+    def _remove(self, groups: list[str]) -> None:
+        if not groups:
+            return
+        topics = [retry_topic(group) for group in groups if self._topics.get(retry_topic(group)) is not None]
+        self._groups.forget(groups)
+        if topics:
+            self._topics.forget(topics)
+        for group in groups:
+            del self._unused[group]
+        log.info(
+            "%d groups that nobody used for %d s are removed, and %d retry topics: %s%s",
+            len(groups),
+            self.config.unused_group_time_mills // 1000,
+            len(topics),
+            ", ".join(groups[:5]),
+            ", ..." if len(groups) > 5 else "",
         )

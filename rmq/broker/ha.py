@@ -13,6 +13,21 @@ is up to where producers may have been told that their messages are stored (null
 far delayed messages are delivered. A RocketMQ master takes HELLO for a report that says nothing, and a
 RocketMQ slave never sends it.
 
+Where there is a secret, both sides prove that they have it before the first byte of replication:
+
+    slave  -> master   MAGIC, 32 random bytes
+    master -> slave    MAGIC, 32 random bytes of its own
+    slave  -> master   HMAC-SHA256 of both, under the secret
+    master -> slave    the same under another label: the slave knows its master too
+
+MAGIC stands where a slave without a secret reports its offset, and is greater than any offset. Both sides'
+random bytes are in both proofs: what was recorded is worth nothing later, and no side's proof can be sent
+back to it. The secret is never sent. This authenticates the peer, it does not hide the log: TLS does that.
+
+A slave's log must go on with its master's. A slave cuts no more by itself than the end of its log that
+nobody was told is stored. Below that it gives nothing up, whatever its master has or lacks: a master that
+lost its disk, came back with an old one, or is another one altogether is `Diverged`, and an operator decides.
+
 Nothing here does I/O: the caller moves the bytes and tells the time (seconds of a clock that never runs
 back).
 """
@@ -20,18 +35,20 @@ back).
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from rmq.errors import RemoteProtocolError
+from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
 
 if TYPE_CHECKING:
     from rmq.store.store import Store
+
 
 REPORT: Final = Struct(">q")
 FRAME: Final = Struct(">qi")
@@ -330,3 +347,131 @@ class SlaveSession:
     def is_silent(self, now: float) -> bool:
         """Whether the master said nothing for so long that the link must end."""
         return now - self._heard_at > self._silence_s
+
+
+MAGIC: Final = b"rmq-ha/1"
+NONCE_BYTES: Final = 32
+GREETING_BYTES: Final = len(MAGIC) + NONCE_BYTES
+PROOF_BYTES: Final = 32
+SECRET_KEY: Final = "haSecretFile or clusterSecretFile"
+
+
+class Challenge:
+    """One side of the exchange. `nonce` is of NONCE_BYTES random bytes, never used before."""
+
+    def __init__(self, secret: bytes, nonce: bytes, *, master: bool) -> None:
+        assert len(nonce) == NONCE_BYTES
+        self._secret = secret
+        self._master = master
+        self._nonces = {master: nonce}
+        self.greeting = MAGIC + nonce
+
+    def greeted(self, greeting: bytes) -> None:
+        """Take the peer's greeting. Raises RemoteProtocolError."""
+        if not greeting.startswith(MAGIC):
+            raise RemoteProtocolError(f"it does not prove that it has the secret: set {SECRET_KEY} there")
+        nonce = greeting[len(MAGIC) :]
+        if hmac.compare_digest(nonce, self._nonces[self._master]):
+            raise RemoteProtocolError("it repeats our own challenge")
+        self._nonces[not self._master] = nonce
+
+    def proof(self) -> bytes:
+        """What proves to the peer that we have the secret."""
+        return self._proof(self._master)
+
+    def check(self, proof: bytes) -> None:
+        """Raises RemoteProtocolError unless the peer's proof is right."""
+        if not hmac.compare_digest(proof, self._proof(not self._master)):
+            raise RemoteProtocolError(f"it has another secret: compare the files of {SECRET_KEY}")
+
+    def _proof(self, master: bool) -> bytes:
+        label = b"rmq ha master" if master else b"rmq ha slave"
+        return hmac.digest(self._secret, label + self._nonces[False] + self._nonces[True], hashlib.sha256)
+
+
+Search = Generator[int, bool, "int | None"]
+"""Yields physical offsets; is sent whether the master has the record that we have there."""
+
+
+class Diverged(RmqError):
+    """A slave's log does not go on with its master's; the text says why."""
+
+
+class Expired(RmqError):
+    """The master has deleted what comes after a slave's log; the text has the offsets."""
+
+
+def begin(store: Store, master: MasterLog, log_id: str) -> None:
+    """Whether it makes sense to compare records at all. `log_id` is our log's, empty when it has none.
+
+    Raises Diverged, Expired.
+    """
+    if log_id and master.log_id and log_id != master.log_id:
+        raise Diverged(
+            f"the master's log ({master.log_id}, {master.start} to {master.end}) is another one than ours"
+            f" ({log_id}, {store.min_physical_offset} to {store.max_physical_offset}): it lost its disk, or"
+            " it is not our master"
+        )
+    size = store.config.mapped_file_size_commit_log
+    if master.file_size and master.file_size != size:
+        raise Diverged(
+            f"the master's log files have {master.file_size} bytes, ours {size}: mappedFileSizeCommitLog must"
+            " be the same"
+        )
+    if store.max_physical_offset < master.start:
+        raise Expired(
+            f"our log ends at {store.max_physical_offset}, the master's begins at {master.start}: what is"
+            " between has expired there"
+        )
+
+
+def check_cut(store: Store, master: MasterLog, cut: int, kept: int) -> None:
+    """Whether our log may be cut at `cut`. `kept` is up to where somebody may have been told that messages
+    are stored. Raises Diverged.
+    """
+    if cut < kept:
+        raise Diverged(
+            f"our log, which reaches {store.max_physical_offset}, is the same as the master's, which reaches"
+            f" {master.end}, only up to {cut}, but messages up to {kept} may have been acknowledged"
+        )
+
+
+def find_cut(store: Store, theirs: int) -> Search:
+    """Where our log must end so that the master's, which reaches `theirs`, can follow; None when it can now.
+
+    Logs that differ somewhere differ in all that follows, so the last common record is found by halving.
+    """
+    reach = store.max_physical_offset
+    last = last_record(store, min(reach, theirs))
+    if last is not None and (yield last[0]):
+        return None if reach <= theirs else last[1]
+    cut = low = store.min_physical_offset
+    high = 0 if last is None else last[0]  # where the first record starts that is known to differ
+    while low < high:
+        # Every record that ends at `low` or before is known to be common.
+        limit = (low + high + 1) // 2
+        middle = last_record(store, limit)
+        if middle is None or middle[0] < cut:
+            low = limit
+        elif (yield middle[0]):
+            low, cut = limit, middle[1]
+        else:
+            high = middle[0]
+    return cut
+
+
+def last_record(store: Store, limit: int) -> tuple[int, int] | None:
+    """Start and end of the last record that a queue knows and that ends at or before `limit`."""
+    found = None
+    for topic, queue_id in store.queues():
+        low, high = store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
+        while low < high:
+            middle = (low + high) // 2
+            unit = store.unit(topic, queue_id, middle)
+            if unit is not None and unit[0] + unit[1] <= limit:
+                low = middle + 1
+                if found is None or unit[0] > found[0]:
+                    found = unit[0], unit[0] + unit[1]
+            else:
+                high = middle
+    return found

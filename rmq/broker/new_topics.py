@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from attrs import define, field
 
-from rmq.broker.flow_control import not_written
-from rmq.broker.slices import drain
+from rmq.broker.refusals import not_written
+from rmq.broker.tables import drain
 from rmq.errors import StoreError
 from rmq.message import dlq_topic, retry_topic
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
@@ -21,7 +21,7 @@ from rmq.store.store import Batch
 if TYPE_CHECKING:
     from rmq.broker.acks import Ack
     from rmq.broker.parking import Parking
-    from rmq.broker.table_files import TableFiles
+    from rmq.broker.tables import TableFiles
     from rmq.broker.topics import Topics
     from rmq.broker.waits import Waits
     from rmq.protocol.command import Command

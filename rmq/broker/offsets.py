@@ -1,23 +1,28 @@
 """How far each consumer group is in each queue.
 
-The table is `config/consumerOffset.json`, in RocketMQ's form. A commit changes memory only; the table is
-saved every flushConsumerOffsetInterval and at the end. Its text is made in slices, and is that of the moment
-at which it was begun: a topic's offsets of a group that change meanwhile are copied before. What is lost with
-the process is consumed again, never skipped: an offset above the end of its queue, as a broker that lost the
-end of its log would find, is taken back to that end, since the messages that get those offsets next are new
-ones.
+The table is `config/consumerOffset.json`, in RocketMQ's form: `{"offsetTable":{"topic@group":{0:5,1:7},…}}`.
+A commit changes memory only; the table is saved every flushConsumerOffsetInterval and at the end. What is
+lost with the process is consumed again, never skipped: an offset above the end of its queue, as a broker that
+lost the end of its log would find, is taken back to that end, since the messages that get those offsets next
+are new ones.
+
+Some hundred thousand offsets are usual where there are many groups: the general writer and reader of Java's
+JSON are ten times slower than those here, and neither can pause. The text is made in slices, and is that of
+the moment at which it was begun: a topic's offsets of a group that change meanwhile are copied before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker import offset_text
-from rmq.broker.slices import Slices, drain
+from rmq.broker.tables import Slices, drain
 from rmq.errors import ResponseError, for_code
 from rmq.plugin import account_of
+from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import (
     QueryConsumerOffsetRequestHeader,
@@ -29,6 +34,73 @@ if TYPE_CHECKING:
     from rmq.broker.topics import Topics
     from rmq.protocol.command import Command
     from rmq.store.store import Store
+
+
+SLICE_OFFSETS: Final = 2_000
+"""So many offsets are written or read in one slice, and one topic of one group more."""
+
+_Table = dict[str, dict[int, int]]
+
+_HEAD: Final = re.compile(r'\s*\{\s*"offsetTable"\s*:\s*\{')
+_ENTRY: Final = re.compile(r'\s*"([^"\\]*)"\s*:\s*\{([-0-9:,"\s]*)\}\s*(,?)')
+_TAIL: Final = re.compile(r"\s*\}\s*\}\s*\Z")
+_LONG: Final = 1 << 63
+
+
+def encode_offsets(table: Mapping[str, Mapping[int, int]]) -> Slices[bytes]:
+    """The text of a table. A value may be replaced meanwhile, if the table keeps its keys."""
+    pieces, rows, count = [b'{"offsetTable":{'], list[str](), 0
+    separator = ""
+    for key, queues in table.items():
+        numbers = ",".join([f"{queue_id}:{offset}" for queue_id, offset in queues.items()])
+        rows.append(f"{separator}{encode_basestring(key)}:{{{numbers}}}")
+        separator = ","
+        count += len(queues) + 1
+        if count >= SLICE_OFFSETS:
+            pieces.append("".join(rows).encode("utf-8", "replace"))
+            rows, count = [], 0
+            yield
+    pieces.append(f"{''.join(rows)}}}}}".encode("utf-8", "replace"))
+    return b"".join(pieces)
+
+
+def decode_offsets(data: bytes) -> Slices[_Table]:
+    """The table of a text. One that has more in it than offsets is read at once, by the general reader, which
+    raises RemoteProtocolError."""
+    text = data.decode("utf-8", "replace")
+    head = _HEAD.match(text)
+    at = -1 if head is None else head.end()
+    table: _Table = {}
+    count, more = 0, head is not None
+    while more and (entry := _ENTRY.match(text, at)) is not None:
+        key, numbers, comma = entry.groups()
+        queues = _queues(numbers)
+        if queues is None:
+            break
+        table[key] = queues
+        at, more = entry.end(), bool(comma)
+        count += len(queues) + 1
+        if count >= SLICE_OFFSETS:
+            count = 0
+            yield
+    if head is not None and (not more or at == head.end()) and _TAIL.match(text, at) is not None:
+        return table
+    return ConsumerOffsetSerializeWrapper.from_json(data).offset_table
+
+
+def _queues(text: str) -> dict[int, int] | None:
+    """Queue id -> offset of `0:5,"1":7`; None for what is no such text."""
+    if not text or text.isspace():
+        return {}
+    queues = {}
+    try:
+        for pair in text.replace('"', "").split(","):
+            queue_id, offset = pair.split(":")
+            queues[int(queue_id)] = int(offset)
+    except ValueError:
+        return None
+    return queues if all(-_LONG <= number < _LONG for number in queues.values()) else None
+
 
 NONE: Final = -1
 COPY_FRESH: Final = 1_000
@@ -198,7 +270,7 @@ class Offsets:
         self.dirty = False
         self._kept = dict(self._table)
         try:
-            text = yield from offset_text.encode(self._kept)
+            text = yield from encode_offsets(self._kept)
         finally:
             self._kept = {}
         self._last_text = text if len(self._table) > COPY_FRESH else b""
@@ -211,25 +283,25 @@ class Offsets:
 
     def to_json(self) -> bytes:
         """The text of consumerOffset.json, made at once."""
-        return drain(offset_text.encode(self._table))
+        return drain(encode_offsets(self._table))
 
     def load(self, data: bytes | None) -> None:
         """Take a saved table, None when there is none, after the store's load. Raises RemoteProtocolError."""
         if data is None:
             return
-        self._table, self._topics_of = drain(offset_text.decode(data)), None
+        self._table, self._topics_of = drain(decode_offsets(data)), None
         if not self.slave:
             self._check_ends()
 
     def copying(self, data: bytes) -> Slices[bool]:
         """Take the master's table; whether it differs. Raises RemoteProtocolError."""
-        table = yield from offset_text.decode(data)
+        table = yield from decode_offsets(data)
         changed = len(table) != len(self._table)
         for count, (key, queues) in enumerate(table.items()):
             if changed or self._table.get(key) != queues:
                 changed = True
                 break
-            if count % offset_text.SLICE_OFFSETS == offset_text.SLICE_OFFSETS - 1:
+            if count % SLICE_OFFSETS == SLICE_OFFSETS - 1:
                 yield
         self._table, self._topics_of = table, None
         self.dirty |= changed

@@ -2,7 +2,8 @@
 
 A pull that finds nothing and may wait becomes a row of Waits. When its queue grows it is tried again from
 the top, so that a group disabled meanwhile is refused; messages that its filter refuses only move its offset
-on.
+on. A pull whose offset is out of range is told the right one, and an OffsetMovedEvent is stored for
+RocketMQ's monitoring.
 """
 
 from __future__ import annotations
@@ -24,8 +25,16 @@ from rmq.broker.filter import (
 from rmq.broker.topics import unknown_topic
 from rmq.broker.waits import HeldPull, Waits
 from rmq.errors import ResponseError, for_code
-from rmq.message import RETRY_PREFIX
+from rmq.message import (
+    OFFSET_MOVED_EVENT,
+    PROPERTY_DELAY_LEVEL,
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    RETRY_PREFIX,
+    tags_code,
+)
 from rmq.plugin import account_of
+from rmq.protocol import json
 from rmq.protocol.codes import (
     MASTER_ID,
     PERM_READ,
@@ -37,11 +46,13 @@ from rmq.protocol.codes import (
 )
 from rmq.protocol.frames import encode_pull_reply_head
 from rmq.protocol.headers import PullMessageRequestHeader
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.filter_table import Filter
+    from rmq.broker.filter import Filter
     from rmq.broker.tables import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig
     from rmq.protocol.command import Command
@@ -49,6 +60,7 @@ if TYPE_CHECKING:
     from rmq.store.config import StoreConfig
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
+
 
 _CODES: Final = {
     "FOUND": int(ResponseCode.SUCCESS),
@@ -419,3 +431,27 @@ def _code(status: str, offset: int) -> int:
 
 def _forbidden(remark: str) -> ResponseError:
     return for_code(ResponseCode.NO_PERMISSION, remark)
+
+
+def offset_moved_event(
+    header: PullMessageRequestHeader, next_offset: int, broker_name: str, *, now_ms: int, host: bytes
+) -> Record:
+    """The record for a pull that is sent on to `next_offset`; `host` is the broker's address in records."""
+    group = header.consumer_group
+    event = {
+        "consumerGroup": group,
+        "messageQueue": {"brokerName": broker_name, "queueId": header.queue_id, "topic": header.topic},
+        "offsetNew": next_offset,
+        "offsetRequest": header.queue_offset,
+    }
+    properties = {PROPERTY_TAGS: group, PROPERTY_KEYS: group, PROPERTY_DELAY_LEVEL: "0"}
+    return Record(
+        OFFSET_MOVED_EVENT,
+        0,
+        json.dumps(event),
+        encode_properties(properties),
+        born_timestamp=now_ms,
+        born_host=host,
+        tags_code=tags_code(group),
+        keys=(group,),
+    )

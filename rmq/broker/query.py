@@ -27,7 +27,7 @@ from rmq.protocol.headers import (
 
 if TYPE_CHECKING:
     from rmq.broker.clients import Clients
-    from rmq.broker.filter_table import FilterTable
+    from rmq.broker.filter import FilterTable
     from rmq.protocol.command import Command
     from rmq.store.store import Lookup, Store
 

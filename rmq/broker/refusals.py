@@ -1,25 +1,110 @@
-"""The answers to requests that failed."""
+"""Refusals: whether messages are taken now, and how requests that fail are answered.
+
+RocketMQ's fast failure: a send that would wait too long is refused at once with a code that makes its
+producer wait or go to another broker. A refusal is (response code, remark).
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.flow_control import not_written
-from rmq.errors import RemoteProtocolError, ResponseError, StoreError, for_code
+from rmq.errors import DiskFull, RemoteProtocolError, ResponseError, StoreError, for_code
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import check_body
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.waits import Waits
     from rmq.plugin import Hooks
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
 
-SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+
+Refusal = tuple[int, str]
+
+BUSY_SECONDS_MAX: Final = 1.0
+"""How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
+"""
+
+_SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+_BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 
 log = logging.getLogger("rmq.broker")
+
+
+def unavailable(reason: str) -> Refusal:
+    """The refusal after which a producer tries another broker."""
+    return int(ResponseCode.SERVICE_NOT_AVAILABLE), f"service not available now: {reason}"
+
+
+def not_written(error: StoreError) -> Refusal:
+    """What the senders of a failed write are told."""
+    return unavailable(f"the disk is full: {error}" if isinstance(error, DiskFull) else str(error))
+
+
+class FlowControl:
+    """`clock` is in seconds; `config` may be replaced."""
+
+    def __init__(self, config: BrokerConfig, store: Store, waits: Waits, clock: Callable[[], float]) -> None:
+        self.config = config
+        self._store = store
+        self._waits = waits
+        self._clock = clock
+        self._closed: Refusal | None = None
+        self._busy_until = 0.0
+        self._busy_ms = 0.0
+        if store.config.broker_role is BrokerRole.SLAVE:
+            self.close("this broker is a slave; send to its master")
+
+    def close(self, reason: str) -> None:
+        """Refuse messages from now on, so that their producers go elsewhere."""
+        self._closed = unavailable(reason)
+
+    def wrote(self, seconds: float) -> None:
+        """A write took so long: after a slow one sends are refused for a while."""
+        if seconds * 1000 > self._store.config.os_page_cache_busy_time_out_mills:
+            log.warning("a write took %.0f ms", seconds * 1000)
+            self._busy_until = self._clock() + min(seconds, BUSY_SECONDS_MAX)
+            self._busy_ms = seconds * 1000
+
+    def refusal(self, now_ms: int) -> Refusal | None:
+        """Why no message is taken now; None when all is well."""
+        if self._closed is not None:
+            return self._closed
+        disk = self._store.disk_state()
+        if not disk.writable:
+            return unavailable(disk.reason)
+        config = self.config
+        if now_ms < config.start_accept_send_request_time_stamp:
+            since = config.start_accept_send_request_time_stamp
+            return _SYSTEM_ERROR, f"broker unable to service, until {since}"
+        return self._why_busy() if config.broker_fast_failure_enable else None
+
+    def _why_busy(self) -> Refusal | None:
+        waits = self._waits
+        parked = waits.flush.acks + waits.replicas.acks + waits.for_topics
+        capacity = self.config.send_thread_pool_queue_capacity
+        if parked >= capacity:
+            return _BUSY, (
+                f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
+                f"sendThreadPoolQueueCapacity is {capacity}"
+            )
+        if self._busy_until and self._clock() < self._busy_until:
+            limit = self._store.config.os_page_cache_busy_time_out_mills
+            return _BUSY, (
+                f"[PCBUSY_CLEAN_QUEUE]broker busy, start flow control for a while: the last write took "
+                f"{self._busy_ms:.0f} ms, osPageCacheBusyTimeOutMills is {limit}"
+            )
+        return None
+
+
+SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 
 
 def unsupported(request: Command) -> ResponseError:

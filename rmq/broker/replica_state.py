@@ -2,6 +2,11 @@
 
 `config/replication.json` is ours, RocketMQ does not look at it. A log has an id from the moment that the
 first of our slaves asks for it; slaves inherit it with the log.
+
+With the log a master tells its slaves how far delayed messages, any-time messages and transactions are,
+behind all the records that this is about: a slave that becomes master delivers what is due from where its log
+says, neither twice nor not at all. RocketMQ's slaves copy such offsets by themselves, so theirs may be ahead
+of the log.
 """
 
 from __future__ import annotations
@@ -11,7 +16,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.ha import MasterLog
+from rmq.broker.transaction import TRANSACTION_GROUP
 from rmq.errors import RemoteProtocolError, StoreError
+from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import RequestCode
 from rmq.store.config import BrokerRole, FlushDiskType
@@ -21,6 +28,10 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
     Handler = Callable[[Command, Any, int], Command | None]
+    from rmq.broker.offsets import Offsets
+    from rmq.broker.schedule import Schedule
+    from rmq.broker.timer import Timers
+
 
 LOG_ID_FIELD: Final = "rmqLogId"
 """Header field of the answers that slaves copy: whose tables they are. RocketMQ does not look at it."""
@@ -88,7 +99,7 @@ class ReplicaState:
         self._store.save_config(FILE, self.to_json())
 
     def rows(self) -> dict[str, str]:
-        """Rows of the runtime figures."""
+        """Rows of the runtime metrics."""
         rows = {}
         if self._store.config.broker_role is BrokerRole.SLAVE:
             state = "following" if self.linked else "not connected"
@@ -186,3 +197,46 @@ class ReplicaState:
             return response.with_ext({**response.ext, LOG_ID_FIELD: self.log_id})
 
         return answer
+
+
+_TRANSACTION_TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+
+
+class DeliveryProgress:
+    """Reads it from a master's parts, and hands it to a slave's."""
+
+    def __init__(self, schedule: Schedule, timers: Timers, offsets: Offsets) -> None:
+        self._schedule = schedule
+        self._timers = timers
+        self._offsets = offsets
+        self._transactions: dict[str, int] = {}  # a slave's: as told last
+
+    def now(self) -> dict[str, Any]:
+        """It, as it is true of the log up to its present end."""
+        told: dict[str, Any] = {"delay": {str(level): at for level, at in self._schedule.progress.items()}}
+        if timers := self._timers.progress():
+            told["timer"] = timers
+        told["transactions"] = {
+            topic: max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) for topic in _TRANSACTION_TOPICS
+        }
+        return told
+
+    def take(self, told: Mapping[str, Any]) -> None:
+        """Have it as the master says. Raises RemoteProtocolError."""
+        try:
+            delay = {int(level): int(offset) for level, offset in told.get("delay", {}).items()}
+            timer = {str(name): int(value) for name, value in told.get("timer", {}).items()}
+            transactions = {str(topic): int(at) for topic, at in told.get("transactions", {}).items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise RemoteProtocolError(f"the master's progress cannot be read: {error!r}") from None
+        self._schedule.follow(delay)
+        if timer:
+            self._timers.follow(timer)
+        self._transactions = {topic: at for topic, at in transactions.items() if topic in _TRANSACTION_TOPICS}
+        self.keep()
+
+    def keep(self) -> None:
+        """The table of offsets was copied, with where the master is now: have what was told instead."""
+        for topic, offset in self._transactions.items():
+            if max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) != offset:
+                self._offsets.put(TRANSACTION_GROUP, topic, {0: offset})

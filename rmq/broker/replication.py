@@ -7,7 +7,7 @@
 
 The protocol is in `rmq.broker.ha`; here bytes are moved and errors are logged. The error of a link ends that
 link. A slave that cannot write tries again; a slave whose log differs from its master's looks for the last
-record that both have, by asking for single records, and does what `rmq.broker.alignment` allows.
+record that both have, by asking for single records, and does what `rmq.broker.ha` allows.
 """
 
 from __future__ import annotations
@@ -21,20 +21,30 @@ from typing import Any, NoReturn, TypeVar
 import trio
 from attrs import field, frozen
 
-from rmq.broker.alignment import Diverged, Expired, Search, begin, check_cut, find_cut
 from rmq.broker.broker import Broker
 from rmq.broker.ha import (
     FRAME,
+    GREETING_BYTES,
     HELLO,
+    MAGIC,
+    NONCE_BYTES,
     NOTE,
+    PROOF_BYTES,
+    SECRET_KEY,
+    Challenge,
+    Diverged,
+    Expired,
     MasterLog,
     MasterSession,
+    Search,
     SlaveSession,
+    begin,
+    check_cut,
     decode_note,
+    find_cut,
     fingerprint,
     question,
 )
-from rmq.broker.ha_auth import GREETING_BYTES, MAGIC, NONCE_BYTES, PROOF_BYTES, SECRET_KEY, Challenge
 from rmq.broker.replica_state import LOG_ID_FIELD
 from rmq.errors import (
     ConfigError,
@@ -413,7 +423,7 @@ class Follower:
         return ours is not None and self._checked(answer).body == bytes(ours)
 
     async def _runtime_log(self) -> MasterLog:
-        """What a RocketMQ master's figures say of its log."""
+        """What a RocketMQ master's metrics say of its log."""
         answer = await self._ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         table = KVTable.from_json(answer.body).table
         try:

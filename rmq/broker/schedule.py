@@ -59,8 +59,8 @@ class Schedule:
         """Level -> the queue offset that is delivered next."""
         return dict(self._next)
 
-    def figures(self) -> dict[str, str]:
-        """The rows of the runtime figures: how far each level is, and where it ends."""
+    def metrics(self) -> dict[str, str]:
+        """The rows of the runtime metrics: how far each level is, and where it ends."""
         return {
             f"scheduleMessageOffset_{level}": f"{offset},{self._store.max_offset(SCHEDULE_TOPIC, level - 1)}"
             for level, offset in self._next.items()

@@ -45,7 +45,7 @@ from rmq.broker.alarm import Alarm
 from rmq.broker.broker import Broker
 from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.flusher import Flusher
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.broker.replication import Follower, Guard, serve_slaves
 from rmq.config import parse_addresses
 from rmq.errors import (

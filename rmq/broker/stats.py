@@ -2,7 +2,7 @@
 
 Counting is a dictionary look-up and three additions, once for each topic or pull of a chunk; it knows no
 clock. `step(now)` samples every counter: each 10 s for the window of a minute, each 10 minutes for the
-hour, each hour for the day, which are RocketMQ's windows. The figures of the whole broker are sampled with
+hour, each hour for the day, which are RocketMQ's windows. The metrics of the whole broker are sampled with
 them; their rates are also taken against the present moment, so they do not stand still between two samples.
 """
 
@@ -284,7 +284,7 @@ class Stats:
         return 0.0 if windows is None else windows[0].tps
 
     def runtime(self, now: int) -> dict[str, str]:
-        """The figures of GET_BROKER_RUNTIME_INFO that come from here, under RocketMQ's names."""
+        """The metrics of GET_BROKER_RUNTIME_INFO that come from here, under RocketMQ's names."""
         put = self._all_put
         return {
             "bootTimestamp": str(self.boot_ms),

@@ -1,15 +1,234 @@
-"""What a broker knows beside its messages, as one value for the parts that answer requests from it."""
+"""The tables that a broker keeps as JSON in config/ of its store: how they are read, written and copied.
+
+topics and subscriptionGroup are written at once, by the tables themselves, when a client is told of the
+change; what was made on first use, and the other tables, from time to time, and at the end. Texts are made in
+the loop, in slices where they are long, and written in threads; an older text never follows a newer one.
+
+A slice is a ms or two of long work: a generator yields after each, so that the loop serves others in between
+(`rmq.remoting.tasks.in_slices`); what it returns is the result.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sized
+from functools import partial
+from itertools import count
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
 from attrs import frozen
 
-from rmq.broker.clients import Clients
-from rmq.broker.filter_table import FilterTable
-from rmq.broker.groups import Groups
-from rmq.broker.offsets import Offsets
-from rmq.broker.stats import Stats
-from rmq.broker.topics import Topics
+from rmq.protocol.fields import Body
+
+if TYPE_CHECKING:
+    from rmq.broker.clients import Clients
+    from rmq.broker.filter import FilterTable
+    from rmq.broker.groups import Groups
+    from rmq.broker.offsets import Offsets
+    from rmq.broker.stats import Stats
+    from rmq.broker.topics import Topics
+    from rmq.store.store import Store
+
+
+T = TypeVar("T")
+Slices = Generator[None, None, T]
+
+
+def drain(work: Slices[T]) -> T:
+    """Do all of it now."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+
+class Quota:
+    """Names that were made on first use since the start, and by which account. Nobody's are not counted."""
+
+    def __init__(self) -> None:
+        self._makers: dict[str, str] = {}
+        self._counts: Counter[str] = Counter()
+
+    def made(self, name: str, account: str) -> None:
+        """An account has had this made."""
+        if account:
+            self._makers[name] = account
+            self._counts[account] += 1
+
+    def gone(self, name: str) -> None:
+        """It is there no more, or is an administrator's now."""
+        account = self._makers.pop(name, None)
+        if account is not None:
+            self._counts[account] -= 1
+            if not self._counts[account]:
+                del self._counts[account]
+
+    def count(self, account: str) -> int:
+        """How many of them an account has."""
+        return self._counts.get(account, 0)
+
+
+SLICE_ROWS: Final = 50
+
+
+def encode_table(empty: Body, name: str, rows: Mapping[str, Body]) -> Slices[bytes]:
+    """`empty` as text, with `rows` in its map `name`; no row changes meanwhile, rows may come and go."""
+    head, tail = empty.to_json().split(f'"{name}":{{}}'.encode())
+    pieces = [head, f'"{name}":{{'.encode()]
+    for number, (key, row) in enumerate(list(rows.items())):
+        pieces += (b"," if number else b"", encode_basestring(key).encode("utf-8", "replace"), b":")
+        pieces.append(row.to_json())
+        if number % SLICE_ROWS == SLICE_ROWS - 1:
+            yield
+    return b"".join((*pieces, b"}", tail))
+
+
+class Table(Protocol):
+    """What is in one file."""
+
+    def load(self, data: bytes | None) -> None:
+        """Take what was in the file; None when there was none. Raises RemoteProtocolError."""
+
+    def to_json(self) -> bytes:
+        """The text of the file."""
+
+
+class Made(Table, Protocol):
+    """A table that administrators change, which it saves itself at once, and that gets rows on first use."""
+
+    @property
+    def unsaved(self) -> Sized | bool:
+        """Whether rows were made that are not saved."""
+
+    @property
+    def made(self) -> int:
+        """How many rows were made."""
+
+    def saved(self, made: int) -> None:
+        """A text that was begun when `made` was so has been saved."""
+
+    def text(self) -> Slices[bytes]:
+        """The text of the file as the table is now."""
+
+
+class Marked(Table, Protocol):
+    """A table that is asked for its text; `to_json` takes the mark away."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether it has changed since."""
+
+
+class Sliced(Table, Protocol):
+    """A large table, whose text is made in slices."""
+
+    @property
+    def dirty(self) -> bool:
+        """Whether it has changed since `text` was called."""
+
+    def text(self) -> Slices[bytes]:
+        """The text of the file; takes the mark away."""
+
+
+class Copied(Table, Protocol):
+    """A large table, which a slave reads in slices."""
+
+    def copying(self, data: bytes) -> Slices[bool]:
+        """Take the master's text; whether it differs. Raises RemoteProtocolError."""
+
+
+class TableFiles:
+    """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
+    their files; put them into `made`, `marked` or `sliced`, and those
+    that are read in slices into `copied` too."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._changed: dict[str, bytes] = {}
+        self._lock = threading.Lock()
+        self._stamps = count(1)
+        self._written: dict[str, int] = {}  # name -> stamp of the text in the file
+        self.made: dict[str, Made] = {}
+        self.marked: dict[str, Marked] = {}
+        self.sliced: dict[str, Sliced] = {}
+        self.copied: dict[str, Copied] = {}
+
+    def load(self) -> None:
+        """Read all tables. Raises StoreError, RemoteProtocolError."""
+        for name, table in (*self.made.items(), *self.marked.items(), *self.sliced.items()):
+            table.load(self._store.config_text(name))
+
+    def save_later(self, name: str, data: bytes) -> None:
+        """Have this text among the next `changed`."""
+        self._changed[name] = data
+
+    def save(self, name: str, data: bytes) -> None:
+        """Replace a file now. Raises StoreError."""
+        self._write(name, data, next(self._stamps))
+
+    def saving(self, name: str) -> Slices[Callable[[], None]]:
+        """Make the text of a table in `made`; returns what writes it, in a thread. That raises StoreError."""
+        stamp = next(self._stamps)
+        data = yield from self.made[name].text()
+        return partial(self._write, name, data, stamp)
+
+    def unsaved(self) -> dict[str, bytes]:
+        """The texts of the tables in `made` that rows were made in, by name; they count as saved then."""
+        texts = {}
+        for name, table in self.made.items():
+            if table.unsaved:
+                texts[name] = table.to_json()
+                table.saved(table.made)
+        return texts
+
+    def _write(self, name: str, data: bytes, stamp: int) -> None:
+        with self._lock:
+            if stamp > self._written.get(name, 0):
+                self._store.save_config(name, data)
+                self._written[name] = stamp
+
+    def changed(self) -> Slices[dict[str, bytes]]:
+        """The texts of the files of the other tables to be written, by name: `store.save_configs` does it,
+        in any thread."""
+        for name, sliced in self.sliced.items():
+            if sliced.dirty:
+                self._changed[name] = yield from sliced.text()
+        for name, marked in self.marked.items():
+            if marked.dirty:
+                self._changed[name] = marked.to_json()
+        changed, self._changed = self._changed, {}
+        return changed
+
+    def not_saved(self, changed: dict[str, bytes]) -> None:
+        """These could not be written: give them again next time, unless there is something newer."""
+        self._changed = {**changed, **self._changed}
+
+    def copy(self, name: str, data: bytes) -> bool:
+        """Take the master's text of a table; whether it differs. Raises RemoteProtocolError, StoreError."""
+        return drain(self.copying(name, data))
+
+    def copying(self, name: str, data: bytes) -> Slices[bool]:
+        """As `copy`, in slices."""
+        copied = self.copied.get(name)
+        if copied is not None:
+            return (yield from copied.copying(data))
+        made = self.made.get(name)
+        if made is not None:
+            before = yield from made.text()
+            made.load(data)
+            after = yield from made.text()
+        else:
+            table = self.marked[name]
+            before = table.to_json()
+            table.load(data)
+            after = table.to_json()
+        if after != before:
+            self.save_later(name, after)
+        return after != before
 
 
 @frozen

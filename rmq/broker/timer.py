@@ -1,10 +1,11 @@
 """Messages with a delivery time of their own, up to 40 days ahead, and their recall.
 
 RocketMQ 4.9 knows 18 fixed delays; the properties that name any time (TIMER_DELIVER_MS, TIMER_DELAY_MS,
-TIMER_DELAY_SEC) and the recall handle are 5.x's. Such a message lies in the topic rmq_sys_wheel_timer, queue
-0, with its real place in REAL_TOPIC and REAL_QID and its time in TIMER_OUT_MS, which is also the tags code of
-its queue unit: the pending ones are found again at start by reading units only. A recall is a record of the
-same time that names the message; both come up together and cancel out.
+TIMER_DELAY_SEC) and the recall handle, which their producer is given, are 5.x's. Such a message lies in the
+topic rmq_sys_wheel_timer, queue 0, with its real place in REAL_TOPIC and REAL_QID and its time in
+TIMER_OUT_MS, which is also the tags code of its queue unit: the pending ones are found again at start by
+reading units only. A recall is a record of the same time that names the message; both come up together and
+cancel out.
 
 All that is due at one time is a group. Very many may be due at midnight, so a step does a little of it: first
 the records of the group are looked through for recalls, then they are delivered, in the order in which they
@@ -28,7 +29,15 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from rmq.errors import CorruptRecord, LocalProtocolError, StoreError, for_code
+from rmq.broker.topics import unknown_topic
+from rmq.errors import (
+    CorruptRecord,
+    LocalProtocolError,
+    RemoteProtocolError,
+    ResponseError,
+    StoreError,
+    for_code,
+)
 from rmq.message import (
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
@@ -37,8 +46,8 @@ from rmq.message import (
     StoredMessage,
 )
 from rmq.protocol import json
-from rmq.protocol.codes import ILLEGAL_OPERATION, ResponseCode
-from rmq.protocol.headers import RecallHandle
+from rmq.protocol.codes import ILLEGAL_OPERATION, RECALL_MESSAGE, ResponseCode
+from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader
 from rmq.protocol.properties import (
     PROPERTY_DELAY_MS,
     PROPERTY_DELAY_SEC,
@@ -49,7 +58,12 @@ from rmq.protocol.record import Record, decode_record, record_of, record_propert
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.topics import Topics
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
     from rmq.store.store import Store
+
 
 PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"
 PROPERTY_RECALLED: Final = "TIMER_DEL_UNIQKEY"
@@ -390,3 +404,52 @@ def _may_recall(data: memoryview) -> bool:
 def _key(topic: str, unique_key: str) -> bytes:
     """What names a message to be recalled, short however long its key is."""
     return blake2b(f"{topic}+{unique_key}".encode(), digest_size=16).digest()
+
+
+Put = Callable[["Command", Record, dict[str, str]], None]
+
+
+class Recall:
+    """Handles RECALL_MESSAGE (370) of 5.x.
+
+    `put(request, record, header)` stores a record and acknowledges the request with these header fields.
+    """
+
+    def __init__(
+        self, config: BrokerConfig, *, timers: Timers, topics: Topics, store_host: bytes, put: Put
+    ) -> None:
+        self.config = config
+        self._timers = timers
+        self._topics = topics
+        self._store_host = store_host
+        self._put = put
+
+    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+        """What this part answers."""
+        return {RECALL_MESSAGE: self._on_recall}
+
+    def _on_recall(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(RecallMessageRequestHeader)
+        if self._topics.get(header.topic) is None:
+            raise unknown_topic(header.topic)
+        handle = self._handle(header)
+        record = self._timers.recall(handle, self._store_host, now)
+        self._put(request, record, {"msgId": handle.unique_key})
+
+    def _handle(self, header: RecallMessageRequestHeader) -> RecallHandle:
+        try:
+            handle = RecallHandle.parse(header.recall_handle)
+        except RemoteProtocolError as error:
+            raise _refused(str(error)) from None
+        if handle.topic != header.topic:
+            raise _refused("recall failed, topic not match")
+        if handle.broker_name != self.config.broker_name:
+            raise _refused(
+                f"recall failed, the message is at broker {handle.broker_name}, this is "
+                f"{self.config.broker_name}"
+            )
+        return handle
+
+
+def _refused(remark: str) -> ResponseError:
+    return for_code(ILLEGAL_OPERATION, remark)

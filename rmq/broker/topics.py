@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from rmq.broker import table_text
-from rmq.broker.quota import Quota
-from rmq.broker.slices import Slices
+from rmq.broker.tables import Quota, Slices, encode_table
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -230,7 +228,7 @@ class Topics:
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""
         empty = TopicConfigSerializeWrapper({}, self.data_version)
-        return table_text.encode(empty, "topicConfigTable", dict(self.table))
+        return encode_table(empty, "topicConfigTable", dict(self.table))
 
     def to_json(self) -> bytes:
         """The text of topics.json, which is also the body that a slave copies."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import alignment, replication
+from rmq.broker import ha, replication
 from rmq.broker.ha import REPORT, MasterSession, SlaveSession
 from rmq.broker.parking import Parking
 from rmq.broker.timer import Timers
@@ -124,7 +124,7 @@ def rejoin() -> None:
         ours, theirs = slave.read(physical_offset), master.read(physical_offset)
         return ours is not None and theirs is not None and bytes(ours) == bytes(theirs)
 
-    search, cut = alignment.find_cut(slave, master.max_physical_offset), None
+    search, cut = ha.find_cut(slave, master.max_physical_offset), None
     try:
         offset = next(search)
         while True:
@@ -264,7 +264,7 @@ def no_truncation_at_rejoin(patch: pytest.MonkeyPatch) -> None:
     def find_cut(*args: Any) -> Iterator[int]:
         yield from ()
 
-    patch.setattr(alignment, "find_cut", find_cut)
+    patch.setattr(ha, "find_cut", find_cut)
 
 
 def part_of_a_record_kept_at_rejoin(patch: pytest.MonkeyPatch) -> None:

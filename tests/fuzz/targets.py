@@ -20,9 +20,8 @@ import trio
 from rmq_acl import AclPlugin, plainfile
 from trio.testing import MockClock
 
-from rmq.broker.ha import FRAME, REPORT, MasterSession, SlaveSession, encode_note
-from rmq.broker.ha_auth import Challenge
-from rmq.broker.host import PluginHost
+from rmq.broker.ha import FRAME, REPORT, Challenge, MasterSession, SlaveSession, encode_note
+from rmq.broker.plugin_host import PluginHost
 from rmq.broker.sql import compile_sql
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.plugin import hooks_of

@@ -11,7 +11,7 @@ import pytest
 from rmq_acl import AclPlugin
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.config import java_key, properties_text
 from rmq.errors import CorruptRecord, RmqError
 from rmq.message import parse_offset_message_id

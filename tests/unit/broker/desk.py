@@ -13,7 +13,7 @@ from attrs import define, field
 from rmq.broker.admin import Admin
 from rmq.broker.clients import Clients
 from rmq.broker.config import BrokerConfig
-from rmq.broker.filter_table import FilterTable
+from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
 from rmq.broker.offsets import Offsets

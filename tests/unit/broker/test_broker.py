@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rmq.broker import registration as registration_module
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.errors import ResponseError, StoreError
 from rmq.message import Message
 from rmq.plugin import AccessDenied, Hooks, Plugin, PulledEvent, StoredEvent, hooks_of

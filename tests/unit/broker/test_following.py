@@ -17,9 +17,8 @@ from attrs import define, field
 from trio.testing import MockClock
 
 from rmq.broker import service
-from rmq.broker.alignment import Diverged
 from rmq.broker.config import BrokerConfig
-from rmq.broker.ha import MasterLog
+from rmq.broker.ha import Diverged, MasterLog
 from rmq.broker.replication import Follower, Guard
 from rmq.errors import RemoteProtocolError, ResponseError
 from rmq.namesrv import service as namesrv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.message import offset_message_id
 from rmq.protocol.bodies import ConsumerData, HeartbeatData
 from rmq.protocol.codes import RequestCode, ResponseCode

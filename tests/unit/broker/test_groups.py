@@ -9,7 +9,7 @@ import pytest
 
 from rmq.broker.config import BrokerConfig
 from rmq.broker.groups import SYSTEM_GROUPS
-from rmq.broker.slices import drain
+from rmq.broker.tables import drain
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.bodies import SubscriptionGroupWrapper

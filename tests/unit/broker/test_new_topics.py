@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rmq.broker.slices import drain
+from rmq.broker.tables import drain
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import RequestCode, ResponseCode

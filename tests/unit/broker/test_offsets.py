@@ -13,8 +13,8 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.broker import offset_text
-from rmq.broker.slices import drain
+from rmq.broker.offsets import decode_offsets, encode_offsets
+from rmq.broker.tables import drain
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import json
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
@@ -137,7 +137,7 @@ def test_saved_only_when_changed() -> None:
 def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_begun(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rmq.broker.offset_text.SLICE_OFFSETS", 2)
+    monkeypatch.setattr("rmq.broker.offsets.SLICE_OFFSETS", 2)
     desk = filled(9)
     for group in "abcdef":
         desk.offsets.commit(group, "T", 0, 3)
@@ -163,7 +163,7 @@ def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_be
 def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("rmq.broker.offset_text.SLICE_OFFSETS", 2)
+    monkeypatch.setattr("rmq.broker.offsets.SLICE_OFFSETS", 2)
     desk = Desk()
     desk.offsets.slave = True
     text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
@@ -198,9 +198,9 @@ tables = st.dictionaries(
 
 @given(tables)
 def test_any_table_survives_its_text(table: dict[str, dict[int, int]]) -> None:
-    text = drain(offset_text.encode(table))
+    text = drain(encode_offsets(table))
     assert text == json.dumps_java({"offsetTable": table})
-    assert drain(offset_text.decode(text)) == ConsumerOffsetSerializeWrapper.from_json(text).offset_table
+    assert drain(decode_offsets(text)) == ConsumerOffsetSerializeWrapper.from_json(text).offset_table
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_any_text_is_read_as_the_general_reader_does(text: bytes) -> None:
             return RemoteProtocolError
 
     general = outcome(lambda: ConsumerOffsetSerializeWrapper.from_json(text).offset_table)
-    assert outcome(lambda: drain(offset_text.decode(text))) == general
+    assert outcome(lambda: drain(decode_offsets(text))) == general
 
 
 def test_a_log_that_lost_its_end_takes_the_saved_offsets_back(caplog: pytest.LogCaptureFixture) -> None:

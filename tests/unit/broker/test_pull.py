@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.members import VERSION_AHEAD_MS
+from rmq.broker.filter import VERSION_AHEAD_MS
 from rmq.broker.waits import TRIES_OF_A_QUEUE
 from rmq.message import tags_code
 from rmq.plugin import ACCOUNT

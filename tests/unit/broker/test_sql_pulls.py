@@ -11,11 +11,9 @@ import pytest
 from attrs import evolve
 
 from rmq.broker import filter as filter_module
-from rmq.broker import filter_table
 from rmq.broker import pull as pull_module
-from rmq.broker.filter import record_properties
-from rmq.broker.filter_table import DEAD_BEFORE_MS
-from rmq.broker.slices import drain
+from rmq.broker.filter import DEAD_BEFORE_MS, record_properties
+from rmq.broker.tables import drain
 from rmq.errors import CorruptRecord
 from rmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -226,7 +224,7 @@ def test_the_file_has_javas_shape_and_bloom_data(golden: Path) -> None:
 def test_the_text_is_made_in_slices_and_what_changes_meanwhile_is_saved_the_next_time(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filter_table, "SLICE_ROWS", 2)
+    monkeypatch.setattr(filter_module, "SLICE_ROWS", 2)
     filters = rig.broker.filters
     for number in range(6):
         filters.register(f"g{number}", [sql(f"a > {number}", topic=f"T{number % 2}")])
@@ -358,7 +356,7 @@ def test_nothing_is_compiled_while_filters_are_off(monkeypatch: pytest.MonkeyPat
 
 
 def test_filters_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:
-    monkeypatch.setattr(filter_table, "FILTERS_MAX", 3)
+    monkeypatch.setattr(filter_module, "FILTERS_MAX", 3)
     announce(rig, *(sql("n > 2", topic=f"T{number}") for number in range(9)))
     assert len(saved(rig) or ()) == 3
     rig.broker.closed(rig.wire)  # type: ignore[arg-type]

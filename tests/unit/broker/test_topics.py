@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.slices import drain
+from rmq.broker.tables import drain
 from rmq.broker.topics import Topics, check_name
 from rmq.errors import DiskFull, ResponseError
 from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper

@@ -120,7 +120,7 @@ def test_large_bodies_are_refused_by_their_header(rig: Rig) -> None:
 def test_a_large_response_is_taken_when_somebody_waits_for_it(rig: Rig) -> None:
     request = Command.request(RequestCode.GET_CONSUMER_RUNNING_INFO)
     assert refusal(rig, request.reply(), 2 << 20) is not None
-    rig.broker.relay.call(rig.wire, request, 3, lambda answer: None, Wire())  # type: ignore[arg-type]
+    rig.broker.pending_requests.call(rig.wire, request, 3, lambda answer: None, Wire())  # type: ignore[arg-type]
     assert refusal(rig, request.reply(), 2 << 20) is None
     other = Wire("10.0.0.8:1")
     assert rig.broker.admits(request.reply(), 2 << 20, other) is not None  # type: ignore[arg-type]

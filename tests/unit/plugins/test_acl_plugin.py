@@ -16,7 +16,7 @@ from rmq_acl import POLL_SECONDS, AclPlugin
 from rmq_acl.audit import LINES_MAX, Audit
 from rmq_acl.plainfile import AclFileError
 
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.errors import AccessDenied, ConfigError
 from rmq.loglimit import LogLimit
 from rmq.namesrv.config import NamesrvConfig

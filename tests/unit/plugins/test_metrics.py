@@ -20,7 +20,7 @@ from rmq_metrics.text import Exposition
 
 from rmq.broker import service
 from rmq.broker.config import BrokerConfig
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.errors import AccessDenied, ConfigError
 from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.plugin import Host, hooks_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.plugin import hooks_of
 from tests.unit.broker.rig import Rig, send
 

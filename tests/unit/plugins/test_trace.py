@@ -9,7 +9,7 @@ import pytest
 import trio
 from rmq_trace import PAUSE_SECONDS, ROWS_OF_A_MESSAGE, TracePlugin
 
-from rmq.broker.host import PluginHost
+from rmq.broker.plugin_host import PluginHost
 from rmq.errors import DiskFull
 from rmq.plugin import hooks_of
 from rmq.protocol.trace import TraceContext, TraceType, decode

@@ -1,22 +1,24 @@
-"""The broker's figures, read from its tables when somebody looks; only durations are counted at once."""
+"""The broker's metrics: durations are counted when they happen, the others read from tables on demand."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from attrs import Factory, define
+
 from rmq.message import SCHEDULE_TOPIC
-from rmq.metrics import Kind, Metric, connection_metrics, single
+from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
-    from rmq.broker.timings import Timings
+
 
 Row = tuple[tuple[str, ...], float]
 
 
-def figures_of(broker: Broker) -> Iterator[Metric]:
-    """All figures of a broker. Costs a look-up for each queue and each offset of a group."""
+def metrics_of(broker: Broker) -> Iterator[Metric]:
+    """All metrics of a broker. Costs a look-up for each queue and each offset of a group."""
     yield from _traffic(broker)
     yield from _queues(broker)
     yield from _store(broker)
@@ -27,7 +29,7 @@ def figures_of(broker: Broker) -> Iterator[Metric]:
 
 
 def gauges_of(broker: Broker) -> dict[str, str]:
-    """Rows of the runtime figures that RocketMQ does not have."""
+    """Rows of the runtime metrics that RocketMQ does not have."""
     return {
         "heldPulls": str(broker.waits.held),
         "sendsWaitingForDisk": str(broker.waits.flush.acks),
@@ -36,12 +38,12 @@ def gauges_of(broker: Broker) -> dict[str, str]:
         "slaves": str(len(broker.replicas)),
         "openTransactions": str(broker.transactions.open_count),
         "timerMessages": str(len(broker.timers)),
-        "requestsToClients": str(len(broker.relay)),
+        "requestsToClients": str(len(broker.pending_requests)),
         "subscriptionConflicts": str(broker.clients.conflicts.subscriptions),
         "clientIdConflicts": str(broker.clients.conflicts.client_ids),
         "conflictsTotal": str(broker.clients.conflicts.found),
         **broker.replica.rows(),
-        **broker.schedule.figures(),
+        **broker.schedule.metrics(),
     }
 
 
@@ -168,3 +170,17 @@ def _durations(timings: Timings) -> Iterator[Metric]:
     )
     help = "How long acknowledgements waited for a slave"
     yield single("replication_wait_seconds", kind, help, timings.replication_wait.copy())
+
+
+@define
+class Timings:
+    """What is counted when it happens; all other metrics are read from the tables when somebody looks."""
+
+    write: Histogram = Factory(Histogram)
+    """From a send's arrival until it is in the log, for each message."""
+    flush: Histogram = Factory(Histogram)
+    """A sync of the log."""
+    flush_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for the disk."""
+    replication_wait: Histogram = Factory(Histogram)
+    """How long an acknowledgement waited for a slave."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.figures import figures_of
+from rmq.broker.metrics import metrics_of
 from rmq.broker.topics import unknown_topic
 from rmq.errors import for_code
 from rmq.message import (
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.message import Message
     from rmq.metrics import Metric
+
 
 WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
 """Messages wait here under the topic that their property names."""
@@ -97,9 +98,9 @@ class PluginHost:
         return message.properties.get(PROPERTY_REAL_TOPIC) or message.topic
 
     def stats(self) -> Mapping[str, str]:
-        """The figures of brokerStatus."""
+        """The metrics of brokerStatus."""
         return self._broker.admin.runtime(self._broker.now_ms())
 
     def metrics(self) -> list[Metric]:
         """The broker's metrics."""
-        return list(figures_of(self._broker))
+        return list(metrics_of(self._broker))

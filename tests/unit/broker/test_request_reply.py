@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.reply import PUSH_SECONDS
+from rmq.broker.request_reply import PUSH_SECONDS
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -123,7 +123,7 @@ def test_an_asker_that_goes_away(rig: Rig, asker: Wire) -> None:
     rig.broker.closed(asker)  # type: ignore[arg-type]
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
-    assert len(rig.broker.relay) == 0
+    assert len(rig.broker.pending_requests) == 0
 
 
 def test_only_the_asker_can_say_that_it_has_it(rig: Rig, asker: Wire) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.broker.client_calls import CALL_SECONDS, STATUS_SECONDS
+from rmq.broker.client_requests import CALL_SECONDS, STATUS_SECONDS
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import ConsumerData, GetConsumerStatusBody, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -154,7 +154,7 @@ def test_the_offsets_of_nobody(rig: Rig) -> None:
 
 
 def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rmq.broker.relay.ROWS_MAX", 2)
+    monkeypatch.setattr("rmq.broker.client_requests.ROWS_MAX", 2)
     consumer(rig)
     rig.ask(running_info(), running_info())
     assert rig.one(running_info()).code == ResponseCode.SYSTEM_BUSY
@@ -166,7 +166,7 @@ def test_requests_on_their_way_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyP
 def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.relay.ROWS_OF_A_PEER", 3)
+    monkeypatch.setattr("rmq.broker.client_requests.ROWS_OF_A_PEER", 3)
     consumer(rig)
     consumer(rig, "c@2", "10.0.0.5:5001")
     other = Wire("10.0.0.7:1")
@@ -181,14 +181,14 @@ def test_one_client_cannot_take_all_the_room_for_requests_on_their_way(
     rig.wire.take()
     assert rig.ask(running_info()) == []
     rig.broker.step_waits(rig.seconds + 2 * CALL_SECONDS)
-    relay = rig.broker.relay
-    assert (len(relay), relay._size, relay._of_asker) == (0, 0, {})
+    pending = rig.broker.pending_requests
+    assert (len(pending), pending._size, pending._of_asker) == (0, 0, {})
 
 
 def test_what_is_kept_of_requests_on_their_way_is_bounded_in_bytes(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.broker.relay.BYTES_OF_A_PEER", 1_000)
+    monkeypatch.setattr("rmq.broker.client_requests.BYTES_OF_A_PEER", 1_000)
     consumer(rig)
     (sent,) = rig.ask(send("Orders", body=bytes(400)))
     header = ConsumeMessageDirectlyResultRequestHeader("billing", "c@1", sent.ext["msgId"])
@@ -201,8 +201,8 @@ def test_what_is_kept_of_requests_on_their_way_is_bounded_in_bytes(
 def test_steps_before_the_next_deadline_look_at_no_row(rig: Rig) -> None:
     consumer(rig)
     rig.ask(*(running_info() for _ in range(5)))
-    deadline = rig.broker.relay.step(rig.seconds + CALL_SECONDS - 1)
-    rows, rig.broker.relay._rows = rig.broker.relay._rows, None  # type: ignore[assignment]
-    assert rig.broker.relay.step(deadline - 1) == deadline
-    rig.broker.relay._rows = rows
-    assert rig.broker.relay.step(deadline) > deadline
+    deadline = rig.broker.pending_requests.step(rig.seconds + CALL_SECONDS - 1)
+    rows, rig.broker.pending_requests._rows = rig.broker.pending_requests._rows, None  # type: ignore[assignment]
+    assert rig.broker.pending_requests.step(deadline - 1) == deadline
+    rig.broker.pending_requests._rows = rows
+    assert rig.broker.pending_requests.step(deadline) > deadline

@@ -26,10 +26,11 @@ from rmq.protocol.headers import (
 from rmq.protocol.properties import decode_properties, encode_properties
 
 if TYPE_CHECKING:
+    from rmq.broker.client_requests import PendingRequests
     from rmq.broker.clients import Clients
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.relay import Relay
     from rmq.remoting.connection import Connection
+
 
 Handler = Callable[[Command, "Connection", int], Command | None]
 Later = Callable[[Handler, Command, "Connection"], None]
@@ -40,7 +41,7 @@ PUSH_SECONDS: Final = 10.0
 log = logging.getLogger("rmq.broker")
 
 
-class Reply:
+class RequestReply:
     """Handles SEND_REPLY_MESSAGE (324, 325).
 
     `store(request, connection, now)` puts a message and acknowledges it later. `later(handler, request,
@@ -51,7 +52,7 @@ class Reply:
         self,
         config: BrokerConfig,
         clients: Clients,
-        relay: Relay,
+        pending: PendingRequests,
         *,
         address: str,
         store: Handler,
@@ -59,7 +60,7 @@ class Reply:
     ) -> None:
         self.config = config
         self._clients = clients
-        self._relay = relay
+        self._pending = pending
         self._address = address
         self._store = store
         self._later = later
@@ -94,7 +95,7 @@ class Reply:
             remark = f"push reply message to {asker} fail: {_why(answer)}"
             self._later(partial(self._not_pushed, remark=remark), request, connection)
 
-        self._relay.call(to, command, PUSH_SECONDS, answered, connection)
+        self._pending.call(to, command, PUSH_SECONDS, answered, connection)
         return None
 
     def _pushed_well(self, request: Command, connection: Connection, now_ms: int) -> Command | None:

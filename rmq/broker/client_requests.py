@@ -1,0 +1,287 @@
+"""Requests that the broker sends to clients: who waits for their answers, and what administrators ask for.
+
+A request on its way is a row: connection and opaque -> what to do with the answer, and until when. No task
+waits for it. A connection hands over the responses that none of its own calls waits for, `step` ends what is
+due. What an administrator asks of a running consumer is passed on this way, and the consumer's answer goes
+back to the administrator whenever it comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field, frozen
+
+from rmq.errors import (
+    ConnectionLost,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+    RmqError,
+    for_code,
+)
+from rmq.message import MessageQueue, parse_offset_message_id
+from rmq.protocol.bodies import GetConsumerStatusBody
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    ConsumeMessageDirectlyResultRequestHeader,
+    GetConsumerRunningInfoRequestHeader,
+    GetConsumerStatusRequestHeader,
+)
+
+if TYPE_CHECKING:
+    from rmq.broker.clients import Clients
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.members import Member
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+
+
+Answered = Callable[["Command | RmqError"], None]
+"""Told of the client's response whatever its code, of a RequestTimeout, or of a ConnectionLost; once."""
+
+ROWS_MAX: Final = 10_000
+BYTES_MAX: Final = 64 << 20
+"""Requests on their way, and what those who asked for them keep meanwhile."""
+ROWS_OF_A_PEER: Final = 2_500
+BYTES_OF_A_PEER: Final = 16 << 20
+"""The same for one connection, as the one that is asked and as the one that asks."""
+
+
+@frozen
+class Row:
+    """A request on its way to a client."""
+
+    code: int
+    answered: Answered
+    seconds: float
+    deadline: float
+    size: int
+    asker: Connection
+
+
+class PendingRequests:
+    """The requests on their way.
+
+    `clock` is in seconds; `rescheduled()` is called when `step` must come earlier than it said.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.rescheduled: Callable[[], None] = lambda: None
+        self._rows: dict[Connection, dict[int, Row]] = {}
+        self._count = 0
+        self._size = 0
+        self._of_asker: dict[Connection, tuple[int, int]] = {}  # rows and bytes
+        self._announced = math.inf
+
+    def __len__(self) -> int:
+        return self._count
+
+    def call(
+        self, to: Connection, command: Command, seconds: float, answered: Answered, asker: Connection
+    ) -> None:
+        """Send a request to a client for another; `answered` is told of what comes of it, never before this
+        returns. As many bytes as the body has count as kept until then.
+
+        Raises ResponseError when the client has just gone, or when too many requests are on their way, and
+        LocalProtocolError for a command that has no frame.
+        """
+        if to.closed:
+            raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
+        size = len(command.body)
+        self._check_room(to, asker, size)
+        to.notify(command)  # first: a request that has no frame is nobody's to wait for
+        row = Row(command.code, answered, seconds, self.clock() + seconds, size, asker)
+        self._rows.setdefault(to, {})[command.opaque] = row
+        self._add(row, 1)
+        if row.deadline < self._announced:
+            self._announced = row.deadline
+            self.rescheduled()
+
+    def answered(self, response: Command, connection: Connection) -> None:
+        """A client has answered something; what nobody waits for is dropped."""
+        if response.opaque in self._rows.get(connection, ()):
+            self._take(connection, response.opaque).answered(response)
+
+    def expects(self, response: Command, connection: Connection) -> bool:
+        """Whether somebody waits for this response of a client."""
+        return response.opaque in self._rows.get(connection, ())
+
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended: what was asked of it is not answered any more."""
+        for opaque in list(self._rows.get(connection, ())):
+            self._take(connection, opaque).answered(ConnectionLost(connection.peer_address))
+
+    def step(self, now: float) -> float:
+        """End what has waited too long; returns the next deadline, infinite when nothing waits."""
+        if now < self._announced:
+            return self._announced
+        due = [
+            (opaque, row, to)
+            for to, rows in self._rows.items()
+            for opaque, row in rows.items()
+            if row.deadline <= now
+        ]
+        for opaque, row, to in due:
+            if opaque in self._rows.get(to, ()):
+                self._take(to, opaque)
+                row.answered(RequestTimeout(to.peer_address, row.code, row.seconds))
+        deadlines = (row.deadline for rows in self._rows.values() for row in rows.values())
+        self._announced = min(deadlines, default=math.inf)
+        return self._announced
+
+    def _take(self, connection: Connection, opaque: int) -> Row:
+        rows = self._rows[connection]
+        row = rows.pop(opaque)
+        self._add(row, -1)
+        if not rows:
+            del self._rows[connection]
+        return row
+
+    def _add(self, row: Row, sign: int) -> None:
+        self._count += sign
+        self._size += sign * row.size
+        rows, size = self._of_asker.get(row.asker, (0, 0))
+        if rows + sign:
+            self._of_asker[row.asker] = (rows + sign, size + sign * row.size)
+        else:
+            del self._of_asker[row.asker]
+
+    def _check_room(self, to: Connection, asker: Connection, size: int) -> None:
+        """Raise ResponseError when too much is on its way: in all, to that client, or for that asker."""
+        asked, bytes_asked = self._of_asker.get(asker, (0, 0))
+        places = (
+            ("", self._count, ROWS_MAX, self._size, BYTES_MAX),
+            (f" at {to.peer_address}", len(self._rows.get(to, ())), ROWS_OF_A_PEER, 0, BYTES_OF_A_PEER),
+            (f" for {asker.peer_address}", asked, ROWS_OF_A_PEER, bytes_asked, BYTES_OF_A_PEER),
+        )
+        for where, rows, most, kept, most_kept in places:
+            if rows >= most or kept + size > most_kept:
+                raise for_code(
+                    ResponseCode.SYSTEM_BUSY,
+                    f"{rows} requests to clients ({kept} bytes) wait for their answers{where}, "
+                    f"at most {most} ({most_kept} bytes) may",
+                )
+
+
+CALL_SECONDS: Final = 10.0
+STATUS_SECONDS: Final = 5.0
+"""For each member that is asked for its offsets. Both are RocketMQ's."""
+
+_FAILED: Final = ResponseCode.SYSTEM_ERROR
+
+
+class ClientRequests:
+    """Handles GET_CONSUMER_RUNNING_INFO, CONSUME_MESSAGE_DIRECTLY, INVOKE_BROKER_TO_GET_CONSUMER_STATUS."""
+
+    def __init__(
+        self, config: BrokerConfig, store: Store, clients: Clients, pending: PendingRequests
+    ) -> None:
+        self.config = config
+        self._store = store
+        self._clients = clients
+        self._pending = pending
+
+    def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
+        """What this part answers."""
+        return {
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self._on_running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self._on_consume,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self._on_status,
+        }
+
+    def _on_running_info(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(GetConsumerRunningInfoRequestHeader)
+        member = self._member(header.consumer_group, header.client_id)
+        self._pass_on(request, connection, member, dict(request.ext), b"")
+
+    def _on_consume(self, request: Command, connection: Connection, now: int) -> None:
+        """Have a consumer consume one stored message at once; its answer tells how that went."""
+        header = request.read(ConsumeMessageDirectlyResultRequestHeader)
+        member = self._member(header.consumer_group, header.client_id or "")
+        record = self._store.confirmed(_physical_offset(header.msg_id or ""))
+        if record is None:
+            raise for_code(_FAILED, f"can not find message by the id, {header.msg_id}")
+        ext = {**request.ext, "brokerName": self.config.broker_name}
+        self._pass_on(request, connection, member, ext, bytes(record))
+
+    def _member(self, group: str, client_id: str) -> Member:
+        known = self._clients.consumer_group(group)
+        for member in () if known is None else known.members.values():
+            if member.client_id == client_id:
+                return member
+        raise for_code(_FAILED, f"The Consumer <{group}> <{client_id}> not online")
+
+    def _pass_on(
+        self, request: Command, asker: Connection, member: Member, ext: dict[str, str], body: bytes
+    ) -> None:
+        def answered(answer: Command | RmqError) -> None:
+            if isinstance(answer, RmqError):
+                asker.reply(request.reply(_code_of(answer), f"consumer <{member.client_id}>: {answer}"))
+            else:
+                asker.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
+
+        command = Command.request(request.code, ext, body)
+        self._pending.call(member.connection, command, CALL_SECONDS, answered, asker)
+
+    # --- the offsets that members have in memory ---
+
+    def _on_status(self, request: Command, connection: Connection, now: int) -> None:
+        header = request.read(GetConsumerStatusRequestHeader)
+        group = self._clients.consumer_group(header.group)
+        if group is None:
+            raise for_code(_FAILED, f"No Any Consumer online in the consumer group: [{header.group}]")
+        wanted = header.client_addr
+        members = [one for one in group.members.values() if not wanted or one.client_id == wanted]
+        question = GetConsumerStatusRequestHeader(header.topic, header.group)
+        gathering = Gathering(request, connection, len(members))
+        for member in members:
+            command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
+            answered = partial(gathering.add, member.client_id)
+            try:
+                self._pending.call(member.connection, command, STATUS_SECONDS, answered, connection)
+            except ResponseError as error:
+                answered(error)
+        if not members:
+            gathering.finish()
+
+
+@define(eq=False)
+class Gathering:
+    """Answers of several members to one question; a member that does not answer is left out."""
+
+    request: Command
+    asker: Connection
+    missing: int
+    table: dict[str, dict[MessageQueue, int]] = field(factory=dict)
+
+    def add(self, client_id: str, answer: Command | RmqError) -> None:
+        """Take one answer; the last of them completes ours."""
+        self.missing -= 1
+        if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS and answer.body:
+            with suppress(RemoteProtocolError):
+                self.table[client_id] = GetConsumerStatusBody.from_json(answer.body).message_queue_table
+        if not self.missing:
+            self.finish()
+
+    def finish(self) -> None:
+        """Answer the asker."""
+        self.asker.reply(self.request.reply(body=GetConsumerStatusBody(self.table).to_json()))
+
+
+def _physical_offset(message_id: str) -> int:
+    try:
+        return parse_offset_message_id(message_id)[1]
+    except LocalProtocolError:
+        raise for_code(_FAILED, f"{message_id!r} is not the id of a stored message") from None
+
+
+def _code_of(error: RmqError) -> int:
+    return ResponseCode.CONSUME_MSG_TIMEOUT if isinstance(error, RequestTimeout) else _FAILED
