@@ -21,7 +21,6 @@ ASYNC_PLACES = (
     "rmq/namesrv/__main__.py",
     "rmq/broker/service.py",
     "rmq/broker/__main__.py",
-    "rmq/broker/alarm.py",
     "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/embedded.py",

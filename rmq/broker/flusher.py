@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import trio
 
-from rmq.broker.alarm import Alarm
 from rmq.errors import CorruptRecord, StoreError
+from rmq.remoting.loop import Alarm
 from rmq.store.store import Store
 
 MEND_SECONDS = (0.5, 30.0)

@@ -41,7 +41,6 @@ import trio
 from attrs import frozen
 
 from rmq.broker.admission import acceptors, client_limits, web_socket_access
-from rmq.broker.alarm import Alarm
 from rmq.broker.broker import Broker
 from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.flusher import Flusher
@@ -66,7 +65,7 @@ from rmq.remoting.acceptor import raise_descriptor_limit
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.limits import Budget
-from rmq.remoting.loop import bare_errors, in_slices, restarting
+from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import open_listeners, serve_listeners

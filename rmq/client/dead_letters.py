@@ -16,8 +16,8 @@ from attrs import define, field, frozen
 
 from rmq.client.namespace import unwrapped, wrapped
 from rmq.client.outgoing import pack
-from rmq.client.producer import Producer
 from rmq.client.pull_consumer import read_topic
+from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.errors import (
     ConfigError,
@@ -171,7 +171,8 @@ class Redriven:
 
 # Re-drive: reads the dead letters of a group and sends the chosen ones to their topics again.
 
-SENDER = "CLIENT_INNER_PRODUCER"
+GROUP: Final = "CLIENT_INNER_PRODUCER"
+"""The producer group that sends dead letters again; Java's clients send in its name, too."""
 FOREVER_MS = (1 << 63) - 1
 INDEX_STEP_MS = 1000
 """The index knows when messages were stored in whole seconds."""
@@ -179,19 +180,6 @@ COPIES = 64
 """Messages of one id that a broker is asked for."""
 
 Progress = Callable[[Redriven], object]
-
-
-class _Sender(Producer):
-    """Sends outside of any block, and messages that have their id already. Observers are not told."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session, SENDER)
-        self._open = True
-
-    async def send_again(self, letter: DeadLetter, topic: str) -> None:
-        message, extra = message_again(letter, topic)
-        outgoing = pack(message, letter.message_id, self._session.config, extra=extra)
-        await self._send(outgoing, None, extra.get(PROPERTY_SHARDING_KEY))
 
 
 @define
@@ -236,7 +224,7 @@ class Redrive:
         """
         if rate is not None and rate <= 0:
             raise ConfigError("rate", rate, "more than 0 messages a second")
-        done, sender, next_at = Redriven(), _Sender(self.session), self.session.now()
+        done, sender, next_at = Redriven(), Sender(self.session, GROUP), self.session.now()
         async with aclosing(self._read(chosen)) as reading:
             async for message in reading:
                 done.looked_at += 1
@@ -251,12 +239,15 @@ class Redrive:
                     progress(done)
         return done
 
-    async def _one(self, letter: DeadLetter, sender: _Sender, topic: str, done: Redriven) -> None:
+    async def _one(self, letter: DeadLetter, sender: Sender, topic: str, done: Redriven) -> None:
         try:
             if await self._is_sent(letter, topic):
                 done.already += 1
             else:
-                await sender.send_again(letter, topic)
+                message, extra = message_again(letter, topic)
+                # It has its id already, and observers are not told.
+                outgoing = pack(message, letter.message_id, self.session.config, extra=extra)
+                await sender.send(outgoing, sharding_key=extra.get(PROPERTY_SHARDING_KEY))
                 done.sent += 1
         except (NoRoute, ResponseError, InvalidName, LocalProtocolError) as error:
             done.failed.append((letter.message_id, error))

@@ -25,7 +25,7 @@ from rmq.client.dispatch import Inbox
 from rmq.client.handlers import told_reason, wanted_delay
 from rmq.client.message_view import PulledMessage
 from rmq.client.namespace import wrapped
-from rmq.client.outgoing import STATUSES, Outgoing, SendForm, checked_properties
+from rmq.client.outgoing import STATUSES, Outgoing, SendTemplate, checked_properties
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.rebalance import Change
 from rmq.client.session import Session
@@ -282,7 +282,7 @@ class OrderedConsumption(Consumption):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._form = SendForm(self.group, "1")
+        self._form = SendTemplate(self.group, "1")
 
     def put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
         """Deliver it again here, before all others of its queue."""

@@ -227,7 +227,7 @@ def checked_properties(properties: dict[str, str]) -> str:
 
 
 @frozen
-class SendForm:
+class SendTemplate:
     """What the requests of one producer have in common."""
 
     group: str

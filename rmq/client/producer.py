@@ -8,44 +8,34 @@ from types import TracebackType
 from typing import Any
 
 import anyio
-import attrs
 
-from rmq.client.name_servers import UNREACHABLE, no_route
-from rmq.client.namespace import unwrapped, wrapped
+from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer
 from rmq.client.outgoing import (
-    STATUSES,
     Outgoing,
-    SendForm,
     SendResult,
     check_topic,
     each,
     joined,
     pack,
     pack_batch,
-    read_result,
 )
 from rmq.client.request_reply import answer, question
-from rmq.client.routes import Rotation, select_by_key
+from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.errors import (
     ConfigError,
-    ConnectFailed,
     LocalProtocolError,
-    NoRoute,
     RemoteProtocolError,
     ReplyTimeout,
-    ResponseError,
     RmqError,
-    SendFailed,
-    ServiceNotAvailable,
-    SystemBusy,
     for_code,
 )
 from rmq.message import PROPERTY_CORRELATION_ID, Message, MessageQueue, StoredMessage, validate_group
 from rmq.protocol.codes import RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader, RecallMessageResponseHeader
+from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +51,9 @@ class Producer:
     def __init__(self, session: Session, group: str) -> None:
         self._session = session
         self.group = validate_group(group)
-        self._form = SendForm(group, str(session.config.default_topic_queue_nums))
-        self._timeout = session.config.send_timeout_ms / 1000
-        self._running = 0
-        self._idle: anyio.Event | None = None
+        self._sender = Sender(session, group)
+        self._running = 0  # sends, and transactions between their half and their end
+        self._idle = Alarm()
         self._open = False
         self._known_to: set[str] = set()
 
@@ -85,8 +74,7 @@ class Producer:
         session = self._session
         try:
             with anyio.move_on_after(session.config.shutdown_timeout_ms / 1000, shield=True):
-                if self._running:
-                    self._idle = anyio.Event()
+                while self._running:
                     await self._idle.wait()
                 await session.leave(producer=self.group)
         finally:
@@ -110,7 +98,12 @@ class Producer:
         if self._session.observers:
             return await self._observed(message, queue, sharding_key, {}, 0)
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
-        return await self._send(outgoing, queue, sharding_key)
+        self._check_open()
+        self._running += 1
+        try:
+            return await self._sender.send(outgoing, queue, sharding_key)
+        finally:
+            self._end()
 
     async def _observed(
         self,
@@ -129,7 +122,7 @@ class Producer:
             outgoing = pack(
                 message, session.unique_ids.next(), session.config, extra=extra, sys_flag=sys_flag
             )
-            result = await self._send(outgoing, queue, key)
+            result = await self.send_packed(outgoing, queue=queue, sharding_key=key)
             return result
         except BaseException as error:
             failure = error
@@ -192,7 +185,7 @@ class Producer:
         results: list[SendResult] = []
         for outgoing in pack_batch(messages, ids, self._session.config, extras):
             try:
-                results.append(await self._send(outgoing, queue, sharding_key))
+                results.append(await self.send_packed(outgoing, queue=queue, sharding_key=sharding_key))
             except RmqError as error:
                 if results:
                     stored = sum(len(result.message_ids) for result in results)
@@ -207,7 +200,12 @@ class Producer:
 
         Its form is not checked again, and observers do not see it. Otherwise as `send`. Cancelled: it may or
         may not be stored."""
-        return await self._send(outgoing, queue, sharding_key)
+        self._check_open()
+        self._running += 1
+        try:
+            return await self._sender.send(outgoing, queue, sharding_key)
+        finally:
+            self._end()
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues that a topic's messages are spread over, in the order on which sharding keys rest.
@@ -215,7 +213,7 @@ class Producer:
         Raises NoRoute. Cancelled: nothing has happened."""
         self._check_open()
         full = wrapped(self._session.config.namespace, topic)
-        return (await self._rotation(full, self._timeout)).route.publish_queues
+        return (await self._sender.rotation(full, self._sender.timeout)).route.publish_queues
 
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
@@ -228,17 +226,7 @@ class Producer:
         """
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         self._check_open()
-        session = self._session
-        timeout = self._timeout
-        rotation = await self._rotation(outgoing.topic, timeout)
-        target = queue or self._choose(rotation, sharding_key)
-        command = self._form.request(outgoing, target, session.now_ms(), oneway=True)
-        try:
-            await session.pool.notify(session.brokers.master(target), command, timeout)
-        except ConnectFailed:
-            session.health.failed(target.broker_name, session.now())
-            session.refresh_soon(outgoing.topic)
-            raise
+        await self._sender.send_oneway(outgoing, queue, sharding_key)
 
     async def recall(self, handle: str) -> str:
         """Take a message back that waits for its delivery time, by the `recall_handle` of its result;
@@ -303,155 +291,29 @@ class Producer:
         session = self._session
         outgoing, queue = answer(message, body, session.unique_ids.next(), session.config)
         if session.routes.master(queue.broker_name) is None:
-            await self._rotation(wrapped(session.config.namespace, message.topic), session.brokers.timeout)
-        return await self._send(outgoing, queue, None)
+            full = wrapped(session.config.namespace, message.topic)
+            await self._sender.rotation(full, session.brokers.timeout)
+        return await self.send_packed(outgoing, queue=queue)
 
     async def _be_known(self, topic: str, timeout: float) -> None:
         """Have all brokers of a topic know us, as they push replies over the connection that they know."""
-        rotation = await self._rotation(topic, timeout)
+        rotation = await self._sender.rotation(topic, timeout)
         brokers = rotation.route.brokers.keys()
         if not self._known_to >= brokers:
             await self._session.beat()
             self._known_to |= brokers
 
-    # --- how a send goes --------------------------------------------------------------------------
-
-    async def _send(self, outgoing: Outgoing, queue: MessageQueue | None, key: str | None) -> SendResult:
-        self._check_open()
-        session = self._session
-        began = session.now()
-        self._begin()
-        try:
-            if queue is None:
-                rotation = session.routes.get(outgoing.topic)
-                if rotation is None or not rotation.writable:
-                    rotation = await self._rotation(outgoing.topic, self._timeout)
-                if key is None:
-                    return await self._try_brokers(outgoing, rotation, began)
-                queue = select_by_key(rotation.route.publish_queues, key)
-            return await self._attempt(outgoing, queue, began, began + self._timeout)
-        finally:
-            self._ended()
+    # --- what leaving the block waits for ---
 
     def _begin(self) -> None:
         """Something begins that leaving the block waits for."""
         self._running += 1
 
-    def _ended(self) -> None:
+    def _end(self) -> None:
         self._running -= 1
-        if self._idle is not None and not self._running:
-            self._idle.set()
-
-    async def _try_brokers(self, outgoing: Outgoing, rotation: Rotation, began: float) -> SendResult:
-        session = self._session
-        deadline = began + self._timeout
-        left = session.config.retry_times
-        attempts: list[tuple[str, BaseException, float]] = []
-        tried: list[str] = []
-        while True:
-            queue = self._next(rotation, tried, began)
-            tried.append(queue.broker_name)
-            # While there is another broker to try, one that hangs may take half of the time, not all of it.
-            spare = left and rotation.has_other(tried)
-            until = (began + deadline) / 2 if spare else deadline
-            try:
-                return await self._attempt(outgoing, queue, began, until)
-            except RmqError as error:
-                now = session.now()
-                attempts.append((queue.broker_name, error, now - began))
-                if not error.retriable:
-                    raise
-            if not left or now >= deadline:
-                raise SendFailed(attempts) from attempts[-1][1]
-            left -= 1
-            rotation = await self._after_failure(outgoing.topic, rotation, tried, deadline - now)
-            began = session.now()
-
-    async def _after_failure(
-        self, topic: str, rotation: Rotation, tried: Sequence[str], timeout: float
-    ) -> Rotation:
-        """The route for the next attempt: where no other broker is left, the name servers may know one."""
-        session = self._session
-        if rotation.has_other(tried):
-            session.refresh_soon(topic)
-            return rotation
-        try:
-            await session.refresh(topic, timeout)
-        except NoRoute as error:
-            log.info("%s", error)
-        await anyio.sleep(min(RETRY_PAUSE_SECONDS, timeout / 2))
-        return session.routes.get(topic) or rotation
-
-    async def _attempt(
-        self, outgoing: Outgoing, queue: MessageQueue, began: float, deadline: float
-    ) -> SendResult:
-        """One request to one queue's broker; keeps account of the broker's health."""
-        session = self._session
-        broker_name = queue.broker_name
-        address = session.routes.master(broker_name)
-        if address is None:
-            await session.refresh(outgoing.topic, deadline - began)
-            address = session.brokers.master(queue)
-        command = self._form.request(outgoing, queue, session.now_ms())
-        try:
-            response = await session.pool.call(address, command, deadline - began)
-        except UNREACHABLE:
-            session.health.failed(broker_name, session.now())
-            session.refresh_soon(outgoing.topic)
-            raise
-        now = session.now()
-        session.health.succeeded(broker_name, now - began, now)
-        if response.code in STATUSES:
-            result = read_result(response, queue, outgoing.unique_id)
-            if session.config.namespace:
-                result.message_queue = attrs.evolve(
-                    queue,
-                    topic=unwrapped(session.config.namespace, queue.topic),
-                    queue_id=result.message_queue.queue_id,
-                )
-            return result
-        raise self._refused(for_code(response.code, response.remark, address), queue)
-
-    def _refused(self, error: ResponseError, queue: MessageQueue) -> ResponseError:
-        session = self._session
-        if isinstance(error, (SystemBusy, ServiceNotAvailable)):
-            session.health.failed(queue.broker_name, session.now())
-        if error.refresh_route:
-            session.refresh_soon(queue.topic)
-        if error.hint:
-            error.add_note(error.hint)
-        return error
-
-    def _next(self, rotation: Rotation, tried: Sequence[str], now: float) -> MessageQueue:
-        """The next queue: on no broker that was tried, and if possible on none that is to be avoided."""
-        session = self._session
-        avoided = session.health.avoided(now) if session.config.avoid_slow_brokers else ()
-        if avoided:
-            shunned = {*tried, *avoided}
-            if rotation.has_other(shunned):
-                return rotation.next(shunned)
-        return rotation.next(tried)
-
-    async def _rotation(self, topic: str, timeout: float) -> Rotation:
-        session = self._session
-        rotation = await session.rotation(topic, timeout, create=True)
-        if not rotation.writable:
-            await session.refresh(topic, timeout)
-            rotation = await session.rotation(topic, timeout)
-        if not rotation.writable:
-            detail = "it has no queue that may be written and has a master"
-            raise no_route(topic, session.names.addresses, detail)
-        return rotation
-
-    def _choose(self, rotation: Rotation, key: str | None) -> MessageQueue:
-        if key is not None:
-            return select_by_key(rotation.route.publish_queues, key)
-        return self._next(rotation, (), self._session.now())
+        if not self._running:
+            self._idle.ring()
 
     def _check_open(self) -> None:
         if not self._open:
             raise LocalProtocolError(f"the producer of {self.group} is not open: send inside its block")
-
-
-RETRY_PAUSE_SECONDS = 0.05
-"""Before the same broker is tried again, because there is no other."""

@@ -123,7 +123,7 @@ class Rotation:
         return order[at % len(order)]
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         """Whether there is any queue to take."""
         return bool(self._order)
 
@@ -140,7 +140,7 @@ FAILED_MOST_SECONDS = 60.0
 
 
 @define(eq=False)
-class Health:
+class BrokerHealth:
     """Brokers to avoid for a while, because they failed or were slow.
 
     RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; these here are

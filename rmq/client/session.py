@@ -22,7 +22,7 @@ from rmq.client.config import ClientConfig
 from rmq.client.name_servers import UNREACHABLE, NameServers, no_route
 from rmq.client.observer import Observers
 from rmq.client.request_reply import Replies
-from rmq.client.routes import Health, Rotation, Route, RouteTable
+from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
 from rmq.errors import (
     NoRoute,
     RemoteProtocolError,
@@ -36,7 +36,7 @@ from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData
 from rmq.protocol.command import Command
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.loop import current_loop
+from rmq.remoting.loop import Alarm, current_loop
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Session:
         self.unique_ids = unique_ids
         self.pool = pool(endpoint)
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
-        self.health = Health()
+        self.health = BrokerHealth()
         self.names = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
         timeout = config.request_timeout_ms / 1000
         self.brokers = Brokers(self.pool, self.routes, self.names, timeout, config.namespace)
@@ -118,13 +118,13 @@ class Session:
         self.members: dict[str, Member] = {}
         self.replies = Replies()
         self._guests = 0
-        self._departure = anyio.Event()
+        self._departure = Alarm()
         self._questions: dict[str, _Question] = {}
         self._stale: dict[str, None] = {}
-        self._ask_now = anyio.Event()
+        self._ask_now = Alarm()
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
         self._refusals: dict[str, ResponseError] = {}  # by the groups that the last beat was refused for
-        self._beat_now = anyio.Event()
+        self._beat_now = Alarm()
         self._beating = anyio.Lock()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -147,12 +147,11 @@ class Session:
     def depart(self) -> None:
         """It does not any more."""
         self._guests -= 1
-        self._departure.set()
+        self._departure.ring()
 
     async def departures(self) -> None:
         """Return when nobody uses the session any more."""
         while self._guests:
-            self._departure = anyio.Event()
             await self._departure.wait()
 
     # --- routes -----------------------------------------------------------------------------------
@@ -219,15 +218,13 @@ class Session:
     def refresh_soon(self, topic: str) -> None:
         """Let the routes' loop ask for this topic now."""
         self._stale[topic] = None
-        self._ask_now.set()
+        self._ask_now.ring()
 
     async def _keep_asking(self) -> None:
         interval = self.config.poll_name_server_interval_ms / 1000
         due = self.now() + interval
         while True:
-            with anyio.move_on_after(due - self.now()):
-                await self._ask_now.wait()
-            self._ask_now = anyio.Event()
+            await self._ask_now.wait(due)
             topics, self._stale = list(self._stale), {}
             if self.now() >= due:
                 topics = self.routes.topics()
@@ -247,7 +244,7 @@ class Session:
 
     def beat_soon(self) -> None:
         """Let the heartbeat's loop tell all brokers now."""
-        self._beat_now.set()
+        self._beat_now.ring()
 
     async def beat(self) -> None:
         """Tell all known brokers who we are. Brokers that do not answer are logged; the next beat is for
@@ -297,9 +294,7 @@ class Session:
     async def _keep_beating(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
         while True:
-            with anyio.move_on_after(interval):
-                await self._beat_now.wait()
-            self._beat_now = anyio.Event()
+            await self._beat_now.wait(self.now() + interval)
             await self.beat()
             await anyio.sleep(LEAST_PAUSE_SECONDS)
 

@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from rmq.client.namespace import unwrapped
 from rmq.client.observer import Observer
 from rmq.client.outgoing import SendResult, pack
-from rmq.client.producer import Producer
+from rmq.client.sender import Sender
 from rmq.errors import RmqError
 from rmq.message import (
     KEY_SEPARATOR,
@@ -51,19 +51,6 @@ class _Began:
     at: float
 
 
-class _TraceProducer(Producer):
-    """Sends outside of any block: it is no member of its group and nobody waits for it."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__(session, GROUP)
-        self._open = True
-
-    async def send_rows(self, message: Message) -> None:
-        """Send past the observers: traces are not traced."""
-        session = self._session
-        await self._send(pack(message, session.unique_ids.next(), session.config), None, None)
-
-
 class MessageTrace(Observer):
     """Traces to `topic`; for one client. `dropped` counts rows that came too fast or could not be sent."""
 
@@ -90,13 +77,15 @@ class MessageTrace(Observer):
         if self._session is None:
             return
         async with self._sending:
-            producer = _TraceProducer(self._session)
+            session = self._session
+            sender = Sender(session, GROUP)
             while self._rows:
                 rows = [self._rows.popleft() for _ in range(min(ROWS_OF_A_MESSAGE, len(self._rows)))]
                 keys = dict.fromkeys(key for row in rows for key in index_keys(row))
                 body = "".join(map(encode, rows)).encode()
-                try:
-                    await producer.send_rows(Message(self.topic, body, keys=list(keys)))
+                message = Message(self.topic, body, keys=list(keys))
+                try:  # past the observers: traces are not traced
+                    await sender.send(pack(message, session.unique_ids.next(), session.config))
                 except RmqError as error:
                     self.dropped += len(rows)
                     log.warning("%d rows of trace are lost: %s", len(rows), error)

@@ -121,7 +121,7 @@ class TransactionalProducer(Producer):
         result = await self._observed(message, queue, key, extra, SYS_PREPARED)
         if result.status != "SEND_OK":
             # It may be lost with its broker, so the transaction does not begin.
-            await self._end(result, Decision.ROLLBACK, f"half message: {result.status}")
+            await self._tell_end(result, Decision.ROLLBACK, f"half message: {result.status}")
             broker = result.message_queue.broker_name
             refusal = for_code(_CODES[result.status], "the half message is not safe", broker)
             raise SendFailed([(broker, refusal, session.now() - began)])
@@ -131,14 +131,14 @@ class TransactionalProducer(Producer):
         self, result: SendResult, message: Message, decision: Decision, remark: str | None = None
     ) -> None:
         """End the transaction of an application's block."""
-        await self._end(result, decision, remark)
+        await self._tell_end(result, decision, remark)
         observers = self._session.observers
         if observers:
             observers.begin(
                 lambda observer: observer.ended(self.group, result, message, decision, checked=False)
             )
 
-    async def _end(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
+    async def _tell_end(self, result: SendResult, decision: Decision, remark: str | None = None) -> None:
         """Tell the broker. What fails is logged: the check-back decides then."""
         broker = result.message_queue.broker_name
         address = self._session.routes.master(broker)
@@ -241,7 +241,7 @@ class Transaction:
             elif isinstance(error, Exception):
                 await producer._decide(self.result, self.message, Decision.ROLLBACK, repr(error)[:1000])
         finally:
-            producer._ended()
+            producer._end()
 
 
 # Discarded half messages: those whose producers gave no decision in all check-backs. They lie in

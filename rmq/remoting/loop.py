@@ -1,4 +1,4 @@
-"""The few event-loop primitives of the hot path, in trio's own form or through anyio.
+"""The few event-loop primitives of the hot path, in trio's own form or through anyio, and `Alarm`.
 
 anyio's versions work on both loops; trio's own cost a third less per wait, so a stream and a connection ask
 once which loop runs them and keep the functions.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -135,6 +136,40 @@ _ASYNCIO = Loop(
 def current_loop() -> Loop:
     """The loop that runs the calling task."""
     return _TRIO if trio.lowlevel.in_trio_run() else _ASYNCIO
+
+
+class Alarm:
+    """Wakes the one task that waits for it: `ring` may come any number of times before it looks."""
+
+    __slots__ = ("_rang", "_waiter")
+
+    def __init__(self) -> None:
+        self._rang = False
+        self._waiter: Waiter | None = None
+
+    def ring(self) -> None:
+        """Wake the task that waits, or the next that waits."""
+        self._rang = True
+        if self._waiter is not None:
+            self._waiter.resolve(None)
+
+    async def wait(self, deadline: float = math.inf) -> bool:
+        """Sleep until it rings, or until the deadline on the loop's clock; returns whether it rang.
+
+        Cancelled: a ring that nobody has seen is kept for the next wait.
+        """
+        assert self._waiter is None, "an alarm wakes one task"
+        with anyio.CancelScope(deadline=deadline):
+            if self._rang:
+                await anyio.lowlevel.checkpoint()
+            else:
+                self._waiter = current_loop().waiter()
+                try:
+                    await self._waiter.wait()
+                finally:
+                    self._waiter = None
+        rang, self._rang = self._rang, False
+        return rang
 
 
 RESTART_SECONDS: Final = (1.0, 60.0)

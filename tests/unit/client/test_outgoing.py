@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rmq.client.config import ClientConfig
-from rmq.client.outgoing import SendForm, SendResult, pack, pack_batch, read_result
+from rmq.client.outgoing import SendResult, SendTemplate, pack, pack_batch, read_result
 from rmq.errors import InvalidName, MessageIllegal, RemoteProtocolError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.command import Command
@@ -48,7 +48,7 @@ def test_a_send_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
             keys=properties.get("KEYS", ""),
             delay_level=int(properties.get("DELAY", "0")),
         )
-        form = SendForm(ext["a"], "4")
+        form = SendTemplate(ext["a"], "4")
         outgoing = pack(message, unique_id(ext["i"]), CONFIG)
         request = form.request(outgoing, queue_of(ext), int(ext["g"]), oneway=frame["kind"] == "oneway")
         got = dict(request.ext)
@@ -68,7 +68,7 @@ def test_a_batch_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
     ]
     ids = [known["UNIQ_KEY"] for known in properties]
     (outgoing,) = pack_batch(messages, ids, CONFIG)
-    request = SendForm(ext["a"], "4").request(outgoing, queue_of(ext), int(ext["g"]))
+    request = SendTemplate(ext["a"], "4").request(outgoing, queue_of(ext), int(ext["g"]))
     assert request.ext == ext
     got = [(flag, content, decode_properties(text)) for flag, content, text in decode_batch(request.body)]
     assert got == [

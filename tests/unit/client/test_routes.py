@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.client.routes import Health, Rotation, Route, RouteTable
+from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
@@ -91,15 +91,17 @@ class TestRotation:
 
 class TestHealth:
     def test_failures_in_a_row_are_avoided_longer_and_longer(self) -> None:
-        health = Health()
+        health = BrokerHealth()
         waits = []
         for _ in range(6):
             health.failed("a", now=0.0)
-            waits.append(next(after for after in range(1, 100) if not Health.avoided(health, float(after))))
+            waits.append(
+                next(after for after in range(1, 100) if not BrokerHealth.avoided(health, float(after)))
+            )
         assert waits == [5, 10, 20, 40, 60, 60]
 
     def test_one_quick_success_forgives(self) -> None:
-        health = Health()
+        health = BrokerHealth()
         health.failed("a", 0.0)
         health.failed("b", 0.0)
         health.succeeded("a", 0.01, 1.0)
@@ -109,7 +111,7 @@ class TestHealth:
 
     @pytest.mark.parametrize(("seconds", "avoided_s"), [(0.5, 0), (0.6, 5), (1.5, 10), (9.0, 30)])
     def test_slow_answers_are_avoided_by_how_slow_they_were(self, seconds: float, avoided_s: int) -> None:
-        health = Health()
+        health = BrokerHealth()
         health.succeeded("a", seconds, 0.0)
         assert ("a" in health.avoided(avoided_s - 0.1)) is (avoided_s > 0)
         assert "a" not in health.avoided(avoided_s + 0.1)

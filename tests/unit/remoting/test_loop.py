@@ -3,9 +3,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from rmq.remoting.loop import current_loop
+from rmq.remoting.loop import Alarm, current_loop
 
 
 async def the_first_result_counts() -> None:
@@ -50,6 +51,39 @@ async def a_result_after_cancellation_is_dropped() -> None:
     waiter.resolve("later still")
 
 
+async def an_alarm_wakes_who_waits_and_who_waits_next() -> None:
+    alarm, woken = Alarm(), list[bool]()
+
+    async def wait() -> None:
+        woken.append(await alarm.wait())
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(wait)
+        await anyio.wait_all_tasks_blocked()
+        assert woken == []
+        alarm.ring()
+        alarm.ring()  # any number of times is once
+    assert woken == [True]
+    assert not await alarm.wait(current_loop().now() + 0.001)
+    alarm.ring()
+    assert await alarm.wait(current_loop().now() - 1)  # it rang before
+
+
+async def an_alarm_that_nobody_saw_rings_on() -> None:
+    alarm = Alarm()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(alarm.wait)
+        await anyio.wait_all_tasks_blocked()
+        tasks.cancel_scope.cancel()
+        await anyio.lowlevel.cancel_shielded_checkpoint()
+    alarm.ring()
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await alarm.wait()
+    assert scope.cancelled_caught
+    assert await alarm.wait()
+
+
 async def the_loop_knows_its_time() -> None:
     assert current_loop().now() == pytest.approx(anyio.current_time(), abs=1)
 
@@ -61,6 +95,8 @@ async def the_loop_knows_its_time() -> None:
         the_first_result_counts,
         a_result_may_come_before_the_wait,
         a_result_after_cancellation_is_dropped,
+        an_alarm_wakes_who_waits_and_who_waits_next,
+        an_alarm_that_nobody_saw_rings_on,
         the_loop_knows_its_time,
     ],
 )
