@@ -9,10 +9,10 @@ from attrs import Attribute, Factory, frozen
 
 from rmq.config import at_least, between, is_loopback, java_key, one_of, setting
 from rmq.errors import ConfigError
+from rmq.protocol.codes import MASTER_ID
 
 LOOPBACK = "127.0.0.1"
 VIP_PORT_DISTANCE = 2
-MASTER_ID = 0
 
 
 def host_name() -> str:

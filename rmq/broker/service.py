@@ -42,10 +42,11 @@ from attrs import frozen
 
 from rmq.broker.admission import acceptors, client_limits, web_socket_access
 from rmq.broker.broker import Broker
-from rmq.broker.config import MASTER_ID, VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.flusher import Flusher
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.replication import Follower, Guard, serve_slaves
+from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.errors import (
     ConfigError,
@@ -59,6 +60,7 @@ from rmq.errors import (
 )
 from rmq.plugin import load, named
 from rmq.profile import applied, cluster_secret
+from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting.acceptor import raise_descriptor_limit
@@ -120,7 +122,7 @@ async def run(
     network = network or TcpNetwork()
     ports = await _open_ports(network, config, store_config)
     broker = await _open(
-        config, store_config, ports, disk or RealDisk(), now_ms or _wall_ms, plugin_settings or {}
+        config, store_config, ports, disk or RealDisk(), now_ms or wall_clock_ms, plugin_settings or {}
     )
     service = _Service(broker, ports, network=network, guard=guard, threads=disk is None)
     stop = trio.Event() if stop is None else stop
@@ -289,10 +291,6 @@ def _use_secret(broker: Broker) -> None:
     if secret is not None:
         broker.cluster = ClusterGate(secret, broker.now_ms)
         broker.registration.vouch = lambda command: secret.vouch(command, broker.now_ms(), os.urandom(16))
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 class _Progress:

@@ -7,7 +7,6 @@ import os
 import pathlib
 import secrets
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,6 +18,7 @@ from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.status import EXIT_FAILED, fail, refuse
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import read_secret
+from rmq.clock import wall_clock_ms
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def _edit(file: pathlib.Path, name: str, edit: Edit) -> Sequence[str]:
         if file.exists():
             files.load()
         path = files.path_of(name)
-        files.change(path, edit, time.time_ns() // 1_000_000)
+        files.change(path, edit, wall_clock_ms())
     except RmqError as error:
         fail(error)
     return [path]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -15,6 +14,7 @@ from rmq.cli.findings import BrokerFacts, Facts, GroupFacts, diagnose
 from rmq.cli.output import Format, Step, echo, output_option, progress_bar, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
+from rmq.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -107,7 +107,7 @@ async def _broker(admin: Admin, broker: BrokerFacts) -> BrokerFacts:
     from rmq.errors import NoPermission, RmqError
 
     try:
-        broker.asked_at = time.time_ns() // 1_000_000
+        broker.asked_at = wall_clock_ms()
         broker.runtime = await admin.broker_runtime(broker.address)
         broker.config = await admin.broker_config(broker.address)
         broker.vip_error = await _vip_error(admin, broker)

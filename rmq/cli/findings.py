@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
 from attrs import Factory, define, frozen
+
+from rmq.config import is_loopback
 
 Level = Literal["wrong", "note"]
 
@@ -178,7 +179,7 @@ def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
     if config.get("autoCreateTopicEnable") == "true":
         todo = "set autoCreateTopicEnable=false and make topics with `rmq topic create`"
         yield Finding("note", where, "topics are made on their first message, on one broker only", todo)
-    if config.get("aclEnable") == "false" and not is_loopback(broker.address):
+    if config.get("aclEnable") == "false" and not is_loopback(broker.address.rpartition(":")[0]):
         todo = "set aclEnable=true, and tlsMode=enforcing"
         yield Finding("note", where, "anybody who reaches it may read and write: no access control", todo)
 
@@ -192,15 +193,6 @@ def clock_ahead_ms(broker: BrokerFacts) -> int | None:
     days, hours, minutes, seconds = map(int, match.groups())
     age_ms = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     return int(started) + age_ms - broker.asked_at
-
-
-def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches an address."""
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _clusters(facts: Facts) -> Iterator[Finding]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +14,7 @@ from rmq.cli.sub import expression, filter_options
 from rmq.cli.tail import TailOptions, grep_option, show_messages
 from rmq.cli.target import Target, confirm, run, run_admin, target_options, yes_option
 from rmq.cli.values import Position, as_position
+from rmq.clock import wall_clock_ms
 
 if TYPE_CHECKING:
     import re
@@ -75,7 +75,7 @@ def find(
     """Find messages by a key, or by the id that their producer gave."""
     span = {
         "begin": begin if isinstance(begin, int) else 0,
-        "end": end if isinstance(end, int) else int(time.time() * 1000) + 86_400_000,
+        "end": end if isinstance(end, int) else wall_clock_ms() + 86_400_000,
     }
 
     async def work(admin: Admin) -> Lookup:

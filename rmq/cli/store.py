@@ -18,6 +18,7 @@ from rich.table import Table
 
 from rmq.cli.output import echo, echo_json
 from rmq.cli.status import EXIT_FAILED, EXIT_USAGE, status_of
+from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, RmqError, StoreLocked
 from rmq.store.audit import Report, check, dump
 from rmq.store.config import DELAY_LEVELS, delay_table
@@ -94,7 +95,9 @@ def repair(
             skip_damaged(disk, folder, report, save)
         if queues or index:
             with _bar() as progress:
-                rebuild(disk, folder, report, queues=queues, index=index, now_ms=_now_ms, progress=progress)
+                rebuild(
+                    disk, folder, report, queues=queues, index=index, now_ms=wall_clock_ms, progress=progress
+                )
         report = _check(folder, commit_log, delay_levels)
         _show(report)
     sys.exit(0 if report.is_clean else EXIT_FAILED)
@@ -115,10 +118,6 @@ def dump_command(
             ReadOnlyDisk(), folder, commit_log=commit_log or "", topic=topic, start=start, limit=limit
         ):
             echo_json(row, indent=None)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @contextmanager

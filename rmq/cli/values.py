@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import pathlib
 import re
-import time
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Final, Literal
 
 import click
 
+from rmq.clock import wall_clock_ms
 from rmq.protocol.codes import PERM_READ, PERM_WRITE
 
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -66,7 +66,7 @@ def as_duration(context: click.Context, parameter: click.Parameter, given: str |
 def as_position(context: click.Context, parameter: click.Parameter, given: str | None) -> Position | None:
     """An option's place in time, see `position`."""
     try:
-        return None if given is None else position(given, time.time_ns() // 1_000_000)
+        return None if given is None else position(given, wall_clock_ms())
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 

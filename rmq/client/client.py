@@ -6,7 +6,6 @@ import ipaddress
 import os
 import random
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -26,9 +25,10 @@ from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
 from rmq.client.pull_consumer import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
-from rmq.client.session import Session, wall_clock_ms
+from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, OnError, Sql
 from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
+from rmq.clock import wall_clock_ms
 from rmq.errors import LocalProtocolError
 from rmq.message import UniqueIds
 from rmq.protocol.command import Command
@@ -77,7 +77,7 @@ class SigningPool(Pool):
 
     def signer(self) -> Callable[[Command], Command] | None:
         """A new session."""
-        return Prover(self._credentials, lambda: time.time_ns() // 1_000_000)
+        return Prover(self._credentials, wall_clock_ms)
 
 
 def connect(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -23,6 +22,7 @@ from rmq.client.name_servers import UNREACHABLE, NameServers, no_route
 from rmq.client.observer import Observers
 from rmq.client.request_reply import Replies
 from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
+from rmq.clock import wall_clock_ms
 from rmq.errors import (
     NoRoute,
     RemoteProtocolError,
@@ -46,11 +46,6 @@ LEAST_PAUSE_SECONDS = 0.2
 
 PASSING = (SystemBusy, ServiceNotAvailable)
 """Refusals that say nothing of who is refused."""
-
-
-def wall_clock_ms() -> int:
-    """Now, in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Member(Protocol):

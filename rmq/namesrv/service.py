@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
 import trio
 
+from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
 from rmq.files import read_file, replace_file, settings_saver
@@ -73,7 +73,7 @@ async def run(
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
     server = _name_server(config, partial(_take, send) if asks else None)
-    hooks = load(named(config), {}, PluginHost(server, _wall_ms))
+    hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
     server.use_plugins(hooks)
     if also is not None:
         also |= hooks.listens()
@@ -141,10 +141,6 @@ def _now_ms() -> int:
     return int(trio.current_time() * 1000)
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | None) -> NameServer:
     kv_file = kv_config_file(config)
     secret = cluster_secret(config.cluster_secret_file)
@@ -155,7 +151,7 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
         kv_configs=KvConfigs(partial(replace_file, kv_file), saved, most=config.max_kv_config_bytes),
         save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
-        cluster=ClusterGate(secret, _wall_ms) if secret is not None else None,
+        cluster=ClusterGate(secret, wall_clock_ms) if secret is not None else None,
         clock=trio.current_time,
     )
 

@@ -11,6 +11,7 @@ import trio_websocket
 import wsproto.utilities
 from attrs import field, frozen
 
+from rmq.config import is_loopback
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.address import is_literal
 from rmq.remoting.stream import Buffer, PrefixedStream, Stream
@@ -293,7 +294,7 @@ class WebSocketAccess:
             if ANY_ORIGIN not in self.origins and origin.lower().rstrip("/") not in self.origins:
                 return f"a web page of {origin!r} may not connect: webSocketOrigins does not list it"
         name = _name_of(host)
-        strict = bool(self.hosts or origins) or _is_loopback(local)
+        strict = bool(self.hosts or origins) or is_loopback(local.rpartition(":")[0])
         if strict and not (_is_safe(name) or name in self.hosts or name in self.own):
             return (
                 f"it asks for host {host!r}, which is no name of this server: webSocketHosts does not list it"
@@ -312,7 +313,3 @@ def _name_of(host: str) -> str:
 def _is_safe(name: str) -> bool:
     """Whether no name service decides where this leads."""
     return is_literal(name) or name == "localhost" or name.endswith(".localhost")
-
-
-def _is_loopback(local: str) -> bool:
-    return local.startswith(("127.", "[::1]"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +11,7 @@ import click
 from rmq.cli.admin.command import COUNT, Commands, Where, row, where_options
 from rmq.cli.output import echo
 from rmq.client.admin.reports import first_number
+from rmq.clock import wall_clock_ms
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ async def _print_rates(client: Client) -> None:
     for cluster, name, broker_id, address in _brokers(await client.admin.cluster_info()):
         metrics = await _runtime(client, address)
         earliest = int(metrics.get("earliestMessageTimeStamp") or 0)
-        hours = (time.time() * 1000 - earliest) / 3_600_000 if earliest > 0 else 0.0
+        hours = (wall_clock_ms() - earliest) / 3_600_000 if earliest > 0 else 0.0
         row(
             widths,
             cluster,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import time
 from typing import TYPE_CHECKING
 
 import attrs
@@ -24,6 +23,7 @@ from rmq.cli.admin.command import (
 )
 from rmq.cli.output import echo
 from rmq.client.admin.reports import version_name
+from rmq.clock import wall_clock_ms
 from rmq.errors import ConsumerNotOnline, NoRoute, RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ConsumerConnection, ConsumerRunningInfo, SubscriptionGroupConfig
@@ -225,7 +225,7 @@ async def consumer_status(
     echo()
     echo("Rebalance OK")
     for name, info in sorted(infos.items()):
-        for trouble in stuck_queues(name, info, _now_ms()):
+        for trouble in stuck_queues(name, info, wall_clock_ms()):
             echo(trouble)
 
 
@@ -234,7 +234,7 @@ async def _write_infos(
 ) -> dict[str, ConsumerRunningInfo]:
     widths = (-10, -40, -20, -40)
     row(widths, "#Index", "#ClientId", "#Version", "#ConsumerRunningInfoFile")
-    folder = pathlib.Path(str(_now_ms()))
+    folder = pathlib.Path(str(wall_clock_ms()))
     infos: dict[str, ConsumerRunningInfo] = {}
     for index, member in enumerate(members.connection_set, 1):
         try:
@@ -250,10 +250,6 @@ async def _write_infos(
         path.write_text(running_text(info), "utf-8")
         row(widths, index, member.client_id, version_name(member.version), path)
     return infos
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 @COMMANDS.add("startMonitoring")
@@ -290,7 +286,7 @@ async def _watch(client: Client, group: str) -> None:
     if not same_subscriptions(infos.values()):
         echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, Subscription different")
     for name, info in infos.items():
-        for trouble in stuck_queues(name, info, _now_ms()):
+        for trouble in stuck_queues(name, info, wall_clock_ms()):
             echo(f"[MONITOR] [NOTIFY] ConsumerGroup: {group}, ClientId: {name}, {trouble}")
 
 

@@ -27,6 +27,7 @@ from rmq.cli.latency import timed_send
 from rmq.cli.output import echo
 from rmq.client.admin.messages import TOOLS_GROUP
 from rmq.client.routes import Route
+from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, NoRoute, QueryNotFound
 from rmq.message import TRACE_TOPIC, Message, MessageQueue, StoredMessage
 from rmq.protocol.codes import PERM_WRITE
@@ -366,7 +367,7 @@ def _check_place(broker: str | None, queue_id: int | None, offset: int | None) -
 
 
 def _check_times(begin: int | None, end: int | None) -> tuple[int | None, int | None]:
-    now = time.time() * 1000
+    now = wall_clock_ms()
     for name, value in (("beginTimestamp", begin), ("endTimestamp", end)):
         if value is not None and value > now:
             raise click.UsageError(f"Please set the {name} before now!")

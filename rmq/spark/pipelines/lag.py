@@ -21,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from rmq.client.client import Client
+from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, ConsumerNotOnline
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.options import read_options
@@ -101,7 +102,7 @@ def record_lag(
         for number in range(times):
             if number:
                 pause(every_seconds)
-            samples = sample_lag(loop, client, groups, time.time_ns() // 1_000_000)
+            samples = sample_lag(loop, client, groups, wall_clock_ms())
             write_samples(samples, folder)
             rows += len(samples)
     return rows

@@ -17,7 +17,7 @@ import rmq
 from rmq.client.client import Client
 from rmq.client.producer import Producer
 from rmq.client.routes import select_by_key
-from rmq.client.session import wall_clock_ms
+from rmq.clock import wall_clock_ms
 from rmq.errors import (
     ConfigError,
     ConnectFailed,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rmq.client.session import wall_clock_ms
+from rmq.clock import wall_clock_ms
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
