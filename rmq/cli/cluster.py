@@ -12,6 +12,7 @@ from rmq.cli.output import Format, output_option, show
 from rmq.cli.status import EXIT_FAILED, refuse
 from rmq.cli.target import Target, run, run_admin, target_options
 from rmq.errors import NoPermission, RmqError
+from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -60,46 +61,39 @@ def show_cluster(target: Target, name: str, output: Format) -> None:
 async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
     info = await admin.cluster_info()
     return [
-        await _broker(admin, name, data, number)
+        await _broker(admin, name, data, broker_id)
         for cluster_name, names in sorted(info.cluster_addr_table.items())
         if cluster_name == wanted or not wanted
         for name in sorted(names)
         if (data := info.broker_addr_table.get(name)) is not None
-        for number in sorted(data.broker_addrs)
+        for broker_id in sorted(data.broker_addrs)
     ]
 
 
-async def _broker(admin: Admin, name: str, data: BrokerData, number: int) -> dict[str, Any]:
+async def _broker(admin: Admin, name: str, data: BrokerData, broker_id: int) -> dict[str, Any]:
     """A broker with its metrics; one that does not answer, or not this account, has its `error` instead."""
+    from rmq.client.admin.reports import first_number
+
     row: dict[str, Any] = {
         "cluster": data.cluster,
         "broker": name,
-        "id": number,
-        "address": data.broker_addrs[number],
+        "id": broker_id,
+        "address": data.broker_addrs[broker_id],
     }
     try:
-        metrics = await admin.broker_runtime(data.broker_addrs[number])
+        metrics = await admin.broker_runtime(data.broker_addrs[broker_id])
     except RmqError as error:
         why = "refuses this account" if isinstance(error, NoPermission) else "does not answer"
         return row | {"version": why, "error": str(error)}
     today = int(metrics.get("msgPutTotalTodayNow", "0")) - int(metrics.get("msgPutTotalTodayMorning", "0"))
     return row | {
         "version": metrics.get("brokerVersionDesc", ""),
-        "in_tps": rate(metrics.get("putTps", "")),
-        "out_tps": rate(metrics.get("getTransferedTps", "")),
+        "in_tps": first_number(metrics.get("putTps", "")),
+        "out_tps": first_number(metrics.get("getTransferedTps", "")),
         "messages_today": today,
-        "disk_ratio": rate(metrics.get("commitLogDiskRatio", "")),
+        "disk_ratio": first_number(metrics.get("commitLogDiskRatio", "")),
         "error": None,
     }
-
-
-def rate(text: str) -> float:
-    """The first of the numbers that a broker writes for a rate: that of the last ten seconds."""
-    words = text.split()
-    try:
-        return float(words[0]) if words else 0.0
-    except ValueError:
-        return 0.0
 
 
 @cluster.command()
@@ -131,7 +125,7 @@ async def _rt(target: Target, amount: int, size: int) -> list[dict[str, Any]]:
             {"cluster": data.cluster, "broker": name}
             | await _probe(producer, MessageQueue(data.cluster, name, 0), amount, size)
             for name, data in sorted(info.broker_addr_table.items())
-            if 0 in data.broker_addrs
+            if MASTER_ID in data.broker_addrs
         ]
 
 

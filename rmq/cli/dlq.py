@@ -11,7 +11,7 @@ import click
 from rmq.cli.output import Format, body_text, clock_text, echo, output_option, progress_bar, show
 from rmq.cli.status import EXIT_FAILED
 from rmq.cli.target import Target, run, target_options
-from rmq.cli.values import as_position
+from rmq.cli.values import Position, as_position, time_of
 
 if TYPE_CHECKING:
     from rmq.client.dead_letters import DeadLetter, Letters, Redriven
@@ -41,20 +41,20 @@ def _choice_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def _letters(
-    ids: tuple[str, ...], since: object, until: object, topic: str | None, reason: str | None
+    ids: tuple[str, ...],
+    since: Position | None,
+    until: Position | None,
+    topic: str | None,
+    reason: str | None,
 ) -> Letters:
     from rmq.client.dead_letters import Letters
 
     def where(letter: DeadLetter) -> bool:
         return (topic is None or letter.topic == topic) and (reason is None or reason in letter.reason)
 
-    return Letters(ids, _time(since, "--since"), _time(until, "--until"), where)
-
-
-def _time(place: object, option: str) -> int | None:
-    if isinstance(place, str):
-        raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)
-    return place if isinstance(place, int) else None
+    since_ms = None if since is None else time_of(since, "--since")
+    until_ms = None if until is None else time_of(until, "--until")
+    return Letters(ids, since_ms, until_ms, where)
 
 
 @dlq.command("list")

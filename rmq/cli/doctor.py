@@ -84,10 +84,10 @@ async def _name_server(target: Target, address: str) -> list[str] | str:
 async def _cluster(admin: Admin, facts: Facts, step: Step) -> None:
     table = (await admin.cluster_info()).broker_addr_table
     for name, data in sorted(table.items()):
-        for number, address in sorted(data.broker_addrs.items()):
-            facts.brokers.append(await _broker(admin, BrokerFacts(data.cluster, name, number, address)))
+        for broker_id, address in sorted(data.broker_addrs.items()):
+            facts.brokers.append(await _broker(admin, BrokerFacts(data.cluster, name, broker_id, address)))
     step(1)
-    masters = [one for one in facts.brokers if one.number == 0 and not one.error]
+    masters = [one for one in facts.brokers if one.is_master and not one.error]
     topics: dict[str, list[str]] = {}
     groups: dict[str, GroupFacts] = {}
     for broker in masters:

@@ -23,6 +23,7 @@ from rmq.cli.status import fail
 from rmq.cli.target import Target, confirm, run_admin, target_options
 from rmq.cli.values import PERMS
 from rmq.errors import ConfigError, RmqError
+from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
@@ -58,9 +59,9 @@ async def masters(admin: Admin, cluster: str) -> dict[str, str]:
     table = (await admin.cluster_info()).broker_addr_table
     wanted = set(await admin.broker_addresses(cluster=cluster))
     return {
-        name: data.broker_addrs[0]
+        name: data.broker_addrs[MASTER_ID]
         for name, data in sorted(table.items())
-        if data.broker_addrs.get(0) in wanted
+        if data.broker_addrs.get(MASTER_ID) in wanted
     }
 
 

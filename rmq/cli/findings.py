@@ -9,6 +9,7 @@ from typing import Final, Literal
 from attrs import Factory, define, frozen
 
 from rmq.config import is_loopback
+from rmq.protocol.codes import MASTER_ID
 
 Level = Literal["wrong", "note"]
 
@@ -43,13 +44,18 @@ class BrokerFacts:
 
     cluster: str
     name: str
-    number: int
+    broker_id: int
     address: str
     error: str = ""
     vip_error: str = ""
     runtime: Mapping[str, str] = Factory(dict)
     config: Mapping[str, str] = Factory(dict)
     asked_at: int = 0
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it is the master of its name."""
+        return self.broker_id == MASTER_ID
 
 
 @define
@@ -108,7 +114,7 @@ def _name_servers(facts: Facts) -> Iterator[Finding]:
 
 
 def _broker(broker: BrokerFacts) -> Iterator[Finding]:
-    where = f"broker {broker.name}" + (f" (slave {broker.number})" if broker.number else "")
+    where = f"broker {broker.name}" + ("" if broker.is_master else f" (slave {broker.broker_id})")
     if broker.error:
         todo = "is it running, and is brokerIP1 an address that can be reached from here?"
         yield Finding("wrong", where, f"registered as {broker.address}, but: {broker.error}", todo)
@@ -198,12 +204,12 @@ def clock_ahead_ms(broker: BrokerFacts) -> int | None:
 def _clusters(facts: Facts) -> Iterator[Finding]:
     names = {(broker.cluster, broker.name) for broker in facts.brokers}
     for cluster, name in sorted(names):
-        numbers = {one.number for one in facts.brokers if (one.cluster, one.name) == (cluster, name)}
-        if 0 not in numbers:
+        ids = {one.broker_id for one in facts.brokers if (one.cluster, one.name) == (cluster, name)}
+        if MASTER_ID not in ids:
             todo = "start the master again: until then nothing can be sent there"
             yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
     for cluster in sorted({cluster for cluster, _ in names}):
-        masters = [one for one in facts.brokers if one.cluster == cluster and one.number == 0 and one.config]
+        masters = [one for one in facts.brokers if one.cluster == cluster and one.is_master and one.config]
         for key in SAME_IN_A_CLUSTER:
             values = {one.name: one.config.get(key, "") for one in masters}
             if len(set(values.values())) > 1:
@@ -222,7 +228,7 @@ def _accounts(facts: Facts) -> Iterator[Finding]:
 
 
 def _topics(facts: Facts) -> Iterator[Finding]:
-    masters = sorted({one.name for one in facts.brokers if one.number == 0})
+    masters = sorted({one.name for one in facts.brokers if one.is_master})
     if len(masters) < 2:
         return
     for topic, there in sorted(facts.topics.items()):

@@ -71,6 +71,13 @@ def as_position(context: click.Context, parameter: click.Parameter, given: str |
         raise click.BadParameter(str(error)) from None
 
 
+def time_of(position: Position, option: str) -> int:
+    """The time that an option names, in ms since 1970. Raises click's usage error for earliest and latest."""
+    if isinstance(position, int):
+        return position
+    raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)
+
+
 PERMS: Final = {"rw": PERM_READ | PERM_WRITE, "r": PERM_READ, "w": PERM_WRITE, "none": 0}
 """What a topic allows, as people write it -> RocketMQ's number."""
 

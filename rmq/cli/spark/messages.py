@@ -11,7 +11,7 @@ import click
 from rmq.cli.output import Format, output_option
 from rmq.cli.spark.job import print_summary, run_pipeline, source_options, spark_options
 from rmq.cli.target import Target, target_options
-from rmq.cli.values import Position, as_duration, as_position
+from rmq.cli.values import Position, as_duration, as_position, time_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -233,13 +233,6 @@ def _of_topic(
         chosen["endingTimestamp"] = str(time_of(until, "--until"))
     given = {name: text for name, text in chosen.items() if text}
     return spark.read.format("rmq").options(**options, **given).load()
-
-
-def time_of(position: Position, option: str) -> int:
-    """The time that an option names; earliest and latest are none."""
-    if isinstance(position, int):
-        return position
-    raise click.BadParameter("a time is wanted, such as -2h or 2026-11-21T10:00", param_hint=option)
 
 
 def letter_options(command: Callable[..., T]) -> Callable[..., T]:

@@ -201,9 +201,12 @@ def day_sum(data: BrokerStatsData) -> int:
 
 
 def first_number(text: str) -> float:
-    """The first of several rates, that of the last 10 seconds; 0 when there is none."""
+    """The first of several rates, that of the last 10 seconds; 0 when there is none, or no number."""
     words = text.split()
-    return float(words[0]) if words else 0.0
+    try:
+        return float(words[0]) if words else 0.0
+    except ValueError:
+        return 0.0
 
 
 def version_name(version: int) -> str:

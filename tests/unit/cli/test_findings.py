@@ -77,7 +77,7 @@ def test_name_servers_that_know_different_brokers() -> None:
 
 
 def test_a_broker_without_a_master_and_settings_that_differ() -> None:
-    slave = evolve(BROKER, name="broker-b", number=1)
+    slave = evolve(BROKER, name="broker-b", broker_id=1)
     (found,) = diagnose(Facts({"n:1": ["broker-a", "broker-b"]}, [BROKER, slave]))
     assert found.what == "has slaves, but no master"
 
