@@ -20,6 +20,7 @@ ASYNC_PLACES = (
     "rmq/namesrv/service.py",
     "rmq/namesrv/__main__.py",
     "rmq/broker/service.py",
+    "rmq/broker/startup.py",  # ports and names are opened and looked up
     "rmq/broker/__main__.py",
     "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service

@@ -5,11 +5,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq import config as settings
-from rmq.broker.queue_text import QueueRows, topic_offset, topic_stats
 from rmq.broker.topics import check_name
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
 from rmq.files import settings_saver
@@ -28,7 +26,6 @@ from rmq.protocol.headers import (
     CreateTopicRequestHeader,
     DeleteTopicRequestHeader,
     GetBrokerConfigResponseHeader,
-    GetTopicStatsInfoRequestHeader,
     ViewBrokerStatsDataRequestHeader,
 )
 from rmq.protocol.record import decode_record
@@ -42,8 +39,6 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 QUEUES_MAX: Final = 65_536
-STATS_TEXTS_MAX: Final = 16
-_NO_ENDS: Final = topic_offset(0, 0, 0)
 VERSION_NAME: Final = "V4_9_7"
 """RocketMQ's name for `VERSION`, which its tools show."""
 
@@ -66,8 +61,6 @@ class Admin:
         self.changed: Callable[[BrokerConfig, StoreConfig], None] = lambda broker, store: None
         self.gauges: Callable[[], Mapping[str, str]] = dict
         self.delay_offsets: Callable[[], bytes] = bodies.DelayOffsetSerializeWrapper().to_json
-        self._stats_state = (-1, -1)
-        self._stats_texts: dict[str, tuple[bodies.TopicConfig, bytes]] = {}
         self._store = store
         self._topics = tables.topics
         self._offsets = tables.offsets
@@ -79,7 +72,6 @@ class Admin:
             RequestCode.UPDATE_AND_CREATE_TOPIC: self._on_update_topic,
             RequestCode.DELETE_TOPIC_IN_BROKER: self._on_delete_topic,
             RequestCode.GET_ALL_TOPIC_CONFIG: self._on_all_topics,
-            RequestCode.GET_TOPIC_STATS_INFO: self._on_topic_stats,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._on_system_topics,
             RequestCode.GET_BROKER_CONFIG: self._on_get_config,
             RequestCode.UPDATE_BROKER_CONFIG: self._on_update_config,
@@ -134,39 +126,6 @@ class Admin:
 
     def _on_all_topics(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(header={}, body=self._topics.to_json())
-
-    def _on_topic_stats(self, request: Command, connection: Any, now: int) -> Command:
-        name = request.read(GetTopicStatsInfoRequestHeader).topic
-        topic = self._topics.get(name)
-        if topic is None:
-            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return request.reply(body=self._topic_stats(topic))
-
-    def _topic_stats(self, topic: bodies.TopicConfig) -> bytes:
-        """A row for each queue; of a topic that is asked for again before anything is stored, the last text.
-
-        Everybody may ask, and BenchmarkTest alone has 1,024 queues.
-        """
-        state = self._store.min_physical_offset, self._store.max_physical_offset
-        if self._stats_state != state:
-            self._stats_state, self._stats_texts = state, {}
-        known = self._stats_texts.get(topic.topic_name)
-        if known is not None and known[0] is topic:
-            return known[1]
-        rows = QueueRows(self.config.broker_name)
-        rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), range(topic.write_queue_nums)))
-        text = topic_stats(rows)
-        if len(self._stats_texts) >= STATS_TEXTS_MAX:
-            self._stats_texts.clear()
-        self._stats_texts[topic.topic_name] = topic, text
-        return text
-
-    def _ends(self, topic: str, queue_id: int) -> str:
-        end = self._store.max_offset(topic, queue_id)
-        if end <= 0:
-            return _NO_ENDS
-        time_ms = max(0, self._store.message_time(topic, queue_id, end - 1))
-        return topic_offset(self._store.min_offset(topic, queue_id), end, time_ms)
 
     def _on_system_topics(self, request: Command, connection: Any, now: int) -> Command:
         names = SYSTEM_TOPICS.union(filter(self._topics.is_system, self._topics.table))

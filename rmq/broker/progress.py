@@ -1,19 +1,17 @@
-"""How groups get on with consuming: lag, times, who consumes a topic, offsets copied and reset."""
+"""How far queues and groups are: ends, lag, times, who consumes a topic, offsets copied and reset.
+
+Bodies that have a row for each queue are written as text: a topic may have thousands of queues, and anybody
+may ask again and again. The text is that of the bodies in rmq.protocol.bodies.
+"""
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.queue_text import (
-    QueueRows,
-    consume_stats,
-    consume_stats_list,
-    offset_wrapper,
-    time_spans,
-)
 from rmq.errors import for_code
 from rmq.message import MessageQueue
 from rmq.protocol import bodies, json
@@ -23,6 +21,7 @@ from rmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
     GetConsumeStatsInBrokerHeader,
     GetConsumeStatsRequestHeader,
+    GetTopicStatsInfoRequestHeader,
     QueryConsumeTimeSpanRequestHeader,
     QueryCorrectionOffsetHeader,
     QueryTopicConsumeByWhoRequestHeader,
@@ -39,9 +38,76 @@ if TYPE_CHECKING:
 _LONG_MAX = 2**63 - 1
 ANSWER_SIZE: Final = MAX_FRAME // 2
 """Characters of an answer with a row for each queue."""
+STATS_TEXTS_MAX: Final = 16
+"""Topics whose stats are kept as text, for whoever asks again."""
 _TO_THE_END = -1  # as a reset's timestamp
 
 log = logging.getLogger("rmq.broker")
+
+
+class QueueRows:
+    """Rows of queues -> values, as they stand in an `offsetTable`."""
+
+    def __init__(self, broker_name: str) -> None:
+        self.size = 0
+        """Characters of the text."""
+        self._broker = json.dumps(broker_name).decode()
+        self._parts: list[str] = []
+
+    def add(self, topic: str, values: Iterable[str]) -> None:
+        """Add the queues of a topic from 0 on, each with its value as JSON."""
+        head = f'{{"brokerName":{self._broker},"queueId":'
+        tail = f',"topic":{json.dumps(topic).decode()}}}:'
+        rows = [f"{head}{queue_id}{tail}{value}" for queue_id, value in enumerate(values)]
+        self.size += sum(map(len, rows)) + len(rows)
+        self._parts += rows
+
+    def text(self) -> str:
+        """The rows as one JSON object, with Java's bare keys."""
+        return "{" + ",".join(self._parts) + "}"
+
+
+def topic_offset(low: int, end: int, time_ms: int) -> str:
+    """A TopicOffset."""
+    return f'{{"lastUpdateTimestamp":{time_ms},"maxOffset":{end},"minOffset":{low}}}'
+
+
+def offset_wrapper(end: int, offset: int, time_ms: int) -> str:
+    """An OffsetWrapper."""
+    return f'{{"brokerOffset":{end},"consumerOffset":{offset},"lastTimestamp":{time_ms}}}'
+
+
+def topic_stats(rows: QueueRows) -> bytes:
+    """A TopicStatsTable."""
+    return f'{{"offsetTable":{rows.text()}}}'.encode()
+
+
+def consume_stats(rows: QueueRows, tps: float) -> str:
+    """A ConsumeStats."""
+    return f'{{"consumeTps":{json.dumps_java(tps).decode()},"offsetTable":{rows.text()}}}'
+
+
+def consume_stats_list(groups: Iterable[tuple[str, list[str]]], address: str, total_diff: int) -> bytes:
+    """A ConsumeStatsList of each group's ConsumeStats."""
+    lists = ",".join(f"{{{json.dumps(group).decode()}:[{','.join(stats)}]}}" for group, stats in groups)
+    return (
+        f'{{"brokerAddr":{json.dumps(address).decode()},"consumeStatsList":[{lists}],"totalDiff":{total_diff}}}'
+    ).encode()
+
+
+def time_spans(topic: str, broker_name: str, spans: Iterable[tuple[int, int, int, int]]) -> bytes:
+    """A QueryConsumeTimeSpanBody of the queues of a topic from 0 on: first, last and consumed time, delay."""
+    head = f'"messageQueue":{{"brokerName":{json.dumps(broker_name).decode()},"queueId":'
+    tail = f',"topic":{json.dumps(topic).decode()}}}'
+    rows = ",".join(
+        f'{{"consumeTimeStamp":{consumed},"delayTime":{delay},"maxTimeStamp":{last},'
+        f'{head}{queue_id}{tail},"minTimeStamp":{first}}}'
+        for queue_id, (first, last, consumed, delay) in enumerate(spans)
+    )
+    return f'{{"consumeTimeSpanSet":[{rows}]}}'.encode()
+
+
+_NO_ENDS: Final = topic_offset(0, 0, 0)
 
 
 class Progress:
@@ -60,11 +126,14 @@ class Progress:
         self._clients = tables.clients
         self._offsets = tables.offsets
         self._stats = tables.stats
+        self._stats_state = (-1, -1)
+        self._stats_texts: dict[str, tuple[TopicConfig, bytes]] = {}
         tables.groups.deleted = self._group_deleted
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
         return {
+            RequestCode.GET_TOPIC_STATS_INFO: self._on_topic_stats,
             RequestCode.GET_CONSUME_STATS: self._on_consume_stats,
             RequestCode.GET_BROKER_CONSUME_STATS: self._on_all_consume_stats,
             RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self._on_consumed_by_who,
@@ -78,6 +147,41 @@ class Progress:
         if offsets_too:
             self._offsets.delete_group(group)
         self._stats.delete_group(group)
+
+    # --- ends of queues ---
+
+    def _on_topic_stats(self, request: Command, connection: Any, now: int) -> Command:
+        name = request.read(GetTopicStatsInfoRequestHeader).topic
+        topic = self._topics.get(name)
+        if topic is None:
+            raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
+        return request.reply(body=self._topic_stats(topic))
+
+    def _topic_stats(self, topic: TopicConfig) -> bytes:
+        """A row for each queue; of a topic that is asked for again before anything is stored, the last text.
+
+        Everybody may ask, and BenchmarkTest alone has 1,024 queues.
+        """
+        state = self._store.min_physical_offset, self._store.max_physical_offset
+        if self._stats_state != state:
+            self._stats_state, self._stats_texts = state, {}
+        known = self._stats_texts.get(topic.topic_name)
+        if known is not None and known[0] is topic:
+            return known[1]
+        rows = QueueRows(self.config.broker_name)
+        rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), range(topic.write_queue_nums)))
+        text = topic_stats(rows)
+        if len(self._stats_texts) >= STATS_TEXTS_MAX:
+            self._stats_texts.clear()
+        self._stats_texts[topic.topic_name] = topic, text
+        return text
+
+    def _ends(self, topic: str, queue_id: int) -> str:
+        end = self._store.max_offset(topic, queue_id)
+        if end <= 0:
+            return _NO_ENDS
+        time_ms = max(0, self._store.message_time(topic, queue_id, end - 1))
+        return topic_offset(self._store.min_offset(topic, queue_id), end, time_ms)
 
     # --- lag ---
 

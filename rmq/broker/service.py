@@ -29,7 +29,6 @@ the flusher cannot mend, ends the broker with that error, because a store that c
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,18 +37,24 @@ from functools import partial
 from typing import TypeVar
 
 import trio
-from attrs import frozen
 
-from rmq.broker.admission import acceptors, client_limits, web_socket_access
 from rmq.broker.broker import Broker
-from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.config import BrokerConfig
 from rmq.broker.flusher import Flusher
-from rmq.broker.plugin_host import PluginHost
 from rmq.broker.replication import Follower, Guard, serve_slaves
+from rmq.broker.startup import (
+    Ports,
+    acceptors,
+    check,
+    client_limits,
+    guard_of,
+    open_broker,
+    open_ports,
+    web_socket_access,
+)
 from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.errors import (
-    ConfigError,
     ConnectFailed,
     ConnectionLost,
     RemoteProtocolError,
@@ -58,28 +63,20 @@ from rmq.errors import (
     RmqError,
     StoreError,
 )
-from rmq.plugin import load, named
-from rmq.profile import applied, cluster_secret
-from rmq.protocol.codes import MASTER_ID
-from rmq.protocol.record import host_bytes
-from rmq.protocol.server_auth import ClusterGate
+from rmq.profile import applied
 from rmq.remoting.acceptor import raise_descriptor_limit
-from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.limits import Budget
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import open_listeners, serve_listeners
-from rmq.remoting.stream import Listener
-from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.store.config import BrokerRole, StoreConfig
+from rmq.remoting.server import serve_listeners
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
-from rmq.store.store import Store
 
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
-PROGRESS_SECONDS = 1.0
 READY_SECONDS = 3.0
 """How long `started` waits for the first registration."""
 REPUT_SECONDS = 0.01
@@ -116,12 +113,12 @@ async def run(
     PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`, and then nothing is left running;
     later CorruptRecord when a broken disk lost the log's end.
     """
-    _check(config, store_config)
+    check(config, store_config)
     config, tls = applied(config, tls or TlsConfig())
-    guard = _guard(config, tls)
+    guard = guard_of(config, tls)
     network = network or TcpNetwork()
-    ports = await _open_ports(network, config, store_config)
-    broker = await _open(
+    ports = await open_ports(network, config, store_config)
+    broker = await open_broker(
         config, store_config, ports, disk or RealDisk(), now_ms or wall_clock_ms, plugin_settings or {}
     )
     service = _Service(broker, ports, network=network, guard=guard, threads=disk is None)
@@ -169,143 +166,8 @@ async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
     await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
-def _check(config: BrokerConfig, store_config: StoreConfig) -> None:
-    """Settings that do not fit each other. Raises ConfigError."""
-    slave = store_config.broker_role is BrokerRole.SLAVE
-    if slave and config.broker_id == MASTER_ID:
-        raise ConfigError("brokerId", config.broker_id, "more than 0 for a slave (brokerRole=SLAVE)")
-    if not slave and config.broker_id != MASTER_ID:
-        raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
-    parse_addresses(config.namesrv_addr)
-    if store_config.transient_store_pool_enable:
-        log.warning(
-            "transientStorePoolEnable needs nothing here: messages gather in memory and are written many at a"
-            " time, but always before they are acknowledged, so a killed broker loses none of them"
-        )
-
-
-def _addresses(config: BrokerConfig) -> list[str]:
-    """Where to listen: the port for clients, and the VIP port if that one is fixed."""
-    ports = [config.listen_port]
-    if config.vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
-        ports.append(config.listen_port - VIP_PORT_DISTANCE)
-    return [join_address(config.bind_host, port) for port in ports]
-
-
-@frozen
-class _Ports:
-    """Where clients and slaves come in; `slaves` is None for who has none. Open from the beginning."""
-
-    clients: Sequence[Listener]
-    slaves: Listener | None
-
-    @property
-    def main(self) -> int:
-        """The port that clients are told."""
-        return split_address(self.clients[0].address).port
-
-    @property
-    def ha(self) -> int:
-        """The port that slaves are told; without one what it would be."""
-        return self.main + 1 if self.slaves is None else split_address(self.slaves.address).port
-
-    async def aclose(self) -> None:
-        """Listen no more. Completes when cancelled."""
-        with trio.CancelScope(shield=True):
-            for listener in (*self.clients, *([] if self.slaves is None else [self.slaves])):
-                await listener.aclose()
-
-
-async def _open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> _Ports:
-    """Listen for clients and, at the port after theirs, for slaves. On failure nothing stays open."""
-    clients = await open_listeners(network, _addresses(config))
-    if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
-        return _Ports(clients, None)
-    port = config.listen_port and config.listen_port + 1
-    try:
-        (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)])
-    except BaseException:
-        await _Ports(clients, None).aclose()
-        raise
-    return _Ports(clients, slaves)
-
-
-async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
-    """broker_ip1 and the port as records hold them; a name is looked up, once."""
-    host = config.broker_ip1
-    if not is_literal(host):
-        try:
-            host = str((await trio.socket.getaddrinfo(host, port))[0][4][0])
-        except OSError as error:
-            expected = f"an address of this machine, or a name that can be looked up ({error.strerror})"
-            raise ConfigError("brokerIP1", config.broker_ip1, expected) from None
-    return host_bytes(join_address(host, port))
-
-
-async def _open(
-    config: BrokerConfig,
-    store_config: StoreConfig,
-    ports: _Ports,
-    disk: Disk,
-    now_ms: Callable[[], int],
-    plugin_settings: Mapping[str, str],
-) -> Broker:
-    """Open the store and build the broker; on failure nothing stays open, the ports neither."""
-    store: Store | None = None
-    try:
-        host = await _host_bytes(config, ports.main)
-        opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
-        opened.load(_Progress())
-        store = opened
-        broker = Broker(
-            config,
-            store,
-            address=join_address(config.broker_ip1, ports.main),
-            ha_address=join_address(config.ha_host, ports.ha),
-            now_ms=now_ms,
-            clock=trio.current_time,
-        )
-        _use_secret(broker)
-        broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
-    except BaseException:
-        if store is not None:
-            store.close()
-        await ports.aclose()
-        raise
-    return broker
-
-
-def _guard(config: BrokerConfig, tls: TlsConfig) -> Guard:
-    """What guards the HA port. Raises ConfigError when its files are not usable."""
-    own = cluster_secret(config.ha_secret_file, "haSecretFile")
-    secret = own or cluster_secret(config.cluster_secret_file)
-    contexts = TlsContexts(tls)
-    if tls.tls_enable:
-        contexts.client()  # unusable files end the start, not the first registration
-    return Guard(contexts, secret.value if secret is not None else b"")
-
-
-def _use_secret(broker: Broker) -> None:
-    """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
-    secret = cluster_secret(broker.config.cluster_secret_file)
-    if secret is not None:
-        broker.cluster = ClusterGate(secret, broker.now_ms)
-        broker.registration.vouch = lambda command: secret.vouch(command, broker.now_ms(), os.urandom(16))
-
-
-class _Progress:
-    """Says how far the opening of a store is, once a second."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._next = clock() + PROGRESS_SECONDS
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        now = self._clock()
-        if now >= self._next:
-            self._next = now + PROGRESS_SECONDS
-            share = done / max(total, 1)
-            log.info("opening the store: %s, %.0f %% (%d of %d)", stage, 100 * share, done, total)
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 class _Service:
@@ -314,7 +176,7 @@ class _Service:
     def __init__(
         self,
         broker: Broker,
-        ports: _Ports,
+        ports: Ports,
         *,
         network: Network,
         guard: Guard,

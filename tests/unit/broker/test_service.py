@@ -20,7 +20,7 @@ import trio
 import trio.testing
 from attrs import define, field
 
-from rmq.broker import service
+from rmq.broker import service, startup
 from rmq.broker.__main__ import banner, durability, main, parse, settings
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
@@ -696,7 +696,7 @@ def test_as_a_process_it_starts_serves_and_stops_cleanly(tmp_path: pathlib.Path)
 
 def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     times = iter([0.0, 0.5, 1.0, 1.9, 2.1])
-    progress = service._Progress(lambda: next(times))
+    progress = startup.Progress(lambda: next(times))
     with caplog.at_level("INFO", "rmq.broker"):
         for done in (10, 20, 30, 50):
             progress("log", done, 80)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.broker import progress
-from rmq.broker.queue_text import (
+from rmq.broker.progress import (
     QueueRows,
     consume_stats,
     consume_stats_list,

@@ -1,0 +1,211 @@
+"""Starting a broker: settings that fit each other, ports, who is let in, the store and the broker on it.
+
+The ports are opened first: one that is taken ends the start before anything in the store has changed. On
+failure nothing stays open.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import trio
+from attrs import frozen
+
+from rmq.broker.broker import Broker
+from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.plugin_host import PluginHost
+from rmq.broker.replication import Guard
+from rmq.config import parse_addresses
+from rmq.errors import (
+    ConfigError,
+)
+from rmq.plugin import load, named
+from rmq.profile import cluster_secret
+from rmq.protocol.codes import MASTER_ID
+from rmq.protocol.record import host_bytes
+from rmq.protocol.server_auth import ClusterGate
+from rmq.remoting.acceptor import Acceptor
+from rmq.remoting.address import is_literal, join_address, split_address
+from rmq.remoting.limits import Limits
+from rmq.remoting.network import Network
+from rmq.remoting.server import open_listeners
+from rmq.remoting.stream import Listener
+from rmq.remoting.tls import TlsConfig, TlsContexts
+from rmq.remoting.websocket import WebSocketAccess
+from rmq.store.config import BrokerRole, StoreConfig
+from rmq.store.disk import Disk
+from rmq.store.store import Store
+
+PROGRESS_SECONDS: Final = 1.0
+"""Between two lines of the log while a store opens."""
+
+log = logging.getLogger("rmq.broker")
+
+
+def check(config: BrokerConfig, store_config: StoreConfig) -> None:
+    """Settings that do not fit each other. Raises ConfigError."""
+    slave = store_config.broker_role is BrokerRole.SLAVE
+    if slave and config.broker_id == MASTER_ID:
+        raise ConfigError("brokerId", config.broker_id, "more than 0 for a slave (brokerRole=SLAVE)")
+    if not slave and config.broker_id != MASTER_ID:
+        raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
+    parse_addresses(config.namesrv_addr)
+    if store_config.transient_store_pool_enable:
+        log.warning(
+            "transientStorePoolEnable needs nothing here: messages gather in memory and are written many at a"
+            " time, but always before they are acknowledged, so a killed broker loses none of them"
+        )
+
+
+def _addresses(config: BrokerConfig) -> list[str]:
+    """Where to listen: the port for clients, and the VIP port if that one is fixed."""
+    ports = [config.listen_port]
+    if config.vip_channel_enabled and config.listen_port > VIP_PORT_DISTANCE:
+        ports.append(config.listen_port - VIP_PORT_DISTANCE)
+    return [join_address(config.bind_host, port) for port in ports]
+
+
+@frozen
+class Ports:
+    """Where clients and slaves come in; `slaves` is None for who has none. Open from the beginning."""
+
+    clients: Sequence[Listener]
+    slaves: Listener | None
+
+    @property
+    def main(self) -> int:
+        """The port that clients are told."""
+        return split_address(self.clients[0].address).port
+
+    @property
+    def ha(self) -> int:
+        """The port that slaves are told; without one what it would be."""
+        return self.main + 1 if self.slaves is None else split_address(self.slaves.address).port
+
+    async def aclose(self) -> None:
+        """Listen no more. Completes when cancelled."""
+        with trio.CancelScope(shield=True):
+            for listener in (*self.clients, *([] if self.slaves is None else [self.slaves])):
+                await listener.aclose()
+
+
+async def open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> Ports:
+    """Listen for clients and, at the port after theirs, for slaves. On failure nothing stays open."""
+    clients = await open_listeners(network, _addresses(config))
+    if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
+        return Ports(clients, None)
+    port = config.listen_port and config.listen_port + 1
+    try:
+        (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)])
+    except BaseException:
+        await Ports(clients, None).aclose()
+        raise
+    return Ports(clients, slaves)
+
+
+async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
+    """broker_ip1 and the port as records hold them; a name is looked up, once."""
+    host = config.broker_ip1
+    if not is_literal(host):
+        try:
+            host = str((await trio.socket.getaddrinfo(host, port))[0][4][0])
+        except OSError as error:
+            expected = f"an address of this machine, or a name that can be looked up ({error.strerror})"
+            raise ConfigError("brokerIP1", config.broker_ip1, expected) from None
+    return host_bytes(join_address(host, port))
+
+
+async def open_broker(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    ports: Ports,
+    disk: Disk,
+    now_ms: Callable[[], int],
+    plugin_settings: Mapping[str, str],
+) -> Broker:
+    """Open the store and build the broker; on failure nothing stays open, the ports neither."""
+    store: Store | None = None
+    try:
+        host = await _host_bytes(config, ports.main)
+        opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
+        opened.load(Progress())
+        store = opened
+        broker = Broker(
+            config,
+            store,
+            address=join_address(config.broker_ip1, ports.main),
+            ha_address=join_address(config.ha_host, ports.ha),
+            now_ms=now_ms,
+            clock=trio.current_time,
+        )
+        _use_secret(broker)
+        broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
+    except BaseException:
+        if store is not None:
+            store.close()
+        await ports.aclose()
+        raise
+    return broker
+
+
+def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
+    """What guards the HA port. Raises ConfigError when its files are not usable."""
+    own = cluster_secret(config.ha_secret_file, "haSecretFile")
+    secret = own or cluster_secret(config.cluster_secret_file)
+    contexts = TlsContexts(tls)
+    if tls.tls_enable:
+        contexts.client()  # unusable files end the start, not the first registration
+    return Guard(contexts, secret.value if secret is not None else b"")
+
+
+def _use_secret(broker: Broker) -> None:
+    """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
+    secret = cluster_secret(broker.config.cluster_secret_file)
+    if secret is not None:
+        broker.cluster = ClusterGate(secret, broker.now_ms)
+        broker.registration.vouch = lambda command: secret.vouch(command, broker.now_ms(), os.urandom(16))
+
+
+class Progress:
+    """Says how far the opening of a store is, once a second."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._next = clock() + PROGRESS_SECONDS
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        now = self._clock()
+        if now >= self._next:
+            self._next = now + PROGRESS_SECONDS
+            share = done / max(total, 1)
+            log.info("opening the store: %s, %.0f %% (%d of %d)", stage, 100 * share, done, total)
+
+
+HA_SHARE: Final = 0.125
+"""How much of the descriptors that connections may have links to slaves may take."""
+
+
+def acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
+    """Who lets clients in, and who slaves."""
+    return {
+        "clients": Acceptor(config.max_connections, config.max_connections_per_address),
+        "slaves": Acceptor(config.ha_max_connections, share=HA_SHARE),
+    }
+
+
+def client_limits(config: BrokerConfig) -> Limits:
+    """The bounds of a client's connection."""
+    return Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
+
+
+def web_socket_access(config: BrokerConfig) -> WebSocketAccess:
+    """Which WebSocket upgrades are taken."""
+    own = (config.broker_ip1, config.broker_ip2, config.bind_address, socket.gethostname())
+    return WebSocketAccess(
+        origins=config.web_socket_origins, hosts=config.web_socket_hosts, own=[name for name in own if name]
+    )
