@@ -27,6 +27,7 @@ import trio
 
 from rmq.protocol.command import Command
 from rmq.remoting import Connection, Pool, TcpNetwork, TlsConfig, serve
+from rmq.remoting.endpoint import Endpoint
 
 BODY = b"x" * 128
 HEADER = {"producerGroup": "bench", "topic": "Bench", "queueId": "1", "sysFlag": "0", "bornTimestamp": "17"}
@@ -34,14 +35,14 @@ CODE = 9999  # no code of RocketMQ: the general decoder
 WARM_CALLS = 500
 
 
-class Echo:
+class Echo(Endpoint):
     """Answers every request with its own body."""
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
         for request in requests:
             connection.reply(request.reply(body=request.body))
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         pass
 
 

@@ -47,6 +47,7 @@ from rmq.plugin import Hooks, PulledEvent, StoredEvent
 from rmq.protocol import json
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, check_body
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import TURN_REQUESTS, TURN_SECONDS, Budget, turn_is_over
 from rmq.store.config import BrokerRole
 
@@ -76,8 +77,8 @@ SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, Request
 log = logging.getLogger("rmq.broker")
 
 
-class Broker:
-    """One broker over an opened store: what connections hand their requests to (an Endpoint).
+class Broker(Endpoint):
+    """One broker over an opened store: what connections hand their requests to.
 
     `address` is what clients are told, `ha_address` what slaves are told.
     """
@@ -269,7 +270,7 @@ class Broker:
             self._end()
         return count
 
-    def admits(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+    def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
         """Whether the large body of a command whose header is here shall come: None, or the refusal."""
         if head.flag & FLAG_RESPONSE:
             return None if self.pending_requests.expects(head, connection) else head.reply(SYSTEM_ERROR)
@@ -316,20 +317,20 @@ class Broker:
         if self.hooks.responses:
             self.hooks.observe(self.hooks.responses, connection, request, response)
 
-    def opened(self, connection: Connection) -> None:
+    def on_open(self, connection: Connection) -> None:
         """A peer has come."""
         self.connections += 1
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """A connection has ended: forget its polls and its clients."""
         self.connections -= 1
-        self.waits.closed(connection)
-        self.clients.closed(connection)
-        self.pending_requests.closed(connection)
+        self.waits.on_close(connection)
+        self.clients.on_close(connection)
+        self.pending_requests.on_close(connection)
 
-    def answered(self, response: Command, connection: Connection) -> None:
+    def on_response(self, response: Command, connection: Connection) -> None:
         """A client has answered a request of ours."""
-        self.pending_requests.answered(response, connection)
+        self.pending_requests.on_response(response, connection)
 
     def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""

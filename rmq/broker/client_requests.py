@@ -105,7 +105,7 @@ class PendingRequests:
             self._announced = row.deadline
             self.rescheduled()
 
-    def answered(self, response: Command, connection: Connection) -> None:
+    def on_response(self, response: Command, connection: Connection) -> None:
         """A client has answered something; what nobody waits for is dropped."""
         if response.opaque in self._rows.get(connection, ()):
             self._take(connection, response.opaque).answered(response)
@@ -114,7 +114,7 @@ class PendingRequests:
         """Whether somebody waits for this response of a client."""
         return response.opaque in self._rows.get(connection, ())
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """A connection has ended: what was asked of it is not answered any more."""
         for opaque in list(self._rows.get(connection, ())):
             self._take(connection, opaque).answered(ConnectionLost(connection.peer_address))

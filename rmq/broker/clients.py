@@ -318,7 +318,7 @@ class Clients:
             if group is not None and self._leave(connection, kind, group):
                 log.info("%s leaves %s group %s", connection.peer_address, kind, group)
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """The connection has ended: its clients leave all their groups."""
         for kind, group in sorted(self._of_connection.get(connection, ())):
             self._leave(connection, kind, group)

@@ -246,7 +246,7 @@ class Waits:
         if round.untried:
             self._rounds[key] = round
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """A connection is gone: forget its pulls. Its parked sends stay; their replies fall on deaf ears."""
         for pull in self._of_connection.pop(connection, ()):
             self._drop(pull)

@@ -29,6 +29,7 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.record import decode_record
 from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
 
 # Where every task and every thread of this process is, as text for an administrator (jstack in RocketMQ).
 
@@ -87,7 +88,7 @@ class Checker(Protocol):
         """Find out, and tell the broker at `address`."""
 
 
-class Answers:
+class Answers(Endpoint):
     """The endpoint of a client's connections."""
 
     def __init__(self) -> None:
@@ -110,7 +111,7 @@ class Answers:
             if response is not None and not request.is_oneway:
                 connection.reply(response)
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """Brokers forget a client whose connection ends: say who we are again, over a new one."""
         if self.session is not None:
             self.session.beat_soon()

@@ -37,6 +37,7 @@ from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ClusterGate
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
 
 log = logging.getLogger("rmq.namesrv")
@@ -68,7 +69,7 @@ class Lookup:
     connection: Connection
 
 
-class NameServer:
+class NameServer(Endpoint):
     """The endpoint of all connections of a name server.
 
     `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
@@ -132,7 +133,7 @@ class NameServer:
         if self._hooks.responses:
             self._hooks.observe(self._hooks.responses, connection, request, response)
 
-    def admits(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+    def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
         """Whether the large body of a command whose header is here shall come: None, or the refusal."""
         if head.is_response:
             return head.reply(ResponseCode.SYSTEM_ERROR)
@@ -147,7 +148,7 @@ class NameServer:
             return head.reply(error.code, error.remark)
         return None
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         """Forget the brokers that registered over this connection."""
         self.routes.source_closed(connection)
 

@@ -77,14 +77,12 @@ class Connection:
         self._limits = limits or Limits()
         self._stream = stream
         self._endpoint = endpoint
-        self._unasked = getattr(endpoint, "answered", None)  # takes responses that no call waits for
-        self._admits = getattr(endpoint, "admits", None)  # sees headers before their bodies
         self._first = first
         self._decoder = Decoder(
             self._limits.frame_bytes,
             max_header=self._limits.header_bytes,
             most=self._limits.decoded_frames,
-            ask_from=self._limits.ask_bytes if self._admits is not None else self._limits.frame_bytes,
+            ask_from=self._limits.ask_bytes,
         )
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or Budget(_UNBOUNDED)
@@ -232,7 +230,7 @@ class Connection:
         finally:
             self.close("cancelled")
             try:
-                self._endpoint.closed(self)
+                self._endpoint.on_close(self)
             except Exception as error:
                 log.error("the end of %s was not taken well: %s", self.peer_address, error, exc_info=error)
             finally:
@@ -320,11 +318,11 @@ class Connection:
     def _ask(self) -> None:
         """Whether a large body shall come; one that shall not is read and dropped."""
         head, self._decoder.head = self._decoder.head, None
-        if head is None or self._admits is None:
+        if head is None:
             return
         if head.flag & FLAG_RESPONSE and head.opaque in self._in_flight:
             return
-        refusal = self._admits(head, self._decoder.head_body, self)
+        refusal = self._endpoint.on_head(head, self._decoder.head_body, self)
         if refusal is not None:
             self._decoder.skip()
             self._half_since = math.inf
@@ -349,10 +347,8 @@ class Connection:
                     entry = self._in_flight.pop(command.opaque, None)
                     if entry is not None:
                         entry[0].resolve(command)
-                    elif self._unasked is not None:
-                        self._unasked(command, self)
                     else:
-                        log.debug("%s: late response to request %d", self.peer_address, command.opaque)
+                        self._endpoint.on_response(command, self)
         # Answers that come in bunches are followed by requests in bunches: then gather them first.
         self._eager = responses < 2
         return requests

@@ -1,7 +1,9 @@
-"""Endpoint: who answers the requests that come on a connection."""
+"""Endpoint: who answers what comes on a connection. Broker, NameServer and the client's endpoint are some."""
 
 from __future__ import annotations
 
+import logging
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
 from rmq.protocol.codes import ResponseCode
@@ -10,36 +12,51 @@ from rmq.protocol.command import Command
 if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
 
+log = logging.getLogger(__name__)
+
 
 class Endpoint(Protocol):
-    """Who answers the requests of a connection: broker, name server, client.
+    """The callbacks of connections; subclasses override what they need.
 
-    It may have a method `answered(response, connection)` too: responses to requests that it sent by `notify`
-    and not by `call` are handed to it, before the requests of the same chunk. And `opened(connection)`, which
-    a server calls before any request of a peer. And `admits(head, body_bytes, connection)`: whether the body
-    of a command whose header is here shall be taken; None, or the response that refuses it. It is asked for
-    frames of more than `limits.ask_bytes`.
+    One endpoint serves many connections, all on one event loop. No callback may block. An exception of one
+    ends the connection that it was called for and no other; one other than RemoteProtocolError is a bug and
+    is logged with its traceback.
     """
 
+    def on_open(self, connection: Connection) -> None:
+        """A server has accepted a peer; called before any of its requests. Not called for dialled ones."""
+        return
+
+    @abstractmethod
     def handle(self, requests: list[Command], connection: Connection) -> int | None:
         """Answer the requests of one chunk, by `connection.reply` or `write`, now or later.
 
         Returns how many of them it took, at least one, when others shall have their turn before the rest is
         handed over; None: all.
-        Must not block. An exception ends this connection and no other; one other than RemoteProtocolError is
-        a bug and is logged with its traceback.
         """
 
-    def closed(self, connection: Connection) -> None:
+    def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+        """The header of a frame of more than `limits.ask_bytes` is here, its body is not: None takes the
+        body, a response refuses it, so that it is read and dropped."""
+        return None
+
+    def on_response(self, response: Command, connection: Connection) -> None:
+        """A response that no `call` waits for: to a request sent by `notify`, or one that comes too late.
+
+        Called before `handle` gets the requests of the same chunk.
+        """
+        log.debug("%s: late response to request %d", connection.peer_address, response.opaque)
+
+    def on_close(self, connection: Connection) -> None:
         """The connection has ended; called once for each that ran."""
+        return
 
 
-class RefusingEndpoint:
+class RefusingEndpoint(Endpoint):
     """The endpoint of connections on which nobody should ask us anything: every request is refused."""
 
     def handle(self, requests: list[Command], connection: Connection) -> None:
+        """Answer that no request is supported here."""
         for request in requests:
             if not request.is_oneway:
                 connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
-
-    def closed(self, connection: Connection) -> None: ...

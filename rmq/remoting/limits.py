@@ -32,7 +32,7 @@ class Limits:
     header_bytes: int = 64 * KIB
     """The longest header of a frame; properties of a message have at most 32 KiB."""
     ask_bytes: int = MIB
-    """The body of a longer frame is collected only after the endpoint has seen its header (`admits`)."""
+    """The body of a longer frame is collected only after the endpoint has seen its header (`on_head`)."""
     decoded_frames: int = 512
     """Frames that are decoded at once; an ordinary chunk has fewer."""
     receive_bytes: int = 256 * KIB

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import NoReturn
 
@@ -105,7 +105,6 @@ class Server:
         budget: Budget | None = None,
     ) -> None:
         self._endpoint = endpoint
-        self._opened: Callable[[Connection], None] = getattr(endpoint, "opened", lambda connection: None)
         self._limits = limits
         self._access = access
         self._budget = budget or Budget()
@@ -147,7 +146,7 @@ class Server:
         connection = Connection(stream, self._endpoint, limits=self._limits, first=first, budget=self._budget)
         self._connections[connection] = None
         try:
-            self._opened(connection)
+            self._endpoint.on_open(connection)
             await connection.run()
         finally:
             del self._connections[connection]

@@ -31,6 +31,7 @@ from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
 from rmq.protocol.signature import Credentials, signed
 from rmq.remoting import TlsConfig, serve
+from rmq.remoting.endpoint import Endpoint
 from rmq.store.audit import check
 from rmq.store.config import BrokerRole
 from rmq.store.disk import RealDisk
@@ -168,11 +169,11 @@ class Requests:
         requests = [command for command in commands if not command.is_response]
         for command in commands:
             if command.is_response:
-                broker.answered(command, wire)  # type: ignore[arg-type]
+                broker.on_response(command, wire)  # type: ignore[arg-type]
         broker.handle(requests, wire)  # type: ignore[arg-type]
         wire.received.clear()
         if wire.closed or unread > 3:
-            broker.closed(wire)  # type: ignore[arg-type]
+            broker.on_close(wire)  # type: ignore[arg-type]
             self.wire = Wire("10.0.0.3:40001")
         self.rig.now_ms += 50
         self.rig.seconds += 0.05
@@ -504,12 +505,12 @@ class Sockets:
             nursery.cancel_scope.cancel()
 
 
-class _Echo:
+class _Echo(Endpoint):
     def handle(self, requests: list[Command], connection: Any) -> None:
         for request in requests:
             connection.reply(request.reply(body=request.body))
 
-    def closed(self, connection: Any) -> None: ...
+    def on_close(self, connection: Any) -> None: ...
 
 
 def _serving(network: MemoryNetwork, tls: TlsConfig) -> Any:

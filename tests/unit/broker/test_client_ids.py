@@ -55,13 +55,13 @@ def test_answers_go_to_the_account_that_brought_the_id(caplog: pytest.LogCapture
 def test_an_id_is_kept_for_answers_that_are_on_their_way() -> None:
     rig, mine, theirs = Rig(), wire("mine"), wire("theirs")
     beat(rig, mine)
-    rig.broker.closed(mine)  # type: ignore[arg-type]
+    rig.broker.on_close(mine)  # type: ignore[arg-type]
     assert beat(rig, theirs)
     assert pushed(rig, mine, theirs) == [0, 0]
     again = wire("mine")
     assert beat(rig, again) == ""
     assert pushed(rig, again, theirs) == [1, 0]
-    rig.broker.closed(again)  # type: ignore[arg-type]
+    rig.broker.on_close(again)  # type: ignore[arg-type]
     rig.let_pass(KEPT_MS)
     assert beat(rig, theirs) == ""
     assert pushed(rig, theirs) == [1]
@@ -72,7 +72,7 @@ def test_a_client_of_the_same_account_takes_its_place() -> None:
     beat(rig, old)
     assert beat(rig, new) == ""
     assert pushed(rig, old, new) == [0, 1]
-    rig.broker.closed(old)  # type: ignore[arg-type]
+    rig.broker.on_close(old)  # type: ignore[arg-type]
     assert pushed(rig, new) == [1]
 
 

@@ -41,7 +41,7 @@ def running_info(client_id: str = "c@1") -> Command:
 
 
 def tell(rig: Rig, wire: Wire, answer: Command) -> list[Command]:
-    rig.broker.answered(answer, wire)  # type: ignore[arg-type]
+    rig.broker.on_response(answer, wire)  # type: ignore[arg-type]
     return rig.wire.take()
 
 
@@ -77,7 +77,7 @@ def test_a_client_that_is_silent_or_goes(rig: Rig) -> None:
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.CONSUME_MSG_TIMEOUT
     rig.ask(running_info())
-    rig.broker.closed(wire)  # type: ignore[arg-type]
+    rig.broker.on_close(wire)  # type: ignore[arg-type]
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "c@1" in (answer.remark or "")

@@ -150,7 +150,7 @@ def test_one_client_on_two_connections_counts_once() -> None:
     beat(desk, old, "c1", consumer("g", T="*"))
     beat(desk, new, "c1", consumer("g", T="*"))
     assert desk.clients.consumer_ids("g") == ["c1"]
-    desk.clients.closed(old)
+    desk.clients.on_close(old)
     assert desk.clients.consumer_ids("g") == ["c1"]
 
 
@@ -181,9 +181,9 @@ def test_members_of_all_groups_are_bounded() -> None:
     with pytest.raises(ResponseError, match="maxGroupMembers is 3"):
         beat(desk, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"))
     beat(desk, second, "c2", consumer("g1", T="*"))  # whoever is in stays
-    desk.clients.closed(first)  # type: ignore[arg-type]
+    desk.clients.on_close(first)  # type: ignore[arg-type]
     beat(desk, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"), ProducerData("p"))
-    desk.clients.closed(second)  # type: ignore[arg-type]
+    desk.clients.on_close(second)  # type: ignore[arg-type]
     assert desk.clients._memberships == 0
 
 
@@ -216,10 +216,10 @@ def test_those_who_stay_are_told_of_those_who_leave() -> None:
     desk.clients.unregister(two, consumer_group="g")
     assert [told(line) for line in (one, two, three)] == [["g"], [], ["g"]]
     assert len(desk.clients.producers("p")) == 3
-    desk.clients.closed(one)
+    desk.clients.on_close(one)
     assert [told(line) for line in (one, two, three)] == [[], [], ["g"]]
     assert [member.client_id for member in desk.clients.producers("p")] == ["h:2", "h:3"]
-    desk.clients.closed(three)
+    desk.clients.on_close(three)
     assert desk.clients.consumer_group("g") is None
     assert desk.clients.groups_of("T") == set()
 
@@ -231,14 +231,14 @@ def test_leaving_twice_is_nothing() -> None:
     desk.clients.unregister(two, consumer_group="g", producer_group="p")
     one.take()
     desk.clients.unregister(two, consumer_group="g")
-    desk.clients.closed(two)
+    desk.clients.on_close(two)
     assert told(one) == []
 
 
 def test_nothing_is_left_of_those_who_left() -> None:
     desk, line = Desk(), Line()
     beat(desk, line, "c1", consumer("g", T="*"), ProducerData("p"))
-    desk.clients.closed(line)
+    desk.clients.on_close(line)
     assert not desk.clients._consumers
     assert not desk.clients._producers
     assert not desk.clients._of_connection
@@ -286,7 +286,7 @@ def test_ever_new_client_ids_of_one_connection_leave_little() -> None:
     assert desk.clients.conflicts.client_ids == 1
     assert len(desk.clients._ids._live) <= 2
     for line in (one, other):
-        desk.clients.closed(line)  # type: ignore[arg-type]
+        desk.clients.on_close(line)  # type: ignore[arg-type]
     assert len(desk.clients._ids._live) == 0
     assert desk.clients.conflicts.client_ids == 0
 
@@ -308,7 +308,7 @@ def test_notices_can_be_switched_off(where: str) -> None:
     one, two = Line("h:1"), Line("h:2")
     beat(desk, one, "c1", consumer("g", T="*"))
     beat(desk, two, "c2", consumer("g", T="*"))
-    desk.clients.closed(two)
+    desk.clients.on_close(two)
     assert one.take() == two.take() == []
 
 

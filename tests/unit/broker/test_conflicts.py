@@ -139,7 +139,7 @@ def test_a_client_that_comes_again_by_a_new_connection_is_no_conflict(rig: Rig) 
     beat(rig, old, "c1", T="*")
     for _ in range(3):
         assert "warning" not in beat(rig, new, "c1", T="*").ext
-    rig.broker.closed(old)  # type: ignore[arg-type]
+    rig.broker.on_close(old)  # type: ignore[arg-type]
     assert figures(rig) == ("0", "0", "0")
 
 
@@ -147,7 +147,7 @@ def test_the_end_of_one_of_the_two_ends_the_conflict(rig: Rig) -> None:
     one, two, _ = lines()
     for wire in (one, two, one, two):
         beat(rig, wire, "c1", T="*")
-    rig.broker.closed(one)  # type: ignore[arg-type]
+    rig.broker.on_close(one)  # type: ignore[arg-type]
     assert "warning" not in beat(rig, two, "c1", T="*").ext
     assert figures(rig) == ("0", "0", "1")
 

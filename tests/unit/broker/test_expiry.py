@@ -39,7 +39,7 @@ def let_pass(rig: Rig, ms: int) -> None:
 
 
 def leave(rig: Rig, wire: Wire) -> None:
-    rig.broker.closed(wire)  # type: ignore[arg-type]
+    rig.broker.on_close(wire)  # type: ignore[arg-type]
 
 
 def saved(rig: Rig, name: str) -> Any:

@@ -132,7 +132,7 @@ def test_sends_that_wait_for_a_topic_count_as_waiting(rig: SlowRig) -> None:
 def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None:
     gone = Wire()
     rig.ask(send("New"), wire=gone)
-    rig.broker.closed(gone)  # type: ignore[arg-type]
+    rig.broker.on_close(gone)  # type: ignore[arg-type]
     rig.broker.new_topics.save_now()
     assert rig.one(send("New")).code == 0
 

@@ -212,7 +212,7 @@ class Trial:
         rig = self.rig
         rig.broker.handle(requests, rig.wire)  # type: ignore[arg-type]
         for pushed in self.asker.take():
-            rig.broker.answered(pushed.reply(0), self.asker)  # type: ignore[arg-type]
+            rig.broker.on_response(pushed.reply(0), self.asker)  # type: ignore[arg-type]
         answers = rig.wire.take()
         for answer in answers:
             case = self.by_opaque.pop(answer.opaque, None)

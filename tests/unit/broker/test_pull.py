@@ -313,7 +313,7 @@ def test_a_group_disabled_meanwhile_is_refused_when_a_message_arrives(rig: Rig) 
 def test_pulls_of_a_closed_connection_are_forgotten(rig: Rig) -> None:
     reader = Wire()
     rig.ask(pull(sys_flag=WAITING), wire=reader)
-    rig.broker.closed(reader)  # type: ignore[arg-type]
+    rig.broker.on_close(reader)  # type: ignore[arg-type]
     fill(rig, "a")
     assert reader.take() == []
     assert rig.broker.waits.held == 0
@@ -336,7 +336,7 @@ def test_one_connection_cannot_take_all_the_room_for_waiting_pulls() -> None:
     assert "maxHeldPullsOfAccount is 5" in (refused.remark or "")
     for _ in range(3):
         assert rig.ask(pull(sys_flag=WAITING), wire=other) == []  # without an account: a connection's limit
-    rig.broker.closed(first)  # type: ignore[arg-type]
+    rig.broker.on_close(first)  # type: ignore[arg-type]
     assert rig.ask(pull(sys_flag=WAITING), wire=third) == []
 
 

@@ -39,7 +39,7 @@ def reply(code: int = RequestCode.SEND_REPLY_MESSAGE_V2, properties: str = PROPE
 
 def tell(rig: Rig, asker: Wire, pushed: Command, code: int = 0, remark: str | None = None) -> None:
     """The asker answers what was pushed to it."""
-    rig.broker.answered(pushed.reply(code, remark), asker)  # type: ignore[arg-type]
+    rig.broker.on_response(pushed.reply(code, remark), asker)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2])
@@ -120,7 +120,7 @@ def test_an_asker_that_is_silent(rig: Rig, asker: Wire) -> None:
 
 def test_an_asker_that_goes_away(rig: Rig, asker: Wire) -> None:
     rig.ask(reply())
-    rig.broker.closed(asker)  # type: ignore[arg-type]
+    rig.broker.on_close(asker)  # type: ignore[arg-type]
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert len(rig.broker.pending_requests) == 0

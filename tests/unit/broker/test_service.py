@@ -40,6 +40,7 @@ from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.headers import GetConsumerRunningInfoRequestHeader
 from rmq.protocol.record import decode_records, host_bytes
 from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
@@ -61,7 +62,7 @@ SMALL = {
 }
 
 
-class Inbox:
+class Inbox(Endpoint):
     """The endpoint of a client: keeps what the broker asks it."""
 
     def __init__(self) -> None:
@@ -70,11 +71,11 @@ class Inbox:
     def handle(self, requests: list[Command], connection: Connection) -> None:
         self.asked += requests
 
-    def closed(self, connection: Connection) -> None: ...
+    def on_close(self, connection: Connection) -> None: ...
 
 
 @define
-class NameServer:
+class NameServer(Endpoint):
     """Writes down what brokers tell it, with the time."""
 
     heard: list[tuple[float, int]] = field(factory=list)
@@ -90,7 +91,7 @@ class NameServer:
             else:
                 connection.reply(request.reply(header={"masterAddr": ""}))
 
-    def closed(self, connection: Connection) -> None: ...
+    def on_close(self, connection: Connection) -> None: ...
 
     def codes(self) -> list[int]:
         return [code for _, code in self.heard]

@@ -294,7 +294,7 @@ def test_a_topic_that_is_dropped_has_a_dead_filter(rig: Rig) -> None:
 
 def test_a_closed_connection_lets_the_filter_die(rig: Rig) -> None:
     announce(rig, sql("n > 2"))
-    rig.broker.closed(rig.wire)  # type: ignore[arg-type]
+    rig.broker.on_close(rig.wire)  # type: ignore[arg-type]
     known = rig.broker.filters.get("Orders", "readers")
     assert known is not None
     assert known.is_dead
@@ -302,7 +302,7 @@ def test_a_closed_connection_lets_the_filter_die(rig: Rig) -> None:
 
 def test_long_dead_filters_are_removed(rig: Rig) -> None:
     announce(rig, sql("n > 2"))
-    rig.broker.closed(rig.wire)  # type: ignore[arg-type]
+    rig.broker.on_close(rig.wire)  # type: ignore[arg-type]
     assert saved(rig) is not None
     rig.now_ms += DAY - 1
     assert saved(rig) is None
@@ -359,7 +359,7 @@ def test_filters_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None
     monkeypatch.setattr(filter_module, "FILTERS_MAX", 3)
     announce(rig, *(sql("n > 2", topic=f"T{number}") for number in range(9)))
     assert len(saved(rig) or ()) == 3
-    rig.broker.closed(rig.wire)  # type: ignore[arg-type]
+    rig.broker.on_close(rig.wire)  # type: ignore[arg-type]
     rig.now_ms += DAY
     assert saved(rig) == {}
     announce(rig, *(sql("n > 2", topic=f"U{number}") for number in range(9)))

@@ -106,7 +106,7 @@ def test_a_long_heartbeat_is_refused_and_not_read(rig: Rig) -> None:
 
 
 def refusal(rig: Rig, head: Command, size: int) -> int | None:
-    answer = rig.broker.admits(head, size, rig.wire)  # type: ignore[arg-type]
+    answer = rig.broker.on_head(head, size, rig.wire)  # type: ignore[arg-type]
     return None if answer is None else answer.code
 
 
@@ -123,7 +123,7 @@ def test_a_large_response_is_taken_when_somebody_waits_for_it(rig: Rig) -> None:
     rig.broker.pending_requests.call(rig.wire, request, 3, lambda answer: None, Wire())  # type: ignore[arg-type]
     assert refusal(rig, request.reply(), 2 << 20) is None
     other = Wire("10.0.0.8:1")
-    assert rig.broker.admits(request.reply(), 2 << 20, other) is not None  # type: ignore[arg-type]
+    assert rig.broker.on_head(request.reply(), 2 << 20, other) is not None  # type: ignore[arg-type]
 
 
 def test_gates_see_the_header_of_a_large_body(rig: Rig) -> None:

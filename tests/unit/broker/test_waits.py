@@ -121,7 +121,7 @@ def test_pulls_of_a_closed_connection_are_forgotten(table: Fixture) -> None:
     table.hold("gone", connection=gone)
     table.hold("gone", connection=gone, queue_id=3)
     table.hold("stays")
-    table.waits.closed(gone)
+    table.waits.on_close(gone)
     table.waits.arrived("T", 0, 6)
     table.waits.step(100)
     assert table.answers == [("stays", False)]
@@ -140,7 +140,7 @@ def test_an_answer_that_closes_its_connection_does_not_count_twice(table: Fixtur
     overfull = peer()
 
     def resume(pull: HeldPull, last: bool) -> bool:
-        table.waits.closed(overfull)
+        table.waits.on_close(overfull)
         return True
 
     table.waits.resume = resume
@@ -250,9 +250,9 @@ def test_pulls_are_counted_for_their_connection_and_account_and_by_their_size(ta
     )
     waits.arrived("T", 0, 6)
     assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (6, 5, 6)
-    waits.closed(one)
+    waits.on_close(one)
     assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (1, 0, 1)
-    waits.closed(other)
+    waits.on_close(other)
     assert waits._of_account == waits._long == waits._pulls == waits._of_connection == {}
 
 

@@ -42,6 +42,7 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.record import Record, decode_batch, encode_record, host_bytes
 from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.network import Network
 
 HANG: Final = "hang"
@@ -50,7 +51,7 @@ CUT: Final = "cut"
 Answer = int | str | Callable[[Command, Connection], Command | None]
 
 
-class Server:
+class Server(Endpoint):
     """An endpoint that answers from a script first, then by its methods; `seen` are the requests it got."""
 
     def __init__(self) -> None:
@@ -75,7 +76,7 @@ class Server:
             if answer is not None and not request.is_oneway:
                 connection.reply(answer)
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         if connection in self.connections:
             self.connections.remove(connection)
 
@@ -169,8 +170,8 @@ class Broker(Server):
             if members.pop(client_id, None) is not None:
                 self.notify(group)
 
-    def closed(self, connection: Connection) -> None:
-        super().closed(connection)
+    def on_close(self, connection: Connection) -> None:
+        super().on_close(connection)
         for client_id in [c for m in self.members.values() for c, held in m.items() if held is connection]:
             self.forget(client_id)
         self.waiting = [entry for entry in self.waiting if entry[1] is not connection]

@@ -207,7 +207,7 @@ def test_unregistering_and_closing_remove_a_broker() -> None:
     assert host.server.routes.broker_live_table == {}
     assert host.ask(RequestCode.UNREGISTER_BROKER, header).code == 0
     host.register("T")
-    host.server.closed(host.peer)  # type: ignore[arg-type]
+    host.server.on_close(host.peer)  # type: ignore[arg-type]
     assert host.server.routes.broker_live_table == {}
 
 
@@ -576,6 +576,6 @@ def test_answers_about_all_topics_and_brokers_are_made_once_for_each_state(
     host.ask(RequestCode.DELETE_TOPIC_IN_NAMESRV, header)
     assert topics() == ["U"]
     assert ClusterInfo.from_json(host.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body).broker_addr_table
-    host.server.closed(host.peer)  # type: ignore[arg-type]
+    host.server.on_close(host.peer)  # type: ignore[arg-type]
     assert topics() == []
     assert not ClusterInfo.from_json(host.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body).broker_addr_table

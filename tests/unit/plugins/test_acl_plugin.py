@@ -152,7 +152,7 @@ def test_an_unsigned_large_body_is_refused_before_it_comes(
     guarded: Guarded, fields: dict[str, str], code: int | None
 ) -> None:
     head = Command(310, 1, ext={"b": "Orders", **fields})
-    answer = guarded.rig.broker.admits(head, 3 << 20, Wire())  # type: ignore[arg-type]
+    answer = guarded.rig.broker.on_head(head, 3 << 20, Wire())  # type: ignore[arg-type]
     assert (None if answer is None else answer.code) == code
     assert len(guarded.lines()) == (code is not None)
 

@@ -12,6 +12,7 @@ from trio.testing import wait_all_tasks_blocked
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection, Limits
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.stream import Stream
 from rmq.testing import MemoryNetwork
 
@@ -22,7 +23,7 @@ def request(body: bytes = b"", *, oneway: bool = False) -> Command:
     return Command.request(CODE, {"key": "value"}, body, oneway=oneway)
 
 
-class Echo:
+class Echo(Endpoint):
     """Answers each request with its body; counts what came and who went."""
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class Echo:
             if not request.is_oneway:
                 connection.reply(request.reply(body=request.body))
 
-    def closed(self, connection: Connection) -> None:
+    def on_close(self, connection: Connection) -> None:
         self.gone.append(connection)
 
     @property

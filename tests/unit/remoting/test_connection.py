@@ -332,7 +332,7 @@ async def test_a_bug_at_the_end_of_a_connection_is_logged(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Forgetful(Echo):
-        def closed(self, connection: Connection) -> None:
+        def on_close(self, connection: Connection) -> None:
             raise KeyError("a bug")
 
     async with linked(Forgetful()) as link:
@@ -364,7 +364,7 @@ async def test_an_answer_to_a_notice_that_cannot_be_passed_on_ends_the_one_who_g
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Passing(Echo):
-        def answered(self, response: Command, connection: Connection) -> None:
+        def on_response(self, response: Command, connection: Connection) -> None:
             raise LocalProtocolError("no frame")
 
     async with linked(Passing()) as link:

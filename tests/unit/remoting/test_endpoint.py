@@ -7,12 +7,13 @@ import trio
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import Connection
+from rmq.remoting.endpoint import Endpoint
 from rmq.testing import MemoryNetwork
 
 ASK = 4242
 
 
-class Asking:
+class Asking(Endpoint):
     """Answers nothing, asks back for each request by `notify`, and keeps what `answered` brings."""
 
     def __init__(self) -> None:
@@ -24,10 +25,10 @@ class Asking:
             self.asked.append(Command.request(ASK, None, request.body))
             connection.notify(self.asked[-1])
 
-    def answered(self, response: Command, connection: Connection) -> None:
+    def on_response(self, response: Command, connection: Connection) -> None:
         self.answers.append((response.opaque, response.body))
 
-    def closed(self, connection: Connection) -> None: ...
+    def on_close(self, connection: Connection) -> None: ...
 
 
 async def test_an_endpoint_gets_the_responses_to_its_notices(autojump_clock: trio.abc.Clock) -> None:

@@ -116,7 +116,7 @@ class Choosy(Echo):
         super().__init__()
         self.asked: list[tuple[int, int]] = []
 
-    def admits(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+    def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
         self.asked.append((head.code, body_bytes))
         return None if head.code == 1 else head.reply(13, "too large")
 

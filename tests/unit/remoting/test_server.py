@@ -170,14 +170,14 @@ async def test_a_bug_in_the_endpoint_ends_one_connection(
                 if self.count == 1:
                     raise KeyError("a bug")
 
-        def opened(self, connection: Connection) -> None:
+        def on_open(self, connection: Connection) -> None:
             self._first("opened")
 
         def handle(self, requests: list[Command], connection: Connection) -> None:
             self._first("handle")
             super().handle(requests, connection)
 
-        def closed(self, connection: Connection) -> None:
+        def on_close(self, connection: Connection) -> None:
             self._first("closed")
 
     network = MemoryNetwork()
