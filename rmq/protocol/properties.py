@@ -101,7 +101,8 @@ INTERNAL: Final = frozenset(
 """Names that brokers alone give values to. Who sends a message again that it was given, as a consumer does,
 sends them along, so they are taken out and not refused."""
 _RETURNED_TO: Final = (RETRY_PREFIX, DLQ_PREFIX)
-_WAIT_TRUE: Final = f"\x02{PROPERTY_WAIT_STORE}\x01true"
+_WAIT: Final = f"{PROPERTY_WAIT_STORE}\x01"
+_WAIT_TRUE: Final = f"\x02{_WAIT}true"
 _UNIQUE: Final = f"{PROPERTY_UNIQUE_KEY}\x01"
 _KNOWN_MAX: Final = 2048
 _KNOWN_LENGTH_MAX: Final = 1024
@@ -121,7 +122,7 @@ def without_wait(text: str, properties: dict[str, str]) -> str:
     """
     if properties[PROPERTY_WAIT_STORE] == "true":
         shorter = text.replace(_WAIT_TRUE, "", 1)
-        if len(shorter) != len(text):
+        if len(shorter) != len(text) and _WAIT not in shorter:  # else it stands there twice
             return shorter
     return encode_properties(
         {name: value for name, value in properties.items() if name != PROPERTY_WAIT_STORE}

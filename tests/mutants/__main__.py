@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
@@ -37,13 +38,13 @@ AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 UNCOUNTED: Final = ("rmq/store/audit", "rmq/store/repair", "rmq/broker/stats", "rmq/broker/metrics")
 """Modules that no message passes."""
 TESTS: Final = ("tests/unit", "tests/wire", "tests/stateful")
-MOST_SECONDS: Final = 15.0
+MOST_SECONDS: Final = 10.0
 """Of tests that are run for one mutation; the quickest, and those of its module, come first."""
 AGAIN_SECONDS: Final = 120.0
 """For one that survived these."""
 GOOD: Final = 10
 """For so many lines the tests are run without a mutation first."""
-SLACK_SECONDS: Final = 30.0
+SLACK_SECONDS: Final = 20.0
 """How long a run may take beside four times that of its tests."""
 MOST_BYTES: Final = 8 << 30
 """Address space of a run: a loop without an end does not take the machine along."""
@@ -58,6 +59,9 @@ def main() -> int:
     parser.add_argument("--area", action="append", choices=sorted(AREAS), help="only these areas")
     parser.add_argument("--path", default="", help="only modules whose path contains this")
     parser.add_argument("--again", action="store_true", help="run the survivors in --state once more")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="how many processes (1), each with a copy of its own"
+    )
     parser.add_argument("--list", action="store_true", help="only say which mutations there are")
     parser.add_argument("--folder", default=".mutants", help="where copy, map and results are kept")
     parser.add_argument("--fresh-map", action="store_true", help="learn anew which test executes which line")
@@ -72,16 +76,47 @@ def main() -> int:
     results = Results(folder / f"results-{chosen.seed}.jsonl")
     if chosen.again:
         found = [one for one in _all(sorted(AREAS), "") if results.known.get(one.key) == "survived"]
-    tree = _copy(folder / "tree")
-    covered = _map(folder / "map.json", tree, fresh=chosen.fresh_map)
-    _check_good(found, covered, tree)
-    for number, mutation in enumerate(found):
-        if chosen.again or mutation.key not in results.known:
-            most = AGAIN_SECONDS if chosen.again else MOST_SECONDS
-            outcome, seconds = _try(mutation, covered, tree, most)
-            results.add(mutation, outcome, seconds)
-            _show(number + 1, len(found), results, found, mutation, outcome)
-    return _report(found, results)
+    trees = [_copy(folder / f"job{number}" / "tree") for number in range(chosen.jobs)]
+    covered = _map(folder / "map.json", trees, fresh=chosen.fresh_map)
+    _check_good(found, covered, trees[0])
+    left = [one for one in found if chosen.again or one.key not in results.known]
+    most = AGAIN_SECONDS if chosen.again else MOST_SECONDS
+    shares = [(left[number :: chosen.jobs], tree) for number, tree in enumerate(trees)]
+    _in_processes([functools.partial(_try_all, some, covered, tree, most, results) for some, tree in shares])
+    return _report(found, results.again())
+
+
+def _try_all(
+    some: list[Mutation], covered: CoverageMap, tree: pathlib.Path, most_seconds: float, results: Results
+) -> None:
+    for number, mutation in enumerate(some):
+        outcome, seconds = _try(mutation, covered, tree, most_seconds)
+        results.add(mutation, outcome, seconds)
+        print(f"{tree.parent.name} {number + 1}/{len(some)} {outcome}: {mutation}", flush=True)
+
+
+def _in_processes(tasks: list[Callable[[], None]]) -> None:
+    """Run each in a process of its own. They are stopped with this one."""
+    processes = []
+    for task in tasks:
+        process = os.fork()
+        if not process:
+            status = 1
+            try:
+                task()
+                status = 0
+            finally:
+                os._exit(status)
+        processes.append(process)
+    try:
+        ends = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in processes]
+    except BaseException:
+        for process in processes:
+            with suppress(OSError):
+                os.kill(process, signal.SIGTERM)
+        raise
+    if any(ends):
+        sys.exit("stopped; the next run goes on")
 
 
 # ---- which ----
@@ -130,14 +165,23 @@ def _copy(tree: pathlib.Path) -> pathlib.Path:
     return tree
 
 
-def _map(path: pathlib.Path, tree: pathlib.Path, *, fresh: bool) -> CoverageMap:
+def _map(path: pathlib.Path, trees: list[pathlib.Path], *, fresh: bool) -> CoverageMap:
     if fresh or not path.exists():
         print("running the tests once, to learn which executes what", flush=True)
-        environment = _environment(tree) | {"RMQ_MUTANTS_MAP": str(path)}
-        plugin = ["-p", "tests.mutants.coverage_map"]
-        command = [sys.executable, "-m", "pytest", *_pytest(), *plugin, *TESTS]
-        subprocess.run(command, cwd=tree, env=environment, check=False)
+        files = sorted(
+            str(file.relative_to(ROOT)) for name in TESTS for file in (ROOT / name).rglob("test_*.py")
+        )
+        parts = [path.with_name(f"map-{number}.json") for number in range(len(trees))]
+        shares = [(part, files[number :: len(trees)], trees[number]) for number, part in enumerate(parts)]
+        _in_processes([functools.partial(_map_part, *share) for share in shares])
+        CoverageMap.joined([CoverageMap.load(part) for part in parts]).save(path)
     return CoverageMap.load(path)
+
+
+def _map_part(path: pathlib.Path, tests: list[str], tree: pathlib.Path) -> None:
+    environment = _environment(tree) | {"RMQ_MUTANTS_MAP": str(path)}
+    command = [sys.executable, "-m", "pytest", *_pytest(), "-p", "tests.mutants.coverage_map", *tests]
+    subprocess.run(command, cwd=tree, env=environment, check=False)
 
 
 def _environment(tree: pathlib.Path) -> dict[str, str]:
@@ -240,26 +284,20 @@ class Results:
 
     def __init__(self, path: pathlib.Path) -> None:
         self._path = path
-        self.known: dict[str, str] = {}
+        self.known: dict[str, str] = {}  # the outcome by key
         if path.exists():
             rows: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
             self.known = {row["key"]: row["outcome"] for row in rows}
+
+    def again(self) -> Results:
+        """Read once more: other processes write to the file, too."""
+        return Results(self._path)
 
     def add(self, mutation: Mutation, outcome: str, seconds: float) -> None:
         self.known[mutation.key] = outcome
         row = {"key": mutation.key, "line": mutation.line, "outcome": outcome, "seconds": round(seconds, 1)}
         with self._path.open("a") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
-
-
-def _show(
-    number: int, total: int, results: Results, found: list[Mutation], mutation: Mutation, outcome: str
-) -> None:
-    counts = Counter(results.known.get(one.key, "") for one in found)
-    left = counts["survived"] + counts["not covered"]
-    bar = "#" * (30 * number // total)
-    print(f"[{bar:30}] {number}/{total}, {left} not caught", end="", flush=True)
-    print(f"\n  {outcome}: {mutation}" if outcome in ("survived", "not covered") else "", flush=True)
 
 
 def _report(found: list[Mutation], results: Results) -> int:

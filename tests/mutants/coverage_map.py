@@ -10,11 +10,11 @@ import importlib
 import json
 import os
 import pathlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from typing import Any
 
 import pytest
-from attrs import define, field
+from attrs import asdict, define, field
 
 
 def _digest(source: str) -> str:
@@ -85,6 +85,25 @@ class CoverageMap:
     def load(cls, path: pathlib.Path) -> CoverageMap:
         """Raises FileNotFoundError before a first run."""
         return cls(**json.loads(path.read_text()))
+
+    @classmethod
+    def joined(cls, parts: Iterable[CoverageMap]) -> CoverageMap:
+        """One map of several, each of other tests of the same sources."""
+        joined = cls([], [], {}, {})
+        for part in parts:
+            first = len(joined.tests)
+            joined.tests += part.tests
+            joined.seconds += part.seconds
+            joined.sources |= part.sources
+            for path, lines in part.lines.items():
+                known = joined.lines.setdefault(path, {})
+                for line, tests in lines.items():
+                    known.setdefault(line, []).extend(first + number for number in tests)
+        return joined
+
+    def save(self, path: pathlib.Path) -> None:
+        """Write it where `load` finds it."""
+        path.write_text(json.dumps(asdict(self)))
 
     def of(self, path: str, line: int, source: str, most_seconds: float) -> tuple[list[str], float]:
         """The tests of a line and what they take in all; of the whole module where `source` has changed.

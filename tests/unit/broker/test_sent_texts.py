@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmq.message import tags_code
-from rmq.protocol.properties import SentTexts, index_keys, unit_code
+from rmq.protocol.properties import SentTexts, decode_properties, index_keys, unit_code
 
 SUFFIX = "CLUSTER\x01c"
 NAMES = st.sampled_from(["UNIQ_KEY", "XUNIQ_KEY", "WAIT", "TAGS", "KEYS", "DELAY", "a", ""])
@@ -53,6 +54,22 @@ def test_a_java_producer_s_text() -> None:
         assert sent(text) == (stored, True, tags_code("t"), (key,), False)
     assert sent("WAIT\x01false\x02DELAY\x013") == (f"DELAY\x013\x02{SUFFIX}", False, 0, (), True)
     assert sent("") == (SUFFIX, True, 0, (), False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A\x01b\x02WAIT\x01true",
+        "WAIT\x01true\x02A\x01b",
+        "A\x01b\x02WAIT\x01true\x02WAIT\x01true",
+        "WAIT\x01true\x02A\x01b\x02WAIT\x01true\x02",
+        "A\x01b\x02WAIT\x01trueish\x02WAIT\x01true",
+        "A\x01b\x02WAIT\x01true\x02WAIT\x01false\x02",
+    ],
+)
+def test_whether_to_wait_is_not_stored_however_often_it_is_said(text: str) -> None:
+    stored = SentTexts(SUFFIX, frozenset())(text)[0]
+    assert decode_properties(stored) == {"A": "b", "CLUSTER": "c"}
 
 
 def test_only_so_many_are_remembered() -> None:

@@ -93,6 +93,7 @@ def test_a_slave_sends_producers_to_its_master(request_: Command) -> None:
     rig = slave()
     answer = rig.one(request_)
     assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert answer.remark == "service not available now: this broker is a slave; send to its master"
     assert rig.store.max_physical_offset == 0
 
 

@@ -44,6 +44,11 @@ def topic(client: blocking.Client, name: str) -> str:
     return f"{name}-{client._backend}"
 
 
+def test_it_is_known_to_brokers_by_its_id(client: blocking.Client) -> None:
+    assert client.client_id == client._inner.client_id
+    assert "@" in client.client_id
+
+
 def test_send_and_consume(client: blocking.Client) -> None:
     name = topic(client, "Plain")
     with client.producer("p") as producer:

@@ -877,6 +877,25 @@ class TestLeaving:
             assert offsets(setting.cluster)[0] == 2
             assert not setting.cluster["a"].members["g"]
 
+    @pytest.mark.parametrize("busy", [False, True])
+    async def test_leaving_while_messages_are_handled_is_said(
+        self, setting: World, clock: MockClock, caplog: pytest.LogCaptureFixture, busy: bool
+    ) -> None:
+        fill(setting.cluster, 1)
+        async with setting.connect() as client, trio.open_nursery() as nursery:
+
+            async def handle(delivery: Delivery) -> None:
+                async with delivery:
+                    await trio.sleep(60 if busy else 0)
+
+            async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+                async for delivery in consumer:
+                    nursery.start_soon(handle, delivery)
+                    break
+                await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert ("still being consumed" in caplog.text) is busy
+
     async def test_a_broker_that_hangs_does_not_hold_us_up(self, setting: World, clock: MockClock) -> None:
         fill(setting.cluster, 3, queues=1)
         async with setting.connect() as client:

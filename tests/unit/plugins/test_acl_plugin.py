@@ -14,6 +14,7 @@ import trio
 import yaml
 from rmq_acl import POLL_SECONDS, AclPlugin
 from rmq_acl.audit import LINES_MAX, Audit
+from rmq_acl.files import AclFiles
 from rmq_acl.plainfile import AclFileError
 
 from rmq.broker.plugin_host import PluginHost
@@ -393,6 +394,25 @@ def test_a_main_file_that_is_gone_for_a_moment_takes_no_account_along(guarded: G
     more.unlink()
     assert guarded.plugin.files.poll()
     assert guarded.plugin.files.accounts.table.keys() == {"manager", "owner01", "other01"}
+
+
+def test_a_main_file_that_was_never_there_is_not_missed(guarded: Guarded) -> None:
+    folder = guarded.file.parent / "acl"
+    folder.mkdir()
+    guarded.file.rename(folder / "all.yml")
+    files = AclFiles(guarded.file)
+    files.load()
+    (folder / "all.yml").write_text(TEXT.replace("owner01", "owner02"))
+    files.load()
+    assert "owner02" in files.accounts.table
+
+
+def test_a_main_file_is_missed_that_others_take_the_place_of(guarded: Guarded) -> None:
+    folder = guarded.file.parent / "acl"
+    folder.mkdir()
+    guarded.file.rename(folder / "all.yml")
+    with pytest.raises(AclFileError, match="is not there"):
+        guarded.plugin.files.load()
 
 
 def test_an_account_stands_in_one_file(tmp_path: Path) -> None:

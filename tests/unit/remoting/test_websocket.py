@@ -15,10 +15,18 @@ from trio.testing import MockClock
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting import serve
 from rmq.remoting.stream import Stream
-from rmq.remoting.websocket import SERVER_READ_BYTES, MeteredStream, WebSocketAccess
+from rmq.remoting.websocket import (
+    SERVER_READ_BYTES,
+    MeteredStream,
+    WebSocketAccess,
+    WebSocketStream,
+    accept_websocket,
+    connect_websocket,
+)
 from rmq.testing import MemoryNetwork
 
 from .peers import Echo, request
+from .transports import both
 
 UPGRADE = (
     b"GET / HTTP/1.1\r\nHost: %b\r\n%bUpgrade: websocket\r\nConnection: Upgrade\r\n"
@@ -142,6 +150,28 @@ async def test_a_flood_without_content_ends_its_sender(
                     sent += len(piece)
         assert sent < 100_000  # the limit and what fits into the window
         assert "headers, pings and fragments without content" in caplog.text
+
+
+@pytest.mark.parametrize(("code", "clean"), [(1000, True), (1001, True), (1002, False), (1011, False)])
+async def test_an_end_with_an_error_is_no_clean_end(
+    autojump_clock: MockClock, code: int, clean: bool
+) -> None:
+    ends = MemoryNetwork().pair()
+    async with trio.open_nursery() as nursery:
+        client, server = await both(
+            lambda: connect_websocket(nursery, ends[0], "127.0.0.1"),
+            lambda: accept_websocket(nursery, ends[1]),
+        )
+        await server.send_all(b"x")
+        assert isinstance(server, WebSocketStream)
+        nursery.start_soon(server._socket.aclose, code, "why")
+        assert await client.receive_some() == b"x"
+        if clean:
+            assert await client.receive_some() == b""
+        else:
+            with pytest.raises(trio.BrokenResourceError, match="why"):
+                await client.receive_some()
+        nursery.cancel_scope.cancel()
 
 
 class Counted(MeteredStream):

@@ -12,6 +12,7 @@ from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import ConsumeQueue, Unit, queue_folder
 from rmq.store.disk import RealDisk
+from rmq.store.reader import FOUND, MESSAGE_WAS_REMOVING, Limits, Wanted, read_queue
 from rmq.store.segments import OpenFiles, Segments
 from rmq.testing.disk import MemoryDisk
 
@@ -180,6 +181,54 @@ def test_no_more_files_are_open_than_allowed() -> None:
     for queue in queues:
         queue.close()
     assert len(limit) == 0
+
+
+def test_files_of_a_queue_behind_a_broken_one_are_removed() -> None:
+    disk = MemoryDisk()
+    queue = make_queue(disk)
+    add(queue, *((number * 100, 100, number) for number in range(30)))
+    queue.write()
+    queue.close()
+    first, broken, last = disk.list(FOLDER)
+    disk.replace(f"{FOLDER}/{broken}", b"x" * 70)
+    again = make_queue(disk)
+    again.load(is_free)
+    assert (again.start, again.end) == (0, 10)
+    assert disk.list(FOLDER) == [first], "units that are made again need the place of both"
+    add(again, *((number * 100, 100, number) for number in range(10, 25)))
+    again.write()
+    assert disk.list(FOLDER) == [first, broken, last]
+    assert [again.unit(number) for number in range(25)] == [(n * 100, 100, n) for n in range(25)]
+    assert again.unit(25) is None
+
+
+def test_a_cut_queue_says_where_its_last_record_ends() -> None:
+    queue = make_queue(MemoryDisk())
+    add(queue, *((number * 100, 100, number) for number in range(25)))
+    queue.write()
+    queue.load(is_free)
+    assert queue.known_to == 2500
+    queue.truncate(2600)
+    assert queue.known_to == 2500
+    queue.truncate(1450)
+    assert queue.physical_end() == 1400
+    assert queue.known_to <= 1450, "a recovery would take what follows for known"
+
+
+@pytest.mark.parametrize("unit", [(450, 100, 7), (600, 100, 7), (100, 0, 7), (100, -5, 7)])
+def test_a_unit_that_is_not_inside_the_log_is_passed_over(unit: Unit) -> None:
+    log = CommitLog(MemoryDisk(), "/log", 4096)
+    log.open_at(0, 0)
+    log.append(b"a" * 500)
+    log.commit()
+    queue = make_queue(MemoryDisk())
+    add(queue, (0, 100, 7), unit)
+    limits = Limits(1 << 20, 1 << 20, 32, 1 << 20, 32)
+    found = read_queue(queue, log, limits, Wanted(0, 32, 1 << 20))
+    assert (found.status, found.count, found.size, found.next_queue_offset) == (FOUND, 1, 100, 2)
+    assert [bytes(view) for view in found.buffers] == [b"a" * 100]
+    none = read_queue(queue, log, limits, Wanted(1, 32, 1 << 20))
+    assert (none.status, none.count, none.next_queue_offset) == (MESSAGE_WAS_REMOVING, 0, 2)
 
 
 def test_folders_are_inside_the_store() -> None:
