@@ -21,20 +21,19 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from struct import Struct
-from struct import error as struct_error
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define, field, frozen
 
 from rmq.broker.sql import FilterSyntaxError, compile_sql
 from rmq.broker.tables import Slices, drain
-from rmq.errors import CorruptRecord, ResponseError, for_code
+from rmq.errors import ResponseError, for_code
 from rmq.message import PROPERTY_RETRY_TOPIC, tags_code
 from rmq.protocol import json
 from rmq.protocol.bodies import SubscriptionData
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_STOREHOST_V6, ResponseCode
+from rmq.protocol.codes import ResponseCode
 from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import property_bytes
 from rmq.protocol.text import JAVA
 
 if TYPE_CHECKING:
@@ -112,23 +111,9 @@ def message_filter(subscription: SubscriptionData) -> MessageFilter | None:
         raise _unparsable(str(error)) from None
 
 
-_INT, _SHORT = Struct(">i"), Struct(">h")
-_SYS_FLAG_AT, _BORN_HOST_AT = 36, 48
-
-
 def record_properties(record: memoryview) -> dict[str, str]:
     """The properties of a stored record, which are all that filters need. Raises CorruptRecord."""
-    try:
-        (sys_flag,) = _INT.unpack_from(record, _SYS_FLAG_AT)
-        store_timestamp_at = _BORN_HOST_AT + (20 if sys_flag & SYS_BORNHOST_V6 else 8)
-        # 8 bytes of store timestamp, the store host, 4 of reconsume times, 8 of a prepared offset
-        body_size_at = store_timestamp_at + 8 + (20 if sys_flag & SYS_STOREHOST_V6 else 8) + 12
-        topic_at = body_size_at + 4 + _INT.unpack_from(record, body_size_at)[0]
-        start = topic_at + 1 + record[topic_at] + 2
-        (size,) = _SHORT.unpack_from(record, start - 2)
-        return decode_properties(str(record[start : start + size], "utf-8", JAVA))
-    except (struct_error, IndexError) as error:
-        raise CorruptRecord("record", 0, str(error)) from None
+    return decode_properties(str(property_bytes(record), "utf-8", JAVA))
 
 
 _MASK = 2**64 - 1

@@ -74,10 +74,10 @@ from rmq.protocol.record import (
     NUL_IN_PROPERTIES,
     PROPERTIES_MAX,
     Record,
+    decode_batch,
     decode_record,
     host_bytes,
     record_of,
-    split_batch,
 )
 from rmq.store.config import delay_table
 from rmq.store.store import Batch
@@ -301,7 +301,7 @@ class Send:
     def _batch_records(self, body: bytes, common: Record, suffix: str) -> list[Record]:
         """All records of a batch, checked, so that all of them or none are put."""
         try:
-            messages = split_batch(body)
+            messages = decode_batch(body)
         except RemoteProtocolError as error:
             raise self._illegal(str(error)) from None
         if not messages:

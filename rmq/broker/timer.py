@@ -54,7 +54,7 @@ from rmq.protocol.properties import (
     PROPERTY_DELIVER_MS,
     encode_properties,
 )
-from rmq.protocol.record import Record, decode_record, record_of, record_properties
+from rmq.protocol.record import Record, decode_record, property_bytes, record_of
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -396,8 +396,8 @@ class Timers:
 
 def _may_recall(data: memoryview) -> bool:
     try:
-        return _RECALL_MARK in record_properties(data)
-    except IndexError:  # damaged; its delivery says so
+        return _RECALL_MARK in property_bytes(data)
+    except CorruptRecord:  # its delivery says so
         return False
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from struct import Struct
 from struct import error as struct_error
 from typing import Any, ClassVar, cast
 from zlib import crc32
@@ -19,21 +18,28 @@ from zlib import crc32
 from rmq.client.process_queue import ProcessQueue
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
+from rmq.protocol.codes import SYS_COMPRESSED, SYS_HOST_BITS
 from rmq.protocol.properties import decode_properties
-from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
+from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part, parts
 from rmq.protocol.text import JAVA
 
-_START = Struct(">iI12xq")  # size, magic, ..., queue offset
-_BODY = Struct(">8xi24xi44xi")  # ..., body CRC, ..., sys flag, ..., body length after IPv4 hosts
-_LENGTH = Struct(">i")
-_NUMBERS = Struct(">ii8xq4xq")  # from byte 12: queue id, flag, ..., physical offset, ..., born timestamp
-_STORED = Struct(">q")
-_RETRIES = Struct(">iq")
-_BORN_HOST_AT = 48
-_BODY_AT = FIXED_SIZE - 3  # with IPv4 hosts; three bytes are the lengths of topic and properties
-_V6_MORE = 12
-_V6_HOSTS = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
+_START = part("size", "magic", "queue_offset")
+_BODY = part("crc", "sys_flag", "body_size")  # with two IPv4 hosts, as mostly
+_BODY_SIZE = parts("body_size")
+_BODY_AT = _BODY.size
+_SYS_FLAG = part("sys_flag")
+_NUMBERS = parts(
+    "crc",
+    "queue_id",
+    "flag",
+    "physical_offset",
+    "born_timestamp",
+    "born_host",
+    "store_timestamp",
+    "store_host",
+    "reconsume_times",
+    "prepared_transaction_offset",
+)
 
 
 class PulledMessage(StoredMessage):
@@ -61,7 +67,7 @@ class PulledMessage(StoredMessage):
             buffer, at = self._buffer, self._at
             crc, sys_flag, length = _BODY.unpack_from(buffer, at)
             body_at = at + _BODY_AT
-            if sys_flag & _V6_HOSTS:
+            if sys_flag & SYS_HOST_BITS:
                 body_at, length = _body_after_v6(buffer, at, sys_flag)
             body = buffer[body_at : body_at + length]
             if crc32(body) & 0x7FFF_FFFF != crc or len(body) != length:
@@ -188,15 +194,14 @@ def to_original_topic(message: PulledMessage) -> None:
 
 
 def _body_after_v6(buffer: bytes, at: int, sys_flag: int) -> tuple[int, int]:
-    hosts = (sys_flag & SYS_BORNHOST_V6 != 0) + (sys_flag & SYS_STOREHOST_V6 != 0)
-    body_at = at + _BODY_AT + hosts * _V6_MORE
-    return body_at, _LENGTH.unpack_from(buffer, body_at - 4)[0]
+    form = _BODY_SIZE[sys_flag & SYS_HOST_BITS]
+    return at + form.size, form.unpack_from(buffer, at)[0]
 
 
 def _read_names(message: PulledMessage, buffer: bytes, at: int) -> None:
     _, sys_flag, length = _BODY.unpack_from(buffer, at)
     body_at = at + _BODY_AT
-    if sys_flag & _V6_HOSTS:
+    if sys_flag & SYS_HOST_BITS:
         body_at, length = _body_after_v6(buffer, at, sys_flag)
     topic_at = body_at + length
     properties_at = topic_at + 3 + buffer[topic_at]
@@ -208,17 +213,21 @@ def _read_names(message: PulledMessage, buffer: bytes, at: int) -> None:
 
 
 def _read_numbers(message: PulledMessage, buffer: bytes, at: int) -> None:
-    message.body_crc, sys_flag, _ = _BODY.unpack_from(buffer, at)
+    (sys_flag,) = _SYS_FLAG.unpack_from(buffer, at)
     message.sys_flag = sys_flag
-    message.queue_id, message.flag, physical_offset, born = _NUMBERS.unpack_from(buffer, at + 12)
-    message.physical_offset, message.born_timestamp = physical_offset, born
-    stored_at = at + _BORN_HOST_AT + (20 if sys_flag & SYS_BORNHOST_V6 else 8)
-    message.born_host = host_text(buffer[at + _BORN_HOST_AT : stored_at])
-    message.store_timestamp = _STORED.unpack_from(buffer, stored_at)[0]
-    host_at = stored_at + 8
-    retries_at = host_at + (20 if sys_flag & SYS_STOREHOST_V6 else 8)
-    message.store_host = host_text(buffer[host_at:retries_at])
-    message.reconsume_times, message.prepared_transaction_offset = _RETRIES.unpack_from(buffer, retries_at)
+    (
+        message.body_crc,
+        message.queue_id,
+        message.flag,
+        message.physical_offset,
+        message.born_timestamp,
+        born_host,
+        message.store_timestamp,
+        store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+    ) = _NUMBERS[sys_flag & SYS_HOST_BITS].unpack_from(buffer, at)
+    message.born_host, message.store_host = host_text(born_host), host_text(store_host)
 
 
 _PARTS: dict[str, Callable[[PulledMessage, bytes, int], None]] = {

@@ -29,6 +29,7 @@ from rmq.message import (
     TIMER_TOPIC,
     tags_code,
 )
+from rmq.protocol.codes import SYS_PREPARED, SYS_ROLLBACK
 from rmq.protocol.text import JAVA
 
 if TYPE_CHECKING:
@@ -254,8 +255,6 @@ _CODED_TAGS = 128  # bytes of the longest text whose code is remembered: senders
 
 MARKERS = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
 """The names, with 0x01, of which a unit's code and a record's keys are made."""
-PREPARED = 4
-TRANSACTION_BITS = 12  # 0 none, 4 prepared, 8 commit, 12 rollback
 
 
 def value_of(properties: bytes, marker: bytes) -> bytes | None:
@@ -381,9 +380,9 @@ def index_keys(properties: bytes) -> tuple[str, ...]:
 
 def has_unit(sys_flag: int) -> bool:
     """Whether a record gets a queue unit: not when it is PREPARED or ROLLBACK."""
-    return not sys_flag & PREPARED
+    return not sys_flag & SYS_PREPARED
 
 
 def is_indexed(sys_flag: int) -> bool:
     """Whether a record's keys are indexed: not when it is ROLLBACK."""
-    return sys_flag & TRANSACTION_BITS != TRANSACTION_BITS
+    return sys_flag & SYS_ROLLBACK != SYS_ROLLBACK

@@ -1,9 +1,13 @@
 """The message record: the same bytes in the commit log and in the body of a pull's answer.
 
-Big-endian: size, magic, body CRC, queue id, flag, queue offset, physical offset, sys flag, born time and
-host, store time and host, reconsume times, prepared transaction offset, body, topic, properties. A host is
-an IPv4 or IPv6 address and a 4-byte port; two bits of the sys flag tell which. Checked against records that
-RocketMQ 4.9.7 wrote.
+Big-endian: the fields of `FIELDS`, the body, the topic after its length (1 byte), the properties after theirs
+(2 bytes). A host is an IPv4 or IPv6 address and a 4-byte port; two bits of the sys flag tell which. Whoever
+reads only some fields, such as a scan of the log, takes the form of them from here (`part`, `offset_of`).
+Checked against records that RocketMQ 4.9.7 wrote.
+
+`build_record` and `build_batch` take the fields one by one, not an object: the call is what storing a message
+costs. For the same reason the loop of `build_batch` is one function. With `decode_batch` they are what a
+compiled twin would take over of this module: functions over buffers, no objects made for a message.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import ipaddress
 import zlib
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from struct import Struct
+from struct import Struct, calcsize
 from struct import error as struct_error
 from typing import Any, Final
 
@@ -36,9 +40,80 @@ from rmq.protocol.codes import (
 from rmq.protocol.properties import decode_properties, encode_properties, record_keys
 from rmq.protocol.text import JAVA, java_text
 
-FIXED_SIZE: Final = 91
-"""Bytes of a record beside body, topic and properties, with two IPv4 hosts; an IPv6 host takes 12 more."""
+# --- layout ---
 
+FIELDS: Final = (
+    ("size", "i"),
+    ("magic", "I"),
+    ("crc", "i"),  # of the body
+    ("queue_id", "i"),
+    ("flag", "i"),
+    ("queue_offset", "q"),
+    ("physical_offset", "q"),
+    ("sys_flag", "i"),
+    ("born_timestamp", "q"),
+    ("born_host", "8s"),
+    ("store_timestamp", "q"),
+    ("store_host", "8s"),
+    ("reconsume_times", "i"),
+    ("prepared_transaction_offset", "q"),
+    ("body_size", "i"),
+)
+"""Names and struct codes of what stands before the body; a host has 20 bytes instead when it is IPv6."""
+MESSAGE_MAGIC: Final = 0xDAA320A7
+BLANK_MAGIC: Final = 0xCBD43194
+"""The magic of what closes a file of the log: its length, and this."""
+
+HOST_BITS: Final = (0, SYS_BORNHOST_V6, SYS_STOREHOST_V6, SYS_HOST_BITS)
+"""What a sys flag can say of the two hosts; the layout depends on nothing else."""
+
+
+def _codes(hosts: int) -> list[str]:
+    long = {"born_host": hosts & SYS_BORNHOST_V6, "store_host": hosts & SYS_STOREHOST_V6}
+    return ["20s" if long.get(name) else code for name, code in FIELDS]
+
+
+def part(*names: str, hosts: int = 0) -> Struct:
+    """What reads these fields of a record, in their order, and passes over the others; its size is where the
+    last one ends. `hosts` are the host bits of the record's sys flag.
+    """
+    form, passed = ">", 0
+    for (name, _), code in zip(FIELDS, _codes(hosts), strict=True):
+        if name in names:
+            form += f"{passed}x{code}" if passed else code
+            passed = 0
+        else:
+            passed += calcsize(f">{code}")
+    return Struct(form)
+
+
+def parts(*names: str) -> dict[int, Struct]:
+    """`part` for each combination of host bits."""
+    return {hosts: part(*names, hosts=hosts) for hosts in HOST_BITS}
+
+
+def offset_of(name: str, hosts: int = 0) -> int:
+    """Where a field begins in a record with these host bits."""
+    names = [known for known, _ in FIELDS]
+    return calcsize(">" + "".join(_codes(hosts)[: names.index(name)]))
+
+
+def host_bits(born_host: bytes, store_host: bytes) -> int:
+    """The bits of the sys flag that tell of these hosts."""
+    return (SYS_BORNHOST_V6 if len(born_host) == 20 else 0) | (
+        SYS_STOREHOST_V6 if len(store_host) == 20 else 0
+    )
+
+
+_HEAD = parts(*dict(FIELDS))
+_HEAD_V4: Final = _HEAD[0]
+_SYS_FLAG = part("sys_flag")
+_BODY_SIZE = parts("body_size")
+_PROPERTIES_LENGTH = Struct(">h")
+
+FIXED_SIZE: Final = _HEAD_V4.size + 3
+"""Bytes of a record beside body, topic and properties, with two IPv4 hosts: the shortest that can be. An IPv6
+host takes 12 more; the three are the lengths of topic and properties."""
 PROPERTIES_MAX: Final = 32767
 BODY_MAX: Final = 16 * 1024 * 1024
 """Bytes that a compressed body may grow to where no setting says it: four times what brokers take."""
@@ -70,13 +145,6 @@ class Record:
     size: int = 0
 
 
-_RECORD_V4 = Struct(">iIiiiqqiq8sq8siqi")
-_RECORD = {
-    (born, stored): Struct(f">iIiiiqqiq{born}sq{stored}siqi") for born in (8, 20) for stored in (8, 20)
-}
-_PROPERTIES_LENGTH = Struct(">h")
-MESSAGE_MAGIC: Final = 0xDAA320A7
-BLANK_MAGIC: Final = 0xCBD43194
 NUL_IN_PROPERTIES: Final = (
     "the properties have the character NUL (0x00), which is what a power cut leaves of a page"
 )
@@ -108,7 +176,7 @@ def build_record(
     """One record of the commit log: its fields in their order. Times are ms, hosts have 8 or 20 bytes,
     `topic` comes after its length byte.
     """
-    form = _RECORD_V4 if len(born_host) == 8 == len(store_host) else _RECORD[len(born_host), len(store_host)]
+    form = _HEAD_V4 if len(born_host) == 8 == len(store_host) else _HEAD[host_bits(born_host, store_host)]
     head = form.pack(
         size,
         MESSAGE_MAGIC,
@@ -130,15 +198,19 @@ def build_record(
 
 
 _BATCH_HEAD = Struct(">iiiii")
-_SHARED = {
-    (born, stored): (Struct(f">q{born}sq{stored}siq"), Struct(f">iIiiiqqi{28 + born + stored}si"))
-    for born in (8, 20)
-    for stored in (8, 20)
-}
+
+
+def _shared_forms(hosts: int) -> tuple[Struct, Struct]:
+    codes = _codes(hosts)
+    shared = Struct(f">{''.join(codes[8:14])}")
+    return shared, Struct(f">{''.join(codes[:8])}{shared.size}s{codes[14]}")
+
+
+_SHARED = {hosts: _shared_forms(hosts) for hosts in HOST_BITS}
 """What the heads of a batch's records have in common, from the born time on, and such a head around it."""
 
 
-def split_batch(body: bytes) -> list[tuple[int, bytes, str]]:
+def decode_batch(body: bytes) -> list[tuple[int, bytes, str]]:
     """The messages of a batch body as (flag, body, properties text), which is read as Java reads what is not
     UTF-8. Raises RemoteProtocolError.
     """
@@ -180,7 +252,7 @@ def build_batch(
     queue_id, queue_offset, position, sys_flag = place
     born_at, born_host = born
     stored_at, store_host = stored
-    shared_form, form = _SHARED[len(born_host), len(store_host)]
+    shared_form, form = _SHARED[host_bits(born_host, store_host)]
     shared = shared_form.pack(born_at, born_host, stored_at, store_host, reconsume_times, 0)
     pack, read, read_length, pack_length = (
         form.pack,
@@ -237,15 +309,6 @@ def build_batch(
     return pieces, positions, sizes, texts
 
 
-_QUEUE_UNIT = Struct(">qiq")
-
-
-def encode_queue_units(units: Iterable[tuple[int, int, int]]) -> bytes:
-    """Consume queue units of (physical offset, size, tags code), 20 bytes each."""
-    pack = _QUEUE_UNIT.pack
-    return b"".join([pack(*unit) for unit in units])
-
-
 def record_size(record: Record, store_host: bytes) -> int:
     """Bytes that `record` takes in the log."""
     return (
@@ -269,10 +332,7 @@ def encode_record(record: Record, store_host: bytes) -> bytes:
         raise LocalProtocolError(
             f"topic of {len(topic)} or properties of {len(properties)} bytes are too long"
         )
-    sys_flag = record.sys_flag & ~SYS_HOST_BITS
-    sys_flag |= (SYS_BORNHOST_V6 if len(record.born_host) == 20 else 0) | (
-        SYS_STOREHOST_V6 if len(store_host) == 20 else 0
-    )
+    sys_flag = record.sys_flag & ~SYS_HOST_BITS | host_bits(record.born_host, store_host)
     return build_record(
         record_size(record, store_host),
         record.queue_id,
@@ -290,19 +350,6 @@ def encode_record(record: Record, store_host: bytes) -> bytes:
         bytes([len(topic)]) + topic,
         properties,
     )
-
-
-_HEAD = {
-    flags: Struct(f">iIiiiqqiq{born}sq{stored}siqi")
-    for flags, born, stored in (
-        (0, 8, 8),
-        (SYS_BORNHOST_V6, 20, 8),
-        (SYS_STOREHOST_V6, 8, 20),
-        (SYS_HOST_BITS, 20, 20),
-    )
-}
-_HEAD_V4: Final = _HEAD[0]
-_SHORT = Struct(">h")
 
 
 def decode_record(
@@ -330,7 +377,7 @@ def decode_record(
         body_at = at + form.size
         topic_at = body_at + length
         properties_at = topic_at + 1 + buffer[topic_at]
-        end = properties_at + 2 + _SHORT.unpack_from(buffer, properties_at)[0]
+        end = properties_at + 2 + _PROPERTIES_LENGTH.unpack_from(buffer, properties_at)[0]
         topic = str(buffer[topic_at + 1 : properties_at], "utf-8", JAVA)
         properties = str(buffer[properties_at + 2 : end], "utf-8", JAVA)
     except (struct_error, IndexError) as error:
@@ -362,14 +409,20 @@ def decode_record(
     )
 
 
-def record_properties(data: bytes | memoryview) -> bytes:
-    """The properties of a good record as they lie there, without reading anything else of it."""
-    view = memoryview(data)
-    sys_flag = int.from_bytes(view[36:40], "big")
-    at = 84 + 12 * bool(sys_flag & SYS_BORNHOST_V6) + 12 * bool(sys_flag & SYS_STOREHOST_V6)
-    at += 4 + int.from_bytes(view[at : at + 4], "big")
-    at += 1 + view[at]
-    return bytes(view[at + 2 : at + 2 + int.from_bytes(view[at : at + 2], "big")])
+def property_bytes(record: bytes | memoryview) -> bytes:
+    """The properties of a record as they lie there, without reading more of it than that takes.
+
+    Raises CorruptRecord when the record is too short for them.
+    """
+    try:
+        (sys_flag,) = _SYS_FLAG.unpack_from(record)
+        form = _BODY_SIZE[sys_flag & SYS_HOST_BITS]
+        topic_at = form.size + form.unpack_from(record)[0]
+        start = topic_at + 3 + record[topic_at]
+        (size,) = _PROPERTIES_LENGTH.unpack_from(record, start - 2)
+        return bytes(record[start : start + size])
+    except (struct_error, IndexError) as error:
+        raise CorruptRecord("record", 0, str(error)) from None
 
 
 def decode_records(buffer: bytes | memoryview, *, decompressed: bool = True) -> list[StoredMessage]:
@@ -394,11 +447,6 @@ def encode_batch(messages: Iterable[tuple[int, bytes, str]]) -> bytes:
         parts += [_BATCH_HEAD.pack(size, 0, 0, flag, len(body)), body]
         parts += [len(properties).to_bytes(2, "big"), properties]
     return b"".join(parts)
-
-
-def decode_batch(body: bytes) -> list[tuple[int, bytes, str]]:
-    """The messages of a batch body as (flag, body, properties text). Raises RemoteProtocolError."""
-    return split_batch(body)
 
 
 # --- compression ---

@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6
-from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_HOST_BITS, SYS_STOREHOST_V6
+from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
 from rmq.spark.pieces import Pieces
 from rmq.spark.schema import COLUMNS, arrow_schema
 from rmq.spark.slots import bytes_of, readable, slots
@@ -34,32 +34,14 @@ from rmq.spark.walk import every, gather, walk
 Array: TypeAlias = np.ndarray[Any, Any]
 Data: TypeAlias = bytes | memoryview | Array
 
-HEAD: Final = np.dtype(
-    [
-        ("size", ">i4"),
-        ("magic", ">u4"),
-        ("crc", ">i4"),
-        ("queueId", ">i4"),
-        ("flag", ">i4"),
-        ("queueOffset", ">i8"),
-        ("physicalOffset", ">i8"),
-        ("sysFlag", ">i4"),
-        ("bornTimestamp", ">i8"),
-        ("bornHost", "=u8"),
-        ("storeTimestamp", ">i8"),
-        ("storeHost", "=u8"),
-        ("reconsumeTimes", ">i4"),
-        ("preparedTransactionOffset", ">i8"),
-        ("body", ">i4"),
-    ]
-)
+_TYPES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "=u8"}
+HEAD: Final = np.dtype([(name, _TYPES[code]) for name, code in FIELDS])
 """The fixed fields of a record; hosts as their eight bytes are. An IPv6 host takes 12 bytes more, and what
 follows it lies as many further on."""
 
 _TIME: Final = np.dtype(">i8")
 _HOST: Final = np.dtype("=u8")
-_TAIL: Final = np.dtype([("reconsumeTimes", ">i4"), ("preparedTransactionOffset", ">i8"), ("body", ">i4")])
-_V6: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
+_TAIL: Final = np.dtype([(name, _TYPES[code]) for name, code in FIELDS[-3:]])
 _WIDER: Final = 12  # bytes that an IPv6 host takes more
 _OFFSETS_END: Final = 1 << 31  # Arrow's offsets are 32-bit numbers
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
@@ -185,13 +167,13 @@ class Records:
 
     def _lay_out(self, at: Array, end: Array) -> None:
         """Find the places of everything; each length is checked before it is used."""
-        self._born_host_at = at + _offset("bornHost")
-        self._store_host_at = at + _offset("storeHost")
+        self._born_host_at = at + _offset("born_host")
+        self._store_host_at = at + _offset("store_host")
         self._body_at = at + HEAD.itemsize
-        wide = np.flatnonzero(self.head["sysFlag"] & _V6)
+        wide = np.flatnonzero(self.head["sys_flag"] & SYS_HOST_BITS)
         if len(wide):
             self._widen(wide, end)
-        self._body = self.head["body"].astype(np.int64)
+        self._body = self.head["body_size"].astype(np.int64)
         topic_at = self._body_at + self._body
         self._refuse((self._body < 0) | (topic_at + 3 > end), "the body is longer than the record")
         self._topic = self._bytes[topic_at].astype(np.int64)
@@ -204,14 +186,14 @@ class Records:
 
     def _widen(self, rows: Array, end: Array) -> None:
         """Read again what IPv6 hosts have moved in the heads of these rows."""
-        sys_flag = self.head["sysFlag"]
+        sys_flag = self.head["sys_flag"]
         self._store_host_at += _WIDER * ((sys_flag & SYS_BORNHOST_V6) != 0)
         self._body_at = self._store_host_at + _HOST.itemsize + _TAIL.itemsize
         self._body_at += _WIDER * ((sys_flag & SYS_STOREHOST_V6) != 0)
         self._refuse(self._body_at + 3 > end, "the record is too short for its hosts")
         store_host_at = self._store_host_at[rows]
-        self.head["storeTimestamp"][rows] = gather(self._bytes, _TIME, store_host_at - _TIME.itemsize)
-        self.head["storeHost"][rows] = gather(self._bytes, _HOST, store_host_at)
+        self.head["store_timestamp"][rows] = gather(self._bytes, _TIME, store_host_at - _TIME.itemsize)
+        self.head["store_host"][rows] = gather(self._bytes, _HOST, store_host_at)
         tail = gather(self._bytes, _TAIL, self._body_at[rows] - _TAIL.itemsize)
         for name in _TAIL.names or ():
             self.head[name][rows] = tail[name]
@@ -257,20 +239,20 @@ class Records:
         return pa.array(times).view(COLUMNS["bornTimestamp"][1])
 
     def store_times(self) -> pa.Array:
-        return self.time(self.head["storeTimestamp"])
+        return self.time(self.head["store_timestamp"])
 
     def born_hosts(self) -> pa.Array:
-        return self._hosts("bornHost", self._born_host_at, SYS_BORNHOST_V6)
+        return self._hosts("born_host", self._born_host_at, SYS_BORNHOST_V6)
 
     def store_hosts(self) -> pa.Array:
-        return self._hosts("storeHost", self._store_host_at, SYS_STOREHOST_V6)
+        return self._hosts("store_host", self._store_host_at, SYS_STOREHOST_V6)
 
     def _hosts(self, name: str, at: Array, v6: int) -> pa.Array:
         """The texts of hosts. There are few different ones, so each is made once."""
         found = pa.array(np.ascontiguousarray(self.head[name])).dictionary_encode()
         codes = found.indices.to_numpy()
         texts = [host_text(host.tobytes()) for host in found.dictionary.to_numpy()]
-        wide = np.flatnonzero(self.head["sysFlag"] & v6)
+        wide = np.flatnonzero(self.head["sys_flag"] & v6)
         if len(wide):
             longer = slots(self._bytes, at[wide], _HOST.itemsize + _WIDER).dictionary_encode()
             codes = codes.copy()
@@ -301,13 +283,13 @@ class Records:
 
     def open_bodies(self, most: int | None) -> int:
         """Decompress bodies until all have `most` bytes; gives the number of records, one at least."""
-        packed = (self.head["sysFlag"] & SYS_COMPRESSED) != 0
+        packed = (self.head["sys_flag"] & SYS_COMPRESSED) != 0
         rows = np.flatnonzero(packed).tolist() if self._decompress else []
         # What each body adds to the sum of the stored ones.
         grown, stored = 0, np.cumsum(self._body)
         for row in rows:
             if row not in self._opened:
-                self._opened[row] = self._plain(row, int(self.head["sysFlag"][row]))
+                self._opened[row] = self._plain(row, int(self.head["sys_flag"][row]))
             grown += len(self._opened[row]) - int(self._body[row])
             if most is not None and row > 0 and stored[row] + grown > most:
                 del self._opened[row]
@@ -334,7 +316,7 @@ class Records:
         except RemoteProtocolError as error:
             if self._on_bad_body == "fail":
                 raise CorruptRecord("record", int(self._starts[row]), str(error)) from None
-            offset = int(self.head["queueOffset"][row])
+            offset = int(self.head["queue_offset"][row])
             log.warning(
                 "the body of the message at queue offset %d of a queue of %s is given as %s: %s",
                 offset,
@@ -353,9 +335,9 @@ class Records:
         missing = np.flatnonzero(unique.is_null())
         if len(missing) == 0:
             return unique
-        wide = (self.head["sysFlag"][missing] & SYS_STOREHOST_V6) != 0
+        wide = (self.head["sys_flag"][missing] & SYS_STOREHOST_V6) != 0
         hosts = slots(self._bytes, self._store_host_at[missing], _HOST.itemsize + _WIDER * wide)
-        offsets = self.head["physicalOffset"][missing]
+        offsets = self.head["physical_offset"][missing]
         each = pa.py_buffer(np.arange(len(missing) + 1, dtype=np.int32) * 8)
         places = pa.Array.from_buffers(
             pa.binary(), len(missing), [None, each, pa.py_buffer(offsets.tobytes())]
@@ -397,20 +379,20 @@ def _hex(values: pa.Array) -> pa.Array:
 _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "topic": Records.topics,
     "brokerName": Records.broker_names,
-    "queueId": lambda records: records.number("queueId"),
-    "queueOffset": lambda records: records.number("queueOffset"),
-    "physicalOffset": lambda records: records.number("physicalOffset"),
+    "queueId": lambda records: records.number("queue_id"),
+    "queueOffset": lambda records: records.number("queue_offset"),
+    "physicalOffset": lambda records: records.number("physical_offset"),
     "body": Records.bodies,
     "tags": lambda records: records.property(PROPERTY_TAGS),
     "keys": lambda records: records.property(PROPERTY_KEYS),
     "msgId": Records.message_ids,
     "properties": Records.properties,
-    "bornTimestamp": lambda records: records.time(records.head["bornTimestamp"]),
+    "bornTimestamp": lambda records: records.time(records.head["born_timestamp"]),
     "storeTimestamp": Records.store_times,
     "bornHost": Records.born_hosts,
     "storeHost": Records.store_hosts,
-    "reconsumeTimes": lambda records: records.number("reconsumeTimes"),
-    "sysFlag": lambda records: records.number("sysFlag"),
+    "reconsumeTimes": lambda records: records.number("reconsume_times"),
+    "sysFlag": lambda records: records.number("sys_flag"),
     "flag": lambda records: records.number("flag"),
-    "preparedTransactionOffset": lambda records: records.number("preparedTransactionOffset"),
+    "preparedTransactionOffset": lambda records: records.number("prepared_transaction_offset"),
 }

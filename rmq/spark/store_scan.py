@@ -17,6 +17,7 @@ import pyarrow as pa
 from attrs import frozen
 
 from rmq.errors import CorruptRecord
+from rmq.protocol.record import offset_of
 from rmq.spark.records import Records
 from rmq.spark.walk import MAGIC, every, walk
 from rmq.store.scan import is_blank
@@ -27,7 +28,7 @@ Take: TypeAlias = Callable[[Array], tuple[Any, int]]
 
 _LONG: Final = np.dtype(">i8")
 _PLACE: Final = Struct(">q")
-_PHYSICAL_OFFSET: Final = 28  # its place in a record
+_PHYSICAL_OFFSET: Final = offset_of("physical_offset")
 _PIECE: Final = 16 << 20  # bytes that are walked at once: they are in the processor's cache when decoded
 _BEFORE: Final = 4 << 20  # bytes before a chunk that are walked too: the default for the longest message
 

@@ -211,8 +211,8 @@ def _check_units(buffer: Array, queue_id: int, starts: Array, units: QueueUnits)
     """Raise CorruptRecord at a record that is not what its unit says."""
     fits = starts <= len(buffer) - HEAD.itemsize
     head = gather(buffer, HEAD, np.where(fits, starts, 0))
-    fits &= (head["size"] == units.size) & (head["queueId"] == queue_id)
-    fits &= head["queueOffset"] == units.queue_offset
+    fits &= (head["size"] == units.size) & (head["queue_id"] == queue_id)
+    fits &= head["queue_offset"] == units.queue_offset
     if not fits.all():
         wrong = int(np.argmin(fits))
         number = int(units.queue_offset[wrong])

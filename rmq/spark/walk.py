@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import re
 from math import isqrt
-from struct import Struct
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC
+from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, part
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
 MAGIC: Final = re.compile(re.escape(MESSAGE_MAGIC.to_bytes(4, "big")))
-_PAIR: Final = Struct(">iI")
+_PAIR: Final = part("size", "magic")
 _PAIRS: Final = np.dtype(">u8")  # size and magic as one number
 _FIRST: Final = 64  # records that are walked one by one, to know their size
 _FEW: Final = 2048  # records up to which one by one is quicker

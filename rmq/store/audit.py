@@ -18,13 +18,13 @@ from attrs import define, field, frozen
 from rmq.errors import RmqError, StoreError
 from rmq.protocol import json
 from rmq.protocol.properties import has_unit
-from rmq.protocol.record import decode_record
+from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_record, part
 from rmq.store.audit_index import IndexAudit
 from rmq.store.audit_queue import QueueAudits
 from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
-from rmq.store.scan import MAGIC, MIN_RECORD, Scan, Scanned, Vouch, next_good, nobody_vouches, parse
+from rmq.store.scan import Scan, Scanned, Vouch, next_good, nobody_vouches, parse
 from rmq.store.segments import OpenFiles, Segments
 
 Progress = Callable[[str, int, int], None]
@@ -280,21 +280,24 @@ def _last_used(run: Segments, position: int) -> int:
     return used
 
 
+_HEAD = part("size", "magic", "physical_offset")
+
+
 def _why(run: Segments, position: int) -> str:
     """Why no good record starts there."""
     base = position - position % run.file_size
     view = run.read(base, run.file_size)
     assert view is not None
     at = position - base
-    head = bytes(view[at : at + 36])
-    if len(head) < 36:
+    head = bytes(view[at : at + _HEAD.size])
+    if len(head) < _HEAD.size:
         return "no room for a record and no BLANK that closes the file"
-    size, magic = (int.from_bytes(head[place : place + 4], "big", signed=True) for place in (0, 4))
-    if magic != MAGIC:
-        return f"magic {magic & 0xFFFFFFFF:08x} is none of a record" + (" (zeros)" if not any(head) else "")
-    if not MIN_RECORD <= size <= run.file_size - at:
+    size, magic, physical_offset = _HEAD.unpack(head)
+    if magic != MESSAGE_MAGIC:
+        return f"magic {magic:08x} is none of a record" + (" (zeros)" if not any(head) else "")
+    if not FIXED_SIZE <= size <= run.file_size - at:
         return f"size {size} is not possible here"
-    if int.from_bytes(head[28:36], "big", signed=True) != position:
+    if physical_offset != position:
         return "the record's physical offset is not its place"
     if parse(view, at, position, check_crc=False) is None:
         return "lengths inside the record do not fit, or its topic, queue id or queue offset cannot be"

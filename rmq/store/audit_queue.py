@@ -9,17 +9,15 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
-from struct import Struct
 
 from rmq.protocol.properties import has_unit, unit_code
-from rmq.store.consumequeue import FILLER_SIZE, UNIT, Unit, queue_folder
+from rmq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_FORM, Unit, queue_folder
 from rmq.store.disk import Disk
 from rmq.store.scan import Scanned
 from rmq.store.segments import OpenFiles, Segments
 
 Add = Callable[[str, str, int, str], None]
 
-_UNIT = Struct(">qiq")
 _NAME = re.compile(r"[0-9]{20}")
 _CHUNK = 256  # units that are read at once
 
@@ -50,7 +48,7 @@ class QueueAudit:
             left = (self.files.file_size - at % self.files.file_size) // UNIT
             view = self.files.read(at, min(left, _CHUNK) * UNIT)
             if view is not None:
-                self._units = list(_UNIT.iter_unpack(view))
+                self._units = list(UNIT_FORM.iter_unpack(view))
                 self._cached = range(index, index + len(self._units))
 
     def path(self, index: int) -> tuple[str, int]:

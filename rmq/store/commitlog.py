@@ -11,9 +11,10 @@ import logging
 import threading
 
 from rmq.errors import CorruptRecord, StoreError
+from rmq.protocol.record import BLANK_MAGIC
 from rmq.store.abort import AbortFile
 from rmq.store.disk import Bytes, Disk
-from rmq.store.scan import BLANK_MAGIC, BLANK_SIZE, Scan, has_lost_page, parse, store_timestamp
+from rmq.store.scan import BLANK_SIZE, Scan, has_lost_page, parse, store_timestamp
 from rmq.store.segments import OpenFiles, Segments
 
 log = logging.getLogger("rmq.store")
@@ -275,4 +276,4 @@ class CommitLog:
 
 def blank(left: int) -> bytes:
     """The BLANK record that closes a file with `left` bytes left."""
-    return left.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big", signed=True)
+    return left.to_bytes(4, "big") + BLANK_MAGIC.to_bytes(4, "big")

@@ -20,11 +20,11 @@ from rmq.store.segments import OpenFiles, Segments
 
 log = logging.getLogger("rmq.store")
 
-UNIT = 20
-_UNIT = Struct(">qiq")
+UNIT_FORM = Struct(">qiq")
+UNIT = UNIT_FORM.size
 _CHUNK = 204  # units in a page
 FILLER_SIZE = 0x7FFFFFFF
-_FILLER = _UNIT.pack(0, FILLER_SIZE, 0)
+_FILLER = UNIT_FORM.pack(0, FILLER_SIZE, 0)
 
 Unit = tuple[int, int, int]  # physical offset, size, tags code
 
@@ -112,7 +112,7 @@ class ConsumeQueue:
                 high = middle
             else:
                 low = middle + 1
-        units = list(_UNIT.iter_unpack(self._chunk(low, high)))
+        units = list(UNIT_FORM.iter_unpack(self._chunk(low, high)))
         return low + bisect_left(range(len(units)), True, key=lambda at: is_end(low + at, units[at]))
 
     def _chunk(self, low: int, high: int) -> bytes:
@@ -147,7 +147,7 @@ class ConsumeQueue:
     def _unit_in_file(self, index: int) -> Unit:
         view = self._files.read(index * UNIT, UNIT)
         assert view is not None, "the index is inside the files"
-        return _UNIT.unpack(view)
+        return UNIT_FORM.unpack(view)
 
     def physical_end(self) -> int:
         """Where the record of the last unit ends; 0 without one."""
@@ -163,7 +163,7 @@ class ConsumeQueue:
         """Take one unit, readable at once."""
         if not self.tail:
             self.gathered_since_ms = timestamp
-        self.tail += _UNIT.pack(*unit)
+        self.tail += UNIT_FORM.pack(*unit)
         self.end = self.next = self.end + 1
 
     def restart(self, index: int) -> None:
@@ -218,14 +218,14 @@ class ConsumeQueue:
     def unit(self, index: int) -> Unit | None:
         """One unit, or None when it is not there."""
         data = self.units(index, 1)
-        return _UNIT.unpack(data) if len(data) == UNIT else None
+        return UNIT_FORM.unpack(data) if len(data) == UNIT else None
 
     def unit_in_files(self, index: int) -> Unit | None:
         """The unit that the files have there, whether it is believed or not; None when they have none."""
         view = None if index < 0 else self._files.read(index * UNIT, UNIT)
         if view is None or len(view) < UNIT:
             return None
-        unit: Unit = _UNIT.unpack(view)
+        unit: Unit = UNIT_FORM.unpack(view)
         return unit if 0 < unit[1] < FILLER_SIZE else None
 
     def next_file(self, index: int) -> int:
@@ -281,7 +281,7 @@ class ConsumeQueue:
     def _any_unit(self, index: int) -> Unit:
         if index < self._tail_start:
             return self._unit_in_file(index)
-        return _UNIT.unpack_from(self.tail, (index - self._tail_start) * UNIT)
+        return UNIT_FORM.unpack_from(self.tail, (index - self._tail_start) * UNIT)
 
     def truncate(self, log_end: int) -> None:
         """Drop the units whose records end after `log_end`."""

@@ -14,8 +14,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rmq.errors import StoreError
-from rmq.protocol.record import encode_queue_units
-from rmq.store.consumequeue import UNIT, ConsumeQueue, Unit, queue_folder
+from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue, Unit, queue_folder
 from rmq.store.disk import Disk
 from rmq.store.segments import OpenFiles
 
@@ -98,7 +97,8 @@ class Queues:
 
     def take(self, units: list[Unit], owners: list[ConsumeQueue], timestamp: int) -> list[Arrival]:
         """Hand units, encoded in one go, to the queues that own them, whose `next` counts them already."""
-        data = encode_queue_units(units)
+        pack = UNIT_FORM.pack
+        data = b"".join([pack(*unit) for unit in units])
         self._gathered_bytes += len(data)
         touched = dict.fromkeys(owners)
         new, most = tuple.__new__, ConsumeQueue.WRITE_BYTES

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import Struct
 
 from attrs import define, field
 
 from rmq.store.commitlog import CommitLog
-from rmq.store.consumequeue import UNIT, ConsumeQueue
+from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
 from rmq.store.disk import Bytes
 
 FOUND = "FOUND"
@@ -21,7 +20,6 @@ OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
 NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
 NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
-_UNIT = Struct(">qiq")
 _SCAN_BYTES = 16_000  # Java looks at no more than this many bytes of units in one call
 
 Matches = Callable[[int], bool]
@@ -125,7 +123,7 @@ def _choose(
     ranges: list[tuple[int, int]] = []
     start = stop = -1
     count = total = looked = physical = 0
-    for physical, size, code in _UNIT.iter_unpack(units):
+    for physical, size, code in UNIT_FORM.iter_unpack(units):
         if count:
             most_count, most_bytes = most if physical >= old else most_old
             if count >= most_count or total + size > most_bytes:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from struct import Struct
 
 from attrs import frozen
 
@@ -19,7 +18,7 @@ from rmq.protocol.record import Record, encode_record
 from rmq.store.audit import Gap, Report, log_runs
 from rmq.store.commitlog import blank
 from rmq.store.config import StoreConfig
-from rmq.store.consumequeue import FILLER_SIZE, UNIT
+from rmq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_FORM
 from rmq.store.disk import Disk
 from rmq.store.scan import BLANK_SIZE, parse
 from rmq.store.segments import Segments
@@ -29,7 +28,6 @@ SKIPPED_TOPIC = "RMQ_SYS_SKIPPED"
 _ROLLBACK = 12
 _HOST = bytes(8)
 _FIXED = 91
-_UNIT = Struct(">qiq")
 
 
 @frozen
@@ -160,7 +158,7 @@ def _units(disk: Disk, folder: str) -> Iterator[tuple[str, int, int, int, int]]:
                 if not name.isdecimal() or not queue_id.isdecimal():
                     continue
                 data = disk.load(os.path.join(place, topic, queue_id, name)) or b""
-                units = _UNIT.iter_unpack(data[: len(data) - len(data) % UNIT])
+                units = UNIT_FORM.iter_unpack(data[: len(data) - len(data) % UNIT])
                 for number, (physical, size, _) in enumerate(units, int(name) // UNIT):
                     if size > 0:
                         yield topic, int(queue_id), number, physical, size

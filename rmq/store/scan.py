@@ -27,37 +27,34 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from struct import Struct
 from typing import NamedTuple
 
 from attrs import frozen
 
 from rmq.errors import CorruptRecord
+from rmq.protocol.codes import SYS_HOST_BITS
+from rmq.protocol.record import BLANK_MAGIC, FIELDS, FIXED_SIZE, MESSAGE_MAGIC, part, parts
 from rmq.store.disk import Bytes
 from rmq.store.segments import Segments
 
-MAGIC = -626843481  # 0xDAA320A7
-BLANK_MAGIC = -875286124  # 0xCBD43194
 BLANK_SIZE = 8
 PAGE = 4096
 _PIECE = 1 << 18
-MIN_RECORD = 91
-_MAGIC_BYTES = MAGIC.to_bytes(4, "big", signed=True)
+_MAGIC_BYTES = MESSAGE_MAGIC.to_bytes(4, "big")
 _ZEROS = re.compile(rb"\0+")
 _NO_FOLDERS = frozenset((b"", b".", b".."))
 """Names that no queue's folder can have, beside those with a slash or NUL: such a topic is damage too."""
 _TEXTS_MOST = 1 + 255 + 2 + 32767  # of a record: its topic and properties with their lengths
 _SEARCH_BYTES = 64 << 20  # how far behind a record that nothing vouches for one is looked for that has a unit
 
-_PAIR = Struct(">ii")
-_LONG = Struct(">q")
-# size, magic, crc, queue id, flag, queue offset, physical offset, sys flag, born time
-_HEAD = Struct(">iiiiiqqiq")
-# the same, then born host (IPv4), store time, store host (IPv4), reconsume times, prepared offset, body
-# length
-_HEAD4 = Struct(">iiiiiqqiq8xq8xiqi")
-_REST = Struct(">iqi")
-_V6 = 16 | 32
+_PAIR = part("size", "magic")
+_HEAD = part("size", "magic", "queue_offset", "physical_offset", "born_timestamp")
+_WITHOUT_HOSTS = (name for name, _ in FIELDS if name not in ("born_host", "store_host"))
+_HEAD4 = part(*_WITHOUT_HOSTS)  # with two IPv4 hosts, as mostly
+_BODY_AT = _HEAD4.size
+_WIDE = parts("store_timestamp", "body_size")
+_STORED = parts("store_timestamp")
+_SYS_FLAG = part("sys_flag")
 
 
 class Scanned(NamedTuple):
@@ -78,16 +75,16 @@ def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | 
     whole.
     """
     left = len(data) - at
-    if left < MIN_RECORD:
+    if left < FIXED_SIZE:
         return None
     size, magic, crc, queue_id, _, queue_offset, physical_offset, sys_flag, _, stored, _, _, body_size = (
         _HEAD4.unpack_from(data, at)
     )
-    if magic != MAGIC or physical_offset != position or not MIN_RECORD <= size <= left:
+    if magic != MESSAGE_MAGIC or physical_offset != position or not FIXED_SIZE <= size <= left:
         return None
-    body = at + 88
+    body = at + _BODY_AT
     end = at + size
-    if sys_flag & _V6:
+    if sys_flag & SYS_HOST_BITS:
         wide = _wide(data, at, sys_flag, end)
         if wide is None:
             return None
@@ -125,17 +122,17 @@ def _wide(data: Bytes, at: int, sys_flag: int, end: int) -> tuple[int, int, int]
     """Store time, body length and start of the body of a record with an IPv6 host; None when it is too
     short for that.
     """
-    stored_at = at + 48 + (20 if sys_flag & 16 else 8)
-    rest_at = stored_at + 8 + (20 if sys_flag & 32 else 8)
-    if rest_at + 16 > end:
+    form = _WIDE[sys_flag & SYS_HOST_BITS]
+    if at + form.size > end:
         return None
-    return _LONG.unpack_from(data, stored_at)[0], _REST.unpack_from(data, rest_at)[2], rest_at + 16
+    stored, body_size = form.unpack_from(data, at)
+    return stored, body_size, at + form.size
 
 
 def store_timestamp(view: memoryview, at: int) -> int:
     """The store time of the record that starts at `at`."""
-    wide = view[at + 39] & 16  # the lowest byte of the sys flag
-    stored: int = _LONG.unpack_from(view, at + (68 if wide else 56))[0]
+    (sys_flag,) = _SYS_FLAG.unpack_from(view, at)
+    stored: int = _STORED[sys_flag & SYS_HOST_BITS].unpack_from(view, at)[0]
     return stored
 
 
@@ -206,14 +203,14 @@ def head_at(segments: Segments, position: int) -> Head | None:
     data = segments.copy(position, _HEAD.size)
     if len(data) < _HEAD.size:
         return None
-    size, magic, _, _, _, queue_offset, physical_offset, _, _ = _HEAD.unpack(data)
-    return Head(size, queue_offset) if magic == MAGIC and physical_offset == position else None
+    size, magic, queue_offset, physical_offset, _ = _HEAD.unpack(data)
+    return Head(size, queue_offset) if magic == MESSAGE_MAGIC and physical_offset == position else None
 
 
 def record_at(segments: Segments, position: int, *, check_crc: bool) -> Scanned | None:
     """The good record at `position`, or None."""
     head = head_at(segments, position)
-    if head is None or head.size < MIN_RECORD:
+    if head is None or head.size < FIXED_SIZE:
         return None
     return parse(segments.copy(position, head.size), 0, position, check_crc=check_crc)
 
@@ -228,11 +225,11 @@ def why_no_record(segments: Segments, position: int, end: int) -> str:
     have, left = end - position, segments.file_size - position % segments.file_size
     if have < 4:
         return ""
-    if have >= 8 and magic not in (MAGIC, BLANK_MAGIC):
-        return f"its magic is {magic & 0xFFFFFFFF:08X}"
+    if have >= 8 and magic not in (MESSAGE_MAGIC, BLANK_MAGIC):
+        return f"its magic is {magic:08X}"
     if not BLANK_SIZE <= size <= left or (have >= 8 and magic == BLANK_MAGIC and size != left):
         return f"its size is {size}, {left} bytes are left in the file"
-    if have >= size and magic == MAGIC:
+    if have >= size and magic == MESSAGE_MAGIC:
         return "its place, its queue, its lengths or its CRC do not fit"
     return ""
 
@@ -284,12 +281,12 @@ def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
 
 def _body_of(segments: Segments, position: int) -> tuple[int, int]:
     """Where the body of the record at `position` lies; (0, 0) if its head or its sizes do not fit."""
-    data = segments.copy(position, MIN_RECORD + 24)
-    if head_at(segments, position) is None or len(data) < MIN_RECORD + 24:
+    data = segments.copy(position, FIXED_SIZE + 24)
+    if head_at(segments, position) is None or len(data) < FIXED_SIZE + 24:
         return 0, 0
     fields = _HEAD4.unpack_from(data)
-    size, sys_flag, body_size, start = fields[0], fields[7], fields[12], 88
-    if sys_flag & _V6:
+    size, sys_flag, body_size, start = fields[0], fields[7], fields[12], _BODY_AT
+    if sys_flag & SYS_HOST_BITS:
         wide = _wide(data, 0, sys_flag, len(data))
         if wide is None:
             return 0, 0

@@ -24,8 +24,8 @@ from attrs import evolve
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
-from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_STOREHOST_V6
-from rmq.protocol.properties import MARKERS, PREPARED, Marks, due_time, is_indexed, value_of
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_PREPARED, SYS_STOREHOST_V6
+from rmq.protocol.properties import MARKERS, Marks, due_time, is_indexed, value_of
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
 from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
@@ -275,7 +275,7 @@ class Store(StoreSync, ReplicaStore):
         size = self._fixed_size + len(born_host) + len(body) + queue.topic_size + len(properties)
         if size + _ROOM > commit_log.left or len(properties) > PROPERTIES_MAX:
             self._make_room(size, properties)
-        plain = not sys_flag & PREPARED
+        plain = not sys_flag & SYS_PREPARED
         record.sys_flag = sys_flag
         record.size = size
         record.store_timestamp = now

@@ -17,7 +17,8 @@ from attrs import frozen
 from pyspark.sql import DataFrame, SparkSession
 
 from rmq.message import PROPERTY_TAGS, SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
-from rmq.protocol.properties import PREPARED, due_time
+from rmq.protocol.codes import SYS_PREPARED
+from rmq.protocol.properties import due_time
 from rmq.spark.pipelines.parts import frame_of_parts
 from rmq.spark.records import HEAD, Records
 from rmq.spark.store_files import LogFile, log_end, queue_folders, queue_range, queue_topics, queue_units
@@ -144,7 +145,7 @@ def _records(buffer: Array, delays: Mapping[int, int], starts: Array) -> pa.Reco
             records.column("queueId"),
             records.column("queueOffset"),
             pa.array(unit_codes(records, topics, delays)),
-            pa.array((records.head["sysFlag"] & PREPARED) == 0),
+            pa.array((records.head["sys_flag"] & SYS_PREPARED) == 0),
             pa.array(~records.crc_matches()),
             pa.nulls(rows, pa.string()),
         ],
@@ -243,5 +244,5 @@ def _is_record(log: Log, places: Array) -> Array:
         here = (places >= file.base) & (places < file.base + file.size - HEAD.itemsize)
         if here.any():
             head = gather(file.map(), HEAD, places[here] - file.base)
-            found[here] = head["physicalOffset"] == places[here]
+            found[here] = head["physical_offset"] == places[here]
     return found

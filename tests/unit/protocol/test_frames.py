@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmq.errors import RemoteProtocolError
-from rmq.protocol import frames, header_binary, headers, record
+from rmq.protocol import frames, header_binary, headers
 from rmq.protocol.codes import LanguageCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder, encode
@@ -83,36 +83,6 @@ def test_the_head_of_a_pulls_answer(form: int, code: int, remark: str, body: byt
     assert (reply.code, reply.opaque, reply.flag, reply.remark) == (code, 7, 1, remark)
     assert (reply.body, reply.serialization) == (body, form)
     assert reply.read(headers.PullMessageResponseHeader) == headers.PullMessageResponseHeader(1, 44, 0, 2**40)
-
-
-def test_queue_units(golden: Path) -> None:
-    units = [(0, 170, 0), (170, 200, -1), (2**62, 2**31 - 1, -(2**63))]
-    assert record.encode_queue_units(units) == b"".join(struct.pack(">qiq", *unit) for unit in units)
-    assert record.encode_queue_units([]) == b""
-
-
-def test_the_header_says_how_long_it_is() -> None:
-    for form in FORMS:
-        frame = frames.encode_send_reply(request(form), "AB", 1, 2, "R", "true")
-        length, word = struct.unpack_from(">iI", frame)
-        assert (length, word >> 24, word & 0xFFFFFF) == (len(frame) - 4, form, len(frame) - 8)
-
-
-# --- frames ---
-
-
-def test_split_says_how_much_it_took() -> None:
-    frame = encode(Command.request(105, {"topic": "T"}))
-    for extra in range(len(frame)):
-        commands, consumed = frames.split_frames(frame * 3 + frame[:extra], 1 << 24)
-        assert (len(commands), consumed) == (3, 3 * len(frame))
-    assert frames.split_frames(b"", 1 << 24) == ([], 0)
-
-
-def test_frame_size() -> None:
-    assert frames.frame_size(b"xx\0\0\1\0", 2) == 260
-    with pytest.raises(RemoteProtocolError):
-        frames.frame_size(b"\0\0\1\0", 0, 255)
 
 
 @pytest.mark.parametrize("form", FORMS)
