@@ -166,10 +166,6 @@ async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
     await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class _Service:
     """The loops of one broker over its opened store and its open listeners."""
 

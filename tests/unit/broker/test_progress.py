@@ -252,8 +252,8 @@ def test_the_captured_questions_of_an_administrator() -> None:
         desk.offsets.put(group, "WireTopic", {0: 0, 1: 0, 2: 0, 3: 0})
     seen = []
     for exchange in session("6_mqadmin"):
-        if exchange.code not in desk.progress.handlers():
-            continue
+        if exchange.code not in desk.progress.handlers() or exchange.code == RequestCode.GET_TOPIC_STATS_INFO:
+            continue  # the ends of queues are looked at in test_admin
         expected = exchange.response
         assert expected is not None
         response = desk.answer(exchange.command(), Line())
