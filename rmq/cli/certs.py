@@ -140,7 +140,7 @@ class Refused(click.ClickException):
 
 @frozen
 class Authority:
-    """Who signs."""
+    """The certificate and the key that sign others."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey

@@ -12,7 +12,8 @@ from __future__ import annotations
 import os
 import pathlib
 import tempfile
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from attrs import asdict, evolve, field, fields_dict, frozen
@@ -24,6 +25,8 @@ from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
     from rmq.remoting.tls import TlsConfig
+
+T = TypeVar("T")
 
 ENTRIES: Final = ("current", "contexts")
 
@@ -167,6 +170,21 @@ def complete_context(context: click.Context, parameter: click.Parameter, incompl
 # --- the commands ---
 
 
+def tls_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds what says how to speak TLS, under the names of the fields of `Context`."""
+    for option in (
+        click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only."),
+        click.option("--tls-key", metavar="FILE", help="PEM file of its key."),
+        click.option("--tls-cert", metavar="FILE", help="PEM file of an own certificate, for mutual TLS."),
+        click.option(
+            "--tls-ca", metavar="FILE", help="PEM file of authorities to trust, instead of the system's."
+        ),
+        click.option("--tls", is_flag=True, help="Speak TLS."),
+    ):
+        command = option(command)
+    return command
+
+
 @click.group()
 def context() -> None:
     """Named clusters: their name servers, account and TLS settings.
@@ -184,11 +202,7 @@ def context() -> None:
     type=click.Path(dir_okay=False, path_type=pathlib.Path),
     help="File to take the account's secret from, instead of asking.",
 )
-@click.option("--tls", is_flag=True, help="Speak TLS.")
-@click.option("--tls-ca", default="", metavar="FILE", help="PEM file of authorities to trust.")
-@click.option("--tls-cert", default="", metavar="FILE", help="PEM file of an own certificate.")
-@click.option("--tls-key", default="", metavar="FILE", help="PEM file of its key.")
-@click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only.")
+@tls_options
 @click.option("--replace", is_flag=True, help="Replace the context of that name.")
 def add(
     name: str,
@@ -196,7 +210,7 @@ def add(
     access_key: str,
     secret_key_file: pathlib.Path | None,
     replace: bool,
-    **tls: str | bool,
+    **tls: str | bool | None,
 ) -> None:
     """Add a cluster under NAME. The first one becomes the current one."""
     contexts = _read()

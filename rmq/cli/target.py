@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import click
 from attrs import evolve, field, frozen
 
-from rmq.cli.context import Context, chosen, complete_context
+from rmq.cli.context import Context, chosen, complete_context, tls_options
 from rmq.cli.output import echo
 from rmq.cli.status import EXIT_INTERRUPTED, end_quietly, fail, refuse
 from rmq.cli.values import read_secret
@@ -90,13 +90,6 @@ _OPTIONS = (
         type=click.Path(dir_okay=False, path_type=pathlib.Path),
         help="File with the account's secret.",
     ),
-    click.option("--tls", is_flag=True, help="Speak TLS."),
-    click.option(
-        "--tls-ca", metavar="FILE", help="PEM file of authorities to trust, instead of the system's."
-    ),
-    click.option("--tls-cert", metavar="FILE", help="PEM file of an own certificate, for mutual TLS."),
-    click.option("--tls-key", metavar="FILE", help="PEM file of its key."),
-    click.option("--tls-insecure", is_flag=True, help="Accept any certificate. For tests only."),
 )
 
 
@@ -132,9 +125,10 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
             fail(error)
         return command(target=target, **rest)
 
+    made = tls_options(with_target)
     for option in reversed(_OPTIONS):
-        with_target = option(with_target)
-    return with_target
+        made = option(made)
+    return made
 
 
 def resolve(given: Context, name: str | None, environment: Mapping[str, str]) -> Target:
@@ -184,7 +178,7 @@ def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials
 def run(work: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Runs `work(*arguments)` under trio and returns what it returns.
 
-    An error on purpose becomes one line on the error output and its exit status (see `rmq --help`). SIGINT
+    An RmqError or OSError becomes one line on the error output and an exit status (see `rmq --help`). SIGINT
     and SIGTERM cancel the work, which leaves its group and commits its offsets, and end with 130. A reader
     that closed our output (`rmq tail | head`) ends us quietly with 0.
     """

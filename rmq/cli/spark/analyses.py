@@ -19,10 +19,10 @@ from rmq.cli.spark.job import (
 )
 from rmq.cli.spark.messages import letter_options
 from rmq.cli.status import EXIT_FAILED
+from rmq.cli.store import DELAYS, LOG
 from rmq.cli.target import Target, target_options
 from rmq.cli.values import as_duration
 from rmq.message import TRACE_TOPIC
-from rmq.store.config import DELAY_LEVELS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,14 +60,8 @@ class AuditSummary:
 
 @click.command("audit")
 @click.argument("store", type=click.Path(exists=True, file_okay=False), metavar="DIR")
-@click.option(
-    "--commitlog",
-    "commit_log",
-    type=click.Path(exists=True, file_okay=False),
-    metavar="DIR",
-    help="Where the log is (storePathCommitLog), when not in DIR/commitlog.",
-)
-@click.option("--delay-levels", default=DELAY_LEVELS, help="messageDelayLevel, if it was changed.")
+@LOG
+@DELAYS
 @click.option("--findings", default="", metavar="FOLDER", help="Write all findings there as Parquet.")
 @click.option("--limit", type=click.IntRange(0), default=50, show_default=True, help="Findings to show.")
 @output_option
