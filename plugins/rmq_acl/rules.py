@@ -16,6 +16,7 @@ from attrs import field, frozen
 from rmq.errors import AccessDenied, RemoteProtocolError, StoreError
 from rmq.message import AUTO_CREATE_TOPIC, RETRY_PREFIX, TRACE_TOPIC
 from rmq.protocol.bodies import (
+    HEARTBEAT_VALUES,
     CheckClientRequestBody,
     HeartbeatData,
     LockBatchRequestBody,
@@ -167,7 +168,7 @@ def _heartbeat(command: Command, topic_of: TopicOf) -> list[Need]:
     needs: list[Need] = []
     if not command.body:
         return needs
-    for consumer in HeartbeatData.from_json(command.body).consumer_data_set:
+    for consumer in HeartbeatData.from_request(command.body, most=HEARTBEAT_VALUES).consumer_data_set:
         needs.append((GROUP, consumer.group_name, SUB))
         needs += ((TOPIC, data.topic, SUB) for data in consumer.subscription_data_set)
     return needs
@@ -175,7 +176,7 @@ def _heartbeat(command: Command, topic_of: TopicOf) -> list[Need]:
 
 def _locks(body: type[LockBatchRequestBody] | type[UnlockBatchRequestBody]) -> Callable[..., list[Need]]:
     def needs(command: Command, topic_of: TopicOf) -> list[Need]:
-        asked = body.from_json(command.body)
+        asked = body.from_request(command.body)
         topics = sorted({queue.topic for queue in asked.mq_set})
         return [(GROUP, asked.consumer_group, SUB), *((TOPIC, topic, SUB) for topic in topics)]
 
@@ -183,7 +184,7 @@ def _locks(body: type[LockBatchRequestBody] | type[UnlockBatchRequestBody]) -> C
 
 
 def _check_client(command: Command, topic_of: TopicOf) -> list[Need]:
-    asked = CheckClientRequestBody.from_json(command.body)
+    asked = CheckClientRequestBody.from_request(command.body)
     needs: list[Need] = [(GROUP, asked.group, SUB)]
     data = asked.subscription_data
     return needs if data is None else [*needs, (TOPIC, data.topic, SUB)]

@@ -71,6 +71,7 @@ SLAVE_IDLE_MS: Final = 60_000
 """A slave delivers no delayed message and checks no transaction: its master does, and it copies that."""
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
+HEART_BEAT: Final = int(RequestCode.HEART_BEAT)
 SLAVE_CODES: Final = TABLE_CODES | {RequestCode.GET_BROKER_RUNTIME_INFO, RequestCode.VIEW_MESSAGE_BY_ID}
 """What a slave asks its master by requests."""
 
@@ -293,6 +294,8 @@ class Broker(Endpoint):
             try:
                 if len(request.body) > SURE_BYTES:
                     check_body(request.code, len(request.body), self.store.config.max_message_size)
+                if request.code == HEART_BEAT:
+                    self.clients.check_size(request.body)
                 if self.hooks.requests and not self._of_our_slave(request):
                     self.hooks.admit(connection, request)
                 if handler is None:

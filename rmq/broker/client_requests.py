@@ -29,6 +29,7 @@ from rmq.message import MessageQueue, parse_offset_message_id
 from rmq.protocol.bodies import GetConsumerStatusBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.fields import REQUEST_VALUES
 from rmq.protocol.headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
@@ -267,7 +268,8 @@ class Gathering:
         self.missing -= 1
         if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS and answer.body:
             with suppress(RemoteProtocolError):
-                self.table[client_id] = GetConsumerStatusBody.from_json(answer.body).message_queue_table
+                status = GetConsumerStatusBody.from_request(answer.body, loose=REQUEST_VALUES)
+                self.table[client_id] = status.message_queue_table
         if not self.missing:
             self.finish()
 

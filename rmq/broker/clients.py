@@ -18,7 +18,7 @@ from rmq.message import TEXT_LENGTH_MAX, retry_topic, validate_group, validate_t
 from rmq.plugin import account_of
 from rmq.printable import printable
 from rmq.protocol import bodies
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from rmq.protocol.bodies import HEARTBEAT_VALUES, ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import TOPIC_UNIT_SUB, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import (
@@ -29,6 +29,7 @@ from rmq.protocol.headers import (
     NotifyConsumerIdsChangedRequestHeader,
     UnregisterClientRequestHeader,
 )
+from rmq.protocol.json import count_values
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
@@ -40,6 +41,13 @@ SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
 GROUPS_OF_A_CONNECTION: Final = 4_096
 SUBSCRIPTIONS_OF_A_HEARTBEAT: Final = 4_096
+GROUP_NAME: Final = b'"groupName"'
+"""Each group of a heartbeat has it; in a text it would be escaped."""
+VALUES_OF_A_GROUP: Final = 40
+"""JSON values for each group that a heartbeat may have: six of its own, ten of each of its two subscriptions,
+and some tags."""
+GROUPS_SAID: Final = 5
+"""Groups of a heartbeat that have a line each in the log: writing it costs as much as all else."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -154,12 +162,14 @@ class Clients:
             for consumer in data.consumer_data_set
         ]
         self._admit(data, members)
-        changed = set()
+        changed: dict[str, Member] = {}
         for consumer, member in zip(data.consumer_data_set, members, strict=True):
             self._make_retry_topic(consumer, account_of(connection))
             if self._join(consumer, member):
-                changed.add(consumer.group_name)
+                changed[consumer.group_name] = member
                 self._notify(consumer.group_name)
+        if changed:
+            _say_joined(changed)
         replaced = []
         for producer in data.producer_data_set:
             member = Member(data.client_id, language, version, connection, now, now, stamp_ms)
@@ -173,7 +183,7 @@ class Clients:
             self._release(connection, replaced)
         if data.producer_data_set:
             self._claim(data.client_id, connection, now)
-        return changed
+        return set(changed)
 
     def _release(self, connection: Connection, replaced: Iterable[Member]) -> None:
         """Members of producer groups have other client ids now: let go those that no group of theirs has."""
@@ -193,6 +203,25 @@ class Clients:
                 connection.peer_address,
                 account or "-",
             )
+
+    def check_size(self, body: bytes) -> None:
+        """Raises ResponseError for the body of a heartbeat that would hold everybody up, before it is read:
+        reading one costs some 5 us a group, and 15 more if it is new.
+        """
+        most = self.config.max_groups_of_heartbeat
+        count, values = body.count(GROUP_NAME), count_values(body)
+        if count > most:
+            what = f"{count} groups, maxGroupsOfHeartbeat of this broker is {most}"
+        elif values > most * VALUES_OF_A_GROUP:
+            what = f"{values} values of JSON, {most * VALUES_OF_A_GROUP} are the most"
+            what += f" ({VALUES_OF_A_GROUP} for each group of maxGroupsOfHeartbeat)"
+        else:
+            return
+        raise for_code(
+            ResponseCode.SYSTEM_ERROR,
+            f"this heartbeat has {what}: give some of its producers and consumers a client of their own "
+            "(an instance name), or raise the setting",
+        )
 
     def _check(self, data: HeartbeatData, connection: Connection) -> None:
         wanted_count = sum(len(consumer.subscription_data_set) for consumer in data.consumer_data_set)
@@ -262,7 +291,7 @@ class Clients:
         return "; ".join(filter(None, texts))
 
     def _make_retry_topic(self, consumer: ConsumerData, account: str) -> None:
-        config = self._groups.get(consumer.group_name, account)
+        config = self._groups.get(consumer.group_name, account, says=False)
         if config is not None:
             sys_flag = TOPIC_UNIT_SUB if consumer.unit_mode else 0
             topic = retry_topic(consumer.group_name)
@@ -283,16 +312,8 @@ class Clients:
         is_changed = group.subscribe(wanted)
         self.announced(group.name, wanted)
         self._remember(member.connection, "consumer", group.name)
-        if is_new or is_changed:
-            log.info(
-                "consumer %s of group %s at %s wants %s",
-                member.client_id,
-                group.name,
-                member.connection.peer_address,
-                dict(member.terms[1]),
-            )
-            if consumer.unit_mode:
-                log.warning("group %s: unit mode is ignored", group.name)
+        if is_new and consumer.unit_mode:
+            log.warning("group %s: unit mode is ignored", group.name)
         return is_new or is_changed
 
     def _joined(self, group: str, members: dict[Connection, Member], member: Member) -> bool:
@@ -383,7 +404,7 @@ class Clients:
     # --- requests ---
 
     def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
-        data = HeartbeatData.from_json(request.body)
+        data = HeartbeatData.from_request(request.body, most=HEARTBEAT_VALUES)
         self.heartbeat(data, connection, request.language, request.version, now)
         warning = "" if connection.closed else self.warning(data, connection)
         return request.reply(header={WARNING: warning} if warning else None)
@@ -403,7 +424,7 @@ class Clients:
         return request.reply(header={}, body=bodies.GetConsumerListByGroupResponseBody(ids).to_json())
 
     def _on_check(self, request: Command, connection: Any, now: int) -> Command:
-        wanted = bodies.CheckClientRequestBody.from_json(request.body).subscription_data
+        wanted = bodies.CheckClientRequestBody.from_request(request.body).subscription_data
         if wanted is not None and not is_tag_type(wanted.expression_type):
             if not self.config.enable_property_filter:
                 raise for_code(
@@ -440,6 +461,17 @@ class Clients:
             group: list(map(_producer_info, members.values())) for group, members in self._producers.items()
         }
         return request.reply(body=bodies.ProducerTableInfo(table).to_json())
+
+
+def _say_joined(changed: dict[str, Member]) -> None:
+    names = list(changed)
+    for name in names[:GROUPS_SAID]:
+        member = changed[name]
+        place, wants = member.connection.peer_address, dict(member.terms[1])
+        log.info("consumer %s of group %s at %s wants %s", member.client_id, name, place, wants)
+    if len(names) > GROUPS_SAID:
+        more = ", ".join(names[GROUPS_SAID:])
+        log.info("and consumers of %d more groups: %s", len(names) - GROUPS_SAID, more)
 
 
 def _connections(members: Iterable[Member]) -> list[bodies.Connection]:

@@ -99,6 +99,13 @@ class BrokerConfig:
         validator=at_least(1),
         runtime=True,
     )
+    max_groups_of_heartbeat: int = setting(
+        256,
+        help="Groups that one client may name in its heartbeat, as producer and consumer",
+        validator=at_least(1),
+        runtime=True,
+        most=4_096,
+    )
     unused_group_time_mills: int = setting(
         86_400_000,
         help="How long a group made on first use stays that has neither members nor offsets nor messages to "

@@ -82,8 +82,9 @@ class Groups:
             RequestCode.DELETE_SUBSCRIPTIONGROUP: self._on_delete,
         }
 
-    def get(self, group: str, account: str = "") -> SubscriptionGroupConfig | None:
-        """The group's configuration, made on first use where that is allowed; else None."""
+    def get(self, group: str, account: str = "", *, says: bool = True) -> SubscriptionGroupConfig | None:
+        """The group's configuration, made on first use where that is allowed; else None. `says`: the log
+        tells of one that is made."""
         known = self.table.get(group)
         if known is not None:
             return known
@@ -101,7 +102,8 @@ class Groups:
             self._is_full = True
             return None
         self.quota.made(group, account)
-        log.info("group %s made on first use", group)
+        if says:
+            log.info("group %s made on first use", group)
         self.table[group] = made
         self.data_version = self.data_version.following(self._now_ms())
         self.made += 1
@@ -201,7 +203,7 @@ class Groups:
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command:
         self._refuse_on_slave()
-        config = SubscriptionGroupConfig.from_json(request.body)
+        config = SubscriptionGroupConfig.from_request(request.body)
         _check(config)
         self.update(config, now)
         return request.reply()

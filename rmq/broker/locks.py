@@ -103,13 +103,13 @@ class Locks:
     # --- requests ---
 
     def _on_lock(self, request: Command, connection: Any, now: int) -> Command:
-        body = LockBatchRequestBody.from_json(request.body)
+        body = LockBatchRequestBody.from_request(request.body)
         _check(body)
         got = self.lock(body.consumer_group, body.mq_set, body.client_id, self._ms())
         return request.reply(body=LockBatchResponseBody(got).to_json())
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
-        body = UnlockBatchRequestBody.from_json(request.body)
+        body = UnlockBatchRequestBody.from_request(request.body)
         _check(body)
         self.unlock(body.consumer_group, body.mq_set, body.client_id)
         return request.reply()

@@ -155,7 +155,8 @@ class Topics:
         if known is not None or self._full(topic, self.config.max_auto_created_topics // 2, account):
             return known
         self.quota.made(topic, account)
-        return self.create_retry(topic, PERM_READ | PERM_WRITE, queue_nums, sys_flag)
+        perm = PERM_READ | PERM_WRITE
+        return self._made(TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
 
     def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
         """The topic of a group's retries or dead letters, made when it does not exist.

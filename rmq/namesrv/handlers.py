@@ -248,7 +248,7 @@ class NameServer(Endpoint):
     def _query_data_version(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.QueryDataVersionRequestHeader)
         known = self.routes.data_version(header.broker_addr)
-        changed = known is None or known != DataVersion.from_json(request.body)
+        changed = known is None or known != DataVersion.from_request(request.body)
         if not changed:
             self.routes.touch(header.broker_addr, now_ms)
         return request.reply(

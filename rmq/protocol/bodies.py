@@ -7,7 +7,7 @@ forms are pinned by tests/golden/json_quirks.json. A field of a Java enum holds 
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
 
 from attrs import define, field, frozen
 
@@ -119,6 +119,10 @@ class TopicConfigSerializeWrapper(Body):
     data_version: DataVersion = field(factory=DataVersion)
 
 
+REGISTRATION_VALUES: Final = 1_000_000
+"""JSON values of a registration: the 100,000 topics of one broker at most, with nine each."""
+
+
 @define
 class RegisterBrokerBody(Body):
     """What a broker tells a name server about itself."""
@@ -141,7 +145,7 @@ class RegisterBrokerBody(Body):
     def decode(cls, data: bytes, *, compressed: bool = False) -> Self:
         """Read either form; raises RemoteProtocolError, also past `MAX_INFLATED` bytes."""
         if not compressed:
-            return cls.from_json(data)
+            return cls.from_request(data, most=REGISTRATION_VALUES)
         reader = _SizedReader(_inflate(data))
         version = DataVersion.from_json(reader.chunk())
         topics = [TopicConfig.from_text(reader.text()) for _ in range(reader.number())]
@@ -277,6 +281,10 @@ class ConsumerData(Body):
     consume_from_where: ConsumeFromWhere | None = None
     subscription_data_set: list[SubscriptionData] = field(factory=list)
     unit_mode: bool = False
+
+
+HEARTBEAT_VALUES: Final = 131_072
+"""JSON values of a heartbeat, whatever a broker's maxGroupsOfHeartbeat is."""
 
 
 @define

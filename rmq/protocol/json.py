@@ -55,31 +55,51 @@ class ObjectKey(str):
     __slots__ = ()
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | str, *, loose_values: int | None = None) -> Any:
     """Read one JSON value, strict or as Java writes it.
 
-    Invalid UTF-8 and lone surrogates become U+FFFD. Raises RemoteProtocolError when the text is neither, or
-    is nested deeper than `MAX_DEPTH`.
+    Invalid UTF-8 and lone surrogates become U+FFFD. Raises RemoteProtocolError when the text is neither, is
+    nested deeper than `MAX_DEPTH`, or is not strict and has more than `loose_values` values: a text that is
+    not strict costs 20 times as much to read.
     """
     text = data if isinstance(data, str) else bytes(data).decode("utf-8", JAVA)
     text = text.removeprefix("\ufeff")
     if _SURROGATE.search(text) is None:
         try:
-            value = _loads(text)
+            value = json.loads(text, strict=False)
         except (ValueError, RecursionError):
-            return _Reader(text).read()
+            return _read_loose(text, loose_values)
         if text.count("{") + text.count("[") <= MAX_DEPTH or not _is_deep(value):
             return value
+    _check_loose(text, loose_values)
     return _Reader(text).read()
 
 
-def _loads(text: str) -> Any:
-    """Read strict JSON, or such with bare numbers as keys, which tables have by the hundred thousand. Raises
-    ValueError, RecursionError."""
+def count_values(text: bytes | str) -> int:
+    """How many values a JSON text has at most, told without reading it: each is the first of its container or
+    follows a comma. Commas and braces inside texts count too."""
+    if isinstance(text, str):
+        return text.count(",") + text.count("{") + text.count("[") + 1
+    return text.count(b",") + text.count(b"{") + text.count(b"[") + 1
+
+
+def _read_loose(text: str, most: int | None) -> Any:
+    """Bare numbers as keys, which tables have by the hundred thousand, are made strict in one pass."""
+    _check_loose(text, most)
     try:
-        return json.loads(text, strict=False)
-    except ValueError:
-        return json.loads(_NUMBER_KEY.sub(_quoted, text), strict=False)
+        value = json.loads(_NUMBER_KEY.sub(_quoted, text), strict=False)
+    except (ValueError, RecursionError):
+        return _Reader(text).read()
+    if text.count("{") + text.count("[") <= MAX_DEPTH or not _is_deep(value):
+        return value
+    return _Reader(text).read()
+
+
+def _check_loose(text: str, most: int | None) -> None:
+    if most is not None and (count := count_values(text)) > most:
+        raise RemoteProtocolError(
+            f"the text is no strict JSON, and has {count} values: of such texts at most {most} are read"
+        )
 
 
 def _quoted(found: re.Match[str]) -> str:

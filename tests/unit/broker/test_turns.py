@@ -5,14 +5,17 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from attrs import evolve
 
 from rmq.errors import AccessDenied, ResponseError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import Hooks
+from rmq.protocol import json
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import MAX_FRAME, MESSAGES, SURE_BYTES, Command, body_limit, check_body
+from rmq.protocol.headers import RegisterBrokerRequestHeader
 from rmq.remoting.limits import TURN_REQUESTS
 
 from .rig import Rig, Wire, send
@@ -103,6 +106,73 @@ def test_a_long_heartbeat_is_refused_and_not_read(rig: Rig) -> None:
     answer = rig.one(request)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "are the most" in (answer.remark or "")
+
+
+def beat(count: int, name: bytes = b'"groupName"') -> Command:
+    groups = b",".join(b'{%s:"g%d","subscriptionDataSet":[]}' % (name, number) for number in range(count))
+    return Command.request(RequestCode.HEART_BEAT, None, b'{"clientID":"c","consumerDataSet":[%s]}' % groups)
+
+
+def answered(rig: Rig, request: Command) -> Command:
+    """The answer, among what members of groups are told."""
+    return next(answer for answer in rig.ask(request) if answer.is_response)
+
+
+def test_groups_of_a_heartbeat_are_counted_before_anybody_reads_it(rig: Rig) -> None:
+    """40 us a group: 6,100 of them held all others up for 74 ms, and were refused then."""
+    asked: list[int] = []
+    rig.broker.use_plugins(Hooks(requests=(lambda connection, command: asked.append(command.code),)))
+    answer = rig.one(beat(257))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "257 groups, maxGroupsOfHeartbeat of this broker is 256" in (answer.remark or "")
+    assert not asked
+    assert rig.broker.clients.consumer_group("g1") is None
+    assert answered(rig, beat(256)).code == ResponseCode.SUCCESS
+    assert asked == [RequestCode.HEART_BEAT]
+    rig.broker.clients.config = evolve(rig.broker.clients.config, max_groups_of_heartbeat=300)
+    assert answered(rig, beat(257)).code == ResponseCode.SUCCESS
+
+
+def test_values_of_a_heartbeat_are_counted_before_it_is_read(rig: Rig) -> None:
+    codes = b",".join(b"1" for _ in range(256 * 40))
+    body = b'{"clientID":"c","consumerDataSet":[{"groupName":"g","x":[%s]}]}' % codes
+    answer = rig.one(Command.request(RequestCode.HEART_BEAT, None, body))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "values of JSON, 10240 are the most" in (answer.remark or "")
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.HEART_BEAT, RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ]
+)
+def test_what_is_no_strict_json_is_read_only_while_short(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """Java's reader takes such texts; ours needs 3 us a value for them: 188 ms for a body of 240 kB."""
+    loose = b"{clientID:'c',clientId:'c',consumerGroup:'g',x:[%s]}"
+    assert answered(rig, Command.request(code, None, loose % (b"1," * 900 + b"1"))).code == 0
+    monkeypatch.setattr(json._Reader, "_token", lambda reader: pytest.fail("it was read"))
+    answer = rig.one(Command.request(code, None, loose % (b"1," * 1_100 + b"1")))
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "no strict JSON" in (answer.remark or "")
+
+
+def test_a_name_server_does_not_read_long_loose_texts_either() -> None:
+    server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
+    header = RegisterBrokerRequestHeader("b", "127.0.0.1:1", "c", "127.0.0.1:2", 0)
+    request = Command.request(RequestCode.REGISTER_BROKER, header, b"{x:[%s]}" % (b"1," * 1_100 + b"1"))
+    wire = Wire()
+    server.handle([request], wire)  # type: ignore[arg-type]
+    assert "no strict JSON" in (wire.take()[0].remark or "")
+
+
+def test_many_groups_that_join_together_take_few_lines_of_the_log(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Lines cost more than all else that a new group needs."""
+    with caplog.at_level("INFO"):
+        answered(rig, beat(200))
+    assert len(caplog.records) <= 6
+    assert "and consumers of 195 more groups: g5, g6, " in caplog.text
 
 
 def refusal(rig: Rig, head: Command, size: int) -> int | None:
