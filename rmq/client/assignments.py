@@ -1,5 +1,8 @@
-"""Assignments: the queues that a consumer has now: shared out among the group, pulled, committed, given
-back.
+"""Assignments: the queues that a consumer has now: shared out among the group, pulled, committed, given up.
+
+Broadcasting members have all queues and keep their own offsets in a file (`LocalOffsets`): `offsets.json`
+below ``<offsets_dir>/<client>/<group>/``, in the form of the Java client's, so that either goes on where the
+other was. It is replaced as a whole; the one before stays as ``offsets.json.bak``.
 """
 
 from __future__ import annotations
@@ -7,23 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import anyio
 import anyio.abc
-from attrs import frozen
 
-from rmq.client.name_servers import UNREACHABLE
+from rmq.client.dispatch import Dispatch
+from rmq.client.message_view import PulledMessage
+from rmq.client.name_servers import FAILURES
 from rmq.client.process_queue import ProcessQueue
-from rmq.client.pull import Owner, Puller, PullForm, first_since
-from rmq.client.rebalance import Change, Strategy, difference, plan
+from rmq.client.pull import Puller, PullTemplate, first_since
+from rmq.client.queue_locks import QueueLocks
+from rmq.client.rebalance import Change, difference, plan
 from rmq.client.session import Session
-from rmq.errors import NoRoute, RemoteProtocolError, ResponseError
+from rmq.client.subscription import ConsumerOptions
+from rmq.errors import RemoteProtocolError
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
-
-# Broadcasting: every member gets every message, and keeps its own offsets in a file.
+from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
 
@@ -78,44 +83,44 @@ class LocalOffsets:
             return None
 
 
-FAILURES = (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError)
-"""What is logged and tried again at the next turn."""
-
 FIRST_RETRY_SECONDS = 0.5
 """While something of the assignment is missing, look again so soon; doubled each time, up to the
 interval.
 """
 
 
-@frozen
-class Membership:
-    """How a consumer takes part in its group."""
-
-    group: str
-    subscriptions: Mapping[str, SubscriptionData]
-    consume_from: str | int
-    broadcasting: bool
-    strategy: Strategy
-    auto_commit: bool = True
-
-
 class Assignments:
     """The queues of one consumer. `run` owns the loops."""
 
-    def __init__(self, session: Session, owner: Owner, membership: Membership) -> None:
+    def __init__(
+        self,
+        session: Session,
+        group: str,
+        subscriptions: Mapping[str, SubscriptionData],
+        options: ConsumerOptions,
+        dispatch: Dispatch[Any],
+        on_messages: Callable[[Sequence[PulledMessage]], None],
+        locks: QueueLocks | None = None,
+    ) -> None:
+        """`on_messages` gets what each pull brought; with `locks`, only queues that are locked are pulled."""
         self.pullers: dict[MessageQueue, Puller] = {}
         self._session = session
-        self._owner = owner
-        self._member = membership
+        self._group = group
+        self._subscriptions = subscriptions
+        self._options = options
+        self._dispatch = dispatch
+        self._on_messages = on_messages
+        self._locks = locks
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._changed = anyio.Event()
+        self._changed = Alarm()
+        self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
         self._count = 0  # of the queues that we have or are about to have
-        self._complete = True
-        self._stopped = False
+        self._is_complete = True
+        self._is_stopped = False
         self._local: LocalOffsets | None = None
-        if membership.broadcasting:
+        if options.broadcasting:
             directory = session.config.offsets_dir
-            self._local = LocalOffsets(offsets_path(directory, session.lasting_name, membership.group))
+            self._local = LocalOffsets(offsets_path(directory, session.lasting_name, group))
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
@@ -127,13 +132,15 @@ class Assignments:
 
     def stop(self) -> None:
         """Pull no more. What is in the windows can still be finished and committed."""
-        self._stopped = True
+        self._is_stopped = True
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
 
     def rebalance_soon(self) -> None:
         """Something has changed: look now."""
-        self._changed.set()
+        self._changed.ring()
+        if self._locks is not None:
+            self._locks.check_connections()
 
     # --- sharing out ------------------------------------------------------------------------------
 
@@ -141,38 +148,42 @@ class Assignments:
         interval = self._session.config.rebalance_interval_ms / 1000
         retry = FIRST_RETRY_SECONDS
         while True:
-            with anyio.move_on_after(interval if self._complete else min(retry, interval)):
-                await self._changed.wait()
-            self._changed = anyio.Event()
+            pause = interval if self._is_complete else min(retry, interval)
+            await self._changed.wait(self._session.now() + pause)
             await self.rebalance()
-            retry = FIRST_RETRY_SECONDS if self._complete else retry * 2
+            retry = FIRST_RETRY_SECONDS if self._is_complete else retry * 2
 
     async def rebalance(self) -> None:
         """Take and give back queues until what is held is what this member should have."""
-        self._complete = True
-        for topic in self._member.subscriptions:
+        self._is_complete = True
+        for topic in self._subscriptions:
             try:
                 await self._rebalance_topic(topic)
             except FAILURES as error:
-                self._complete = False
+                self._is_complete = False
                 level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
-                log.log(level, "rebalance %s in %s: %s", self._member.group, topic, error)
+                log.log(level, "rebalance %s in %s: %s", self._group, topic, error)
 
     async def _rebalance_topic(self, topic: str) -> None:
-        session, member = self._session, self._member
+        session, options = self._session, self._options
         rotation = await session.rotation(topic, session.brokers.timeout)
         queues = rotation.route.subscribe_queues
         held = [queue for queue in self.pullers if queue.topic == topic]
-        if member.broadcasting:
+        if options.queues is not None:
+            change = difference(held, (queue for queue in options.queues if queue.topic == topic))
+        elif options.broadcasting:
             change = difference(held, queues)
         else:
+            # Nobody coordinates the members: each asks for the list of all and computes the same shares from
+            # it. While their lists differ, a queue may have two consumers for a while, or none.
             clients = await self._members(queues)
             if session.client_id not in clients:
-                # The broker does not know us (yet, or any more): keep what we have until it does.
-                self._complete = False
+                # The broker does not know us (yet, or any more). To give all queues up now would move them
+                # twice; so keep what we have, say who we are, and look again soon.
+                self._is_complete = False
                 session.beat_soon()
                 return
-            change = plan(member.strategy, queues, clients, session.client_id, held)
+            change = plan(options.strategy, queues, clients, session.client_id, held)
         await self._apply(topic, change)
 
     async def _members(self, queues: Iterable[MessageQueue]) -> list[str]:
@@ -183,7 +194,7 @@ class Assignments:
             found = session.routes.reader(name)
             if found is not None:
                 try:
-                    return await session.brokers.consumer_ids(found[1], self._member.group)
+                    return await session.brokers.consumer_ids(found[1], self._group)
                 except FAILURES as failure:
                     error = failure
         if error is not None:
@@ -193,36 +204,66 @@ class Assignments:
     async def _apply(self, topic: str, change: Change) -> None:
         if not change.added and not change.removed:
             return
-        log.info("%s in %s: gives up %s, takes %s", self._member.group, topic, change.removed, change.added)
-        dropped = [self.pullers.pop(queue) for queue in change.removed]
-        for puller in dropped:
-            puller.stop()
-        await self._commit((puller.window for puller in dropped), last=True)
+        log.info("%s in %s: gives up %s, takes %s", self._group, topic, change.removed, change.added)
+        dropped = [self._drop(queue) for queue in change.removed]
+        if self._dispatch.is_ordered:
+            assert self._tasks is not None, "only `run` rebalances"
+            for window in dropped:
+                self._leaving[window.queue] = window
+                self._tasks.start_soon(self._give_up, window)
+        else:
+            # Committed before new queues begin, and whatever is still being consumed of them: who takes them
+            # over begins there, and gets again what was not finished.
+            await self._commit(dropped, last=True)
         self._count = len(self.pullers) + len(change.added)
         async with anyio.create_task_group() as tasks:
             for queue in change.added:
                 tasks.start_soon(self._begin, queue)
         self._set_limits()
 
+    def _drop(self, queue: MessageQueue) -> ProcessQueue:
+        """Pull a queue no more; nothing of what was pulled is delivered any more."""
+        puller = self.pullers.pop(queue)
+        puller.stop()
+        self._dispatch.forget(puller.window)
+        return puller.window
+
+    async def _give_up(self, window: ProcessQueue) -> None:
+        """Commit and unlock a queue, once its message has ended: the next member must not begin before."""
+        await self._dispatch.until_idle(window)
+        await self._commit([window], last=True)
+        if self._locks is not None:
+            await self._locks.release([window.queue])
+        self._leaving.pop(window.queue, None)
+
     async def _begin(self, queue: MessageQueue) -> None:
+        if queue in self._leaving:
+            self._is_complete = False  # its last message is still being consumed here
+            return
         try:
+            # The lock comes before the offset: who had the queue commits before he unlocks it.
+            if self._locks is not None and not await self._locks.acquire([queue]):
+                log.info("%s is still locked by another member of %s", queue, self._group)
+                self._is_complete = False
+                return
             self.start(queue, await self._first_offset(queue))
         except FAILURES as error:
-            self._complete = False
+            self._is_complete = False
             log.warning("cannot begin with %s: %s", queue, error)
 
     async def _first_offset(self, queue: MessageQueue) -> int:
         """Where to begin: where the group was, else where `consume_from` says."""
-        member, brokers = self._member, self._session.brokers
+        options, brokers = self._options, self._session.brokers
         local = self._local
-        stored = local.get(queue) if local else await brokers.query_offset(member.group, queue)
+        stored = local.get(queue) if local else await brokers.query_offset(self._group, queue)
         if stored is not None and stored >= 0:
             return stored
-        retry = queue.topic.startswith(RETRY_PREFIX)
-        if member.consume_from == "first" or (retry and member.consume_from == "last"):
+        # A new group's retry topic begins at its start: what is there is the group's own.
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        if options.consume_from == "first" or (is_retry and options.consume_from == "last"):
             return 0
-        if isinstance(member.consume_from, int) and not retry:
-            return await first_since(self._session, member.group, queue, member.consume_from)
+        if isinstance(options.consume_from, int) and not is_retry:
+            return await first_since(self._session, self._group, queue, options.consume_from)
         return await brokers.max_offset(queue)
 
     def start(self, queue: MessageQueue, queue_offset: int) -> None:
@@ -230,28 +271,58 @@ class Assignments:
         old = self.pullers.get(queue)
         if old is not None:
             old.stop()
-        if self._stopped or self._tasks is None:
+        if self._is_stopped or self._tasks is None:
             return
-        member = self._member
-        window = self.new_window(queue, queue_offset)
-        commits = member.auto_commit and not member.broadcasting
-        puller = Puller(self._session, self._owner, window, self.form(queue), commits=commits)
-        self.pullers[queue] = puller
+        window = self._dispatch.new_window(queue, queue_offset)
+        if old is not None:
+            self._dispatch.forget(old.window)
+        options = self._options
+        puller = self.pullers[queue] = Puller(
+            self._session,
+            window,
+            self._template(queue),
+            commits=options.auto_commit and not options.broadcasting,
+            on_messages=self._on_messages,
+            on_moved=self.start,
+        )
         self._set_limits()
         self._tasks.start_soon(puller.run)
 
-    def form(self, queue: MessageQueue) -> PullForm:
-        """What the pulls of a queue have in common."""
-        member = self._member
-        data = member.subscriptions[queue.topic]
-        return PullForm(member.group, queue, data, config=self._session.config)
+    def _template(self, queue: MessageQueue) -> PullTemplate:
+        """What the pulls of a queue have in common. Who is no member says in each what it wants."""
+        data = self._subscriptions[queue.topic]
+        tell = self._options.queues is not None
+        return PullTemplate(self._group, queue, data, tell_subscription=tell, config=self._session.config)
 
-    def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
-        """The window of a queue that is begun at `queue_offset`."""
-        return ProcessQueue(queue, queue_offset)
+    # --- queue locks ------------------------------------------------------------------------------
+
+    async def keep_locks(self) -> None:
+        """Renew the locks until cancelled, also while queues are being given up, after `stop`."""
+        if self._locks is not None:
+            await self._locks.keep(self._held, self._on_lock_renewed, self._on_lock_lost)
+
+    def _held(self) -> list[MessageQueue]:
+        return [*self.pullers, *self._leaving]
+
+    def _on_lock_renewed(self, queue: MessageQueue) -> None:
+        if queue in self.pullers:
+            self._dispatch.offer(queue)
+
+    def _on_lock_lost(self, queue: MessageQueue) -> None:
+        """Another member may have consumed the queue meanwhile: begin anew where the group is now."""
+        if queue in self.pullers and self._locks is not None:
+            log.warning("%s: the lock is lost, beginning anew", queue)
+            self._drop(queue)
+            self._locks.forget(queue)
+            self._is_complete = False
+            self.rebalance_soon()
 
     async def release(self) -> None:
-        """Hand back, on leaving, what keeps others from the queues. Here nothing does."""
+        """On leaving, commit and unlock what can be: all but the queues whose message goes on."""
+        await self._commit(self._leaving.values(), last=True)
+        if self._locks is not None:
+            windows = {queue: puller.window for queue, puller in self.pullers.items()} | self._leaving
+            await self._locks.release([queue for queue, window in windows.items() if not window.is_busy])
 
     def _set_limits(self) -> None:
         """Each queue may hold what the configuration says, or its share of the total's where that is
@@ -284,18 +355,18 @@ class Assignments:
         """Tell the brokers, or the file, how far we are in all queues. What fails is logged and told next
         time. Without `auto_commit` only when `asked`.
         """
-        if self._member.auto_commit or asked:
+        if self._options.auto_commit or asked:
             await self._commit([puller.window for puller in self.pullers.values()])
 
     async def _commit(self, windows: Iterable[ProcessQueue], *, last: bool = False) -> None:
-        if last and not self._member.auto_commit:
+        if last and not self._options.auto_commit:
             return
         if self._local is not None:
             self._local.update({window.queue: window.commit_offset for window in windows})
             return
         by_broker: dict[str, list[ProcessQueue]] = {}
         for window in windows:
-            if window.commit_offset != window.committed:
+            if window.commit_offset != window.committed:  # what the broker knows already is not told again
                 by_broker.setdefault(window.queue.broker_name, []).append(window)
         async with anyio.create_task_group() as tasks:
             for changed in by_broker.values():
@@ -306,8 +377,9 @@ class Assignments:
             for window in windows:
                 if window.dropped and not last:
                     continue  # somebody else may have committed more by now
+                # Read before the request goes out: messages end while it is on its way.
                 queue_offset = window.commit_offset
-                await self._session.brokers.update_offset(self._member.group, window.queue, queue_offset)
+                await self._session.brokers.update_offset(self._group, window.queue, queue_offset)
                 window.committed = queue_offset
         except FAILURES as error:
             log.warning("commit of %s: %s", windows[0].queue.broker_name, error)

@@ -21,7 +21,6 @@ from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, 
 from rmq.client.name_servers import parse_name_servers
 from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer, Observers
-from rmq.client.ordered import OrderedConsumer
 from rmq.client.producer import Producer
 from rmq.client.pull_consumer import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
@@ -234,10 +233,10 @@ class Client:
             on_error=on_error,
             strategy=strategy,
             max_reconsume_times=max_reconsume_times,
+            ordered=ordered,
         )
-        kind = OrderedConsumer if ordered else Consumer
         wanted = {self._full(topic): expression for topic, expression in topics.items()}
-        return kind(self._entered(), self._full(group), wanted, options)
+        return Consumer(self._entered(), self._full(group), wanted, options)
 
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""

@@ -23,14 +23,14 @@ class Count:
 
 
 @define
-class Rates:
-    """Samples of the counts of each topic. `now` is in seconds."""
+class ConsumeMetrics:
+    """Counts of each topic, and samples of them, of which rates are made. `now` is in seconds."""
 
     pulled: dict[str, int] = field(factory=dict)
     failed: dict[str, int] = field(factory=dict)
     _samples: deque[tuple[float, dict[str, Count]]] = field(factory=lambda: deque(maxlen=SAMPLES))
 
-    def arrived(self, topic: str, count: int) -> None:
+    def pull(self, topic: str, count: int) -> None:
         """A pull has brought messages."""
         self.pulled[topic] = self.pulled.get(topic, 0) + count
 

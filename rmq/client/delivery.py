@@ -1,55 +1,71 @@
-"""Consumption: what a consumer has in hand, and what becomes of it.
+"""Delivery: the messages that are being consumed now, and what becomes of each.
 
-A message is finished, or sent back to come again, or, where the broker cannot be asked for that, delivered
-again here after a while.
+A message is finished; or it has failed, and is sent back to its broker, which delivers it again by the
+group's retry topic, or, ordered, stays in front of its queue and is delivered again here. What takes too long
+counts as failed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import anyio
 from attrs import define, field
 
-from rmq.client.consume_metrics import Rates
-from rmq.client.dispatch import Inbox
+from rmq.client.consume_metrics import ConsumeMetrics
+from rmq.client.dispatch import Dispatch
 from rmq.client.handlers import Retry, told_reason, wanted_delay
 from rmq.client.message_view import PulledMessage
 from rmq.client.name_servers import UNREACHABLE
+from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer
+from rmq.client.outgoing import Outgoing, checked_properties
 from rmq.client.process_queue import ProcessQueue
+from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import LocalProtocolError, ResponseError
-from rmq.message import StoredMessage
+from rmq.errors import LocalProtocolError, ResponseError, RmqError
+from rmq.message import (
+    PROPERTY_MAX_RECONSUME_TIMES,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RECONSUME_TIME,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TRANSACTION_PREPARED,
+    MessageQueue,
+    StoredMessage,
+    retry_topic,
+)
+from rmq.protocol.properties import DLQ_REASON
+from rmq.remoting.loop import Alarm
 
-# Messages whose handler does not end: after `consume_timeout_ms` they are sent back, so that another member
+log = logging.getLogger(__name__)
 
-LOOKS = 15
-"""How often a message is looked at before it is overdue."""
+LOOKS: Final = 15
+"""How often a message is looked at before it has taken too long."""
+TIMEOUT_DELAY_LEVEL: Final = 3
+"""What takes too long is sent back with this delay, as RocketMQ does."""
 
 
 @define(eq=False)
-class Hand:
+class InFlight:
     """The messages that one task, or one delivery, is consuming."""
 
     messages: Sequence[PulledMessage] = ()
 
 
 @define(eq=False)
-class Overdue:
-    """Looks now and then at what is being consumed; `expire(message)` is called for what takes too long.
+class ConsumeTimeouts:
+    """Looks now and then at what is being consumed; `on_timeout(message)` is called for what takes too long.
 
     Times are counted from the first look, so nothing is noted when a message is taken.
     """
 
     seconds: float
-    expire: Callable[[PulledMessage], Awaitable[None]]
-    hands: set[Hand] = field(factory=set)
+    on_timeout: Callable[[PulledMessage], Awaitable[None]]
+    in_flight: set[InFlight] = field(factory=set)
     _since: dict[int, tuple[PulledMessage, float]] = field(factory=dict)
 
     async def watch(self) -> None:
@@ -57,179 +73,193 @@ class Overdue:
         while True:
             await anyio.sleep(self.seconds / LOOKS)
             for message in self.look(anyio.current_time()):
-                await self.expire(message)
+                await self.on_timeout(message)
 
     def look(self, now: float) -> list[PulledMessage]:
-        """What is overdue now; each message is given once."""
+        """What has taken too long by now; each message is given once."""
         before, self._since = self._since, {}
-        overdue: list[PulledMessage] = []
-        for message in self._in_hand():
+        late: list[PulledMessage] = []
+        for message in [message for one in self.in_flight for message in one.messages]:
             _, since = self._since[id(message)] = before.get(id(message), (message, now))
             if since <= now - self.seconds:
                 self._since[id(message)] = (message, float("inf"))
-                overdue.append(message)
-        return overdue
-
-    def _in_hand(self) -> Iterable[PulledMessage]:
-        return [message for hand in self.hands for message in hand.messages]
+                late.append(message)
+        return late
 
 
-log = logging.getLogger(__name__)
-
-OVERDUE_DELAY_LEVEL = 3
-"""What takes too long is sent back with this delay, as RocketMQ does."""
-
-
-class Consumption:
-    """`deliver` is given what is to be delivered again; nothing is when the inbox is closed."""
-
-    returns_late = True
-    """Whether what takes too long is sent back; else that is only logged."""
+class Deliveries:
+    """What one consumer has in flight."""
 
     def __init__(
         self,
         session: Session,
         group: str,
         options: ConsumerOptions,
-        inbox: Inbox[PulledMessage],
-        deliver: Callable[[PulledMessage], None],
+        dispatch: Dispatch[Any],
+        metrics: ConsumeMetrics,
     ) -> None:
+        """`dispatch` is given what is to be delivered again here."""
         self.group = group
         self.observers = session.observers
-        self.rates = Rates()
-        self.overdue = Overdue(session.config.consume_timeout_ms / 1000, self._expire)
+        self.timeouts = ConsumeTimeouts(session.config.consume_timeout_ms / 1000, self._on_timeout)
         self._session = session
+        self._sender = Sender(session, group)
         self._options = options
-        self._inbox = inbox
-        self._deliver = deliver
-        self._empty: anyio.Event | None = None
-        self._later: deque[tuple[float, PulledMessage]] = deque()
-        self._later_came = anyio.Event()
+        self._dispatch = dispatch
+        self._metrics = metrics
+        self._empty = Alarm()
 
-    # --- hands ---
+    # --- in flight ---
 
-    def hold(self, hand: Hand) -> None:
+    def hold(self, one: InFlight) -> None:
         """A task or delivery begins with some messages."""
-        self.overdue.hands.add(hand)
+        self.timeouts.in_flight.add(one)
 
-    def release(self, hand: Hand) -> None:
+    def release(self, one: InFlight) -> None:
         """It holds none any more."""
-        hand.messages = ()
-        self.overdue.hands.discard(hand)
-        if self._empty is not None and not self.overdue.hands:
-            self._empty.set()
+        one.messages = ()
+        self.timeouts.in_flight.discard(one)
+        if not self.timeouts.in_flight:
+            self._empty.ring()
 
     async def drained(self) -> None:
-        """Return when nothing is in anybody's hand."""
-        while self.overdue.hands:
-            self._empty = anyio.Event()
+        """Return when nothing is in flight."""
+        while self.timeouts.in_flight:
             await self._empty.wait()
 
     # --- what becomes of a message ---
 
-    async def failed(
-        self, message: PulledMessage, window: ProcessQueue, error: Exception | None, delay_level: int = 0
-    ) -> None:
-        """Send a message back; one that cannot be sent back is delivered again here, after a while."""
-        self.count_failure(message, error)
+    async def failed(self, message: PulledMessage, error: Exception | None, delay_level: int = 0) -> None:
+        """A message was not consumed: send it back or deliver it again here; None: a delivery said so itself.
+
+        Cancelled: it is delivered again here, or sent back."""
+        self._count_failure(message, error)
+        level, reason = wanted_delay(error, delay_level), told_reason(error)
+        if self._options.ordered:
+            await self._retry_in_place(message, _window(message), level, reason)
+        else:
+            await self._send_back(message, _window(message), level, reason)
+
+    async def all_failed(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
+        """`failed` for what was taken together. Cancelled: what is not sent back yet is put off."""
+        for number, message in enumerate(messages):
+            try:
+                await self.failed(message, error)
+            except BaseException:
+                self.put_off(messages[number + 1 :])
+                raise
+
+    def put_off(self, messages: Iterable[PulledMessage]) -> None:
+        """Deliver them again here after a while: nothing is known of how they ended."""
+        for message in messages:
+            self._dispatch.put_off(message)
+
+    def lets_out(self, error: Exception) -> bool:
+        """Whether an error of a handler ends `run`, or comes out of the block."""
+        return self._options.on_error == "raise" and not isinstance(error, Retry)
+
+    def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
+        self._metrics.failure(_window(message).queue.topic)
+        if isinstance(error, Retry):
+            log.info("%s: message %s is to come again: %s", self.group, message.message_id, error)
+        elif error is not None:
+            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
+
+    async def _send_back(self, message: PulledMessage, window: ProcessQueue, level: int, reason: str) -> None:
+        """Have the broker deliver it again; what it does not take is delivered again here, after a while."""
         if self._options.broadcasting:
             window.finish(message.queue_offset)
             return
         if window.dropped or message.queue_offset not in window:
             return  # its queue is somebody else's, who gets it again
-        level, reason, limit = wanted_delay(error, delay_level), told_reason(error), self._max_reconsume_times
+        limit = self._max_reconsume_times
         try:
             await self._session.brokers.send_back(message, self.group, level, limit, reason)
         except (*UNREACHABLE, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
-            self.put_off(message, window)
+            self._dispatch.put_off(message)
         except BaseException:
-            self.put_off(message, window)
+            self._dispatch.put_off(message)
             raise
         else:
             window.finish(message.queue_offset)
-
-    async def all_failed(
-        self, taken: Sequence[tuple[PulledMessage, ProcessQueue]], error: Exception | None
-    ) -> None:
-        """`failed` for what was taken together. Cancelled: what is not sent back yet is put off."""
-        for number, (message, window) in enumerate(taken):
-            try:
-                await self.failed(message, window, error)
-            except BaseException:
-                self.put_all_off(taken[number + 1 :])
-                raise
-
-    def put_all_off(self, taken: Iterable[tuple[PulledMessage, ProcessQueue]]) -> None:
-        """`put_off` for what was taken together."""
-        for message, window in taken:
-            self.put_off(message, window)
 
     @property
     def _max_reconsume_times(self) -> int:
         limit = self._options.max_reconsume_times
         return self._session.config.max_reconsume_times if limit is None else limit
 
-    def count_failure(self, message: PulledMessage, error: Exception | None) -> None:
-        """Count and log that a message was not consumed; None stands for a delivery that said so itself."""
-        self.rates.failure(queue_topic(message))
-        if isinstance(error, Retry):
-            log.info("%s: message %s is to come again: %s", self.group, message.message_id, error)
-        elif error is not None:
-            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
-
-    def lets_out(self, error: Exception) -> bool:
-        """Whether an error of a handler ends `run`, or comes out of the block."""
-        return self._options.on_error == "raise" and not isinstance(error, Retry)
-
-    async def _expire(self, message: PulledMessage) -> None:
+    async def _on_timeout(self, message: PulledMessage) -> None:
         """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
-        log.warning(
-            "%s: message %s is being consumed for over %g s",
-            self.group,
-            message.message_id,
-            self.overdue.seconds,
-        )
-        window = message.window
-        if not self.returns_late or self._options.broadcasting or window is None or window.dropped:
+        seconds = self.timeouts.seconds
+        log.warning("%s: message %s is being consumed for over %g s", self.group, message.message_id, seconds)
+        window, options = _window(message), self._options
+        if options.ordered or options.broadcasting or window.dropped:
             return
-        reason, limit = f"not consumed within {self.overdue.seconds:g} s", self._max_reconsume_times
+        reason, limit = f"not consumed within {seconds:g} s", self._max_reconsume_times
         try:
-            await self._session.brokers.send_back(message, self.group, OVERDUE_DELAY_LEVEL, limit, reason)
+            await self._session.brokers.send_back(message, self.group, TIMEOUT_DELAY_LEVEL, limit, reason)
         except (*UNREACHABLE, ResponseError) as error:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, error)
         else:
             window.finish(message.queue_offset)
 
-    def put_off(self, message: PulledMessage, window: ProcessQueue) -> None:
-        """Deliver it again here after `redelivery_delay_ms`, unless it was sent back for being late."""
-        if not self._inbox.closed and not window.dropped and message.queue_offset in window:
-            self.deliver_later(message, self._session.config.redelivery_delay_ms)
+    # --- ordered ---
 
-    def deliver_later(self, message: PulledMessage, delay_ms: int) -> None:
-        """Deliver it here after this time, whatever it is that holds it up."""
-        self._later.append((self._session.now() + delay_ms / 1000, message))
-        self._later_came.set()
+    async def _retry_in_place(
+        self, message: PulledMessage, window: ProcessQueue, level: int, reason: str
+    ) -> None:
+        """Deliver it again before all others of its queue; what was tried too often, or is given up, goes to
+        the dead letters instead."""
+        limit = self._options.max_reconsume_times
+        if not window.dropped and not self._options.broadcasting:
+            is_spent = limit is not None and message.reconsume_times >= limit
+            if (is_spent or level < 0) and await self._send_to_dead_letters(message, reason):
+                window.finish(message.queue_offset)
+                return
+        message.reconsume_times += 1
+        self._dispatch.put_off(message)
 
-    async def redeliver(self) -> None:
-        """Deliver what was put off, when it is due, until cancelled."""
-        while True:
-            if not self._later:
-                self._later_came = anyio.Event()
-                await self._later_came.wait()
-            due, message = self._later[0]
-            await anyio.sleep(max(due - self._session.now(), 0))
-            self._later.popleft()
-            self._deliver(message)
+    async def _send_to_dead_letters(self, message: PulledMessage, reason: str) -> bool:
+        """False when that failed; the message then goes on holding up its queue."""
+        try:
+            queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
+            await self._sender.send(self._dead_letter(message, queue.topic, reason), queue)
+        except RmqError as error:
+            log.warning(
+                "%s: message %s cannot go to the dead letters: %s", self.group, message.message_id, error
+            )
+            return False
+        except BaseException:
+            self._dispatch.put_off(message)
+            raise
+        return True
+
+    def _dead_letter(self, message: PulledMessage, topic: str, reason: str) -> Outgoing:
+        """A send to the retry topic of a message that was tried too often: the broker makes it a dead
+        letter."""
+        times = str(message.reconsume_times)
+        properties = dict(message.properties)
+        properties.pop(PROPERTY_TRANSACTION_PREPARED, None)
+        properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.message_id)
+        properties[PROPERTY_RETRY_TOPIC] = wrapped(self._session.config.namespace, message.topic)
+        properties[PROPERTY_RECONSUME_TIME] = properties[PROPERTY_MAX_RECONSUME_TIMES] = times
+        properties |= {DLQ_REASON: reason} if reason else {}
+        return Outgoing(
+            topic,
+            message.body,
+            0,
+            message.flag,
+            checked_properties(properties),
+            message.message_id,
+            more={"d": "1", "j": times, "l": times},
+        )
 
 
-def queue_topic(message: PulledMessage) -> str:
-    """Where it was pulled from, which for a retried message is not its topic."""
-    return message.topic if message.window is None else message.window.queue.topic
-
-
-# Delivery: one message that a consumer's iteration gives.
+def _window(message: PulledMessage) -> ProcessQueue:
+    assert message.window is not None, "only what was pulled for a process queue is delivered"
+    return message.window
 
 
 class Delivery:
@@ -240,13 +270,12 @@ class Delivery:
     open, it is delivered again here.
     """
 
-    __slots__ = ("_consumption", "_hand", "_open", "_pulled", "_tokens", "_window")
+    __slots__ = ("_deliveries", "_in_flight", "_open", "_pulled", "_tokens")
 
-    def __init__(self, consumption: Consumption, message: PulledMessage, window: ProcessQueue) -> None:
-        self._consumption = consumption
+    def __init__(self, deliveries: Deliveries, message: PulledMessage) -> None:
+        self._deliveries = deliveries
         self._pulled = message
-        self._window = window
-        self._hand = Hand((message,))
+        self._in_flight = InFlight((message,))
         self._tokens: list[tuple[Observer, Any]] = []
         self._open = True
 
@@ -258,9 +287,9 @@ class Delivery:
     async def __aenter__(self) -> StoredMessage:
         if not self._open:
             raise LocalProtocolError("a delivery is consumed once")
-        consumption = self._consumption
-        consumption.hold(self._hand)
-        observers, group = consumption.observers, consumption.group
+        deliveries = self._deliveries
+        deliveries.hold(self._in_flight)
+        observers, group = deliveries.observers, deliveries.group
         if observers:
             self._tokens = observers.begin(lambda observer: observer.consuming(group, [self._pulled]))
         return self._pulled
@@ -268,27 +297,27 @@ class Delivery:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        consumption = self._consumption
+        deliveries = self._deliveries
         if self._tokens:
-            consumption.observers.end(self._tokens, lambda observer, token: observer.consumed(token, error))
+            deliveries.observers.end(self._tokens, lambda observer, token: observer.consumed(token, error))
         try:
             if error is None:
                 self.done()
             elif isinstance(error, Exception):
                 await self._fail(error)
-                return not consumption.lets_out(error)
+                return not deliveries.lets_out(error)
             elif self._open:
                 self._open = False
-                consumption.put_off(self._pulled, self._window)
+                deliveries.put_off([self._pulled])
         finally:
-            consumption.release(self._hand)
+            deliveries.release(self._in_flight)
         return False
 
     def done(self) -> None:
         """Consumed, before the end of the block or without one. Repeating it does nothing."""
         if self._open:
             self._open = False
-            self._window.finish(self._pulled.queue_offset)
+            _window(self._pulled).finish(self._pulled.queue_offset)
 
     async def retry(self, delay_level: int = 0) -> None:
         """Not consumed: send it back. `delay_level` 0 is the group's next delay, -1 the dead letters.
@@ -297,11 +326,11 @@ class Delivery:
         """
         if self._open:
             self._open = False
-            await self._consumption.failed(self._pulled, self._window, None, delay_level)
+            await self._deliveries.failed(self._pulled, None, delay_level)
 
     async def _fail(self, error: Exception) -> None:
         if self._open:
             self._open = False
-            await self._consumption.failed(self._pulled, self._window, error)
+            await self._deliveries.failed(self._pulled, error)
         else:
             log.error("an error after the end of message %s", self._pulled.message_id, exc_info=error)

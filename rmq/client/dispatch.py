@@ -1,64 +1,293 @@
-"""Inbox: messages that were pulled and wait for someone to take them."""
+"""Dispatch: how messages come from the pull loops to those who consume them.
+
+`MessageDispatch` hands out message by message: those of one queue begin in order and are not waited for.
+`QueueDispatch` hands out from one queue only when nothing of it is being delivered, so that its messages are
+consumed one after another; ordered consumers and `PullConsumer.poll` use it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
-from rmq.remoting.loop import Waiter, current_loop
+import anyio
+
+from rmq.client.message_view import PulledMessage
+from rmq.client.process_queue import OrderedProcessQueue, ProcessQueue
+from rmq.message import MessageQueue
+from rmq.remoting.loop import Alarm, Waiter, current_loop
 
 T = TypeVar("T")
 
 
-class Inbox(Generic[T]):
+class ReadyQueue(Generic[T]):
     """A queue for many takers without a lock or a channel: a deque, and tasks parked beside it.
 
-    Its size is bounded by the windows of the queues. `ready` is open to its owner, who takes many entries
-    between two waits; of a batch only one taker is woken, and each taker that leaves something behind wakes
-    the next.
+    Its size is bounded by the process queues. `entries` is open to its owner, who takes many between two
+    waits; of a batch only one taker is woken, and each taker that leaves something behind wakes the next.
     """
 
     def __init__(self) -> None:
-        self.ready: deque[T] = deque()
-        self.closed = False
-        self.idle: deque[Waiter] = deque()
-        self._waking = False
+        self.entries: deque[T] = deque()
+        self.is_closed = False
+        self.parked: deque[Waiter] = deque()
+        self._is_waking = False
         self._new_waiter: Callable[[], Waiter] = current_loop().waiter
 
-    def put(self, messages: Sequence[T]) -> None:
-        """Add what a pull brought."""
-        if not self.closed:
-            self.ready.extend(messages)
+    def put(self, entries: Iterable[T]) -> None:
+        """Add what may be taken."""
+        if not self.is_closed:
+            self.entries.extend(entries)
             self.wake()
 
     def wake(self) -> None:
         """Let one parked taker look, unless one is on its way already."""
-        if self.idle and not self._waking:
-            self._waking = True
-            self.idle.popleft().resolve(None)
+        if self.parked and not self._is_waking:
+            self._is_waking = True
+            self.parked.popleft().resolve(None)
 
     async def arrival(self) -> None:
-        """Park until there is something to take, or until the inbox is closed. May wake for nothing."""
-        if self.closed or self.ready:
+        """Park until there is something to take, or until the queue is closed. May wake for nothing."""
+        if self.is_closed or self.entries:
             return
         waiter = self._new_waiter()
-        self.idle.append(waiter)
+        self.parked.append(waiter)
         try:
             await waiter.wait()
         except BaseException:
-            if waiter in self.idle:
-                self.idle.remove(waiter)
+            if waiter in self.parked:
+                self.parked.remove(waiter)
             else:  # woken and cancelled at once: somebody else must look instead
-                self._waking = False
-                if self.ready:
+                self._is_waking = False
+                if self.entries:
                     self.wake()
             raise
-        self._waking = False
+        self._is_waking = False
 
     def close(self) -> None:
         """Drop what is here and let all takers go."""
-        self.closed = True
-        self.ready.clear()
-        while self.idle:
-            self.idle.popleft().resolve(None)
+        self.is_closed = True
+        self.entries.clear()
+        while self.parked:
+            self.parked.popleft().resolve(None)
+
+
+class Dispatch(ABC, Generic[T]):
+    """What both ways have in common: the ready queue, and the timer of local redelivery."""
+
+    is_ordered = False
+    """Whether a queue is given up only when the last of its messages has ended."""
+
+    def __init__(self, redelivery_ms: int) -> None:
+        """What is put off is delivered again after `redelivery_ms`."""
+        self.ready: ReadyQueue[T] = ReadyQueue()
+        self._redelivery_seconds = redelivery_ms / 1000
+        self._now: Callable[[], float] = current_loop().now
+        self._later: deque[tuple[float, PulledMessage]] = deque()  # all wait equally long: in order of time
+        self._later_came = Alarm()
+
+    @abstractmethod
+    def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
+        """The process queue of a queue that is pulled from `queue_offset`."""
+
+    def forget(self, window: ProcessQueue) -> None:
+        """The window was dropped: nothing more of it is handed out."""
+
+    def offer(self, queue: MessageQueue) -> None:
+        """What kept a queue from being consumed may be over."""
+
+    @abstractmethod
+    def put(self, messages: Sequence[PulledMessage]) -> None:
+        """Take what one pull of one queue brought."""
+
+    @abstractmethod
+    def next(self) -> PulledMessage | None:
+        """The next message that may be consumed now; its window is not dropped."""
+
+    @abstractmethod
+    def take(self, most: int) -> list[PulledMessage]:
+        """The next messages, at most so many; none when there are none."""
+
+    @abstractmethod
+    def put_off(self, message: PulledMessage) -> None:
+        """Hand out again later what was not consumed."""
+
+    @abstractmethod
+    def _redeliver(self, message: PulledMessage) -> None:
+        """The time of a message that was put off has come."""
+
+    async def until_idle(self, window: ProcessQueue) -> None:
+        """Return when the window's queue may go on elsewhere."""
+
+    def _redeliver_later(self, message: PulledMessage) -> None:
+        self._later.append((self._now() + self._redelivery_seconds, message))
+        self._later_came.ring()
+
+    async def redeliver(self) -> None:
+        """Hand out what was put off, when it is due, until cancelled."""
+        while True:
+            while not self._later:
+                await self._later_came.wait()
+            due, message = self._later[0]
+            await anyio.sleep(max(due - self._now(), 0))
+            self._later.popleft()
+            self._redeliver(message)
+
+
+class MessageDispatch(Dispatch[PulledMessage]):
+    """Message by message."""
+
+    def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
+        return ProcessQueue(queue, queue_offset)
+
+    def put(self, messages: Sequence[PulledMessage]) -> None:
+        self.ready.put(messages)
+
+    def next(self) -> PulledMessage | None:
+        ready = self.ready
+        entries = ready.entries
+        while entries:
+            message = entries.popleft()
+            window = message.window
+            assert window is not None
+            if not window.dropped:
+                if entries and ready.parked:
+                    ready.wake()  # each one who takes wakes the next, so all come that are needed
+                return message
+        return None
+
+    def take(self, most: int) -> list[PulledMessage]:
+        ready, taken = self.ready, list[PulledMessage]()
+        entries = ready.entries
+        while entries and len(taken) < most:
+            message = entries.popleft()
+            if message.window is not None and not message.window.dropped:
+                taken.append(message)
+        if entries and ready.parked:
+            ready.wake()
+        return taken
+
+    def put_off(self, message: PulledMessage) -> None:
+        window = message.window
+        assert window is not None
+        # It may be finished by now: sent back, because it took too long.
+        if not self.ready.is_closed and not window.dropped and message.queue_offset in window:
+            self._redeliver_later(message)
+
+    def _redeliver(self, message: PulledMessage) -> None:
+        self.ready.put([message])
+
+
+class QueueDispatch(Dispatch[OrderedProcessQueue]):
+    """Queue by queue: what stands in line are queues, and from each the next messages are taken."""
+
+    is_ordered = True
+
+    def __init__(self, redelivery_ms: int, may_deliver: Callable[[MessageQueue], bool] | None = None) -> None:
+        """`may_deliver` says whether a queue may be consumed now: `QueueLocks.holds`, or always."""
+        super().__init__(redelivery_ms)
+        self._may_deliver = may_deliver
+        self._windows: dict[MessageQueue, OrderedProcessQueue] = {}
+        # Dropped while one of their messages was being delivered: the queue's new window waits for its end.
+        self._ending: dict[MessageQueue, OrderedProcessQueue] = {}
+        self._paused: set[MessageQueue] = set()
+        self._idle_alarms: set[Alarm] = set()
+
+    def new_window(self, queue: MessageQueue, queue_offset: int) -> OrderedProcessQueue:
+        old = self._windows.get(queue)
+        if old is not None and old.is_busy:
+            self._ending.setdefault(queue, old)
+        window = self._windows[queue] = OrderedProcessQueue(queue, queue_offset, self._on_idle)
+        return window
+
+    def forget(self, window: ProcessQueue) -> None:
+        assert isinstance(window, OrderedProcessQueue)
+        window.waiting.clear()
+        if not window.is_busy and self._windows.get(window.queue) is window:
+            del self._windows[window.queue]
+
+    def put(self, messages: Sequence[PulledMessage]) -> None:
+        window = messages[0].window
+        assert isinstance(window, OrderedProcessQueue)
+        window.waiting.extend(messages)
+        self._offer(window)
+
+    def offer(self, queue: MessageQueue) -> None:
+        window = self._windows.get(queue)
+        if window is not None:
+            self._offer(window)
+
+    def _offer(self, window: OrderedProcessQueue) -> None:
+        if window.waiting and not (
+            window.is_queued or window.is_busy or window.is_suspended or window.dropped
+        ):
+            window.is_queued = True
+            self.ready.put([window])
+
+    def next(self) -> PulledMessage | None:
+        taken = self.take(1)
+        return taken[0] if taken else None
+
+    def take(self, most: int) -> list[PulledMessage]:
+        """Messages of the first queue in line that may be delivered."""
+        ready = self.ready
+        while ready.entries:
+            window = ready.entries.popleft()
+            window.is_queued = False
+            queue = window.queue
+            if window.dropped or queue in self._ending or queue in self._paused or not self._may(queue):
+                continue  # offered again when that is over: see `offer` and `_on_idle`
+            if ready.entries and ready.parked:
+                ready.wake()
+            return window.take(most)
+        return []
+
+    def _may(self, queue: MessageQueue) -> bool:
+        return self._may_deliver is None or self._may_deliver(queue)
+
+    def put_off(self, message: PulledMessage) -> None:
+        """Deliver it again before all others of its queue, which is suspended meanwhile."""
+        assert isinstance(message.window, OrderedProcessQueue)
+        message.window.put_back(message)
+
+    def _on_idle(self, window: OrderedProcessQueue) -> None:
+        """Nothing of the window is being delivered any more."""
+        queue = window.queue
+        if self._ending.get(queue) is window:
+            del self._ending[queue]
+        for alarm in self._idle_alarms:
+            alarm.ring()
+        if window.dropped:
+            self.forget(window)
+        elif window.is_suspended:
+            self._redeliver_later(window.waiting[0])
+        self.offer(queue)
+
+    def _redeliver(self, message: PulledMessage) -> None:
+        window = message.window
+        assert isinstance(window, OrderedProcessQueue)
+        window.is_suspended = False
+        self._offer(window)
+
+    async def until_idle(self, window: ProcessQueue) -> None:
+        alarm = Alarm()
+        self._idle_alarms.add(alarm)
+        try:
+            while window.is_busy or window.queue in self._ending:
+                await alarm.wait()
+        finally:
+            self._idle_alarms.discard(alarm)
+
+    # --- for polling ---
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """Hand out nothing from these queues."""
+        self._paused.update(queues)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Hand out from them again."""
+        for queue in queues:
+            self._paused.discard(queue)
+            self.offer(queue)

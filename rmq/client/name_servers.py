@@ -14,6 +14,7 @@ from rmq.errors import (
     NoRoute,
     RemoteProtocolError,
     RequestTimeout,
+    ResponseError,
     for_code,
 )
 from rmq.protocol.bodies import TopicList, TopicRouteData
@@ -25,6 +26,9 @@ log = logging.getLogger(__name__)
 
 UNREACHABLE = (ConnectFailed, ConnectionLost, RequestTimeout)
 """What says nothing about the request itself: another server may answer it."""
+
+FAILURES = (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError)
+"""What a background loop logs and tries again at its next turn."""
 
 
 def parse_name_servers(text: str | Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""ProcessQueue: the messages of one queue that a consumer has pulled and not finished. Pure.
+"""ProcessQueue: the window of one queue, the messages that a consumer has pulled and not finished. Pure.
 
 Messages of a queue are pulled in the order of their offsets and may be finished in any order. What may be
 committed is the lowest offset that is not finished, so that nothing before it can be lost; a crash repeats
@@ -8,9 +8,15 @@ while one unfinished message lies too far behind the newest.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from rmq.message import MessageQueue
+
+if TYPE_CHECKING:
+    from rmq.client.message_view import PulledMessage
 
 UNLIMITED = 1 << 62
 
@@ -46,7 +52,9 @@ class ProcessQueue:
         self.committed = -1
         """What the broker was told last; -1 nothing yet."""
         self.pulled_at_ms = 0
-        # In the order of offsets, because pulls are; so the first key is the lowest.
+        # Queue offset -> size, of what is unfinished. A dict keeps the order of insertion, pulls come in the
+        # order of offsets, and nothing is put back: so the first key is the lowest offset, and what may be
+        # committed is known without a search or a sorted structure.
         self._pending: dict[int, int] = {}
 
     def __contains__(self, queue_offset: int) -> bool:
@@ -70,7 +78,7 @@ class ProcessQueue:
         """Mark a message as done with. False when it is not here: it was finished before."""
         size = self._pending.pop(queue_offset, None)
         if size is None:
-            return False
+            return False  # by its handler after it was sent back for taking too long, say
         self.bytes -= size
         if self.on_room is not None and not self.is_full:
             on_room, self.on_room = self.on_room, None
@@ -79,7 +87,11 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The lowest offset that is not finished: what a member that takes over would begin with."""
+        """The lowest offset that is not finished: what a member that takes over would begin with.
+
+        Later messages may be finished already; they are delivered again after a crash. Never the reverse: an
+        offset above an unfinished message would lose it.
+        """
         return next(iter(self._pending), self.next_offset)
 
     @property
@@ -100,3 +112,59 @@ class ProcessQueue:
             or self.bytes >= self.max_bytes
             or self.span >= self.max_span
         )
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether its queue must not go on elsewhere before something that is being delivered has ended."""
+        return False
+
+
+class OrderedProcessQueue(ProcessQueue):
+    """A process queue whose messages are delivered one after another, or one batch after another."""
+
+    __slots__ = ("_delivering", "_failed", "is_queued", "is_suspended", "on_idle", "waiting")
+
+    def __init__(
+        self, queue: MessageQueue, next_offset: int, on_idle: Callable[[OrderedProcessQueue], None]
+    ) -> None:
+        """`on_idle` is called when nothing of it is being delivered any more."""
+        super().__init__(queue, next_offset)
+        self.waiting: deque[PulledMessage] = deque()
+        """Pulled and not delivered yet, in order."""
+        self.is_queued = False
+        """Whether it stands in line to be delivered from."""
+        self.is_suspended = False
+        """After a failure, for a while."""
+        self.on_idle = on_idle
+        self._delivering: dict[int, PulledMessage] = {}  # nothing else is delivered meanwhile
+        self._failed: list[PulledMessage] = []  # of those that are delivered together
+
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._delivering)
+
+    def take(self, most: int) -> list[PulledMessage]:
+        """The next messages, at most so many; until each is finished or put back there are no others."""
+        assert not self._delivering, f"{self.queue}: taken from while something is being delivered"
+        messages = [self.waiting.popleft() for _ in range(min(most, len(self.waiting)))]
+        self._delivering = {message.queue_offset: message for message in messages}
+        return messages
+
+    def finish(self, queue_offset: int) -> bool:
+        finished = super().finish(queue_offset)
+        self._end(queue_offset)
+        return finished
+
+    def put_back(self, message: PulledMessage) -> None:
+        """Deliver it again, before all others."""
+        if message.queue_offset in self._delivering:
+            self._failed.append(message)
+            self._end(message.queue_offset)
+
+    def _end(self, queue_offset: int) -> None:
+        if self._delivering.pop(queue_offset, None) is not None and not self._delivering:
+            # All of the batch have ended: those that failed go back in front, in their order.
+            self.waiting.extendleft(sorted(self._failed, key=attrgetter("queue_offset"), reverse=True))
+            self.is_suspended = bool(self._failed)
+            self._failed.clear()
+            self.on_idle(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import anyio
 from attrs import define, frozen
@@ -100,7 +100,7 @@ class RawPull:
         return cls(response.code, status, body, next_offset, min_offset, max_offset, broker_id)
 
 
-class PullForm:
+class PullTemplate:
     """What the pulls of one queue by one group have in common."""
 
     def __init__(
@@ -180,27 +180,28 @@ class PullForm:
         return messages
 
 
-class Owner(Protocol):
-    """The consumer of a `Puller`, as far as the loop needs it."""
-
-    def arrived(self, messages: Sequence[PulledMessage]) -> None:
-        """Messages have come, which are in their window already."""
-
-    def moved(self, queue: MessageQueue, next_offset: int) -> None:
-        """What was asked for is not there: the queue goes on at `next_offset`; its puller ends."""
-
-
 class Puller:
     """Keeps the window of one queue filled, until it is cancelled by `stop`."""
 
     def __init__(
-        self, session: Session, owner: Owner, window: ProcessQueue, form: PullForm, *, commits: bool
+        self,
+        session: Session,
+        window: ProcessQueue,
+        template: PullTemplate,
+        *,
+        commits: bool,
+        on_messages: Callable[[Sequence[PulledMessage]], None],
+        on_moved: Callable[[MessageQueue, int], None],
     ) -> None:
-        """`commits` sends what may be committed along with each pull."""
+        """`commits` sends what may be committed along with each pull. `on_messages` gets what a pull brought,
+        which is in the window already; `on_moved(queue, next_offset)` is told that what was asked for is not
+        there: the queue is to go on at another offset, and this puller ends.
+        """
         self.window = window
         self._session = session
-        self._owner = owner
-        self._form = form
+        self._on_messages = on_messages
+        self._on_moved = on_moved
+        self._template = template
         self._commits = commits
         self._broker_id = MASTER_ID
         self._failures = 0
@@ -234,23 +235,23 @@ class Puller:
         broker_id, address = session.brokers.reader(window.queue, self._broker_id)
         commit_offset = window.commit_offset if self._commits and broker_id == MASTER_ID else None
         asked = window.next_offset
-        request = self._form.request(asked, config.pull_batch_size, config.pull_suspend_ms, commit_offset)
+        request = self._template.request(asked, config.pull_batch_size, config.pull_suspend_ms, commit_offset)
         window.pulled_at_ms = session.now_ms()
         began = session.now()
         response = await session.pool.call(address, request, config.pull_timeout_ms / 1000)
-        answer = self._form.answer(response, asked, address, window)
+        answer = self._template.answer(response, asked, address, window)
         self._broker_id = answer.broker_id
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             places = {"first": answer.min_offset, "last": answer.max_offset}
             next_offset = places.get(config.offset_reset, answer.next_offset)
             log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
-            self._owner.moved(window.queue, next_offset)
+            self._on_moved(window.queue, next_offset)
             return
         messages = answer.messages
         if messages:
             next_offset = max(answer.next_offset, messages[-1].queue_offset + 1)
             window.add([m.queue_offset for m in messages], [m.size for m in messages], next_offset)
-            self._owner.arrived(messages)
+            self._on_messages(messages)
         else:
             window.next_offset = answer.next_offset
             if answer.next_offset <= asked and session.now() - began < HURRIED_SECONDS:
@@ -288,11 +289,11 @@ async def first_since(session: Session, group: str, queue: MessageQueue, timesta
     if session.routes.reader(queue.broker_name) is None:
         await session.refresh(queue.topic)
     data = subscription(queue.topic, ALL, session.now_ms())
-    form = PullForm(group, queue, data, tell_subscription=True, config=session.config)
+    template = PullTemplate(group, queue, data, tell_subscription=True, config=session.config)
     at = await brokers.search_offset(queue, timestamp_ms)
     first = max(at - LOOK_BACK, await brokers.min_offset(queue))
     while True:
-        answer = await _pull(session, form, first)
+        answer = await _pull(session, template, first)
         late = [message for message in answer.messages if message.store_timestamp >= timestamp_ms]
         if late and (late[0] is not answer.messages[0] or first <= answer.min_offset):
             return late[0].queue_offset
@@ -304,9 +305,9 @@ async def first_since(session: Session, group: str, queue: MessageQueue, timesta
             first = answer.next_offset
 
 
-async def _pull(session: Session, form: PullForm, queue_offset: int) -> PullAnswer:
-    _, address = session.brokers.reader(form.queue)
-    request = form.request(queue_offset, 2 * LOOK_BACK, 0, None)
-    return form.answer(
+async def _pull(session: Session, template: PullTemplate, queue_offset: int) -> PullAnswer:
+    _, address = session.brokers.reader(template.queue)
+    request = template.request(queue_offset, 2 * LOOK_BACK, 0, None)
+    return template.answer(
         await session.pool.call(address, request, session.brokers.timeout), queue_offset, address
     )

@@ -8,20 +8,18 @@ from typing import Final
 
 import anyio
 import anyio.lowlevel
-from attrs import define, evolve
+from attrs import define
 
-from rmq.client.assignments import Assignments, Membership
+from rmq.client.dispatch import QueueDispatch
+from rmq.client.group_member import GroupMember
 from rmq.client.message_view import PulledMessage
 from rmq.client.namespace import wrapped
-from rmq.client.ordered import OrderedAssignments, OrderedConsumer
-from rmq.client.process_queue import ProcessQueue
-from rmq.client.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullForm, RawPull, first_since
-from rmq.client.rebalance import Strategy, averagely, difference
+from rmq.client.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullTemplate, RawPull, first_since
+from rmq.client.rebalance import Strategy, averagely
 from rmq.client.session import Session
 from rmq.client.subscription import ALL, ConsumerOptions, Sql, subscription
 from rmq.errors import LocalProtocolError, NoPermission, NoRoute
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic
-from rmq.protocol.bodies import ConsumerData
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.loop import TaskScope
@@ -29,119 +27,52 @@ from rmq.remoting.loop import TaskScope
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 
 
-class PolledAssignments(OrderedAssignments):
-    """Queues shared out among the group, or those that were named; without locks."""
+class _Polling:
+    """A group member whose messages the application takes: what `PullConsumer.subscribe` and `assign` set
+    up."""
 
     def __init__(
-        self,
-        session: Session,
-        owner: OrderedConsumer,
-        membership: Membership,
-        named: frozenset[MessageQueue] | None,
+        self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
     ) -> None:
-        super().__init__(session, owner, membership)
-        self.locks = False
-        self._named = named
+        self.member = GroupMember(session, group, topics, options)
+        self._assignments = self.member.assignments
+        self._taken: list[PulledMessage] = []
 
-    async def _rebalance_topic(self, topic: str) -> None:
-        if self._named is None:
-            await super()._rebalance_topic(topic)
-            return
-        await self._session.rotation(topic, self._session.brokers.timeout)
-        held = [queue for queue in self.pullers if queue.topic == topic]
-        await self._apply(topic, difference(held, (q for q in self._named if q.topic == topic)))
+    @property
+    def _dispatch(self) -> QueueDispatch:
+        dispatch = self.member.dispatch
+        assert isinstance(dispatch, QueueDispatch)
+        return dispatch
 
-    def form(self, queue: MessageQueue) -> PullForm:
-        """Who is no member of the group says with each pull what it wants."""
-        if self._named is None:
-            return super().form(queue)
-        data, config = self._member.subscriptions[queue.topic], self._session.config
-        return PullForm(self._member.group, queue, data, tell_subscription=True, config=config)
-
-
-class Polled(OrderedConsumer):
-    """What `PullConsumer.subscribe` and `assign` set up. `join` and `leave` stand for the block."""
-
-    ordered = False
-    retries = False
-
-    def __init__(
-        self,
-        session: Session,
-        group: str,
-        topics: Mapping[str, str | Sql],
-        options: ConsumerOptions,
-        scope: TaskScope,
-        named: frozenset[MessageQueue] | None = None,
-    ) -> None:
-        self._named = named
-        self._held: set[MessageQueue] = set()
-        self._polled: list[tuple[PulledMessage, ProcessQueue]] = []
-        super().__init__(session, group, topics, options)
-        self._scope = scope
-
-    def _assign(self, membership: Membership) -> Assignments:
-        member = evolve(membership, auto_commit=self._options.auto_commit)
-        return PolledAssignments(self._session, self, member, self._named)
-
-    async def join(self) -> None:
-        """Begin. Raises as entering a consumer does; then nothing is left behind."""
-        self._session.arrive()
-        try:
-            if self._named is None:
-                self.check_alone()
-                await self._join()
-            else:
-                await self._scope.tasks.start(self._assignments.run)
-        except BaseException:
-            await self.leave()
-            raise
-
-    async def leave(self, *, done: bool = False) -> None:
-        """End; `done`: what was polled last has been consumed."""
+    async def leave(self, *, done: bool) -> None:
+        """End; `done`: what was taken last has been consumed."""
         if done:
-            self.finish_polled()
-        try:
-            await self._leave()
-        finally:
-            self._session.depart()
-
-    def describe(self) -> ConsumerData:
-        return evolve(super().describe(), consume_type="CONSUME_ACTIVELY")
-
-    # --- taking ---
+            self._finish_taken()
+        await self.member.leave()
 
     async def poll(self, most: int, timeout: float) -> list[StoredMessage]:
         """See `PullConsumer.poll`."""
         await anyio.lowlevel.checkpoint()
-        self.finish_polled()
-        taken = self._polled
+        self._finish_taken()
+        taken, dispatch = self._taken, self._dispatch
         with anyio.move_on_after(timeout):
-            while not taken and not self._inbox.closed:
-                await self._inbox.arrival()
-                while len(taken) < most and (more := self._take(most - len(taken))):
+            while not taken and not dispatch.ready.is_closed:
+                await dispatch.ready.arrival()
+                while len(taken) < most and (more := dispatch.take(most - len(taken))):
                     taken += more
-        return [message for message, _ in taken]
+        return [*taken]
 
-    def _take(self, most: int) -> list[tuple[PulledMessage, ProcessQueue]]:
-        ready = self._lanes.ready
-        for lane in [lane for lane in ready if lane.queue in self._held]:
-            lane.queued = False
-            ready.remove(lane)
-        return super()._take(most)
-
-    def finish_polled(self) -> None:
-        """What was polled last has been consumed."""
-        polled, self._polled = self._polled, []
-        for message, window in polled:
-            window.finish(message.queue_offset)
+    def _finish_taken(self) -> None:
+        """What was taken last has been consumed."""
+        taken, self._taken = self._taken, []
+        for message in taken:
+            if message.window is not None:
+                message.window.finish(message.queue_offset)
 
     async def commit(self) -> None:
-        """Commit all that was polled."""
-        self.finish_polled()
+        """Commit all that was taken."""
+        self._finish_taken()
         await self._assignments.commit(asked=True)
-
-    # --- moving ---
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """Go on at another offset."""
@@ -149,21 +80,13 @@ class Polled(OrderedConsumer):
             raise LocalProtocolError(f"{queue} is not assigned to this consumer now")
         self._assignments.start(queue, queue_offset)
 
-    def hold(self, queues: Iterable[MessageQueue]) -> None:
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Take nothing from these queues."""
-        self._held.update(queues)
+        self._dispatch.pause(queues)
 
-    def let_go(self, queues: Iterable[MessageQueue]) -> None:
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Take from them again."""
-        for queue in queues:
-            self._held.discard(queue)
-            lane = self._assignments.lane(queue)
-            if lane is not None:
-                self.offer(lane)
-
-    @property
-    def assigned(self) -> Sequence[MessageQueue]:
-        return self.queues
+        self._dispatch.resume(queues)
 
 
 @define
@@ -195,10 +118,10 @@ class PullConsumer:
         self._session = session
         self._positions: dict[MessageQueue, int] = {}
         self._broker_ids: dict[MessageQueue, int] = {}
-        self._forms: dict[tuple[MessageQueue, str | Sql], PullForm] = {}
+        self._templates: dict[tuple[MessageQueue, str | Sql], PullTemplate] = {}
         self._open = False
         self._scope = TaskScope()
-        self._polled: Polled | None = None
+        self._polling: _Polling | None = None
 
     async def __aenter__(self) -> PullConsumer:
         await self._scope.__aenter__()
@@ -211,8 +134,8 @@ class PullConsumer:
         """Leave the group; with `auto_commit`, a normal exit commits all that was polled."""
         self._open = False
         try:
-            if self._polled is not None:
-                await self._polled.leave(done=error is None)
+            if self._polling is not None:
+                await self._polling.leave(done=error is None)
         finally:
             await self._scope.__aexit__(kind, error, trace)
 
@@ -233,7 +156,7 @@ class PullConsumer:
         LocalProtocolError when it has queues already, ResponseError when a broker does not let the group in.
         Cancelled: it has left again and has no queues."""
         full = {wrapped(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()}
-        await self._begin_polling(full, self._options(consume_from, auto_commit, strategy), None)
+        await self._begin_polling(full, self._options(consume_from, auto_commit, strategy))
 
     async def assign(
         self, queues: Iterable[MessageQueue], *, consume_from: str | int = "last", auto_commit: bool = True
@@ -242,57 +165,60 @@ class PullConsumer:
         Cancelled: it has no queues."""
         named = frozenset(queues)
         topics = dict.fromkeys((queue.topic for queue in named), ALL)
-        await self._begin_polling(topics, self._options(consume_from, auto_commit, averagely), named)
+        await self._begin_polling(topics, self._options(consume_from, auto_commit, queues=named))
 
-    def _options(self, consume_from: str | int, auto_commit: bool, strategy: Strategy) -> ConsumerOptions:
+    def _options(
+        self,
+        consume_from: str | int,
+        auto_commit: bool,
+        strategy: Strategy = averagely,
+        queues: frozenset[MessageQueue] | None = None,
+    ) -> ConsumerOptions:
         return ConsumerOptions(
             consume_from=consume_from,
             broadcasting=False,
             on_error="retry",
             strategy=strategy,
+            polled=True,
+            queues=queues,
             auto_commit=auto_commit,
         )
 
-    async def _begin_polling(
-        self,
-        topics: Mapping[str, str | Sql],
-        options: ConsumerOptions,
-        named: frozenset[MessageQueue] | None,
-    ) -> None:
+    async def _begin_polling(self, topics: Mapping[str, str | Sql], options: ConsumerOptions) -> None:
         self._check_open()
-        if self._polled is not None:
+        if self._polling is not None:
             raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
-        polled = Polled(self._session, self.group, topics, options, self._scope, named)
-        await polled.join()
-        self._polled = polled
+        polling = _Polling(self._session, self.group, topics, options)
+        await polling.member.join(self._scope.tasks)
+        self._polling = polling
 
     @property
     def assignment(self) -> list[MessageQueue]:
         """The queues that are pulled for `poll` now."""
-        return [] if self._polled is None else self._polled.queues
+        return [] if self._polling is None else self._polling.member.queues
 
     async def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
         """The next messages of the assigned queues, at most so many; none when there are none for `timeout`
         seconds. Those of the poll before count as consumed. Cancelled: no message is lost."""
-        return await self._polling().poll(max_messages, timeout)
+        return await self._started().poll(max_messages, timeout)
 
     async def commit_polled(self) -> None:
         """Commit all that was polled, for those who do it themselves. Failures are logged. Cancelled: some
         queues may be committed, and the next commit takes the others."""
-        await self._polling().commit()
+        await self._started().commit()
 
     def pause(self, *queues: MessageQueue) -> None:
         """Let `poll` take nothing from these queues."""
-        self._polling().hold(queues)
+        self._started().pause(queues)
 
     def resume(self, *queues: MessageQueue) -> None:
         """Let `poll` take from them again."""
-        self._polling().let_go(queues)
+        self._started().resume(queues)
 
-    def _polling(self) -> Polled:
-        if self._polled is None:
+    def _started(self) -> _Polling:
+        if self._polling is None:
             raise LocalProtocolError("there is nothing to poll: subscribe or assign first")
-        return self._polled
+        return self._polling
 
     # --- reading by offsets ---
 
@@ -337,8 +263,8 @@ class PullConsumer:
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Let the next `pull` without an offset begin here, or `poll`, where the queue is pulled for it."""
-        if self._polled is not None:
-            self._polled.seek(queue, offset)
+        if self._polling is not None:
+            self._polling.seek(queue, offset)
         self._positions[queue] = offset
 
     async def position(self, queue: MessageQueue) -> int:
@@ -368,10 +294,10 @@ class PullConsumer:
         """
         await self._know(queue)
         at = await self.position(queue) if offset is None else offset
-        form = self._form(queue, expression)
+        template = self._template(queue, expression)
         deadline = self._session.now() + wait
         while True:
-            answer = await self._ask(form, at, max_messages, max(deadline - self._session.now(), 0.0))
+            answer = await self._ask(template, at, max_messages, max(deadline - self._session.now(), 0.0))
             over = answer.code == ResponseCode.PULL_NOT_FOUND and self._session.now() >= deadline
             if answer.messages or over:
                 break
@@ -390,7 +316,7 @@ class PullConsumer:
         Any number may be under way at once. Cancelled: nothing has happened.
         """
         await self._know(queue)
-        response, address = await self._exchange(self._form(queue, expression), offset, max_messages, 0.0)
+        response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
         return RawPull.of(response, address)
 
     async def topics(self) -> list[str]:
@@ -408,33 +334,35 @@ class PullConsumer:
         await self._know(queue)
         return await self._session.brokers.recorded_offset(self.group, queue)
 
-    async def _ask(self, form: PullForm, queue_offset: int, max_messages: int, wait: float) -> PullAnswer:
-        response, address = await self._exchange(form, queue_offset, max_messages, wait)
-        answer = form.answer(response, queue_offset, address)
-        self._broker_ids[form.queue] = answer.broker_id
+    async def _ask(
+        self, template: PullTemplate, queue_offset: int, max_messages: int, wait: float
+    ) -> PullAnswer:
+        response, address = await self._exchange(template, queue_offset, max_messages, wait)
+        answer = template.answer(response, queue_offset, address)
+        self._broker_ids[template.queue] = answer.broker_id
         return answer
 
     async def _exchange(
-        self, form: PullForm, queue_offset: int, max_messages: int, wait: float
+        self, template: PullTemplate, queue_offset: int, max_messages: int, wait: float
     ) -> tuple[Command, str]:
         """Send a pull; returns the answer and the address that it came from."""
-        session, queue = self._session, form.queue
+        session, queue = self._session, template.queue
         _, address = session.brokers.reader(queue, self._broker_ids.get(queue, MASTER_ID))
-        request = form.request(queue_offset, max_messages, int(wait * 1000), None)
+        request = template.request(queue_offset, max_messages, int(wait * 1000), None)
         return await session.pool.call(address, request, wait + session.brokers.timeout), address
 
-    def _form(self, queue: MessageQueue, expression: str | Sql) -> PullForm:
-        form = self._forms.get((queue, expression))
-        if form is None:
+    def _template(self, queue: MessageQueue, expression: str | Sql) -> PullTemplate:
+        template = self._templates.get((queue, expression))
+        if template is None:
             data = subscription(queue.topic, expression, self._session.now_ms())
-            form = self._forms[queue, expression] = PullForm(
+            template = self._templates[queue, expression] = PullTemplate(
                 self.group,
                 queue,
                 data,
                 tell_subscription=True,
                 config=self._session.config,
             )
-        return form
+        return template
 
     async def _know(self, queue: MessageQueue) -> None:
         """Have the address of the queue's broker."""

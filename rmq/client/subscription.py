@@ -1,4 +1,5 @@
-"""What a consumer wants of a topic: all, some tags, or what an SQL92 expression says. Pure.
+"""What a consumer wants of a topic (all, some tags, or what an SQL92 expression says), and how it takes part
+in its group. Pure.
 
 {"Orders": "*"}                          all messages
 {"Orders": "paid || refunded"}           messages with one of these tags
@@ -14,10 +15,8 @@ from attrs import frozen
 
 from rmq.client.rebalance import Strategy
 from rmq.errors import ConfigError
-from rmq.message import java_hash, retry_topic, validate_topic
+from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic
 from rmq.protocol.bodies import SubscriptionData
-
-# How a consumer takes part in its group.
 
 OnError = Literal["retry", "raise"]
 """What becomes of a handler's exception: the message is sent back, or that and the exception is let out."""
@@ -25,13 +24,19 @@ OnError = Literal["retry", "raise"]
 
 @frozen
 class ConsumerOptions:
-    """How a consumer takes part; see `Client.consumer`."""
+    """How a consumer takes part in its group; see `Client.consumer` and `PullConsumer`."""
 
     consume_from: str | int
     broadcasting: bool
     on_error: OnError
     strategy: Strategy
     max_reconsume_times: int | None = None
+    ordered: bool = False
+    """The messages of a queue one after another, under the broker's lock of the queue."""
+    polled: bool = False
+    """The application takes messages by `PullConsumer.poll`; nothing goes to a retry topic."""
+    queues: frozenset[MessageQueue] | None = None
+    """Exactly these, without being a member of the group; None: a member's share."""
     auto_commit: bool = True
 
     def __attrs_post_init__(self) -> None:

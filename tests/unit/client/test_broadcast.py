@@ -10,7 +10,7 @@ import trio
 from trio.testing import MockClock
 
 from rmq.client.assignments import LocalOffsets, offsets_path
-from rmq.client.delivery import Hand, Overdue
+from rmq.client.delivery import ConsumeTimeouts, InFlight
 from rmq.message import MessageQueue, StoredMessage
 
 from .cluster import Cluster
@@ -97,20 +97,20 @@ async def test_offsets_are_saved_every_5_s(
         assert LocalOffsets(tmp_path / "me" / "g" / "offsets.json").get(T0) == 2
 
 
-class TestOverdue:
+class TestConsumeTimeouts:
     def test_each_message_once(self) -> None:
-        async def expire(_: object) -> None: ...
+        async def on_timeout(_: object) -> None: ...
 
-        overdue = Overdue(900, expire)
+        timeouts = ConsumeTimeouts(900, on_timeout)
         first, second = object(), object()
-        hand = Hand([first, second])  # type: ignore[list-item]
-        overdue.hands.add(hand)
-        assert overdue.look(0) == overdue.look(899) == []
-        hand.messages = [first]  # type: ignore[list-item]
-        assert overdue.look(900) == [first]
-        assert overdue.look(2000) == []
-        hand.messages = [second]  # type: ignore[list-item]
-        assert overdue.look(2001) == []
+        one = InFlight([first, second])  # type: ignore[list-item]
+        timeouts.in_flight.add(one)
+        assert timeouts.look(0) == timeouts.look(899) == []
+        one.messages = [first]  # type: ignore[list-item]
+        assert timeouts.look(900) == [first]
+        assert timeouts.look(2000) == []
+        one.messages = [second]  # type: ignore[list-item]
+        assert timeouts.look(2001) == []
 
     @pytest.mark.parametrize("by_hand", [False, True])
     async def test_what_takes_too_long_is_sent_back(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from rmq.client.consume_metrics import Rates
+from rmq.client.consume_metrics import ConsumeMetrics
 from rmq.protocol.bodies import ConsumeStatus
 
 
 def test_rates_since_the_oldest_sample() -> None:
-    rates = Rates()
+    rates = ConsumeMetrics()
     rates.sample(100.0, {})
-    rates.arrived("T", 60)
+    rates.pull("T", 60)
     rates.failure("T")
     rates.failure("T")
     status = rates.of(["T", "U"], 110.0, {"T": 8})
@@ -20,22 +20,22 @@ def test_rates_since_the_oldest_sample() -> None:
 
 
 def test_rates_of_the_last_samples_only() -> None:
-    rates = Rates()
-    rates.arrived("T", 1000)
+    rates = ConsumeMetrics()
+    rates.pull("T", 1000)
     for now in (0.0, 30.0, 60.0, 90.0):
         rates.sample(now, {})
-    rates.arrived("T", 60)
+    rates.pull("T", 60)
     assert rates.of(["T"], 90.0, {})["T"].pull_tps == 1.0
 
 
 def test_queues_that_go_and_come_do_not_make_rates_negative() -> None:
-    rates = Rates()
-    rates.arrived("T", 10)
+    rates = ConsumeMetrics()
+    rates.pull("T", 10)
     rates.sample(0.0, {})
     assert rates.of(["T"], 10.0, {"T": 9})["T"].consume_ok_tps == 0.0
 
 
 def test_without_a_sample_there_is_no_rate() -> None:
-    rates = Rates()
-    rates.arrived("T", 10)
+    rates = ConsumeMetrics()
+    rates.pull("T", 10)
     assert rates.of(["T"], 10.0, {})["T"] == ConsumeStatus()

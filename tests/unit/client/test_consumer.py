@@ -382,12 +382,12 @@ class TestSharing:
         self, setting: World, clock: MockClock
     ) -> None:
         async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
-            pullers = dict(consumer._assignments.pullers)
+            pullers = dict(consumer._member.assignments.pullers)
             setting.cluster["a"].members["g"].clear()
-            consumer.rebalance_soon()
+            consumer._member.rebalance_soon()
             await trio.sleep(1)
             assert client.client_id in setting.cluster["a"].members["g"]
-            assert consumer._assignments.pullers == pullers
+            assert consumer._member.assignments.pullers == pullers
 
     async def test_a_lost_connection_is_made_again_and_the_group_joined_again(
         self, cluster: Cluster, clock: MockClock
@@ -658,7 +658,7 @@ class TestOffsets:
         async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
             fill(setting.cluster, 4)
             await take(consumer, 4)
-            windows = {queue: puller.window for queue, puller in consumer._assignments.pullers.items()}
+            windows = {queue: puller.window for queue, puller in consumer._member.assignments.pullers.items()}
 
             def lose_the_others(request: Command, connection: Connection) -> Command | None:
                 told = MessageQueue(request.ext["topic"], "a", int(request.ext["queueId"]))
@@ -715,7 +715,7 @@ class TestPulling:
         ):
             await trio.sleep(10)
             (puller,) = [
-                p for q, p in consumer._assignments.pullers.items() if q == MessageQueue("T", "a", 0)
+                p for q, p in consumer._member.assignments.pullers.items() if q == MessageQueue("T", "a", 0)
             ]
             assert 100 <= len(puller.window) < 132
             assert await take(consumer, 1000) == [b"%d" % number for number in range(1000)]
@@ -738,7 +738,7 @@ class TestPulling:
             client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
         ):
             await trio.sleep(10)
-            assert 0 < len(consumer._inbox.ready) <= most
+            assert 0 < len(consumer._dispatch.ready.entries) <= most
             assert len(await take(consumer, 1000)) == 1000
 
     @pytest.mark.parametrize(

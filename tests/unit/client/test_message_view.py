@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
 from rmq.client.message_view import PulledMessage, found_messages, limited, read_messages, to_original_topic
-from rmq.client.pull import PullForm
+from rmq.client.pull import PullTemplate
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import SubscriptionData
@@ -186,7 +186,7 @@ def test_damage_gives_a_value_or_the_right_error(at: int, value: int, name: str)
 def test_messages_before_the_offset_that_was_asked_for_are_left_out() -> None:
     """Brokers may send the whole batch of which a part was asked for."""
     queue = MessageQueue("T", "a", 0)
-    form = PullForm("g", queue, SubscriptionData(topic="T", sub_string="*"), config=ClientConfig())
+    form = PullTemplate("g", queue, SubscriptionData(topic="T", sub_string="*"), config=ClientConfig())
     body = b"".join(record(number) for number in range(4))
     ext = {"nextBeginOffset": "4", "suggestWhichBrokerId": "0", "minOffset": "0", "maxOffset": "4"}
     for asked, left in ((0, [0, 1, 2, 3]), (2, [2, 3])):

@@ -160,8 +160,11 @@ class TestFailures:
     async def test_a_batch_cancelled_on_its_way_to_the_dead_letters_comes_again_in_order(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
+        def stored(request: Command, _: Connection) -> Command:
+            return request.reply(header={"msgId": "0" * 32, "queueId": "0", "queueOffset": "0"})
+
         fill(cluster, 5, queues=1)
-        cluster["a"].script(RequestCode.SEND_MESSAGE_V2, 0, HANG)
+        cluster["a"].script(RequestCode.SEND_MESSAGE_V2, stored, HANG)
 
         async def handle(messages: list[StoredMessage]) -> None:
             raise rmq.Retry("the whole batch is dead", delay_level=-1)
@@ -595,7 +598,7 @@ class TestLocks:
         ):
             nursery.start_soon(first.run, order)
             await trio.sleep(5)
-            first.reset_offsets("T", {cluster.queue("T", "a", 1): 0})
+            first._member.reset_offsets("T", {cluster.queue("T", "a", 1): 0})
             await trio.sleep(1)
             async with two.consumer("g", {"T": "*"}, **options) as second:  # type: ignore[arg-type]
                 nursery.start_soon(second.run, order)
@@ -636,7 +639,7 @@ class TestLocks:
         ):
             nursery.start_soon(consumer.run, order)
             await trio.sleep(2.5)
-            consumer.reset_offsets("T", {cluster.queue("T", "a", 0): 1})
+            consumer._member.reset_offsets("T", {cluster.queue("T", "a", 0): 1})
             await trio.sleep(6)
             assert order.seen == {0: [0, 1, 2, 1, 2, 3, 4, 5]}
             nursery.cancel_scope.cancel()
@@ -646,6 +649,6 @@ class TestLocks:
             setting.connect() as client,
             client.consumer("g", {"T": "*"}, ordered=True) as consumer,
         ):
-            info = consumer.running_info()
+            info = consumer._member.running_info()
             assert info.properties["PROP_CONSUMEORDERLY"] == "true"
             assert all(entry.locked for entry in info.mq_table.values())

@@ -49,20 +49,7 @@ OF_THE_LOOP = {
     # for those who bring their own packing
     "Producer": {"send_packed", "group"},
     "TransactionalProducer": {"check", "send_packed", "group"},
-    # what a session and pulling need of a consumer
-    "Consumer": {
-        "arrived",
-        "check_alone",
-        "consume_directly",
-        "describe",
-        "group",
-        "moved",
-        "ordered",
-        "rebalance_soon",
-        "reset_offsets",
-        "retries",
-        "running_info",
-    },
+    "Consumer": {"group"},
     "PullConsumer": {"group", "pull_raw", "recorded"},
     "Delivery": set(),
 }

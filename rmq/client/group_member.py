@@ -1,0 +1,250 @@
+"""GroupMember: one member of a consumer group, put together from its parts by what it is to do:
+
+    dispatch      message by message, or queue by queue (ordered consumers and polling)
+    locks         the brokers' queue locks (ordered consumers), or none
+    assignments   the queues that it has, and the loops that pull them
+    deliveries    what is in flight, and what becomes of a message that fails
+
+`Consumer` gives it handlers and iteration, `PullConsumer` gives it `poll`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from rmq.client.assignments import Assignments
+from rmq.client.consume_metrics import ConsumeMetrics
+from rmq.client.delivery import Deliveries
+from rmq.client.dispatch import Dispatch, MessageDispatch, QueueDispatch
+from rmq.client.message_view import PulledMessage
+from rmq.client.queue_locks import QueueLocks
+from rmq.client.session import Session
+from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
+from rmq.errors import ConfigError, NoRoute
+from rmq.message import MessageQueue, StoredMessage
+from rmq.protocol.bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerData,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+)
+from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.record import decode_record
+from rmq.remoting.connection import Connection
+
+log = logging.getLogger(__name__)
+
+DRAINING_PART = 0.6
+"""Of `shutdown_timeout_ms`, what is being consumed may take so much; the rest is for commits and goodbyes."""
+
+
+class GroupMember:
+    """See the module. To brokers and administrators it is a `session.Member`."""
+
+    def __init__(
+        self, session: Session, group: str, topics: Mapping[str, str | Sql], options: ConsumerOptions
+    ) -> None:
+        """Raises InvalidName, ConfigError."""
+        self.group = group
+        self._session = session
+        self._options = options
+        self._started_ms = session.now_ms()
+        has_retries = not options.broadcasting and not options.polled
+        self._subscriptions = subscriptions(topics, group, self._started_ms, retry=has_retries)
+        self._locks: QueueLocks | None = None
+        self.dispatch: Dispatch[Any]
+        config = session.config
+        if options.ordered and not options.broadcasting:
+            self._locks = QueueLocks(session, group)
+            self.dispatch = QueueDispatch(config.suspend_queue_ms, self._locks.holds)
+        elif options.ordered or options.polled:
+            self.dispatch = QueueDispatch(config.suspend_queue_ms)
+        else:
+            self.dispatch = MessageDispatch(config.redelivery_delay_ms)
+        self._metrics = ConsumeMetrics()
+        self.deliveries = Deliveries(session, group, options, self.dispatch, self._metrics)
+        self.assignments = Assignments(
+            session, group, self._subscriptions, options, self.dispatch, self._on_messages, self._locks
+        )
+        self.handler: Callable[[StoredMessage], Awaitable[object]] | None = None
+        """What consumes a message that an administrator sends."""
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    @property
+    def queues(self) -> list[MessageQueue]:
+        """The queues that this member has now."""
+        return sorted(self.assignments.pullers)
+
+    def _on_messages(self, messages: Sequence[PulledMessage]) -> None:
+        window = messages[0].window
+        assert window is not None
+        self._metrics.pull(window.queue.topic, len(messages))
+        self.dispatch.put(messages)
+
+    # --- joining and leaving ---
+
+    async def join(self, tasks: anyio.abc.TaskGroup) -> None:
+        """Join the group and take queues; `tasks` gets the loops, which end only with it.
+
+        Raises as `Consumer.__aenter__`, and has left again then. Cancelled: has left again, too.
+        """
+        if self._options.queues is None and self.group in self._session.members:
+            expected = "a group that has no consumer in this client; a second member needs a second client"
+            raise ConfigError("group", self.group, expected)
+        self._tasks = tasks
+        self._session.arrive()
+        try:
+            if self._options.queues is None:
+                await self._become_known()
+                tasks.start_soon(self.dispatch.redeliver)
+                tasks.start_soon(self.deliveries.timeouts.watch)
+            await tasks.start(self.assignments.run)
+            tasks.start_soon(self.assignments.keep_locks)
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def _become_known(self) -> None:
+        """Have routes, and tell all brokers that we are a member."""
+        session = self._session
+        for topic in self._subscriptions:
+            try:
+                await session.rotation(topic, session.brokers.timeout)
+            except NoRoute as error:
+                log.info("%s", error)
+        await self._check_expressions()
+        session.members[self.group] = self
+        await session.beat()
+        session.check_admitted(self.group)
+
+    async def _check_expressions(self) -> None:
+        """Let a broker read what is more than tags."""
+        session = self._session
+        for topic, data in self._subscriptions.items():
+            rotation = session.routes.get(topic)
+            if data.expression_type == "TAG" or rotation is None:
+                continue
+            for name in rotation.route.brokers:
+                found = session.routes.reader(name)
+                if found is not None:
+                    await session.brokers.check_subscription(found[1], session.client_id, self.group, data)
+                    break
+
+    async def leave(self) -> None:
+        """Stop pulling, wait for what is being consumed, commit, unlock and leave the group, within
+        `shutdown_timeout_ms` and whatever cancels the caller meanwhile.
+        """
+        session = self._session
+        seconds = session.config.shutdown_timeout_ms / 1000
+        try:
+            with anyio.move_on_after(seconds, shield=True):
+                self.dispatch.ready.close()
+                self.assignments.stop()
+                with anyio.move_on_after(seconds * DRAINING_PART) as draining:
+                    await self.deliveries.drained()
+                if draining.cancelled_caught:
+                    log.warning("%s: leaving while messages are still being consumed", self.group)
+                # In this order: who gets a queue next asks for the offset when he has its lock.
+                await self.assignments.commit()
+                await self.assignments.release()
+                if session.members.get(self.group) is self:
+                    await session.leave(consumer=self.group)
+            if session.members.get(self.group) is self:
+                del session.members[self.group]
+        finally:
+            session.depart()
+
+    # --- what brokers and administrators ask: see session.Member ---
+
+    def describe(self) -> ConsumerData:
+        """What the heartbeat says of this member."""
+        self._metrics.sample(self._session.now(), self._pending())
+        options = self._options
+        return ConsumerData(
+            group_name=self.group,
+            consume_type="CONSUME_ACTIVELY" if options.polled else "CONSUME_PASSIVELY",
+            message_model="BROADCASTING" if options.broadcasting else "CLUSTERING",
+            consume_from_where={
+                "first": "CONSUME_FROM_FIRST_OFFSET",
+                "last": "CONSUME_FROM_LAST_OFFSET",
+            }.get(str(options.consume_from), "CONSUME_FROM_TIMESTAMP"),
+            subscription_data_set=list(self._subscriptions.values()),
+        )
+
+    def rebalance_soon(self) -> None:
+        self.assignments.rebalance_soon()
+
+    def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
+        self.assignments.reset(topic, offsets)
+
+    def running_info(self) -> ConsumerRunningInfo:
+        """What an administrator gets to see."""
+        session = self._session
+        return ConsumerRunningInfo(
+            properties={
+                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in session.names.addresses),
+                "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
+                "PROP_CONSUMEORDERLY": "true" if self._options.ordered else "false",
+                "PROP_THREADPOOL_CORE_SIZE": "1",
+                "PROP_CLIENT_VERSION": "V4_9_7",
+                "PROP_CONSUMER_START_TIMESTAMP": str(self._started_ms),
+            },
+            subscription_set=sorted(self._subscriptions.values(), key=lambda data: data.topic),
+            mq_table={queue: self._window_info(queue) for queue in self.queues},
+            status_table=self._metrics.of(sorted(self._subscriptions), session.now(), self._pending()),
+        )
+
+    def _pending(self) -> Counter[str]:
+        """Topic -> messages that were pulled and are not done with."""
+        pending = Counter[str]()
+        for queue, puller in self.assignments.pullers.items():
+            pending[queue.topic] += len(puller.window)
+        return pending
+
+    def _window_info(self, queue: MessageQueue) -> ProcessQueueInfo:
+        window = self.assignments.pullers[queue].window
+        return ProcessQueueInfo(
+            commit_offset=window.commit_offset,
+            cached_msg_min_offset=window.commit_offset if len(window) else 0,
+            cached_msg_max_offset=window.last_offset,
+            cached_msg_count=len(window),
+            cached_msg_size_in_mib=window.bytes >> 20,
+            last_pull_timestamp=window.pulled_at_ms,
+            droped=window.dropped,
+            locked=self.dispatch.is_ordered if self._locks is None else self._locks.holds(queue),
+        )
+
+    def consume_directly(self, request: Command, connection: Connection) -> Command | None:
+        """Give the running handler a message that an administrator sent; the answer comes when it is done."""
+        if self.handler is None or self._tasks is None:
+            remark = (
+                f"the consumer of {self.group} has no handler running that could take it: it takes its "
+                "messages itself, by iteration or poll; name a member that works with a handler"
+            )
+            return request.reply(ResponseCode.SYSTEM_ERROR, remark)
+        self._tasks.start_soon(self._consume_directly, request, connection, self.handler)
+        return None
+
+    async def _consume_directly(
+        self,
+        request: Command,
+        connection: Connection,
+        handle: Callable[[StoredMessage], Awaitable[object]],
+    ) -> None:
+        began = self._session.now()
+        result = ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
+        try:
+            await handle(decode_record(request.body, body_max=self._session.config.max_body_size))
+        except Exception as error:
+            log.error("%s: a message given by an administrator failed", self.group, exc_info=error)
+            result.consume_result = "CR_THROW_EXCEPTION"
+            result.remark = repr(error)
+        result.spent_time_mills = int((self._session.now() - began) * 1000)
+        connection.reply(request.reply(body=result.to_json()))
