@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from rmq.config import parse_properties, properties_text, spellings
+
+Buffer = bytes | bytearray | memoryview
+USUAL_MODE: Final = 0o666
+OWNER_ONLY: Final = 0o600
 
 SaveSettings = Callable[[Mapping[str, str]], None]
 """Keeps settings (Java key -> text) that were changed at run time. Raises OSError."""
@@ -21,16 +29,57 @@ def read_file(path: Path) -> bytes | None:
         return None
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash it holds either the old content or the new one. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(path.name + ".new")
-    with fresh.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(fresh, path)
-    _sync_folder(path.parent)
+def replace_file(
+    path: str | os.PathLike[str], data: Buffer, *, mode: int | None = None, suffix: str = ".new"
+) -> None:
+    """Write a file so that after a crash, and for whoever reads it meanwhile, it holds either the old content
+    or the new one. Raises OSError, and then it is as before.
+
+    The folder is made if need be; a link stays a link. `mode` are the permissions, less the umask; None:
+    those of the old file, as usual for a new one. `suffix` makes the name of the file beside it that is
+    written first; two who may write the same file at once need different ones.
+    """
+    path = os.path.realpath(path)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    beside = path + suffix
+    with suppress(FileNotFoundError):
+        os.unlink(beside)  # of a crash; its permissions may be wider
+    kept = _mode_of(path) if mode is None else None
+    first = mode if mode is not None else USUAL_MODE if kept is None else OWNER_ONLY
+    try:
+        with open(beside, "xb", opener=lambda name, flags: os.open(name, flags, first)) as file:
+            if kept is not None:
+                os.chmod(beside, kept)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise
+    sync_folder(os.path.dirname(path))
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Sync which names a folder has; one that another thread removed is passed over. Raises OSError."""
+    if sys.platform == "win32":
+        return
+    try:
+        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _mode_of(path: str) -> int | None:
+    try:
+        return stat.S_IMODE(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return None
 
 
 def settings_saver(path: str) -> SaveSettings | None:
@@ -59,11 +108,3 @@ def with_changes(text: str, changes: Mapping[str, str]) -> str:
         lines.append(line)
     body = "\n".join(line for line in lines)
     return body + ("\n" if body else "") + properties_text(left)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

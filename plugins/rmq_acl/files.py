@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
 from rmq.errors import ConfigError
+from rmq.files import OWNER_ONLY, replace_file
 from rmq.protocol.bodies import DataVersion
 from rmq_acl import plainfile
 from rmq_acl.accounts import Accounts
@@ -23,7 +23,6 @@ from rmq_acl.plainfile import AclFile, AclFileError
 FILE_NAME: Final = "plain_acl.yml"
 FOLDER_NAME: Final = "acl"
 SUFFIXES: Final = (".yml", ".yaml")
-OWNER_ONLY: Final = 0o600
 HOW_TO_MAKE_ONE: Final = "`rmq acl add NAME --admin --file FILE` makes one"
 
 _READ_BY_OTHERS: Final = 0o077
@@ -152,24 +151,7 @@ def _stamp_of(path: Path) -> object:
 
 def _replace(path: str, data: bytes) -> None:
     """Put `data` in the place of a file, in one step; its mode stays, a new file is the owner's alone."""
-    path = os.path.realpath(path)
-    beside = f"{path}.new"
     try:
-        mode = stat.S_IMODE(os.stat(path).st_mode) if os.path.exists(path) else OWNER_ONLY
-        with open(beside, "wb", opener=lambda name, flags: os.open(name, flags, OWNER_ONLY)) as file:
-            os.fchmod(file.fileno(), mode)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        _sync_folder(os.path.dirname(path))
+        replace_file(path, data, mode=None if os.path.exists(path) else OWNER_ONLY)
     except OSError as error:
         raise AclFileError(path, 0, f"cannot be written: {error.strerror}") from None
-
-
-def _sync_folder(folder: str) -> None:
-    descriptor = os.open(folder or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

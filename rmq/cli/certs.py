@@ -26,6 +26,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from rmq.cli.output import echo
 from rmq.cli.status import EXIT_FAILED, EXIT_USAGE
+from rmq.files import replace_file
 
 CA: Final = "ca"
 CA_DAYS: Final = 3650
@@ -224,17 +225,9 @@ def _check_free(paths: Sequence[pathlib.Path], force: bool) -> None:
 
 def _write(path: pathlib.Path, data: bytes, mode: int) -> None:
     """Put a file in place whole: a server that reads it meanwhile sees the old one or the new one."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(descriptor)
-        os.replace(fresh, path)
+        replace_file(path, data, mode=mode, suffix=f".{os.getpid()}.new")
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise Refused(f"{path} cannot be written: {error.strerror}") from None
 
 

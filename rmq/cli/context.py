@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -22,6 +21,7 @@ from rmq.cli.output import Format, echo, output_option, show
 from rmq.cli.status import fail
 from rmq.cli.values import read_secret
 from rmq.errors import ConfigError, RmqError
+from rmq.files import OWNER_ONLY, replace_file
 
 if TYPE_CHECKING:
     from rmq.remoting.tls import TlsConfig
@@ -133,16 +133,7 @@ def write_contexts(contexts: Contexts, path: pathlib.Path | None = None) -> None
         for name, context in contexts.contexts.items()
     }
     text = yaml.safe_dump({"current": contexts.current, "contexts": entries}, sort_keys=False)
-    handle, passing = tempfile.mkstemp(dir=path.parent, prefix=".contexts-")  # made with mode 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(passing, path)
-    except BaseException:
-        os.unlink(passing)
-        raise
+    replace_file(path, text.encode(), mode=OWNER_ONLY, suffix=f".{os.getpid()}.new")
 
 
 def chosen(name: str | None) -> tuple[str, Context | None]:

@@ -13,6 +13,7 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from rmq.errors import ConfigError
+from rmq.files import sync_folder
 from rmq.message import MessageQueue
 from rmq.spark.cluster import Cluster
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, offsets_text, parse_offsets
@@ -137,11 +138,7 @@ def keep(path: Path, offsets: Offsets) -> Offsets:
                 os.link(file.name, path)  # unlike a rename, it never replaces
         finally:
             os.unlink(file.name)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(path.parent)
     except OSError as error:
         raise ConfigError("stateLocation", str(path.parent), f"a folder to write to ({error})") from None
     kept = read_kept(path)

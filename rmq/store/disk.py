@@ -23,6 +23,7 @@ from typing import Protocol
 from attrs import frozen
 
 from rmq.errors import DiskFull, StoreError, StoreLocked
+from rmq.files import replace_file, sync_folder
 
 Bytes = bytes | bytearray | memoryview
 
@@ -281,7 +282,7 @@ class RealSegment:
             with _explained(self.path):
                 _sync_data(self._fd)
                 if not self._folder_synced:
-                    _sync_folder(os.path.dirname(self.path))
+                    sync_folder(os.path.dirname(self.path))
                     self._folder_synced = True
         finally:
             self._finish_sync()
@@ -327,20 +328,9 @@ def _sync_path(path: str) -> None:
             return
         try:
             _sync_data(fd)
-            _sync_folder(os.path.dirname(path))
+            sync_folder(os.path.dirname(path))
         finally:
             os.close(fd)
-
-
-def _sync_folder(folder: str) -> None:
-    try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        return  # removed with all that was in it, by another thread
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # POSIX locks do not keep a process out of its own files, so one process needs its own list of the folders
@@ -403,21 +393,8 @@ class RealDisk:
                 return None
 
     def replace(self, path: str, data: Bytes) -> None:
-        folder = os.path.dirname(path)
-        temporary = path + ".tmp"
         with _explained(path):
-            os.makedirs(folder, exist_ok=True)
-            try:
-                with open(temporary, "wb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
-            os.replace(temporary, path)
-            _sync_folder(folder)
+            replace_file(path, data, suffix=".tmp")
 
     def remove(self, path: str) -> None:
         with _explained(path), contextlib.suppress(FileNotFoundError):
@@ -430,8 +407,8 @@ class RealDisk:
         with _explained(path):
             os.makedirs(os.path.dirname(to), exist_ok=True)
             os.rename(path, to)
-            _sync_folder(os.path.dirname(to))
-            _sync_folder(os.path.dirname(path))
+            sync_folder(os.path.dirname(to))
+            sync_folder(os.path.dirname(path))
 
     def sync(self, path: str) -> None:
         _sync_path(path)

@@ -10,6 +10,7 @@ import pytest
 from rmq_acl import files, plainfile
 from rmq_acl.plainfile import name_and_permission
 
+import rmq.files
 from rmq.protocol.bodies import CheckClientRequestBody, SubscriptionData
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
@@ -21,10 +22,10 @@ def test_a_changed_file_is_on_the_medium_before_it_takes_the_place_of_the_old_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
-    sync, replace, sync_folder = os.fsync, os.replace, files._sync_folder
+    sync, replace, sync_folder = os.fsync, os.replace, rmq.files.sync_folder
     monkeypatch.setattr(os, "fsync", lambda number: (done.append("sync"), sync(number))[1])
     monkeypatch.setattr(os, "replace", lambda old, new: (done.append("replace"), replace(old, new))[1])
-    monkeypatch.setattr(files, "_sync_folder", lambda path: (done.append("folder"), sync_folder(path))[1])
+    monkeypatch.setattr(rmq.files, "sync_folder", lambda path: (done.append("folder"), sync_folder(path))[1])
     path = tmp_path / "plain_acl.yml"
     path.write_text("old")
     files._replace(str(path), b"new")

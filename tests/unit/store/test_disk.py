@@ -178,7 +178,8 @@ def test_the_first_sync_of_a_new_file_syncs_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[str] = []
-    monkeypatch.setattr("rmq.store.disk._sync_folder", folders.append)
+    monkeypatch.setattr("rmq.store.disk.sync_folder", folders.append)
+    monkeypatch.setattr("rmq.files.sync_folder", folders.append)
     path = str(tmp_path / "log" / "file")
     segment = RealDisk().open(path, 4096)
     segment.sync()
