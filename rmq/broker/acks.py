@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
@@ -77,7 +77,7 @@ class Acks:
             if records.__class__ is not tuple:
                 frames.append(self._encoded(request, queue_id, records))
                 continue
-            record = cast("Record", records[0])
+            record: Record = records[0]  # type: ignore[assignment]  # a cast is felt for each message
             if request.serialization == JSON:
                 header = template % (queue_id, record.physical_offset, record.queue_offset, request.opaque)
                 size = len(header)

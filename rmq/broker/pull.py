@@ -33,7 +33,7 @@ from rmq.message import (
     RETRY_PREFIX,
     tags_code,
 )
-from rmq.plugin import account_of
+from rmq.plugin import ACCOUNT, account_of
 from rmq.protocol import json
 from rmq.protocol.codes import (
     MASTER_ID,
@@ -145,7 +145,9 @@ class Pull:
         group = self._group(header, connection)
         plan = self._plan(header, group, connection)
         result = self._get(header, header.queue_offset, plan, connection)
-        code = _code(result.status, header.queue_offset)
+        code = _CODES.get(result.status, -1)
+        if code < 0:
+            code = _code(result.status, header.queue_offset)
         if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND:
             self._hold(request, header, connection)
         else:
@@ -312,15 +314,16 @@ class Pull:
         return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
-        config, waits, account = self.config, self._waits, account_of(connection)
+        config, waits, account = self.config, self._waits, connection.state.get(ACCOUNT, "")
         if waits.held >= self._room:
             self._check_room(connection, account)
         self._stats.miss()
-        wait_ms = header.suspend_timeout_millis
+        wait_ms, most = header.suspend_timeout_millis, config.max_suspend_time_mills
         if not config.long_polling_enable:
             wait_ms = config.short_polling_time_mills
-        wait_ms = min(wait_ms, config.max_suspend_time_mills)
-        deadline = waits.clock() + max(0, wait_ms) / 1000
+        if not 0 <= wait_ms <= most:
+            wait_ms = most if wait_ms > most else 0
+        deadline = waits.clock() + wait_ms / 1000
         request.shrink()  # senders choose how large the rest of it is
         waits.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline, account))
 

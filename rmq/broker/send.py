@@ -189,10 +189,11 @@ class Send:
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
+        send = self.send  # one object, by which the broker knows sends
         return {
-            RequestCode.SEND_MESSAGE: self.send,
-            RequestCode.SEND_MESSAGE_V2: self.send,
-            RequestCode.SEND_BATCH_MESSAGE: self.send,
+            RequestCode.SEND_MESSAGE: send,
+            RequestCode.SEND_MESSAGE_V2: send,
+            RequestCode.SEND_BATCH_MESSAGE: send,
             RequestCode.CONSUMER_SEND_MSG_BACK: self.send_back,
         }
 
@@ -564,22 +565,26 @@ class Send:
     def acknowledge(self, connection: Connection) -> None:
         """The pending batch is committed: answer its senders, or park the answers until it is as safe as the
         settings ask."""
-        self._new_topics.answer(Senders(connection, self.acks, self.acks_at_once, self.returned))
-        self._clear()
+        acks, at_once, returned = self.acks, self.acks_at_once, self.returned
+        self.forget()
+        if self._topics.unsaved:
+            self._new_topics.answer(Senders(connection, acks, at_once, returned))
+            return
+        self._parking.answer(connection, acks, at_once)
+        for request in returned:
+            connection.reply(request.reply())
 
     def refuse(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be committed: nobody of it is acknowledged."""
         senders = [request for request, _, _ in self.acks + self.acks_at_once]
         for request in senders + self.returned:
             connection.reply(request.reply(code, remark))
-        self._clear()
+        self.forget()
 
     def forget(self) -> None:
-        """Forget who of the pending batch waits for an answer; nobody does after a chunk that went well."""
-        if self.acks or self.acks_at_once or self.returned:
-            self._clear()
-
-    def _clear(self) -> None:
+        """Forget who of the pending batch waits for an answer: they get theirs now, or after a bug none, for
+        then nobody else may be told what they were not.
+        """
         self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import count
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeVar
 
 from rmq.errors import for_code
 from rmq.protocol import headers
@@ -151,17 +151,18 @@ class Command:
     def read(self, header_class: type[H]) -> H:
         """The typed header. Raises RemoteProtocolError that names a missing or unreadable field."""
         made: Any = self.header
+        found: H = made
         if made is not None:
             kind = made.__class__
             # The engine may have made a value that only looks like the header class.
             if kind is header_class or getattr(kind, "stands_for", None) is header_class:
-                return cast(H, made)
+                return found
         if header_class is headers.SendMessageRequestHeader and self.code in SEND_V2_CODES:
             made = headers.decode_send_v2(self.ext)
         else:
             made = headers.decode(header_class, self.ext)
-        self.header = made
-        return cast(H, made)
+        found = self.header = made
+        return found
 
     def __repr__(self) -> str:
         kind = "response" if self.is_response else "oneway" if self.is_oneway else "request"

@@ -14,6 +14,8 @@ TURN_SECONDS = 0.002
 """For how long the requests of one connection are handled before others get their turn."""
 TURN_REQUESTS = 256
 """How many of them at most."""
+SENDS_OF_A_LOOK = 8
+"""After so many sends the clock is looked at, whether a turn is over; after any other request at once."""
 ORDINARY_SECONDS = 20e-6
 """What a request may cost so that `TURN_SECONDS` do not count: each turn costs a write and a send."""
 

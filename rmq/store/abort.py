@@ -8,7 +8,6 @@ log. It is not synced itself, so after a power cut it may say less than is true,
 from __future__ import annotations
 
 import zlib
-from contextlib import suppress
 from struct import Struct
 
 from rmq.errors import StoreError
@@ -65,10 +64,13 @@ class AbortFile:
 
     def note(self, synced: int) -> None:
         """The log was synced up to there. Thread-safe for one who syncs at a time; a failure is no loss."""
-        if self._segment is not None and synced != self.synced:
-            with suppress(StoreError):
-                self._segment.write(0, _row(synced))
-                self.synced = synced
+        segment = self._segment
+        if segment is not None and synced != self.synced:
+            try:
+                segment.write(0, _row(synced))
+            except StoreError:
+                return
+            self.synced = synced
 
     def lower(self, synced: int) -> None:
         """The log is about to be cut there: what comes in its place was not synced. Raises StoreError."""

@@ -55,10 +55,8 @@ class Limits:
     count_in_disk: int
 
 
-def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult | None:
-    """The answer for an offset that the queue does not hold, or None. `correct`: this broker may move
-    readers.
-    """
+def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult:
+    """The answer for an offset that the queue does not hold. `correct`: this broker may move readers."""
     # NO_MATCHED_LOGIC_QUEUE never comes: Java makes a queue when it looks for one, so that it is empty.
     if queue is None or queue.end == 0:
         return GetResult(NO_MESSAGE_IN_QUEUE, 0 if correct else offset)
@@ -67,9 +65,7 @@ def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult
         return GetResult(OFFSET_TOO_SMALL, low if correct else offset, low, high)
     if offset == high:
         return GetResult(OFFSET_OVERFLOW_ONE, offset, low, high)
-    if offset > high:
-        return GetResult(OFFSET_OVERFLOW_BADLY, high if correct else offset, low, high)
-    return None
+    return GetResult(OFFSET_OVERFLOW_BADLY, high if correct else offset, low, high)
 
 
 @define

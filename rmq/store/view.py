@@ -90,10 +90,8 @@ class StoreView:
         for as long as they are held.
         """
         queue = self._queue(topic, queue_id)
-        answer = outside(queue, queue_offset, self._corrects_offsets())
-        if answer is not None:
-            return answer
-        assert queue is not None
+        if queue is None or not queue.start <= queue_offset < queue.end:
+            return outside(queue, queue_offset, self._corrects_offsets())
         wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks)
         result = read_queue(queue, self._log, self._limits, wanted)
         self._served += result.size
@@ -205,7 +203,7 @@ class StoreView:
         return found
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        return self._queues.find(topic, queue_id, self._log.start)
+        return self._queues.find(topic, queue_id, self._log.segments.start)
 
     def _out_of_range(self, physical_offset: int) -> OffsetOutOfRange:
         return OffsetOutOfRange(

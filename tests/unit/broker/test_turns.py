@@ -7,6 +7,7 @@ import itertools
 import pytest
 from attrs import evolve
 
+from rmq.broker import broker
 from rmq.errors import AccessDenied, ResponseError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
@@ -16,7 +17,8 @@ from rmq.protocol import json
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import MAX_FRAME, MESSAGES, SURE_BYTES, Command, body_limit, check_body
 from rmq.protocol.headers import RegisterBrokerRequestHeader
-from rmq.remoting.limits import TURN_REQUESTS
+from rmq.remoting.limits import SENDS_OF_A_LOOK, TURN_REQUESTS
+from rmq.store.segments import Segments
 
 from .rig import Rig, Wire, send
 
@@ -46,8 +48,25 @@ def test_a_long_chunk_is_cut(rig: Rig) -> None:
     assert rig.broker.handle(requests, rig.wire) == TURN_REQUESTS  # type: ignore[arg-type]
 
 
-def test_expensive_requests_end_a_turn_with_their_answers(rig: Rig) -> None:
+def test_expensive_requests_end_a_turn(rig: Rig) -> None:
+    expensive(rig, 0.0011)
+    requests = [Command.request(RequestCode.GET_BROKER_RUNTIME_INFO) for _ in range(5)]
+    assert rig.broker.handle(requests, rig.wire) == 2  # type: ignore[arg-type]
+    assert [answer.opaque for answer in rig.wire.take()] == [request.opaque for request in requests[:2]]
+
+
+def test_the_clock_is_looked_at_after_some_sends_and_after_any_other_request(rig: Rig) -> None:
+    expensive(rig, 0.0011)
+    requests = [send(body=b"%d" % number) for number in range(3 * SENDS_OF_A_LOOK)]
+    assert rig.broker.handle(requests, rig.wire) == 2 * SENDS_OF_A_LOOK  # type: ignore[arg-type]
+    expensive(rig, 1)
+    requests[3] = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
+    assert rig.broker.handle(requests, rig.wire) == 4  # type: ignore[arg-type]
+
+
+def test_expensive_sends_end_a_turn_with_their_answers(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put in a turn is committed and answered in it; the rest is untouched."""
+    monkeypatch.setattr(broker, "SENDS_OF_A_LOOK", 1)
     expensive(rig, 0.0011)
     requests = [send(body=b"%d" % number) for number in range(5)]
     assert rig.broker.handle(requests, rig.wire) == 2  # type: ignore[arg-type]
@@ -203,3 +222,25 @@ def test_gates_see_the_header_of_a_large_body(rig: Rig) -> None:
     rig.broker.use_plugins(Hooks(heads=(gate,)))
     assert refusal(rig, send(), 3 << 20) == ResponseCode.NO_PERMISSION
     assert rig.one(send()).code == ResponseCode.SUCCESS  # a gate for whole requests is another one
+
+
+def test_after_a_bug_while_writing_nobody_is_told_success_for_what_was_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit in the middle of a chunk fails by what is no StoreError; the chunk goes on."""
+    rig.one(send(body=b"first"))
+    write = Segments.write
+
+    def fail(*_: object) -> None:
+        monkeypatch.setattr(Segments, "write", write)
+        raise MemoryError
+
+    monkeypatch.setattr(Segments, "write", fail)
+    rig.broker._handlers[9999] = lambda request, connection, now: rig.broker._commit()
+    lost, kept = send(body=b"lost"), send(body=b"kept")
+    answers = rig.ask(lost, Command.request(9999), kept)
+    assert [answer.code for answer in answers if answer.opaque == kept.opaque] == [0]
+    assert lost.opaque not in [answer.opaque for answer in answers]
+    assert rig.bodies("Orders") == [b"first", b"kept"]
+    assert rig.ask(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO), wire=Wire()) != []
+    assert rig.wire.take() == []
