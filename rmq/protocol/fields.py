@@ -47,6 +47,16 @@ def java_name(field: attrs.Attribute[Any]) -> str:
     return first + "".join(word[:1].upper() + word[1:] for word in rest)
 
 
+def short_name(field: attrs.Attribute[Any]) -> str:
+    """The field's name in the one-letter form of a header: its `short` metadata."""
+    return str(field.metadata["short"])
+
+
+def is_required(field: attrs.Attribute[Any]) -> bool:
+    """Whether a header without the field is refused."""
+    return field.default is attrs.NOTHING or bool(field.metadata.get("required"))
+
+
 def read_int32(value: Any, _: Any = None) -> int:
     """A Java int from a number or its text; ValueError when it is neither or too big."""
     number = value if value.__class__ is int else _number(value)
@@ -119,13 +129,15 @@ _READERS: Final[dict[Any, Callable[[Any], Any]]] = {
 }
 
 
-_decoders: Final[dict[type, Callable[[Mapping[str, Any]], Any]]] = {}
+_Decoder = Callable[[Mapping[str, Any]], Any]
+_decoders: Final[dict[type, _Decoder]] = {}
+_short_decoders: Final[dict[type, _Decoder]] = {}
 
 
-def _new_decoder(cls: type) -> Callable[[Mapping[str, Any]], Any]:
-    names = {field.name: override(rename=java_name(field)) for field in attrs.fields(cls)}
+def _new_decoder(cls: type, name_of: Callable[[Any], str] = java_name) -> _Decoder:
+    names = {field.name: override(rename=name_of(field)) for field in attrs.fields(cls)}
     structure: Callable[..., Any] = make_dict_structure_fn(cls, converter, **cast(Any, names))
-    strict = [java_name(field) for field in attrs.fields(cls) if field.metadata.get("required")]
+    strict = [name_of(field) for field in attrs.fields(cls) if field.metadata.get("required")]
 
     def decode_class(ext: Mapping[str, Any]) -> Any:
         for name in strict:
@@ -133,8 +145,17 @@ def _new_decoder(cls: type) -> Callable[[Mapping[str, Any]], Any]:
                 raise KeyError(name)
         return structure(ext, cls)
 
-    _decoders[cls] = decode_class
     return decode_class
+
+
+def _decoder_of(cls: type) -> _Decoder:
+    decoder = _decoders[cls] = _new_decoder(cls)
+    return decoder
+
+
+def _short_decoder_of(cls: type) -> _Decoder:
+    decoder = _short_decoders[cls] = _new_decoder(cls, short_name)
+    return decoder
 
 
 def decode(cls: type[H], ext: Mapping[str, Any]) -> H:
@@ -144,7 +165,7 @@ def decode(cls: type[H], ext: Mapping[str, Any]) -> H:
     unreadable.
     """
     try:
-        value: H = (_decoders.get(cls) or _new_decoder(cls))(ext)
+        value: H = (_decoders.get(cls) or _decoder_of(cls))(ext)
         return value
     except (KeyError, ValueError, TypeError):
         raise RemoteProtocolError(_complaint(cls, ext)) from None
@@ -155,7 +176,7 @@ def _complaint(cls: type[Any], ext: Mapping[str, Any]) -> str:
     hints = get_type_hints(cls, include_extras=True)
     for field in attrs.fields(cls):
         name = java_name(field)
-        required = field.default is attrs.NOTHING or field.metadata.get("required", False)
+        required = is_required(field)
         if name not in ext or (required and ext[name] is None):
             if required:
                 return f"{cls.__name__}: field {name} is missing"
@@ -178,9 +199,11 @@ def _problem(kind: Any, value: Any) -> str | None:
 
 
 @cache
-def _encoder(cls: type[Any]) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+def _encoder(
+    cls: type[Any], name_of: Callable[[Any], str] = java_name
+) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
     fields = attrs.fields(cls)
-    names = tuple(java_name(field) for field in fields)
+    names = tuple(name_of(field) for field in fields)
     return names, _reader_of(tuple(field.name for field in fields))
 
 
@@ -205,68 +228,20 @@ def encode(value: Any) -> dict[str, str]:
     return _texts(names, read(value))
 
 
-# The short names of SendMessageRequestHeaderV2, in the positional order of SendMessageRequestHeader.
-_V2_NAMES: Final = {
-    "producer_group": "a",
-    "topic": "b",
-    "default_topic": "c",
-    "default_topic_queue_nums": "d",
-    "queue_id": "e",
-    "sys_flag": "f",
-    "born_timestamp": "g",
-    "flag": "h",
-    "properties": "i",
-    "reconsume_times": "j",
-    "unit_mode": "k",
-    "batch": "m",
-    "max_reconsume_times": "l",
-    "bname": "n",
-}
-
-
-_v2_decoders: Final[dict[type, Callable[[Mapping[str, Any], Any], Any]]] = {}
-
-
-def _new_v2_decoder(cls: type) -> Callable[[Mapping[str, Any], Any], Any]:
-    names = {name: override(rename=short) for name, short in _V2_NAMES.items()}
-    _v2_decoders[cls] = make_dict_structure_fn(cls, converter, **cast(Any, names))
-    return _v2_decoders[cls]
-
-
-def decode_v2(cls: type[H], ext: Mapping[str, Any]) -> H:
-    """Read the one-letter form of a send header; raises as `decode`."""
+def decode_short(cls: type[H], ext: Mapping[str, Any]) -> H:
+    """Read the one-letter form of a header; raises as `decode`."""
     try:
-        value: H = (_v2_decoders.get(cls) or _new_v2_decoder(cls))(ext, cls)
+        value: H = (_short_decoders.get(cls) or _short_decoder_of(cls))(ext)
         return value
     except (KeyError, ValueError, TypeError):
-        long = {name: ext.get(short) for name, short in _V2_NAMES.items()}
-        named = {java_name(field): long[field.name] for field in attrs.fields(cast(Any, cls))}
-        raise RemoteProtocolError(f"{_complaint(cls, named)} (short form)") from None
+        long = {java_name(field): ext.get(short_name(field)) for field in attrs.fields(cast(Any, cls))}
+        raise RemoteProtocolError(f"{_complaint(cls, long)} (short form)") from None
 
 
-def encode_v2(value: Any) -> dict[str, str]:
-    """The one-letter form of a send header; written out, since a producer makes one for each message."""
-    ext = {
-        "a": value.producer_group,
-        "b": value.topic,
-        "c": value.default_topic,
-        "d": str(value.default_topic_queue_nums),
-        "e": str(value.queue_id),
-        "f": str(value.sys_flag),
-        "g": str(value.born_timestamp),
-        "h": str(value.flag),
-    }
-    if value.properties is not None:
-        ext["i"] = value.properties
-    if value.reconsume_times is not None:
-        ext["j"] = str(value.reconsume_times)
-    ext["k"] = "true" if value.unit_mode else "false"
-    ext["m"] = "true" if value.batch else "false"
-    if value.max_reconsume_times is not None:
-        ext["l"] = str(value.max_reconsume_times)
-    if value.bname is not None:
-        ext["n"] = value.bname
-    return ext
+def encode_short(value: Any) -> dict[str, str]:
+    """The one-letter form of a header."""
+    names, read = _encoder(value.__class__, short_name)
+    return _texts(names, read(value))
 
 
 # --- bodies ---

@@ -9,11 +9,11 @@ between those places are remembered with what they mean, so that a header seen b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from struct import Struct
 from struct import error as struct_error
-from typing import Any, Final
+from typing import Any, Final, get_type_hints
 
 import attrs
 
@@ -21,7 +21,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.protocol import headers
 from rmq.protocol.codes import LanguageCode, RequestCode
 from rmq.protocol.command import ROCKETMQ, SEND_V2_CODES, Command
-from rmq.protocol.fields import java_name
+from rmq.protocol.fields import java_name, short_name
 from rmq.protocol.text import java_text
 
 LANGUAGES: Final = {int(language): language.name for language in LanguageCode}
@@ -276,17 +276,17 @@ def _learned(header: bytes, seen: _Seen) -> Command:
     return command
 
 
-def _new_seen(code: int, varying: dict[str, tuple[str, bool]]) -> _Seen:
+def _new_seen(code: int, varying: Collection[str]) -> _Seen:
     header_class = headers.REQUEST_HEADERS[code]
     assert header_class is not None
     short = code in SEND_V2_CODES
     read = headers.decode_send_v2 if short else partial(headers.decode, header_class)
+    hints = get_type_hints(header_class)
     places: dict[bytes, _Place] = {}
     for index, field in enumerate(attrs.fields(header_class)):
         if field.name in varying:
-            short_name, is_number = varying[field.name]
-            key = (short_name if short else java_name(field)).encode()
-            places[key] = (_start(key), index, is_number)
+            key = (short_name(field) if short else java_name(field)).encode()
+            places[key] = (_start(key), index, hints[field.name] is int)
     # Signed requests differ in these too, which no header class has.
     for name in _SIGNED_NAMES:
         places[name] = (_start(name), _DROPPED, False)
@@ -297,14 +297,14 @@ def _start(key: bytes) -> bytes:
     return _SHORT_LENGTH.pack(len(key)) + key + b"\0\0"
 
 
-_VARYING_IN_A_SEND: Final = {"born_timestamp": ("g", True), "properties": ("i", False)}
+_VARYING_IN_A_SEND: Final = ("born_timestamp", "properties")
 _SEEN: Final[dict[int, _Seen]] = {
     int(code): _new_seen(code, varying)
     for code, varying in {
         RequestCode.SEND_MESSAGE: _VARYING_IN_A_SEND,
         RequestCode.SEND_MESSAGE_V2: _VARYING_IN_A_SEND,
         RequestCode.SEND_BATCH_MESSAGE: _VARYING_IN_A_SEND,
-        RequestCode.PULL_MESSAGE: {"queue_offset": ("", True), "commit_offset": ("", True)},
-        RequestCode.UPDATE_CONSUMER_OFFSET: {"commit_offset": ("", True)},
+        RequestCode.PULL_MESSAGE: ("queue_offset", "commit_offset"),
+        RequestCode.UPDATE_CONSUMER_OFFSET: ("commit_offset",),
     }.items()
 }

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
+import attrs
 import msgspec
 
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.command import JSON, Command
-from rmq.protocol.fields import read_int32
+from rmq.protocol.fields import Int32, Int64, is_required, java_name, read_int32, short_name
 from rmq.protocol.header_binary import LANGUAGES, OTHER
 from rmq.protocol.headers import (
     PullMessageRequestHeader,
@@ -145,45 +146,20 @@ _MISFIT = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
-# A field that may be missing has the plain type and the default None: a null is for the general reader.
-_SEND: list[Any] = [
-    ("producer_group", str),
-    ("topic", str),
-    ("default_topic", str),
-    ("default_topic_queue_nums", _Int32),
-    ("queue_id", _Int32),
-    ("sys_flag", _Int32),
-    ("born_timestamp", _Int64),
-    ("flag", _Int32),
-    ("properties", str, None),
-    ("reconsume_times", _Int32, None),
-    ("unit_mode", bool, False),
-    ("batch", bool, False),
-    ("max_reconsume_times", _Int32, None),
-    ("bname", str, None),
-]
-_PULL: list[Any] = [
-    ("consumer_group", str),
-    ("topic", str),
-    ("queue_id", _Int32),
-    ("queue_offset", _Int64),
-    ("max_msg_nums", _Int32),
-    ("sys_flag", _Int32),
-    ("commit_offset", _Int64),
-    ("suspend_timeout_millis", _Int64),
-    ("sub_version", _Int64),
-    ("subscription", str, None),
-    ("expression_type", str, None),
-    ("bname", str, None),
-]
-_UPDATE: list[Any] = [
-    ("consumer_group", str),
-    ("topic", str),
-    ("queue_id", _Int32),
-    ("commit_offset", _Int64),
-    ("bname", str, None),
-]
-_SHORT = dict(zip([entry[0] for entry in _SEND], "abcdefghijkmln", strict=True))
+
+def _members(header_class: type[Any]) -> list[Any]:
+    """The fields of a header class as those of a struct, whose required fields must come first.
+
+    One that may be missing has the plain type: a null is left to the general reader.
+    """
+    hints = get_type_hints(header_class, include_extras=True)
+    kinds = {Int32: _Int32, Int64: _Int64, str: str, bool: bool}
+    members: list[Any] = []
+    for field in sorted(attrs.fields(header_class), key=is_required, reverse=True):
+        hint = hints[field.name]
+        kind = next(kind for known, kind in kinds.items() if hint in (known, known | None))
+        members.append((field.name, kind) if is_required(field) else (field.name, kind, field.default))
+    return members
 
 
 def _frame_decoder(ext: tuple[Any, ...], *, strict: bool) -> Callable[[bytes], Any]:
@@ -204,13 +180,21 @@ _Texts = msgspec.defstruct("Texts", [("ext", dict[str, str] | None, None)], rena
 _read_texts: Callable[[bytes], Any] = msgspec.json.Decoder(_Texts).decode
 
 
-def _typed_reader(header_class: type[Any], fields: list[Any], rename: Any = "camel") -> _Reader:
+def _typed_reader(
+    header_class: type[Any], name_of: Callable[[attrs.Attribute[Any]], str] = java_name
+) -> _Reader:
     """Reads the header into a value that looks like one of `header_class`, several times as fast."""
+    members = _members(header_class)
     alike = msgspec.defstruct(
-        header_class.__name__, fields, gc=False, rename=rename, namespace={"stands_for": header_class}
+        header_class.__name__,
+        members,
+        gc=False,
+        rename={field.name: name_of(field) for field in attrs.fields(header_class)},
+        namespace={"stands_for": header_class},
     )
     decode = _frame_decoder(("extFields", alike), strict=False)
-    flags = fields is _SEND
+    flags = header_class is SendMessageRequestHeader  # the only one of these that has any
+    assert flags or not any(kind is bool for _, kind, *_ in members)
 
     def read(header: bytes) -> Command | None:
         try:
@@ -266,13 +250,13 @@ def _general_reader() -> _Reader:
     return read
 
 
-_read_send_v2 = _typed_reader(SendMessageRequestHeader, _SEND, _SHORT)
+_read_send_v2 = _typed_reader(SendMessageRequestHeader, short_name)
 TYPED_READERS |= {
     b'{"code":310,': _read_send_v2,
     b'{"code":320,': _read_send_v2,
-    b'{"code":10,"': _typed_reader(SendMessageRequestHeader, _SEND),
-    b'{"code":11,"': _typed_reader(PullMessageRequestHeader, _PULL),
-    b'{"code":15,"': _typed_reader(UpdateConsumerOffsetRequestHeader, _UPDATE),
+    b'{"code":10,"': _typed_reader(SendMessageRequestHeader),
+    b'{"code":11,"': _typed_reader(PullMessageRequestHeader),
+    b'{"code":15,"': _typed_reader(UpdateConsumerOffsetRequestHeader),
 }
 read_general = _general_reader()
 

@@ -627,22 +627,26 @@ class SearchOffsetResponseHeader:
 
 @define
 class SendMessageRequestHeader:
-    """Header of SEND_MESSAGE (10), SEND_REPLY_MESSAGE (324)."""
+    """Header of SEND_MESSAGE (10), SEND_REPLY_MESSAGE (324), and under its short names, which RocketMQ calls
+    SendMessageRequestHeaderV2, of 310, 320 and 325.
 
-    producer_group: str
-    topic: str
-    default_topic: str
-    default_topic_queue_nums: Int32
-    queue_id: Int32
-    sys_flag: Int32
-    born_timestamp: Int64
-    flag: Int32
-    properties: str | None = None
-    reconsume_times: Int32 | None = None
-    unit_mode: bool = False
-    batch: bool = False
-    max_reconsume_times: Int32 | None = None
-    bname: str | None = None
+    The one list of these fields: all decoders and encoders, of text maps, JSON and binary, are made of it.
+    """
+
+    producer_group: str = field(metadata={"short": "a"})
+    topic: str = field(metadata={"short": "b"})
+    default_topic: str = field(metadata={"short": "c"})
+    default_topic_queue_nums: Int32 = field(metadata={"short": "d"})
+    queue_id: Int32 = field(metadata={"short": "e"})
+    sys_flag: Int32 = field(metadata={"short": "f"})
+    born_timestamp: Int64 = field(metadata={"short": "g"})
+    flag: Int32 = field(metadata={"short": "h"})
+    properties: str | None = field(default=None, metadata={"short": "i"})
+    reconsume_times: Int32 | None = field(default=None, metadata={"short": "j"})
+    unit_mode: bool = field(default=False, metadata={"short": "k"})
+    batch: bool = field(default=False, metadata={"short": "m"})
+    max_reconsume_times: Int32 | None = field(default=None, metadata={"short": "l"})
+    bname: str | None = field(default=None, metadata={"short": "n"})
 
 
 @define
@@ -938,12 +942,12 @@ RESPONSE_HEADERS: Final[dict[int, type[Any] | None]] = {
 
 def decode_send_v2(ext: Mapping[str, Any]) -> SendMessageRequestHeader:
     """Read the one-letter header of codes 310, 320 and 325; raises as `decode`."""
-    return fields.decode_v2(SendMessageRequestHeader, ext)
+    return fields.decode_short(SendMessageRequestHeader, ext)
 
 
 def encode_send_v2(value: SendMessageRequestHeader) -> dict[str, str]:
     """The one-letter header of codes 310, 320 and 325."""
-    return fields.encode_v2(value)
+    return fields.encode_short(value)
 
 
 # --- what RocketMQ 5.x added: the recall of a scheduled message ---
