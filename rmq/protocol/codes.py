@@ -153,13 +153,6 @@ class ResponseCode(IntEnum):
     FLOW_CONTROL = 215
 
 
-class SerializeType(IntEnum):
-    """How a frame header is written; the high byte of its length word."""
-
-    JSON = 0
-    ROCKETMQ = 1
-
-
 class LanguageCode(IntEnum):
     """The language that a peer says it is written in."""
 
@@ -229,64 +222,6 @@ class CMResult(IntEnum):
     CR_RETURN_NULL = 5
 
 
-class PullStatus(IntEnum):
-    """What a pull found, as a client sees it."""
-
-    FOUND = 0
-    NO_NEW_MSG = 1
-    NO_MATCHED_MSG = 2
-    OFFSET_ILLEGAL = 3
-
-
-class SendStatus(IntEnum):
-    """How far a stored message had come when the broker answered."""
-
-    SEND_OK = 0
-    FLUSH_DISK_TIMEOUT = 1
-    FLUSH_SLAVE_TIMEOUT = 2
-    SLAVE_NOT_AVAILABLE = 3
-
-
-class GetMessageStatus(IntEnum):
-    """What a read of a queue found, as the store sees it."""
-
-    FOUND = 0
-    NO_MATCHED_MESSAGE = 1
-    MESSAGE_WAS_REMOVING = 2
-    OFFSET_FOUND_NULL = 3
-    OFFSET_OVERFLOW_BADLY = 4
-    OFFSET_OVERFLOW_ONE = 5
-    OFFSET_TOO_SMALL = 6
-    NO_MATCHED_LOGIC_QUEUE = 7
-    NO_MESSAGE_IN_QUEUE = 8
-
-
-class PutMessageStatus(IntEnum):
-    """How putting a message into the store ended."""
-
-    PUT_OK = 0
-    FLUSH_DISK_TIMEOUT = 1
-    FLUSH_SLAVE_TIMEOUT = 2
-    SLAVE_NOT_AVAILABLE = 3
-    SERVICE_NOT_AVAILABLE = 4
-    CREATE_MAPEDFILE_FAILED = 5
-    MESSAGE_ILLEGAL = 6
-    PROPERTIES_SIZE_EXCEEDED = 7
-    OS_PAGECACHE_BUSY = 8
-    UNKNOWN_ERROR = 9
-    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = 10
-
-
-class AppendMessageStatus(IntEnum):
-    """How appending a record to the log ended."""
-
-    PUT_OK = 0
-    END_OF_FILE = 1
-    MESSAGE_SIZE_EXCEEDED = 2
-    PROPERTIES_SIZE_EXCEEDED = 3
-    UNKNOWN_ERROR = 4
-
-
 class BrokerRole(IntEnum):
     """Part of a broker in a master and slave group."""
 
@@ -300,32 +235,6 @@ class FlushDiskType(IntEnum):
 
     SYNC_FLUSH = 0
     ASYNC_FLUSH = 1
-
-
-class LocalTransactionState(IntEnum):
-    """What became of a local transaction."""
-
-    COMMIT_MESSAGE = 0
-    ROLLBACK_MESSAGE = 1
-    UNKNOW = 2
-
-
-class MessageType(IntEnum):
-    """Kind of a message in hooks and traces."""
-
-    Normal_Msg = 0
-    Trans_Msg_Half = 1
-    Trans_msg_Commit = 2
-    Delay_Msg = 3
-
-
-class ServiceState(IntEnum):
-    """Life of a client object."""
-
-    CREATE_JUST = 0
-    RUNNING = 1
-    SHUTDOWN_ALREADY = 2
-    START_FAILED = 3
 
 
 class MQVersion(IntEnum):
@@ -443,17 +352,11 @@ FLAG_ONEWAY: Final = 2
 # Message system flag.
 SYS_COMPRESSED: Final = 1
 SYS_MULTI_TAGS: Final = 2
-SYS_NOT_TRANSACTION: Final = 0
 SYS_PREPARED: Final = 4
 SYS_COMMIT: Final = 8
 SYS_ROLLBACK: Final = 12
 SYS_BORNHOST_V6: Final = 16
 SYS_STOREHOST_V6: Final = 32
-SYS_NEED_UNWRAP: Final = 64
-SYS_INNER_BATCH: Final = 128
-SYS_COMPRESSION_LZ4: Final = 256
-SYS_COMPRESSION_ZSTD: Final = 512
-SYS_COMPRESSION_ZLIB: Final = 768
 SYS_COMPRESSION_MASK: Final = 1792
 SYS_HOST_BITS: Final = SYS_BORNHOST_V6 | SYS_STOREHOST_V6
 """They tell the lengths of a record's hosts, so whoever writes the record sets them."""
@@ -464,16 +367,12 @@ SYS_OF_SENDERS: Final = SYS_COMPRESSED | SYS_COMPRESSION_MASK | SYS_MULTI_TAGS
 PULL_COMMIT_OFFSET: Final = 1
 PULL_SUSPEND: Final = 2
 PULL_SUBSCRIPTION: Final = 4
-PULL_CLASS_FILTER: Final = 8
-PULL_LITE: Final = 16
 
 # System flag of a topic and of a subscription.
 TOPIC_UNIT: Final = 1
 TOPIC_UNIT_SUB: Final = 2
-SUBSCRIPTION_UNIT: Final = 1
 
 # Permission of a topic.
-PERM_PRIORITY: Final = 8
 PERM_READ: Final = 4
 PERM_WRITE: Final = 2
 PERM_INHERIT: Final = 1

@@ -24,7 +24,6 @@ from rmq.protocol.fields import REQUIRED, Int32, Int64, decode, encode
 
 __all__ = [
     "REQUEST_HEADERS",
-    "RESPONSE_HEADERS",
     "WARNING",
     "decode",
     "decode_send_v2",
@@ -61,16 +60,6 @@ class CheckTransactionStateRequestHeader:
     transaction_id: str | None = None
     offset_msg_id: str | None = None
     bname: str | None = None
-
-
-@define
-class CheckTransactionStateResponseHeader:
-    """Not sent by 4.9.7; kept for completeness."""
-
-    producer_group: str
-    tran_state_table_offset: Int64
-    commit_log_offset: Int64
-    commit_or_rollback: Int32
 
 
 @define
@@ -188,18 +177,8 @@ class EndTransactionRequestHeader:
 
 
 @define
-class EndTransactionResponseHeader:
-    """Not sent by 4.9.7; kept for completeness."""
-
-
-@define
 class GetAllProducerInfoRequestHeader:
     """Header of GET_ALL_PRODUCER_INFO (328)."""
-
-
-@define
-class GetAllTopicConfigResponseHeader:
-    """Header of the answer to GET_ALL_TOPIC_CONFIG (21)."""
 
 
 @define
@@ -211,13 +190,6 @@ class GetBrokerAclConfigResponseHeader:
     broker_name: str = field(kw_only=True)
     broker_addr: str = field(kw_only=True)
     cluster_name: str = field(kw_only=True)
-
-
-@define
-class GetBrokerClusterAclConfigResponseHeader:
-    """Header of the answer to GET_BROKER_CLUSTER_ACL_CONFIG (54)."""
-
-    plain_access_configs: str
 
 
 @define
@@ -254,11 +226,6 @@ class GetConsumerListByGroupRequestHeader:
     """Header of GET_CONSUMER_LIST_BY_GROUP (38)."""
 
     consumer_group: str
-
-
-@define
-class GetConsumerListByGroupResponseHeader:
-    """Header of the answer to GET_CONSUMER_LIST_BY_GROUP (38)."""
 
 
 @define
@@ -539,14 +506,6 @@ class RegisterFilterServerRequestHeader:
 
 
 @define
-class RegisterFilterServerResponseHeader:
-    """Header of the answer to REGISTER_FILTER_SERVER (301)."""
-
-    broker_name: str
-    broker_id: Int64 = 0
-
-
-@define
 class RegisterMessageFilterClassRequestHeader:
     """Header of REGISTER_MESSAGE_FILTER_CLASS (302)."""
 
@@ -554,14 +513,6 @@ class RegisterMessageFilterClassRequestHeader:
     topic: str
     class_name: str
     class_crc: Int32 = field(metadata={"java": "classCRC"})
-
-
-@define
-class RegisterOrderTopicRequestHeader:
-    """Not sent by 4.9.7; kept for completeness."""
-
-    topic: str
-    order_topic_string: str
 
 
 @define
@@ -599,13 +550,6 @@ class ResumeCheckHalfMessageRequestHeader:
     """Header of RESUME_CHECK_HALF_MESSAGE (323)."""
 
     msg_id: str | None = None
-
-
-@define
-class RpcRequestHeader:
-    """The field that every routed request may carry besides its own."""
-
-    bname: str | None = None
 
 
 @define
@@ -679,11 +623,6 @@ class UnregisterClientRequestHeader:
 
 
 @define
-class UnregisterClientResponseHeader:
-    """Header of the answer to UNREGISTER_CLIENT (35)."""
-
-
-@define
 class UpdateConsumerOffsetRequestHeader:
     """Header of UPDATE_CONSUMER_OFFSET (15)."""
 
@@ -692,11 +631,6 @@ class UpdateConsumerOffsetRequestHeader:
     queue_id: Int32
     commit_offset: Int64
     bname: str | None = None
-
-
-@define
-class UpdateConsumerOffsetResponseHeader:
-    """Header of the answer to UPDATE_CONSUMER_OFFSET (15)."""
 
 
 @define
@@ -720,11 +654,6 @@ class ViewMessageRequestHeader:
     """Header of VIEW_MESSAGE_BY_ID (33)."""
 
     offset: Int64
-
-
-@define
-class ViewMessageResponseHeader:
-    """Not sent by 4.9.7; kept for completeness."""
 
 
 @define
@@ -837,105 +766,6 @@ REQUEST_HEADERS: Final[dict[int, type[Any] | None]] = {
     326: ReplyMessageRequestHeader,
     327: AddWritePermOfBrokerRequestHeader,
     328: GetAllProducerInfoRequestHeader,
-    329: None,
-}
-
-RESPONSE_HEADERS: Final[dict[int, type[Any] | None]] = {
-    10: SendMessageResponseHeader,
-    11: PullMessageResponseHeader,
-    12: QueryMessageResponseHeader,
-    13: None,
-    14: QueryConsumerOffsetResponseHeader,
-    15: UpdateConsumerOffsetResponseHeader,
-    17: None,
-    21: GetAllTopicConfigResponseHeader,
-    22: None,
-    23: None,
-    25: None,
-    26: GetBrokerConfigResponseHeader,
-    27: None,
-    28: None,
-    29: SearchOffsetResponseHeader,
-    30: GetMaxOffsetResponseHeader,
-    31: GetMinOffsetResponseHeader,
-    32: GetEarliestMsgStoretimeResponseHeader,
-    33: None,
-    34: None,
-    35: UnregisterClientResponseHeader,
-    36: None,
-    37: None,
-    38: GetConsumerListByGroupResponseHeader,
-    39: None,
-    40: None,
-    41: None,
-    42: None,
-    43: None,
-    45: None,
-    46: None,
-    50: None,
-    51: None,
-    52: GetBrokerAclConfigResponseHeader,
-    53: None,
-    54: GetBrokerClusterAclConfigResponseHeader,
-    100: None,
-    101: GetKVConfigResponseHeader,
-    102: None,
-    103: RegisterBrokerResponseHeader,
-    104: None,
-    105: None,
-    106: None,
-    200: None,
-    201: None,
-    202: None,
-    203: None,
-    204: None,
-    205: WipeWritePermOfBrokerResponseHeader,
-    206: None,
-    207: None,
-    208: None,
-    209: None,
-    210: None,
-    211: None,
-    212: None,
-    213: None,
-    214: None,
-    215: None,
-    216: None,
-    219: None,
-    220: None,
-    221: None,
-    222: None,
-    223: None,
-    224: None,
-    300: None,
-    301: RegisterFilterServerResponseHeader,
-    302: None,
-    303: None,
-    304: None,
-    305: None,
-    306: None,
-    307: None,
-    308: None,
-    309: None,
-    310: SendMessageResponseHeader,
-    311: None,
-    312: None,
-    313: None,
-    314: None,
-    315: None,
-    316: None,
-    317: None,
-    318: None,
-    319: None,
-    320: SendMessageResponseHeader,
-    321: None,
-    322: QueryDataVersionResponseHeader,
-    323: None,
-    324: SendMessageResponseHeader,
-    325: SendMessageResponseHeader,
-    326: None,
-    327: AddWritePermOfBrokerResponseHeader,
-    328: None,
     329: None,
 }
 

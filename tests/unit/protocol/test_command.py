@@ -108,8 +108,8 @@ def test_the_class_asked_for_is_the_class_given(serialization: int) -> None:
     """A plugin may look at a send with another class than the one that the decoder made."""
     command = over_the_wire(Command.request(310, SEND), serialization)
     assert command.read(headers.SendMessageRequestHeader).topic == "Topic"
-    other = command.read(headers.RpcRequestHeader)
-    assert type(other) is headers.RpcRequestHeader
+    other = command.read(headers.ResumeCheckHalfMessageRequestHeader)
+    assert type(other) is headers.ResumeCheckHalfMessageRequestHeader
     assert command.read(headers.SendMessageRequestHeader).topic == "Topic"
 
 

@@ -132,7 +132,7 @@ def outcome(header: bytes, *, general: bool) -> Any:
     except (RemoteProtocolError, struct.error, IndexError):
         return "no command"
     try:
-        kind = headers.REQUEST_HEADERS.get(command.code) or headers.RpcRequestHeader
+        kind = headers.REQUEST_HEADERS.get(command.code) or headers.ResumeCheckHalfMessageRequestHeader
         value = attrs.astuple(command.read(kind))
     except RemoteProtocolError:
         value = "no header"

@@ -29,6 +29,20 @@ JAVA_TYPES = {
     "List": str,
 }
 BESIDE = {"MSG_REGION", "TRACE_ON", "_UNIQUE_KEY_QUERY"}
+NOBODY_S = {
+    "CheckTransactionStateResponseHeader",
+    "EndTransactionResponseHeader",
+    "GetAllTopicConfigResponseHeader",
+    "GetBrokerClusterAclConfigResponseHeader",
+    "GetConsumerListByGroupResponseHeader",
+    "RegisterFilterServerResponseHeader",
+    "RegisterOrderTopicRequestHeader",
+    "RpcRequestHeader",
+    "UnregisterClientResponseHeader",
+    "UpdateConsumerOffsetResponseHeader",
+    "ViewMessageResponseHeader",
+}
+"""Headers of Java that are empty, that 4.9.7 does not send, or that are of requests nobody serves here."""
 EXAMPLES: dict[Any, Any] = {str: "text", Int32: 7, Int64: 1_700_000_000_000, bool: True}
 
 
@@ -59,9 +73,10 @@ def filled(cls: type[Any]) -> Any:
 
 def test_there_is_a_class_for_every_header(facts: dict[str, Any]) -> None:
     # The one-letter form is no class of its own: it is another spelling of SendMessageRequestHeader.
-    expected = set(facts["versions"]["4.9.7"]["headers"]) - {"SendMessageRequestHeaderV2"}
-    assert set(classes()) == expected
-    assert len(expected) == 80
+    java = set(facts["versions"]["4.9.7"]["headers"])
+    assert set(classes()) == java - {"SendMessageRequestHeaderV2"} - NOBODY_S
+    assert len(java) == 81
+    assert java >= NOBODY_S
 
 
 def test_every_field_has_name_type_and_order_of_java(facts: dict[str, Any]) -> None:
@@ -95,15 +110,10 @@ def test_defaults_are_those_of_java(facts: dict[str, Any]) -> None:
 def test_every_code_has_the_headers_of_java(facts: dict[str, Any]) -> None:
     by_code = facts["versions"]["4.9.7"]["by_code"]
     assert set(headers.REQUEST_HEADERS) == {entry["code"] for entry in by_code.values()}
-    assert set(headers.RESPONSE_HEADERS) == set(headers.REQUEST_HEADERS)
     for entry in by_code.values():
-        for table, key in (
-            (headers.REQUEST_HEADERS, "request_header"),
-            (headers.RESPONSE_HEADERS, "response_header"),
-        ):
-            cls = table[entry["code"]]
-            names = [name.removesuffix("V2") for name in entry[key] or [None] if name]
-            assert ([cls.__name__] if cls else []) == names, (entry, key)
+        cls = headers.REQUEST_HEADERS[entry["code"]]
+        names = [name.removesuffix("V2") for name in entry["request_header"] or [None] if name]
+        assert ([cls.__name__] if cls else []) == names, entry
 
 
 def test_every_class_survives_a_round_trip() -> None:
