@@ -97,8 +97,6 @@ def messages(rounds: int) -> None:
     measure("build_record, 128 B", build, CHUNK, rounds)
     batch = record.encode_batch([(0, BODY, SEND.properties or "")] * 32)
     measure("decode_batch, 32 x 128 B", lambda: record.decode_batch(batch), 32, rounds)
-    units = [(4096 * n, 300, 12345) for n in range(CHUNK)]
-    measure("encode_queue_units", lambda: record.encode_queue_units(units), CHUNK, rounds)
     stored = record.build_record(size, 2, 0, 7, 4096, 0, 1, host, 2, host, 0, 0, BODY, topic, properties)
     body = stored * 32
     measure("decode_records, 32 x 128 B", lambda: record.decode_records(body), 32, rounds)

@@ -57,14 +57,6 @@ def decode_properties(text: str | None) -> dict[str, str]:
     """The map of a properties text; a piece that is not name and value is dropped."""
     if not text:
         return {}
-    try:
-        found = dict([piece.split("\x01", 1) for piece in text.split("\x02")])
-    except ValueError:  # a piece without a separator, such as after one at the end
-        return _decode_odd(text)
-    return found if "" not in found.values() and "" not in found else _decode_odd(text)
-
-
-def _decode_odd(text: str) -> dict[str, str]:
     found = {}
     for piece in text.split("\x02"):
         name, _, value = piece.partition("\x01")
