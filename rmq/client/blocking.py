@@ -8,16 +8,17 @@
 
 An event loop in a thread of its own does the work; calls wait for it. All objects may be used from any
 thread. Interrupted by Ctrl-C, a call is cancelled before KeyboardInterrupt goes on. Errors are those of the
-async client.
+async client. Methods that are made by a descriptor have the arguments, types and docstring of the async one
+that it names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
-from functools import partial
-from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from functools import partial, update_wrapper
+from types import MethodType, TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -27,13 +28,9 @@ from rmq.client import client as async_client
 from rmq.client import consumer as async_consumer
 from rmq.client import delivery as async_delivery
 from rmq.client import producer as async_producer
-from rmq.client import pull_consumer as async_puller
+from rmq.client import pull_consumer as async_pull_consumer
 from rmq.client import transactional as async_transactional
-from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Redriven
 from rmq.client.outgoing import SendResult
-from rmq.client.pull_consumer import PullResult
-from rmq.client.subscription import ALL, Sql
-from rmq.client.transactional import DiscardedHalf
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.remoting.loop import bare_errors
@@ -43,7 +40,7 @@ T = TypeVar("T")
 E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
 
 
-def wait_for(
+def _wait_for(
     portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
 ) -> T:
     """What the coroutine function returns or raises. Interrupted by Ctrl-C, the call is cancelled first."""
@@ -59,6 +56,70 @@ def wait_for(
         raise
 
 
+class _Twin(Protocol):
+    """An object of this module, which stands for one of the async client."""
+
+    _inner: Any
+
+    def _loop(self) -> BlockingPortal:
+        """The way into the thread of the event loop."""
+
+
+class _Method(Generic[P, T]):
+    """A method under the name, with the arguments and the docstring, of one of the async client."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Any]) -> None:
+        update_wrapper(self, method)
+        self._name = method.__name__
+
+    @overload
+    def __get__(self, twin: None, kind: type) -> Self: ...
+    @overload
+    def __get__(self, twin: _Twin, kind: type) -> Callable[P, T]: ...
+    def __get__(self, twin: _Twin | None, kind: type) -> Any:
+        return self if twin is None else MethodType(self, twin)
+
+    def __call__(self, twin: _Twin, *arguments: P.args, **options: P.kwargs) -> T:
+        raise NotImplementedError
+
+
+class _Waiting(_Method[P, T]):
+    """Waits for the answer of an async method."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
+        super().__init__(method)
+
+    def __call__(self, twin: _Twin, *arguments: P.args, **options: P.kwargs) -> T:
+        result: T = _wait_for(twin._loop(), getattr(twin._inner, self._name), *arguments, **options)
+        return result
+
+
+class _InLoop(_Method[P, T]):
+    """Runs a plain method in the thread of the loop."""
+
+    def __init__(self, method: Callable[Concatenate[Any, P], T]) -> None:
+        super().__init__(method)
+
+    def __call__(self, twin: _Twin, *arguments: P.args, **options: P.kwargs) -> T:
+        result: T = twin._loop().call(partial(getattr(twin._inner, self._name), *arguments, **options))
+        return result
+
+
+class _Making(_Method[P, T]):
+    """Has an object made in the thread of the loop; gives its twin, of the class `kind`."""
+
+    def __init__(
+        self, method: Callable[Concatenate[Any, P], Any], kind: Callable[[BlockingPortal, Any], T]
+    ) -> None:
+        super().__init__(method)
+        self._kind = kind
+
+    def __call__(self, twin: _Twin, *arguments: P.args, **options: P.kwargs) -> T:
+        portal = twin._loop()
+        made = portal.call(partial(getattr(twin._inner, self._name), *arguments, **options))
+        return self._kind(portal, made)
+
+
 class _Entered(Generic[E]):
     """Something whose block runs in the loop's thread."""
 
@@ -67,7 +128,10 @@ class _Entered(Generic[E]):
         self._inner = inner
         self._block: AbstractContextManager[Any] = portal.wrap_async_context_manager(inner)
 
-    def __enter__(self: _Self) -> _Self:
+    def _loop(self) -> BlockingPortal:
+        return self._portal
+
+    def __enter__(self) -> Self:
         self._block.__enter__()
         return self
 
@@ -76,34 +140,17 @@ class _Entered(Generic[E]):
     ) -> bool | None:
         return self._block.__exit__(kind, error, trace)
 
-    def _call(self, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any) -> T:
-        return wait_for(self._portal, function, *arguments, **options)
-
-    def _now(self, function: Callable[..., T], *arguments: Any) -> T:
-        return self._portal.call(function, *arguments)
-
-
-_Self = TypeVar("_Self", bound=_Entered[Any])
-
 
 class Producer(_Entered[async_producer.Producer]):
     """See `rmq.Producer`."""
 
-    def send(
-        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
-    ) -> SendResult:
-        """Send one message and return when a broker has stored it."""
-        return self._call(self._inner.send, message, queue=queue, sharding_key=sharding_key)
-
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-    ) -> SendResult:
-        """Send several messages of one topic."""
-        return self._call(self._inner.send_batch, messages, queue=queue, sharding_key=sharding_key)
+    send = _Waiting(async_producer.Producer.send)
+    send_batch = _Waiting(async_producer.Producer.send_batch)
+    send_oneway = _Waiting(async_producer.Producer.send_oneway)
+    queues = _Waiting(async_producer.Producer.queues)
+    request = _Waiting(async_producer.Producer.request)
+    reply = _Waiting(async_producer.Producer.reply)
+    recall = _Waiting(async_producer.Producer.recall)
 
     def send_many(self, messages: Sequence[Message], *, concurrency: int = 64) -> list[SendResult]:
         """Send messages of any topics, many at a time; the results are in their order. The first error ends
@@ -123,29 +170,7 @@ class Producer(_Entered[async_producer.Producer]):
                         tasks.start_soon(send, number, message)
             return [results[number] for number in range(len(messages))]
 
-        return self._call(send_all)
-
-    def send_oneway(
-        self, message: Message, *, queue: MessageQueue | None = None, sharding_key: str | None = None
-    ) -> None:
-        """Send without waiting for an answer."""
-        self._call(self._inner.send_oneway, message, queue=queue, sharding_key=sharding_key)
-
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that messages go to."""
-        return self._call(self._inner.queues, topic)
-
-    def request(self, message: Message, timeout: float = 3.0) -> StoredMessage:
-        """Send a message and return the reply to it."""
-        return self._call(self._inner.request, message, timeout)
-
-    def reply(self, message: StoredMessage, body: bytes) -> SendResult:
-        """Answer a message that `request` sent."""
-        return self._call(self._inner.reply, message, body)
-
-    def recall(self, handle: str) -> str:
-        """Take a message back that waits for its delivery time."""
-        return self._call(self._inner.recall, handle)
+        return _wait_for(self._portal, send_all)
 
 
 class TransactionalProducer(Producer):
@@ -170,6 +195,9 @@ class Delivery:
         self._inner = inner
         self._block: AbstractContextManager[StoredMessage] = portal.wrap_async_context_manager(inner)
 
+    def _loop(self) -> BlockingPortal:
+        return self._portal
+
     @property
     def message(self) -> StoredMessage:
         """The message itself, for a look before it is consumed."""
@@ -183,17 +211,12 @@ class Delivery:
     ) -> bool | None:
         return self._block.__exit__(kind, error, trace)
 
-    def done(self) -> None:
-        """Consumed."""
-        self._portal.call(self._inner.done)
-
-    def retry(self, delay_level: int = 0) -> None:
-        """Not consumed: send it back."""
-        self._portal.call(self._inner.retry, delay_level)
+    done = _InLoop(async_delivery.Delivery.done)
+    retry = _Waiting(async_delivery.Delivery.retry)
 
 
 class Consumer(_Entered[async_consumer.Consumer]):
-    """See `rmq.Consumer`: iterate over deliveries, or `run` a handler."""
+    """See `rmq.Consumer`: iterate over deliveries, or `run` a handler in worker threads until interrupted."""
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -201,12 +224,12 @@ class Consumer(_Entered[async_consumer.Consumer]):
         return self._inner.queues
 
     def __iter__(self) -> Iterator[Delivery]:
-        while (delivery := self._call(self._next, None)) is not None:
+        while (delivery := _wait_for(self._portal, self._next, None)) is not None:
             yield delivery
 
     def take(self, timeout: float) -> Delivery | None:
         """The next delivery; None when none came for `timeout` seconds, or when the block was left."""
-        return self._call(self._next, timeout)
+        return _wait_for(self._portal, self._next, timeout)
 
     async def _next(self, timeout: float | None) -> Delivery | None:
         with anyio.move_on_after(timeout):
@@ -216,18 +239,11 @@ class Consumer(_Entered[async_consumer.Consumer]):
                 pass
         return None
 
-    def run(self, handler: async_consumer.Handler, *, concurrency: int = 20) -> None:
-        """Call `handler` with each message, in up to `concurrency` worker threads, until interrupted."""
-        self._call(self._inner.run, handler, concurrency=concurrency)
-
-    def run_batches(
-        self, handler: async_consumer.BatchHandler, *, batch: int = 32, concurrency: int = 1
-    ) -> None:
-        """The same with lists of messages."""
-        self._call(self._inner.run_batches, handler, batch=batch, concurrency=concurrency)
+    run = _Waiting(async_consumer.Consumer.run)
+    run_batches = _Waiting(async_consumer.Consumer.run_batches)
 
 
-class PullConsumer(_Entered[async_puller.PullConsumer]):
+class PullConsumer(_Entered[async_pull_consumer.PullConsumer]):
     """See `rmq.PullConsumer`."""
 
     @property
@@ -235,103 +251,38 @@ class PullConsumer(_Entered[async_puller.PullConsumer]):
         """The queues that are pulled for `poll` now."""
         return self._inner.assignment
 
-    def topics(self) -> list[str]:
-        """All topics that the name servers know."""
-        return self._call(self._inner.topics)
-
-    def position(self, queue: MessageQueue) -> int:
-        """Where the next `pull` without an offset begins."""
-        return self._call(self._inner.position, queue)
-
-    def message_queues(self, topic: str) -> list[MessageQueue]:
-        """The queues of a topic that can be read."""
-        return self._call(self._inner.message_queues, topic)
-
-    def min_offset(self, queue: MessageQueue) -> int:
-        """The offset of the oldest message that is still there."""
-        return self._call(self._inner.min_offset, queue)
-
-    def max_offset(self, queue: MessageQueue) -> int:
-        """The offset that the next message will get."""
-        return self._call(self._inner.max_offset, queue)
-
-    def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset of the first message stored at that time or later."""
-        return self._call(self._inner.search_offset, queue, timestamp_ms)
-
-    def committed(self, queue: MessageQueue) -> int | None:
-        """The offset that the group has committed."""
-        return self._call(self._inner.committed, queue)
-
-    def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Let the group go on at `offset`."""
-        self._call(self._inner.commit, queue, offset)
-
-    def seek(self, queue: MessageQueue, offset: int) -> None:
-        """Let the next `pull` or `poll` begin here."""
-        self._now(self._inner.seek, queue, offset)
-
-    def pull(
-        self,
-        queue: MessageQueue,
-        offset: int | None = None,
-        *,
-        max_messages: int = 32,
-        expression: str | Sql = ALL,
-        wait: float = 0.0,
-    ) -> PullResult:
-        """Messages from `offset` on."""
-        return self._call(
-            self._inner.pull, queue, offset, max_messages=max_messages, expression=expression, wait=wait
-        )
-
-    def subscribe(self, topics: Mapping[str, str | Sql], **options: Any) -> None:
-        """Have this member's share of the queues pulled."""
-        self._call(self._inner.subscribe, topics, **options)
-
-    def assign(self, queues: Sequence[MessageQueue], **options: Any) -> None:
-        """Have these queues pulled."""
-        self._call(self._inner.assign, queues, **options)
-
-    def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
-        """The next messages of the queues that are pulled."""
-        return self._call(self._inner.poll, max_messages, timeout)
-
-    def commit_polled(self) -> None:
-        """Commit all that was polled."""
-        self._call(self._inner.commit_polled)
-
-    def pause(self, *queues: MessageQueue) -> None:
-        """Let `poll` take nothing from these queues."""
-        self._now(self._inner.pause, *queues)
-
-    def resume(self, *queues: MessageQueue) -> None:
-        """Let `poll` take from them again."""
-        self._now(self._inner.resume, *queues)
-
-
-class _Waiting(Generic[P, T]):
-    """A method of the async Admin as one that waits for its answer."""
-
-    def __init__(self, method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
-        self._method = method
-        self.__doc__ = method.__doc__
-
-    def __get__(self, admin: Admin, kind: type[Admin]) -> Callable[P, T]:
-        return partial(wait_for, admin.portal, partial(self._method, admin.inner))
+    topics = _Waiting(async_pull_consumer.PullConsumer.topics)
+    message_queues = _Waiting(async_pull_consumer.PullConsumer.message_queues)
+    min_offset = _Waiting(async_pull_consumer.PullConsumer.min_offset)
+    max_offset = _Waiting(async_pull_consumer.PullConsumer.max_offset)
+    search_offset = _Waiting(async_pull_consumer.PullConsumer.search_offset)
+    committed = _Waiting(async_pull_consumer.PullConsumer.committed)
+    commit = _Waiting(async_pull_consumer.PullConsumer.commit)
+    position = _Waiting(async_pull_consumer.PullConsumer.position)
+    seek = _InLoop(async_pull_consumer.PullConsumer.seek)
+    pull = _Waiting(async_pull_consumer.PullConsumer.pull)
+    subscribe = _Waiting(async_pull_consumer.PullConsumer.subscribe)
+    assign = _Waiting(async_pull_consumer.PullConsumer.assign)
+    poll = _Waiting(async_pull_consumer.PullConsumer.poll)
+    commit_polled = _Waiting(async_pull_consumer.PullConsumer.commit_polled)
+    pause = _InLoop(async_pull_consumer.PullConsumer.pause)
+    resume = _InLoop(async_pull_consumer.PullConsumer.resume)
 
 
 class Admin:
     """See `rmq.client.admin.Admin`."""
 
     def __init__(self, portal: BlockingPortal, inner: async_admin.Admin) -> None:
-        self.portal = portal
-        self.inner = inner
+        self._portal = portal
+        self._inner = inner
+
+    def _loop(self) -> BlockingPortal:
+        return self._portal
 
     @property
     def name_servers(self) -> list[str]:
         """The addresses of the name servers that this client knows."""
-        return self.inner.name_servers
+        return self._inner.name_servers
 
     topics = _Waiting(async_admin.Admin.topics)
     system_topics = _Waiting(async_admin.Admin.system_topics)
@@ -449,58 +400,22 @@ class Client:
     ) -> bool | None:
         return self._stack.__exit__(kind, error, trace)
 
-    def producer(self, group: str) -> Producer:
-        """A producer of `group`, to be entered with `with`."""
-        return Producer(self._entered(), self._inner.producer(group))
+    producer = _Making(async_client.Client.producer, Producer)
+    transactional_producer = _Making(async_client.Client.transactional_producer, TransactionalProducer)
+    consumer = _Making(async_client.Client.consumer, Consumer)
+    pull_consumer = _Making(async_client.Client.pull_consumer, PullConsumer)
 
-    def transactional_producer(
-        self, group: str, check_back: async_transactional.CheckBack
-    ) -> TransactionalProducer:
-        """A producer that can also send inside transactions."""
-
-        async def make() -> async_transactional.TransactionalProducer:
-            return self._inner.transactional_producer(group, check_back)
-
-        portal = self._entered()
-        return TransactionalProducer(portal, portal.call(make))
-
-    def consumer(self, group: str, topics: Mapping[str, str | Sql], **options: Any) -> Consumer:
-        """A member of a consumer group; the options are those of `rmq.Client.consumer`."""
-
-        async def make() -> async_consumer.Consumer:
-            return self._inner.consumer(group, topics, **options)
-
-        portal = self._entered()
-        return Consumer(portal, portal.call(make))
-
-    def pull_consumer(self, group: str) -> PullConsumer:
-        """A consumer that owns its offsets."""
-        return PullConsumer(self._entered(), self._inner.pull_consumer(group))
-
-    def dead_letters(
-        self, group: str, letters: Letters = ALL_LETTERS, *, limit: int = 1000
-    ) -> list[DeadLetter]:
-        """The messages that a group has given up."""
-        return wait_for(self._entered(), self._inner.dead_letters, group, letters, limit=limit)
-
-    def redrive(self, group: str, letters: Letters = ALL_LETTERS, **options: Any) -> Redriven:
-        """Send dead letters to their original topics again; the options are those of `rmq.Client.redrive`."""
-        return wait_for(self._entered(), self._inner.redrive, group, letters, **options)
-
-    def discarded_transactions(self, *, limit: int = 1000) -> list[DiscardedHalf]:
-        """The half messages whose producers gave no decision."""
-        return wait_for(self._entered(), self._inner.discarded_transactions, limit=limit)
-
-    def resume_transaction(self, half: DiscardedHalf) -> None:
-        """Have the producers of its group asked again."""
-        wait_for(self._entered(), self._inner.resume_transaction, half)
+    dead_letters = _Waiting(async_client.Client.dead_letters)
+    redrive = _Waiting(async_client.Client.redrive)
+    discarded_transactions = _Waiting(async_client.Client.discarded_transactions)
+    resume_transaction = _Waiting(async_client.Client.resume_transaction)
 
     @property
     def admin(self) -> Admin:
         """What administrators ask and tell the cluster, see `rmq.client.admin`."""
-        return Admin(self._entered(), self._inner.admin)
+        return Admin(self._loop(), self._inner.admin)
 
-    def _entered(self) -> BlockingPortal:
+    def _loop(self) -> BlockingPortal:
         if self._portal is None:
             raise LocalProtocolError("the client is not open: use it inside its with block")
         return self._portal

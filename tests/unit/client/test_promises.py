@@ -64,5 +64,18 @@ def test_the_twin_without_async_has_the_same_names(asynchronous: type, twin: typ
     assert missing == set()
 
 
+@pytest.mark.parametrize(
+    ("asynchronous", "twin"), PAIRS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}"
+)
+def test_the_twin_without_async_takes_the_same_arguments(asynchronous: type, twin: type) -> None:
+    names = [name for name in vars(twin) if inspect.isfunction(getattr(asynchronous, name, None))]
+    names = [name for name in names if not name.startswith("_")]
+    assert names
+    for name in names:
+        there, here = inspect.signature(getattr(asynchronous, name)), inspect.signature(getattr(twin, name))
+        assert list(here.parameters.values()) == list(there.parameters.values()), name
+        assert inspect.getdoc(getattr(twin, name)), name
+
+
 def test_types_are_shipped() -> None:
     assert (pathlib.Path(rmq.__file__).parent / "py.typed").exists()
