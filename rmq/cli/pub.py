@@ -6,20 +6,20 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
-import trio
 from attrs import Factory, define, field, frozen
 
 from rmq.cli.completion import complete_topic
 from rmq.cli.output import Format, Step, echo, output_option, progress_bar, show
 from rmq.cli.target import Target, first_error, run, target_options
 from rmq.cli.values import duration_ms, pairs
-from rmq.client.outgoing import SendResult
-from rmq.client.producer import Producer
 from rmq.errors import RmqError
-from rmq.message import Message
+
+if TYPE_CHECKING:
+    from rmq.client.outgoing import SendResult
+    from rmq.client.producer import Producer
 
 LEVELS = range(1, 19)
 FEW = 10
@@ -197,6 +197,8 @@ class Bodies:
     """The bodies, one by one, for all workers."""
 
     def __init__(self, chosen: PubOptions) -> None:
+        import trio
+
         self._bodies = chosen.bodies
         self._known = chosen.total is not None
         self._turn = trio.Lock()
@@ -206,12 +208,16 @@ class Bodies:
         that messages go out at once and Ctrl-C works."""
         if self._known:
             return next(self._bodies, None)
+        import trio
+
         async with self._turn:
             return await trio.to_thread.run_sync(next, self._bodies, None, abandon_on_cancel=True)
 
 
 async def send_all(target: Target, chosen: PubOptions, step: Step) -> Outcome:
     """Sends all bodies, `concurrency` at a time; the first error ends it and is in the outcome."""
+    import trio
+
     outcome = Outcome(chosen.keep)
     bodies = Bodies(chosen)
     began = time.perf_counter()
@@ -231,6 +237,8 @@ async def _worker(
     producer: Producer, chosen: PubOptions, bodies: Bodies, outcome: Outcome, step: Step
 ) -> None:
     """Sends the next body that no other worker has, one after the other."""
+    from rmq.message import Message
+
     timed = "delay_ms" in chosen.attributes
     while (body := await bodies.next()) is not None:
         message = Message(chosen.topic, body, **chosen.attributes)
