@@ -64,7 +64,7 @@ def loads(data: bytes | str, *, loose_values: int | None = None) -> Any:
     """
     text = data if isinstance(data, str) else bytes(data).decode("utf-8", JAVA)
     text = text.removeprefix("\ufeff")
-    if _SURROGATE.search(text) is None:
+    if not _has_surrogate(text):
         try:
             value = json.loads(text, strict=False)
         except (ValueError, RecursionError):
@@ -73,6 +73,12 @@ def loads(data: bytes | str, *, loose_values: int | None = None) -> Any:
             return value
     _check_loose(text, loose_values)
     return _Reader(text).read()
+
+
+def _has_surrogate(text: str) -> bool:
+    """The pattern takes as long as the whole reading, so it is asked only about a text that may have one."""
+    may_have = "\\ud" in text or "\\uD" in text or not text.isascii()
+    return may_have and _SURROGATE.search(text) is not None
 
 
 def count_values(text: bytes | str) -> int:

@@ -46,6 +46,7 @@ _NO_FOLDERS = frozenset((b"", b".", b".."))
 """Names that no queue's folder can have, beside those with a slash or NUL: such a topic is damage too."""
 _TEXTS_MOST = 1 + 255 + 2 + 32767  # of a record: its topic and properties with their lengths
 _SEARCH_BYTES = 64 << 20  # how far behind a record that nothing vouches for one is looked for that has a unit
+_CHECKED_BYTES = 256 << 20  # of what a search found and nothing vouches for: so much is read for its CRC
 
 _PAIR = part("size", "magic")
 _HEAD = part("size", "magic", "queue_offset", "physical_offset", "born_timestamp")
@@ -248,14 +249,24 @@ def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) 
 
     A body may hold whole records with the right physical offsets, made up by its sender. So what lies in the
     body of the record at `position` does not count, if its head is whole; and of the others one with a queue
-    unit is believed before one without.
+    unit is believed before one without. Heads made up inside each other, each with a body up to the same end,
+    would each be read to that end: past `_CHECKED_BYTES` they count without, and are damage, not the end.
     """
     doubtful: Scanned | None = None
+    left = _CHECKED_BYTES
     for record in _candidates(segments, position):
         vouched = vouch(record)
-        if vouched or (vouched is None and vouch is nobody_vouches):
+        alone = vouched is None and (doubtful is None or vouch is nobody_vouches)
+        if alone:
+            left -= record.size
+        if vouched or (alone and left >= 0):
+            whole = record_at(segments, record.position, check_crc=True)
+            if whole is None:
+                continue
+            record = whole
+        if vouched or (alone and vouch is nobody_vouches):
             return record
-        if doubtful is None and vouched is None:
+        if alone:
             doubtful = record
         elif doubtful is not None and record.position > doubtful.position + _SEARCH_BYTES:
             break
@@ -263,7 +274,8 @@ def next_good(segments: Segments, position: int, vouch: Vouch = nobody_vouches) 
 
 
 def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
-    """All that looks like a record after `position`, but for what lies in the body of the one there."""
+    """All whose head and lengths look like a record's after `position`, without properties; but for what lies
+    in the body of the one there."""
     body, body_end = _body_of(segments, position)
     address = position + 1
     while segments.has(base := address - address % segments.file_size):
@@ -272,11 +284,42 @@ def _candidates(segments: Segments, position: int) -> Iterator[Scanned]:
             while found >= 0:
                 place = base + at + found - 4
                 if not body <= place < body_end:
-                    record = record_at(segments, place, check_crc=True)
+                    record = _outline(segments, place)
                     if record is not None:
                         yield record
                 found = piece.find(_MAGIC_BYTES, found + 1)
         address = base + segments.file_size
+
+
+def _outline(segments: Segments, position: int) -> Scanned | None:
+    """What looks like a record, by its head and what follows its body, however long that is."""
+    data = segments.copy(position, FIXED_SIZE + 24)
+    if len(data) < FIXED_SIZE:
+        return None
+    size, magic, _, queue_id, _, queue_offset, own, sys_flag, _, stored, _, _, body_size = _HEAD4.unpack_from(
+        data
+    )
+    left = segments.file_size - position % segments.file_size
+    if magic != MESSAGE_MAGIC or own != position or not FIXED_SIZE <= size <= left:
+        return None
+    start = _BODY_AT
+    if sys_flag & SYS_HOST_BITS:
+        wide = _wide(data, 0, sys_flag, min(size, len(data)))
+        if wide is None:
+            return None
+        stored, body_size, start = wide
+    texts = size - start - body_size
+    if body_size < 0 or not 3 <= texts <= _TEXTS_MOST:
+        return None
+    after = segments.copy(position + start + body_size, min(texts, 1 + 255 + 2))
+    if not after or (end := 1 + after[0]) + 2 > len(after):
+        return None
+    if end + 2 + (after[end] << 8 | after[end + 1]) != texts:
+        return None
+    name = after[1:end]
+    if queue_id < 0 or queue_offset < 0 or b"/" in name or b"\0" in name or name in _NO_FOLDERS:
+        return None
+    return Scanned(position, size, queue_id, queue_offset, sys_flag, stored, name, b"")
 
 
 def _body_of(segments: Segments, position: int) -> tuple[int, int]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import pytest
 
 from rmq.errors import CorruptRecord
-from rmq.protocol.record import Record, encode_record
+from rmq.protocol.record import MESSAGE_MAGIC, Record, encode_record
+from rmq.store import scan
 from rmq.store.audit import Report, check
 from rmq.store.repair import skip_damaged
+from rmq.store.segments import OpenFiles, Segments
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
@@ -76,6 +81,58 @@ def test_skipped_damage_leaves_no_forged_record(damage: str, forged: dict[str, o
     assert b"forged" not in bodies(again)
     again.close()
     assert checked(disk).gaps == []
+
+
+def nested(at: int, size: int, step: int, *, crc: int | None) -> bytes:
+    """The bytes of a body at `at`: heads `step` bytes apart, each of a record that ends where the body does.
+    With `crc` that is theirs, else each has its own."""
+    tail = b"\x06Orders\0\0"
+    made = bytearray(size - len(tail)) + tail
+    for start in range(size - len(tail) - 2 * step, -1, -step):
+        body = made[start + BODY_AT : size - len(tail)]
+        head = struct.pack(
+            ">iIiiiqqiqiiqiiiqi",
+            *(size - start, MESSAGE_MAGIC, zlib.crc32(body) & 0x7FFFFFFF if crc is None else crc, 0, 0, 99),
+            *(at + start, 0, START_MS, 1, 1, START_MS, 1, 1, 0, 0, len(body)),
+        )
+        made[start : start + BODY_AT] = head
+    return bytes(made)
+
+
+@pytest.mark.parametrize("crc", [None, 1])
+@pytest.mark.parametrize("units", [True, False])
+def test_heads_inside_heads_are_not_each_read_to_their_end(
+    crc: int | None, units: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MiB of them made a search read 90 GB; without CRCs to their liking too."""
+    disk = MemoryDisk()
+    store = opened(disk)
+    fill(store, 2)
+    at = store.max_physical_offset
+    body = nested(at + BODY_AT, 300_000, 100, crc=crc)
+    send(store, record(body, topic="Mine"))
+    fill(store, 2)
+    store.dispatch()
+    store.close()
+    segments = Segments(disk, f"{ROOT}/commitlog", BIG, limit=OpenFiles(4), mapped=True, ordered=True)
+    segments.load()
+    disk.flip(LOG, at + 5, 3)  # the magic: so its own body is not known
+    read, copy = [0], Segments.copy
+
+    def counted(self: Segments, address: int, size: int) -> bytes:
+        read[0] += size
+        return copy(self, address, size)
+
+    monkeypatch.setattr(Segments, "copy", counted)
+    monkeypatch.setattr(scan, "_CHECKED_BYTES", 1 << 20)
+
+    def vouch(found: scan.Scanned) -> bool | None:
+        return True if found.position > at + len(body) else None
+
+    found = scan.next_good(segments, at, vouch if units else scan.nobody_vouches)
+    assert found is not None
+    assert (found.position > at + len(body)) is units
+    assert read[0] < 6 << 20  # 450 MB when each is read
 
 
 @pytest.mark.parametrize("ahead", [0, 2 * PAGE])
