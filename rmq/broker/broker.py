@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.record import Record
-    from rmq.protocol.server_auth import ClusterGate
+    from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.acceptor import Acceptor
     from rmq.remoting.connection import Connection
     from rmq.store.config import StoreConfig
@@ -101,7 +101,7 @@ class Broker(Endpoint):
         self.clock = clock
         self.work_clock = clock  # for how long work takes: a service gives one that is cheap to read
         self.hooks = Hooks()
-        self.cluster: ClusterGate | None = None
+        self.cluster: ServerAuth | None = None
         self.timings = Timings()
         self.connections = 0
         self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
@@ -310,7 +310,7 @@ class Broker(Endpoint):
     def _of_our_slave(self, request: Command) -> bool:
         """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
         cluster = self.cluster
-        return cluster is not None and request.code in SLAVE_CODES and cluster.vouches(request)
+        return cluster is not None and request.code in SLAVE_CODES and cluster.accepts(request)
 
     def _respond(self, request: Command, response: Command, connection: Connection) -> None:
         if not request.flag & FLAG_ONEWAY:

@@ -41,12 +41,12 @@ PAUSE_MAX: Final = 10.0
 class Registration:
     """Requests to name servers. `address` and `ha_address` are what clients and slaves are told.
 
-    `vouch` signs what this broker asks other servers of its cluster, where there is a cluster secret.
+    `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret.
     """
 
     def __init__(self, config: BrokerConfig, topics: Topics, *, address: str, ha_address: str) -> None:
         self.config = config
-        self.vouch: Callable[[Command], Command] = lambda command: command
+        self.sign: Callable[[Command], Command] = lambda command: command
         self.address = address
         self._topics = topics
         self._ha_address = ha_address
@@ -83,7 +83,7 @@ class Registration:
             self._compressed,
             crc32(body),
         )
-        return self.vouch(Command.request(RequestCode.REGISTER_BROKER, header, body))
+        return self.sign(Command.request(RequestCode.REGISTER_BROKER, header, body))
 
     def unregister(self) -> Command:
         """UNREGISTER_BROKER."""
@@ -91,7 +91,7 @@ class Registration:
         header = UnRegisterBrokerRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id
         )
-        return self.vouch(Command.request(RequestCode.UNREGISTER_BROKER, header))
+        return self.sign(Command.request(RequestCode.UNREGISTER_BROKER, header))
 
     def query_version(self) -> Command:
         """QUERY_DATA_VERSION: whether the name server has what `register` would tell."""
@@ -99,7 +99,7 @@ class Registration:
         header = QueryDataVersionRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id
         )
-        return self.vouch(Command.request(RequestCode.QUERY_DATA_VERSION, header, self.version.to_json()))
+        return self.sign(Command.request(RequestCode.QUERY_DATA_VERSION, header, self.version.to_json()))
 
     def is_stale(self, response: Command) -> bool:
         """Whether the answer to `query_version` asks for a registration. Anything unclear does."""

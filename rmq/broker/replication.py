@@ -522,7 +522,7 @@ class Follower:
         return answer
 
     async def _call(self, request: Command) -> Command:
-        return await self._pool.call(self._master, self._broker.registration.vouch(request), REQUEST_SECONDS)
+        return await self._pool.call(self._master, self._broker.registration.sign(request), REQUEST_SECONDS)
 
 
 async def _note(stream: Stream) -> dict[str, Any]:

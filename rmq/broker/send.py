@@ -60,15 +60,15 @@ from rmq.protocol.headers import (
     SendMessageRequestHeader,
 )
 from rmq.protocol.properties import (
-    INTERNAL,
+    INTERNAL_PROPERTIES,
     REASON,
-    SentTexts,
+    SentProperties,
+    dead_letter_properties,
     decode_properties,
     encode_properties,
     join_properties,
-    life_of,
     record_keys,
-    returned,
+    send_back_properties,
 )
 from rmq.protocol.record import (
     NUL_IN_PROPERTIES,
@@ -107,7 +107,7 @@ _RARE: Final = frozenset(
         PROPERTY_CLUSTER,
         PROPERTY_RECALLED,
         *TIMER_PROPERTIES,
-        *INTERNAL,
+        *INTERNAL_PROPERTIES,
     )
 )
 _PROPERTIES_SURE: Final = PROPERTIES_MAX // 4
@@ -183,7 +183,7 @@ class Send:
         self._indexed = store_config.message_index_enable
         self._levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
-        self._read_properties = SentTexts(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
+        self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
         acks = Acks(self._store.store_host, region=config.region_id, trace_on=config.trace_on)
         self._parking.configure(store_config, acks)
 
@@ -433,7 +433,7 @@ class Send:
         properties = decode_properties(header.properties or "")
         if PROPERTY_RECALLED in properties:
             raise self._illegal(f"{PROPERTY_RECALLED} is not a sender's; recall a message by its handle")
-        for name in INTERNAL.intersection(properties):
+        for name in INTERNAL_PROPERTIES.intersection(properties):
             del properties[name]
         properties.pop(PROPERTY_WAIT_STORE, None)
         properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
@@ -470,7 +470,7 @@ class Send:
         self._topics.create_retry(topic, PERM_WRITE | PERM_READ, 1)
         record.topic, record.queue_id = topic, 0
         properties.pop(PROPERTY_DELAY_LEVEL, None)
-        properties |= life_of(properties, record.reconsume_times, reason)
+        properties |= dead_letter_properties(properties, record.reconsume_times, reason)
 
     def _delay_level(self, properties: dict[str, str]) -> int:
         """The delay level asked for, at most the highest; 0 for none."""
@@ -516,7 +516,7 @@ class Send:
         limit = group.retry_max_times
         if request.version >= VERSION_WITH_OWN_LIMIT and header.max_reconsume_times is not None:
             limit = header.max_reconsume_times
-        properties = returned(message)
+        properties = send_back_properties(message)
         record = record_of(message, topic, self._chance.randrange(group.retry_queue_nums), properties)
         record.reconsume_times += 1
         if message.reconsume_times >= limit or header.delay_level < 0:

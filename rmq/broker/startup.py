@@ -28,7 +28,7 @@ from rmq.plugin import load, named
 from rmq.profile import cluster_secret
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
-from rmq.protocol.server_auth import ClusterGate
+from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.limits import Limits
@@ -167,8 +167,8 @@ def _use_secret(broker: Broker) -> None:
     """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
     secret = cluster_secret(broker.config.cluster_secret_file)
     if secret is not None:
-        broker.cluster = ClusterGate(secret, broker.now_ms)
-        broker.registration.vouch = lambda command: secret.vouch(command, broker.now_ms(), os.urandom(16))
+        broker.cluster = ServerAuth(secret, broker.now_ms)
+        broker.registration.sign = lambda command: secret.sign(command, broker.now_ms(), os.urandom(16))
 
 
 class Progress:

@@ -34,7 +34,7 @@ from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, Command, check_body
 from rmq.protocol.fields import Body
-from rmq.protocol.server_auth import ClusterGate
+from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
@@ -86,7 +86,7 @@ class NameServer(Endpoint):
         kv_configs: KvConfigs,
         save_settings: SaveSettings | None = None,
         on_lookup: Callable[[Lookup], bool] | None = None,
-        cluster: ClusterGate | None = None,
+        cluster: ServerAuth | None = None,
         clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.config = config

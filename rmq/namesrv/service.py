@@ -35,7 +35,7 @@ from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
-from rmq.protocol.server_auth import ClusterGate
+from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import RefusingEndpoint
@@ -151,7 +151,7 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
         kv_configs=KvConfigs(partial(replace_file, kv_file), saved, most=config.max_kv_config_bytes),
         save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
-        cluster=ClusterGate(secret, wall_clock_ms) if secret is not None else None,
+        cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
         clock=trio.current_time,
     )
 

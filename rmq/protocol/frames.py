@@ -1,7 +1,15 @@
 """Frames: bytes to commands and back, in either form of the header.
 
 A frame is its length (4 bytes, without themselves), the form (1 byte) and length (3 bytes) of the header, the
-header, and the body. Big-endian.
+header, and the body. Big-endian. A reply uses the form of its request. `Decoder` takes bytes as they come and
+gives whole commands; nobody else keeps an unfinished frame.
+
+What runs for every frame and every message are a few functions over buffers, which know nothing of
+connections, brokers or stores, so that compiled ones can take their place without a change elsewhere:
+`split_frames` (bytes to commands; the place where a run of plain sends could stay one value),
+`encode_send_reply` and `encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and
+`decode_record` in `rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and
+`TagsAndKeys` in `rmq.protocol.properties`. Their tests compare them with what the general functions give.
 """
 
 from __future__ import annotations
@@ -176,7 +184,8 @@ def _binary_send_reply(
             _tails.clear()
         tail = _tails[tail_of] = binary_fields({"TRACE_ON": tail_of[1], "MSG_REGION": tail_of[0]})
     id_text, queue, offset = msg_id.encode(), b"%d" % queue_id, b"%d" % queue_offset
-    # Names with their lengths and the lengths of the values are 11 + 13 + 17 bytes.
+    # Names with their lengths and the lengths of the values are 11 + 13 + 17 bytes. The two numbers are below
+    # 256 digits, so that their lengths are three zero bytes and one more.
     fields = 41 + len(id_text) + len(queue) + len(offset) + len(tail)
     head = _SEND_REPLY_HEAD.pack(
         25 + fields,

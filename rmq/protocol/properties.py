@@ -77,7 +77,7 @@ def record_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 # --- as they are sent ---
 
-INTERNAL: Final = frozenset(
+INTERNAL_PROPERTIES: Final = frozenset(
     (
         PROPERTY_REAL_TOPIC,
         PROPERTY_REAL_QUEUE_ID,
@@ -127,7 +127,7 @@ Sent = tuple[str, bool, int, tuple[str, ...], bool]
 code, the keys for the index, whether it has a property that takes a way of its own."""
 
 
-class SentTexts:
+class SentProperties:
     """Reads the properties texts of sends. They differ in little but their unique keys, so what is around
     that key is read once.
 
@@ -178,7 +178,7 @@ class SentTexts:
         return sent
 
 
-def returned(message: StoredMessage) -> dict[str, str]:
+def send_back_properties(message: StoredMessage) -> dict[str, str]:
     """The properties of a message that comes back: where it came from first, and as which message."""
     properties = dict(message.properties)
     if not message.topic.startswith(_RETURNED_TO):  # what its sender says of an earlier life does not count
@@ -222,7 +222,7 @@ def _shortened(reason: str) -> str:
     return reason.translate(_ONE_LINE)[:REASON_LENGTH_MAX]
 
 
-def life_of(properties: Mapping[str, str], times: int, reason: str = "") -> dict[str, str]:
+def dead_letter_properties(properties: Mapping[str, str], times: int, reason: str = "") -> dict[str, str]:
     """The properties that make a dead letter of a message that was tried `times` times.
 
     One that was a dead letter before keeps its first origin.
@@ -241,15 +241,12 @@ def life_of(properties: Mapping[str, str], times: int, reason: str = "") -> dict
 
 _SCHEDULE = SCHEDULE_TOPIC.encode()
 _TIMER = TIMER_TOPIC.encode()
-_codes: dict[bytes, int] = {}
-_CODES_LIMIT = 4096
-_CODED_TAGS = 128  # bytes of the longest text whose code is remembered: senders choose it
 
 MARKERS = (b"TAGS\x01", b"KEYS\x01", b"UNIQ_KEY\x01")
 """The names, with 0x01, of which a unit's code and a record's keys are made."""
 
 
-def value_of(properties: bytes, marker: bytes) -> bytes | None:
+def property_value(properties: bytes, marker: bytes) -> bytes | None:
     """The value of one property in `name 0x01 value 0x02 …`, or None. `marker` is the name and 0x01.
 
     Of several of that name the last counts, and one without a value is none: so Java's map comes out.
@@ -269,26 +266,17 @@ def value_of(properties: bytes, marker: bytes) -> bytes | None:
 def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Mapping[int, int]) -> int:
     """The tags code of a record's queue unit; for a delayed record, the time at which it is due."""
     if topic == _SCHEDULE:
-        due = due_time(value_of(properties, b"DELAY\x01"), store_timestamp, delays)
+        due = due_time(property_value(properties, b"DELAY\x01"), store_timestamp, delays)
         if due is not None:
             return due
     elif topic == _TIMER:
-        due_ms = value_of(properties, b"TIMER_OUT_MS\x01")
+        due_ms = property_value(properties, b"TIMER_OUT_MS\x01")
         return int(due_ms) if due_ms is not None and due_ms.isdigit() else 0
-    tags = value_of(properties, b"TAGS\x01")
-    if not tags:
-        return 0
-    code = _codes.get(tags)
-    if code is None:
-        if len(_codes) >= _CODES_LIMIT:
-            _codes.clear()
-        code = tags_code(tags.decode("utf-8", JAVA))
-        if len(tags) <= _CODED_TAGS:
-            _codes[tags] = code
-    return code
+    tags = property_value(properties, b"TAGS\x01")
+    return tags_code(tags.decode("utf-8", JAVA)) if tags else 0
 
 
-class Marks:
+class TagsAndKeys:
     """Tags code and index keys of many messages that differ in little but their unique keys: what is around
     that key is looked at once.
     """
@@ -339,7 +327,7 @@ class Marks:
         return known[0], (properties[start:stop].decode("utf-8", JAVA),)
 
     def _learn(self, around: tuple[bytes, bytes], properties: bytes) -> tuple[int, bool]:
-        if len(self._known) >= _CODES_LIMIT:
+        if len(self._known) >= _KNOWN_MAX:  # all of it goes: senders choose the texts
             self._known.clear()
         several = properties.count(b"UNIQ_KEY\x01") > 1 or len(index_keys(properties)) != 1
         known = unit_code(b"", properties, 0, {}), several
@@ -360,8 +348,8 @@ def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int
 
 def index_keys(properties: bytes) -> tuple[str, ...]:
     """The keys that the index holds of a record: the unique key, then KEYS split at blanks."""
-    unique = value_of(properties, b"UNIQ_KEY\x01")
-    keys = value_of(properties, b"KEYS\x01")
+    unique = property_value(properties, b"UNIQ_KEY\x01")
+    keys = property_value(properties, b"KEYS\x01")
     if keys is None:
         return () if unique is None else (unique.decode("utf-8", JAVA),)
     names = [key for key in keys.split(b" ") if key]

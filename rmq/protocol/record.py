@@ -112,6 +112,7 @@ _BODY_SIZE = parts("body_size")
 _PROPERTIES_LENGTH = Struct(">h")
 
 FIXED_SIZE: Final = _HEAD_V4.size + 3
+assert FIXED_SIZE == 91  # as in RocketMQ: files and peers rest on it
 """Bytes of a record beside body, topic and properties, with two IPv4 hosts: the shortest that can be. An IPv6
 host takes 12 more; the three are the lengths of topic and properties."""
 PROPERTIES_MAX: Final = 32767

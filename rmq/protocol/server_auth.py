@@ -34,7 +34,7 @@ class ClusterSecret:
 
     value: bytes = field(repr=False)
 
-    def vouch(self, command: Command, now_ms: int, nonce: bytes) -> Command:
+    def sign(self, command: Command, now_ms: int, nonce: bytes) -> Command:
         """The command, signed. `nonce` is of at least 16 random bytes, never used before."""
         ext = {
             **command.ext,
@@ -44,7 +44,7 @@ class ClusterSecret:
         ext[PROOF] = self._proof(command.code, ext, command.body)
         return command.with_ext(ext)
 
-    def proves(self, command: Command) -> bool:
+    def verifies(self, command: Command) -> bool:
         """Whether somebody who has the secret signed the command, whenever that was."""
         proof = self._proof(command.code, command.ext, command.body)
         return hmac.compare_digest(proof.encode(), command.ext.get(PROOF, "").encode())
@@ -59,7 +59,7 @@ class ClusterSecret:
         return base64.b64encode(digest.digest()).decode()
 
 
-class ClusterGate:
+class ServerAuth:
     """Tells the requests of the cluster's servers from all others. `now_ms` is wall time."""
 
     def __init__(self, secret: ClusterSecret, now_ms: Callable[[], int]) -> None:
@@ -77,11 +77,11 @@ class ClusterGate:
                 remark="this request must be signed with the cluster secret: set clusterSecretFile at its"
                 " sender; only servers of this cluster may send it"
             )
-        if not self._secret.proves(command):
+        if not self._secret.verifies(command):
             raise AccessDenied(remark="the request is signed with another cluster secret: compare the files")
         self._check_fresh(command.ext.get(TIME, ""), command.ext.get(NONCE, ""))
 
-    def vouches(self, command: Command) -> bool:
+    def accepts(self, command: Command) -> bool:
         """Whether `check` has nothing against the command."""
         try:
             self.check(command)

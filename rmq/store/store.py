@@ -25,7 +25,7 @@ from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_PREPARED, SYS_STOREHOST_V6
-from rmq.protocol.properties import MARKERS, Marks, due_time, is_indexed, value_of
+from rmq.protocol.properties import MARKERS, TagsAndKeys, due_time, is_indexed, property_value
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
 from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
@@ -100,7 +100,7 @@ class Store(StoreSync, ReplicaStore):
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
         self._entries: list[Entry] = []
-        self._marks = Marks()
+        self._tags_and_keys = TagsAndKeys()
         self._batch_ms = 0
         self._sync_lock = threading.Lock()
         self._raw_position = 0  # a slave's: up to where queues have the log's records
@@ -347,7 +347,7 @@ class Store(StoreSync, ReplicaStore):
                 text + suffix if text[-1:] in (b"", b"\x02") else b"%b\x02%b" % (text, suffix)
                 for text in texts
             ]
-        codes, keys = self._marks.of_all(texts)
+        codes, keys = self._tags_and_keys.of_all(texts)
         self._units += zip(positions, sizes, codes, strict=True)
         self._owners += [queue] * len(positions)
         self._entries += zip(repeat(shared.topic), keys, positions, repeat(now))
@@ -373,7 +373,7 @@ class Store(StoreSync, ReplicaStore):
         self._log.roll(size)
 
     def _due(self, record: Record, properties: bytes) -> int:
-        due = due_time(value_of(properties, b"DELAY\x01"), record.store_timestamp, self._delays)
+        due = due_time(property_value(properties, b"DELAY\x01"), record.store_timestamp, self._delays)
         return record.tags_code if due is None else due
 
     def commit(self) -> Sequence[Arrival]:

@@ -9,7 +9,7 @@ from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateTopicRequestHeader
-from rmq.protocol.properties import life_of
+from rmq.protocol.properties import dead_letter_properties
 
 from .rig import Rig, pull, send
 
@@ -128,7 +128,7 @@ def test_a_letter_that_was_sent_anew_still_knows_its_first_origin() -> None:
         "RETRY_TOPIC": "%DLQ%g",
         "UNIQ_KEY": "B",
     }
-    life = life_of(properties, 3)
+    life = dead_letter_properties(properties, 3)
     assert life == {"DLQ_ORIGIN_TOPIC": "Orders", "DLQ_ORIGIN_MESSAGE_ID": "A", "DLQ_RECONSUME_TIMES": "3"}
 
 

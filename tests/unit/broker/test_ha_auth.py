@@ -29,7 +29,7 @@ from rmq.profile import cluster_secret
 from rmq.protocol.bodies import ClusterInfo, KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterGate, ClusterSecret
+from rmq.protocol.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterSecret, ServerAuth
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
 from rmq.remoting.stream import Stream
@@ -360,14 +360,14 @@ async def test_a_name_server_with_a_secret_refuses_who_does_not_sign(
             assert "clusterSecretFile" in (refused.remark or "")
 
 
-def gate(now_ms: int = 1_000_000) -> tuple[ClusterGate, list[int]]:
+def gate(now_ms: int = 1_000_000) -> tuple[ServerAuth, list[int]]:
     clock = [now_ms]
-    return ClusterGate(ClusterSecret(SECRET), lambda: clock[0]), clock
+    return ServerAuth(ClusterSecret(SECRET), lambda: clock[0]), clock
 
 
 def vouched(now_ms: int = 1_000_000, nonce: bytes = b"n" * 16, **header: str) -> Command:
     request = Command.request(RequestCode.UNREGISTER_BROKER, {"brokerName": "b"} | header, b"body")
-    return ClusterSecret(SECRET).vouch(request, now_ms, nonce)
+    return ClusterSecret(SECRET).sign(request, now_ms, nonce)
 
 
 def test_a_signed_request_passes_once() -> None:
@@ -432,17 +432,17 @@ class Closed(Plugin):
 def test_a_slave_needs_no_account_for_what_slaves_ask_and_for_nothing_else() -> None:
     rig = Rig()
     rig.broker.use_plugins(hooks_of([("closed", Closed({}, PluginHost(rig.broker)))]))
-    rig.broker.cluster = ClusterGate(ClusterSecret(SECRET), lambda: rig.now_ms)
+    rig.broker.cluster = ServerAuth(ClusterSecret(SECRET), lambda: rig.now_ms)
     for number, code in enumerate(sorted(SLAVE_CODES)):
         header = {"offset": "0"} if code == RequestCode.VIEW_MESSAGE_BY_ID else {}
         request = Command.request(code, header)
         assert rig.one(request).remark == "no account"
-        good = ClusterSecret(SECRET).vouch(request, rig.now_ms, b"%16d" % number)
+        good = ClusterSecret(SECRET).sign(request, rig.now_ms, b"%16d" % number)
         assert rig.one(good).code != ResponseCode.NO_PERMISSION
         assert rig.one(good).remark == "no account"  # once is all
-        forged = ClusterSecret(b"x" * 32).vouch(request, rig.now_ms, b"y%15d" % number)
+        forged = ClusterSecret(b"x" * 32).sign(request, rig.now_ms, b"y%15d" % number)
         assert rig.one(forged).remark == "no account"
-    stored = ClusterSecret(SECRET).vouch(send("Orders"), rig.now_ms, b"z" * 16)
+    stored = ClusterSecret(SECRET).sign(send("Orders"), rig.now_ms, b"z" * 16)
     assert rig.one(stored).remark == "no account"
 
 

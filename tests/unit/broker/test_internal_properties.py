@@ -8,12 +8,12 @@ from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
-from rmq.protocol.properties import INTERNAL
+from rmq.protocol.properties import INTERNAL_PROPERTIES
 from rmq.protocol.record import encode_batch
 
 from .rig import START, Rig, batch, send
 
-FORGED = dict.fromkeys(INTERNAL, "0") | {"REAL_TOPIC": "Secret", "TIMER_OUT_MS": str(START - 1)}
+FORGED = dict.fromkeys(INTERNAL_PROPERTIES, "0") | {"REAL_TOPIC": "Secret", "TIMER_OUT_MS": str(START - 1)}
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_messages_on_a_detour_go_where_they_were_sent(
     assert rig.one(send(properties=text(UNIQ_KEY="A", **wish, **FORGED), queue_id=2)).code == 0
     (stored,) = rig.messages(topic, queue_id)
     assert (stored.properties["REAL_TOPIC"], stored.properties["REAL_QID"]) == ("Orders", "2")
-    kept = INTERNAL.intersection(stored.properties) - {"REAL_TOPIC", "REAL_QID"}
+    kept = INTERNAL_PROPERTIES.intersection(stored.properties) - {"REAL_TOPIC", "REAL_QID"}
     assert kept == ({"TIMER_OUT_MS"} if topic == TIMER_TOPIC else set())
     step_to(rig, START + 2000)
     assert len(rig.messages("Orders", 2)) == (topic != TRANS_HALF_TOPIC)

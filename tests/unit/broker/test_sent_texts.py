@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rmq.message import tags_code
-from rmq.protocol.properties import SentTexts, decode_properties, index_keys, unit_code
+from rmq.protocol.properties import SentProperties, decode_properties, index_keys, unit_code
 
 SUFFIX = "CLUSTER\x01c"
 NAMES = st.sampled_from(["UNIQ_KEY", "XUNIQ_KEY", "WAIT", "TAGS", "KEYS", "DELAY", "a", ""])
@@ -31,9 +31,9 @@ def test_remembered_is_read_anew(
     texts: list[str], shape: tuple[str, bool, str, bool], keys: list[str]
 ) -> None:
     rare = frozenset({"DELAY"})
-    sent = SentTexts(SUFFIX, rare)
+    sent = SentProperties(SUFFIX, rare)
     for text in (*texts, *(around(shape, key) for key in keys)):
-        assert sent(text) == sent(text) == SentTexts(SUFFIX, rare).read(text)
+        assert sent(text) == sent(text) == SentProperties(SUFFIX, rare).read(text)
 
 
 @given(TEXTS | st.builds(around, AROUND, KEYS))
@@ -42,12 +42,12 @@ def test_remembered_is_read_anew(
 @example("UNIQ_KEY\x01\x02KEYS\x01a")
 def test_a_start_makes_the_same_of_what_is_stored(text: str) -> None:
     """Units and index are made again from the log: of a name that comes twice the same value must count."""
-    stored, _, code, found, _ = SentTexts(SUFFIX, frozenset({"DELAY"})).read(text)
+    stored, _, code, found, _ = SentProperties(SUFFIX, frozenset({"DELAY"})).read(text)
     assert (unit_code(b"Orders", stored.encode(), 0, {}), index_keys(stored.encode())) == (code, found)
 
 
 def test_a_java_producer_s_text() -> None:
-    sent = SentTexts(SUFFIX, frozenset({"DELAY"}))
+    sent = SentProperties(SUFFIX, frozenset({"DELAY"}))
     for key in ("K1", "K2"):
         stored = f"UNIQ_KEY\x01{key}\x02TAGS\x01t\x02{SUFFIX}"
         text = f"UNIQ_KEY\x01{key}\x02WAIT\x01true\x02TAGS\x01t"
@@ -68,12 +68,12 @@ def test_a_java_producer_s_text() -> None:
     ],
 )
 def test_whether_to_wait_is_not_stored_however_often_it_is_said(text: str) -> None:
-    stored = SentTexts(SUFFIX, frozenset())(text)[0]
+    stored = SentProperties(SUFFIX, frozenset())(text)[0]
     assert decode_properties(stored) == {"A": "b", "CLUSTER": "c"}
 
 
 def test_only_so_many_are_remembered() -> None:
-    sent = SentTexts(SUFFIX, frozenset())
+    sent = SentProperties(SUFFIX, frozenset())
     for number in range(5000):
         sent(f"UNIQ_KEY\x01K\x02a\x01{number}")
     sent("UNIQ_KEY\x01K\x02a\x01" + 5000 * "x")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from rmq.errors import CorruptRecord, LocalProtocolError, RemoteProtocolError
 from rmq.message import StoredMessage
 from rmq.protocol import record as codec
-from rmq.protocol.codes import CompressionType
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_STOREHOST_V6, CompressionType
 from rmq.protocol.properties import decode_properties, encode_properties
 from rmq.protocol.record import (
     BLANK_MAGIC,
@@ -490,3 +490,34 @@ def test_any_host(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: 
     data = address.packed + port.to_bytes(4, "big")
     if getattr(address, "scope_id", None) is None:
         assert host_bytes(host_text(data)) == data
+
+
+@pytest.mark.parametrize("hosts", codec.HOST_BITS)
+def test_parts_of_a_record_are_those_of_the_whole(hosts: int) -> None:
+    """Scans and views read some fields only; all take the layout from one table."""
+    whole = Record("T", 3, b"body", "a\x011", flag=-5, sys_flag=hosts | SYS_COMPRESSED, born_timestamp=2**40)
+    whole.born_host = bytes(range(20 if hosts & SYS_BORNHOST_V6 else 8))
+    whole.queue_offset, whole.physical_offset, whole.store_timestamp = 7, 2**33, 2**41
+    whole.reconsume_times, whole.prepared_transaction_offset = 4, 2**34
+    store_host = bytes(range(1, 21 if hosts & SYS_STOREHOST_V6 else 9))
+    data = encode_record(whole, store_host)
+    names = [name for name, _ in codec.FIELDS]
+    values = dict(zip(names, codec.parts(*names)[hosts].unpack_from(data), strict=True))
+    for name in names:
+        form = codec.part(name, hosts=hosts)
+        (alone,) = form.unpack_from(data)
+        assert alone == values[name], name
+        if name not in ("magic", "crc", "size", "body_size", "sys_flag", "store_host"):
+            assert alone == getattr(whole, name), name
+        at = codec.offset_of(name, hosts)
+        assert form.unpack(bytes(at) + data[at : form.size]) == (alone,), name  # it is there and nowhere else
+    assert (values["size"], values["magic"], values["body_size"]) == (len(data), MESSAGE_MAGIC, 4)
+    assert (values["sys_flag"], values["store_host"]) == (hosts | SYS_COMPRESSED, store_host)
+    assert codec.property_bytes(memoryview(data)) == b"a\x011"
+
+
+def test_places_in_a_record() -> None:
+    """Those that RocketMQ's own code names by number."""
+    places = {"magic": 4, "physical_offset": 28, "sys_flag": 36, "born_timestamp": 40, "store_timestamp": 56}
+    assert {name: codec.offset_of(name) for name in places} == places
+    assert codec.offset_of("store_timestamp", SYS_BORNHOST_V6) == 68

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmq.errors import RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY, tags_code
 from rmq.protocol.properties import (
-    Marks,
+    TagsAndKeys,
     decode_properties,
     encode_properties,
     index_keys,
@@ -149,7 +149,7 @@ def test_marks_of_all_are_those_of_each(texts: list[tuple[tuple[str, str], str, 
     maps = [decode_properties(one.decode()) for one in data]
     expected = [(tags_code(one.get(PROPERTY_TAGS)), record_keys(one)) for one in maps]
     assert [(unit_code(b"", one, 0, {}), index_keys(one)) for one in data] == expected
-    marks = Marks()
+    marks = TagsAndKeys()
     for _ in range(2):
         codes, keys = marks.of_all(data)
         assert list(zip(codes, keys, strict=True)) == expected
