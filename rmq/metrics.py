@@ -93,7 +93,7 @@ class Holding(Protocol):
 
 def connection_metrics(ports: Mapping[str, Refusing], budget: Holding) -> Iterator[Metric]:
     """What limits did to the connections of a service."""
-    help = "Connections that a limit refused: of the port, of an address, of descriptors"
+    help = "Connections that a limit refused: of the port, of an address, of its rate, of descriptors"
     rows = [((port, reason), n) for port, one in ports.items() for reason, n in one.refused.items()]
     yield Metric("connections_refused", "counter", help, rows, ("port", "reason"))
     help = "Bytes of unsent answers and unfinished requests"

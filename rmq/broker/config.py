@@ -244,6 +244,11 @@ class BrokerConfig:
         help="Connections of one address, or one IPv6 network of 64 bits; 0: half of maxConnections",
         validator=at_least(0),
     )
+    max_new_connections_per_address: int = setting(
+        50,
+        help="New connections of one address in a second, four times as many at once; 0: any number",
+        validator=at_least(0),
+    )
     ha_max_connections: int = setting(
         64,
         help="Connections at a time to the port for slaves, half of them by one address",

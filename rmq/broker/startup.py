@@ -192,9 +192,10 @@ HA_SHARE: Final = 0.125
 
 def acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
     """Who lets clients in, and who slaves."""
+    most, per_second = config.max_connections, config.max_new_connections_per_address
     return {
-        "clients": Acceptor(config.max_connections, config.max_connections_per_address),
-        "slaves": Acceptor(config.ha_max_connections, share=HA_SHARE),
+        "clients": Acceptor(most, config.max_connections_per_address, per_second=per_second),
+        "slaves": Acceptor(config.ha_max_connections, per_second=per_second, share=HA_SHARE),
     }
 
 

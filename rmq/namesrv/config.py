@@ -99,6 +99,11 @@ class NamesrvConfig:
         help="Connections of one address, or one IPv6 network of 64 bits; 0: half of maxConnections.",
         validator=at_least(0),
     )
+    max_new_connections_per_address: int = setting(
+        50,
+        help="New connections of one address in a second, four times as many at once; 0: any number.",
+        validator=at_least(0),
+    )
     server_channel_max_idle_time_seconds: int = setting(
         120, help="Connections on which nothing moves are closed.", unit="s", validator=at_least(1)
     )

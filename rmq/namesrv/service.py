@@ -81,13 +81,14 @@ async def run(
         idle_seconds=config.server_channel_max_idle_time_seconds,
         connections=config.max_connections,
         connections_per_address=config.max_connections_per_address,
+        new_connections_per_address=config.max_new_connections_per_address,
     )
     access = WebSocketAccess(
         origins=config.web_socket_origins,
         hosts=config.web_socket_hosts,
         own=[config.bind_address, socket.gethostname()],
     )
-    acceptor = Acceptor(limits.connections, limits.connections_per_address)
+    acceptor = Acceptor.of(limits)
     server.acceptors = {"clients": acceptor}
     server.budget = Budget(config.connection_buffer_bytes)
     address = join_address(config.bind_address, config.listen_port)

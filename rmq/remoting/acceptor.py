@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 
 import trio
 
+from rmq.remoting.limits import Limits
 from rmq.remoting.stream import Listener, Stream
 
 if sys.platform != "win32":
@@ -35,25 +36,78 @@ COMPLAIN_SECONDS: Final = 10.0
 _BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
 """Errors of accept() that say nothing of a peer, the network or the system, but that it is no listener."""
 
+NEW_PER_SECOND: Final = 50
+"""New connections of one address in a second, unless a setting says otherwise."""
+BURST_SECONDS: Final = 4
+"""For how long the rate may be saved up: so many times as many come at once, after a restart for example."""
+ADDRESSES_MAX: Final = 10_000
+
 Serve = Callable[[Stream], Awaitable[None]]
+
+
+class ConnectionRate:
+    """How often each address may connect: a token bucket for each, kept as one time (GCRA).
+
+    An address whose bucket is full is not kept. Of more than `ADDRESSES_MAX` that connect at the same time,
+    those that were not seen for longest are forgotten, which gives them a full bucket.
+    """
+
+    def __init__(self, per_second: float) -> None:
+        """0: as often as they like."""
+        self._step = 1 / per_second if per_second else 0.0
+        self._full_at: dict[str, float] = {}  # address -> when its bucket will be full; last seen last
+
+    def take(self, address: str, now: float) -> bool:
+        """Whether an address may connect now, `now` in seconds; one that may not takes nothing."""
+        full_at = max(now, self._full_at.pop(address, now))
+        allowed = full_at + self._step / 2 < now + BURST_SECONDS
+        if self._step:
+            self._full_at[address] = full_at + self._step * allowed
+            self._forget(now)
+        return allowed
+
+    def _forget(self, now: float) -> None:
+        """Two at most, so that each call costs the same; it adds one at most."""
+        for _ in range(2):
+            oldest = next(iter(self._full_at))
+            if self._full_at[oldest] > now and len(self._full_at) <= ADDRESSES_MAX:
+                break
+            del self._full_at[oldest]
 
 
 class Acceptor:
     """The peers of one service, whichever listener they came by.
 
     `connections` bounds all of them, `per_address` those of one address (an IPv6 network of 64 bits counts as
-    one); 0 is half of all, so that one machine never takes every place. `share` is how much of the
-    descriptors that connections may have this service may take. `refused` counts by reason.
+    one); 0 is half of all, so that one machine never takes every place. `per_second` bounds how often one
+    address may connect (`ConnectionRate`): accepting, handshakes and first reads cost more than requests do.
+    `share` is how much of the descriptors that connections may have this service may take. `refused` counts
+    by reason.
     """
 
-    def __init__(self, connections: int, per_address: int = 0, *, share: float = 1.0) -> None:
+    def __init__(
+        self,
+        connections: int,
+        per_address: int = 0,
+        *,
+        per_second: float = NEW_PER_SECOND,
+        share: float = 1.0,
+    ) -> None:
         self._descriptors = descriptors_for_connections()
         self.most = max(1, int(min(connections, self._descriptors * share)))
         self.per_address = min(per_address or max(1, self.most // 2), self.most)
+        self.per_second = per_second
+        self._rate = ConnectionRate(per_second)
         self.open = 0
         self.refused: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
         self._complain_at = 0.0
+
+    @classmethod
+    def of(cls, limits: Limits) -> Acceptor:
+        """With the bounds of a server."""
+        rate = limits.new_connections_per_address
+        return cls(limits.connections, limits.connections_per_address, per_second=rate)
 
     async def run(self, listener: Listener, serve: Serve, nursery: trio.Nursery) -> NoReturn:
         """Take peers from a listener until cancelled; `serve` is run for each, its errors are logged.
@@ -87,6 +141,8 @@ class Acceptor:
             return "address"
         if stream.descriptor >= self._descriptors:
             return "descriptors"
+        if not self._rate.take(address, trio.current_time()):
+            return "rate"
         return ""
 
     def _words(self, reason: str) -> str:
@@ -94,6 +150,8 @@ class Acceptor:
             return f"{self.open} connections are open (the limit)"
         if reason == "address":
             return f"{self.per_address} connections of its address are open (the limit)"
+        if reason == "rate":
+            return f"its address connects more than {self.per_second:g} times a second (the limit)"
         return (
             f"{self._descriptors:g} descriptors are in use, the others are for files (ulimit -n raises them)"
         )

@@ -51,6 +51,8 @@ class Limits:
     """Connections of one server; one more is accepted and closed at once."""
     connections_per_address: int = 0
     """Those of one address, or of one IPv6 network of 64 bits; 0: half of `connections`."""
+    new_connections_per_address: int = 50
+    """New ones of one address in a second, four times as many at once; 0: any number."""
     idle_seconds: float = 120.0
     """A connection on which no byte moved for so long is closed (Java: channelMaxIdleTimeSeconds)."""
     stall_seconds: float = 15.0

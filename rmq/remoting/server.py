@@ -80,7 +80,7 @@ async def serve_listeners(
 ) -> NoReturn:
     """`serve` on listeners that are open already; closes them at the end."""
     limits = limits or Limits()
-    acceptor = acceptor or Acceptor(limits.connections, limits.connections_per_address)
+    acceptor = acceptor or Acceptor.of(limits)
     try:
         server = Server(endpoint, limits, tls, access, budget)
         async with trio.open_nursery() as nursery:

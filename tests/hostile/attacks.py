@@ -247,6 +247,13 @@ def connections(attacker: Attacker) -> None:
     hold_connections(attacker, attacker.address, 1_500)
 
 
+@attack("3 connections again and again")
+def reconnects(attacker: Attacker) -> None:
+    while attacker.left:
+        attacker.dial(attacker.address, tls=False).close()
+        attacker.sent += 1
+
+
 @attack("4 groups that appear once")
 def groups(attacker: Attacker) -> None:
     def commands() -> Iterator[Command]:

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
 from rmq.remoting import acceptor as module
-from rmq.remoting.acceptor import _network
+from rmq.remoting.acceptor import ConnectionRate, _network
 from rmq.remoting.limits import Budget
 from rmq.testing import MemoryNetwork
 
@@ -121,6 +121,46 @@ async def test_a_bug_ends_one_peer(autojump_clock: MockClock, caplog: pytest.Log
         assert await is_served(good)
         assert acceptor.open == 1
     assert "Traceback" in caplog.text
+
+
+async def test_an_address_that_connects_again_and_again_is_refused_and_others_are_not(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    network, acceptor = MemoryNetwork(), Acceptor(50, per_second=2)
+    async with accepting(network, acceptor):
+
+        async def served(host: str) -> bool:
+            stream = await network.host(host).dial(SERVER)
+            taken = await is_served(stream)  # a second, if it is
+            await stream.aclose()
+            return taken
+
+        results = [await network.host("10.0.0.1").dial(SERVER) for _ in range(12)]
+        assert [await is_served(one) for one in results[7:]] == [True, False, False, False, False]
+        assert "its address connects more than 2 times a second" in caplog.text
+        assert acceptor.refused == {"rate": 4}
+        assert await served("10.0.0.2")
+        await trio.sleep(10)
+        assert [await served("10.0.0.1") for _ in range(3)] == [True, True, True]
+
+
+def test_a_bucket_fills_again_at_its_rate_and_only_so_far() -> None:
+    rate = ConnectionRate(50)
+    assert sum(rate.take("a", 1.0) for _ in range(1000)) == 200
+    assert sum(rate.take("a", 1.0 + tick / 1000) for tick in range(1, 1001)) == 50
+    assert sum(rate.take("a", 1e6) for _ in range(1000)) == 200
+    assert all(ConnectionRate(0).take("a", 1.0) for _ in range(1000))
+
+
+def test_what_is_known_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ADDRESSES_MAX", 100)
+    rate = ConnectionRate(1)
+    for number in range(1000):
+        assert rate.take(f"10.0.0.{number}", 0.0)
+    assert len(rate._full_at) == 100
+    for number in range(1000, 1051):
+        rate.take(f"10.0.0.{number}", 100.0)  # the others' buckets are full by then
+    assert len(rate._full_at) == 51
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:

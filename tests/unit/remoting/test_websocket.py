@@ -6,10 +6,13 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from random import Random
 from typing import Any, ClassVar
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from rmq.protocol.frames import Decoder, encode
@@ -115,22 +118,22 @@ async def test_who_may_upgrade(
 
 
 @pytest.mark.parametrize(
-    ("repeated", "begin"),
+    ("repeated", "begin", "cut"),
     [
-        (fragment(b"", 0, last=False), fragment(b"", 2, last=False)),  # of a message that never ends
-        (fragment(b"", 2, last=True), b""),  # empty messages
-        (fragment(b"", 9, last=True), b""),  # pings
-        (fragment(b"x" * 100, 10, last=True), b""),  # pongs that nobody asked for
+        (fragment(b"", 0, last=False), fragment(b"", 2, last=False), 256),  # of a message that never ends
+        (fragment(b"", 2, last=True), b"", 256),  # empty messages
+        (fragment(b"", 9, last=True), b"", 256),  # pings
+        (fragment(b"x" * 100, 10, last=True), b"", 256),  # pongs that nobody asked for
+        (fragment(b"x", 0, last=False), fragment(b"", 2, last=False), 292),  # a byte at a time
     ],
 )
 async def test_a_flood_without_content_ends_its_sender(
     autojump_clock: MockClock,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
     repeated: bytes,
     begin: bytes,
+    cut: int,
 ) -> None:
-    monkeypatch.setattr("rmq.remoting.websocket.IDLE_BYTES", limit := 32 * 1024)
     async with served() as network:
         _, stream = await upgraded(network, LOCAL, "127.0.0.1")
         sent = 0
@@ -143,13 +146,13 @@ async def test_a_flood_without_content_ends_its_sender(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(read)
             await stream.send_all(begin)
-            piece = repeated * (6000 // len(repeated))
+            piece = repeated * (cut // 2)
             with suppress(trio.BrokenResourceError):
-                while sent < 10 * limit:
+                while sent < 10_000:
                     await stream.send_all(piece)
-                    sent += len(piece)
-        assert sent < 100_000  # the limit and what fits into the window
-        assert "headers, pings and fragments without content" in caplog.text
+                    sent += cut // 2
+        assert cut <= sent
+        assert "more than 256 frames were pings or had no content" in caplog.text
 
 
 @pytest.mark.parametrize(("code", "clean"), [(1000, True), (1001, True), (1002, False), (1011, False)])
@@ -192,11 +195,8 @@ async def test_a_server_reads_a_little_at_a_time(
         assert set(Counted.reads) == {SERVER_READ_BYTES}
 
 
-async def test_honest_messages_never_reach_the_limit(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_honest_messages_never_reach_the_limit(autojump_clock: MockClock) -> None:
     """Messages of 10 bytes, each behind a header of 6, and pings for hours."""
-    monkeypatch.setattr("rmq.remoting.websocket.IDLE_BYTES", 16 * 1024)
     async with served() as network, trio.open_nursery() as nursery:
         _, stream = await upgraded(network, LOCAL, "127.0.0.1")
         answered = trio.Event()
@@ -219,3 +219,29 @@ async def test_honest_messages_never_reach_the_limit(
         await stream.send_all(fragment(encode(request(b"hello")), 2, last=True))
         with trio.fail_after(5):
             await answered.wait()
+
+
+@given(cuts=st.lists(st.integers(1, 400), max_size=60), seed=st.integers(0, 1 << 16))
+def test_frames_are_counted_however_their_bytes_are_cut(cuts: list[int], seed: int) -> None:
+    chance = Random(seed)
+    sizes = [chance.choice((0, 1, 125, 126, 300, 65_535, 70_000)) for _ in range(20)]
+    wire = UPGRADE % (b"h", b"") + b"".join(
+        bytes([0x82, 0x80 | min(size, 126) if size < 65_536 else 0xFF])
+        + (b"" if size < 126 else struct.pack(">H" if size < 65_536 else ">Q", size))
+        + bytes(4 + size)
+        for size in sizes
+    )
+
+    async def look() -> float:
+        meter = MeteredStream(MemoryNetwork().pair()[0])
+        rest = wire + bytes([0x89, 0x80, 0, 0, 0, 0]) * 7  # pings, which are what is left to count
+        for cut in cuts:
+            meter._look(rest[:cut])
+            rest = rest[cut:]
+        meter._look(rest)
+        return meter._empty
+
+    left = 0.0
+    for size in sizes:
+        left = max(0.0, left + 1 - size / 8)
+    assert trio.run(look) == left + 7
