@@ -396,9 +396,13 @@ Search = Generator[int, bool, "int | None"]
 class Diverged(RmqError):
     """A slave's log does not go on with its master's; the text says why."""
 
+    hint = "compare both folders; haDivergedLog=aside gives this slave's log up and copies the master's"
+
 
 class Expired(RmqError):
     """The master has deleted what comes after a slave's log; the text has the offsets."""
+
+    hint = "the slave puts its log aside and begins anew where its master's begins"
 
 
 def begin(store: Store, master: MasterLog, log_id: str) -> None:
