@@ -527,7 +527,8 @@ class Send:
         record.properties = encode_properties(properties)
         self._store.put(record)
         self._count(record.topic, 1, record.size)
-        self._stats.send_back(header.group, properties[PROPERTY_RETRY_TOPIC])
+        origin = properties[PROPERTY_RETRY_TOPIC]  # a sender to the retry topic may have made it up
+        self._stats.send_back(header.group, origin if origin in self._topics.table else message.topic)
         if not request.flag & FLAG_ONEWAY:
             self.returned.append(request)
         return None
@@ -576,15 +577,12 @@ class Send:
 
     def refuse(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be committed: nobody of it is acknowledged."""
-        senders = [request for request, _, _ in self.acks + self.acks_at_once]
-        for request in senders + self.returned:
+        for request in [request for request, _, _ in self.acks + self.acks_at_once] + self.returned:
             connection.reply(request.reply(code, remark))
         self.forget()
 
     def forget(self) -> None:
-        """Forget who of the pending batch waits for an answer: they get theirs now, or after a bug none, for
-        then nobody else may be told what they were not.
-        """
+        """Forget who of the pending batch waits: they are being answered, or nobody is, after a bug."""
         self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
 
 

@@ -148,3 +148,14 @@ def test_a_message_without_a_unique_key_is_named_by_its_place(rig: Rig) -> None:
     rig.one(send_back(offset, -1))
     (letter,) = rig.messages(LETTERS)
     assert letter.properties["DLQ_ORIGIN_MESSAGE_ID"] == f"0A00000900002A9F{offset:016X}"
+
+
+def test_a_sender_makes_up_no_topics_in_the_statistics(rig: Rig) -> None:
+    """It is counted under the topic it came from first, which a message of a retry topic names."""
+    assert rig.one(send_back(rig.messages("Orders")[0].physical_offset)).code == 0
+    for number in range(3):
+        assert rig.one(send("%RETRY%billing", properties=f"RETRY_TOPIC\x01Made-{number}")).code == 0
+    for message in rig.messages("%RETRY%billing"):
+        assert rig.one(send_back(message.physical_offset)).code == 0
+    counted = {pair: count for pair, count, _ in rig.broker.stats.totals_sent_back()}
+    assert counted == {("Orders", "billing"): 1, ("%RETRY%billing", "billing"): 3}
