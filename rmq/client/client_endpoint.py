@@ -172,7 +172,7 @@ class Answers(Endpoint):
         if self.session is not None:
             session = self.session
             most = session.config.max_body_size
-            session.replies.pushed(request, connection.peer_address, session.now_ms(), most)
+            session.pending_requests.on_reply(request, connection.peer_address, session.now_ms(), most)
         return request.reply()
 
 

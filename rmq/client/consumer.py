@@ -168,11 +168,8 @@ class Consumer:
             await anyio.lowlevel.checkpoint()
 
     async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], in_flight: InFlight) -> None:
-        next_message, deliveries = self._dispatch.next, self._deliveries
-        for _ in range(BURST):
-            message = next_message()
-            if message is None:
-                return
+        deliveries = self._deliveries
+        for message in self._dispatch.burst(BURST):
             in_flight.messages = (message,)
             try:
                 await handle(message)

@@ -107,7 +107,7 @@ class Deliveries:
         self._options = options
         self._dispatch = dispatch
         self._metrics = metrics
-        self._empty = Alarm()
+        self._empty: Alarm | None = None  # only while somebody waits: `release` runs for each message
 
     # --- in flight ---
 
@@ -119,11 +119,12 @@ class Deliveries:
         """It holds none any more."""
         one.messages = ()
         self.timeouts.in_flight.discard(one)
-        if not self.timeouts.in_flight:
+        if self._empty is not None:
             self._empty.ring()
 
     async def drained(self) -> None:
         """Return when nothing is in flight."""
+        self._empty = Alarm()
         while self.timeouts.in_flight:
             await self._empty.wait()
 
@@ -317,7 +318,10 @@ class Delivery:
         """Consumed, before the end of the block or without one. Repeating it does nothing."""
         if self._open:
             self._open = False
-            _window(self._pulled).finish(self._pulled.queue_offset)
+            message = self._pulled
+            window = message.window
+            assert window is not None
+            window.finish(message.queue_offset)
 
     async def retry(self, delay_level: int = 0) -> None:
         """Not consumed: send it back. `delay_level` 0 is the group's next delay, -1 the dead letters.

@@ -20,7 +20,7 @@ from rmq.client.outgoing import (
     pack,
     pack_batch,
 )
-from rmq.client.request_reply import answer, question
+from rmq.client.request_reply import reply_to, request_properties
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.errors import (
@@ -247,7 +247,7 @@ class Producer:
             raise for_code(response.code, response.remark, address)
         return response.read(RecallMessageResponseHeader).msg_id
 
-    # --- questions and answers ---
+    # --- request and reply ---
 
     async def request(
         self,
@@ -263,22 +263,22 @@ class Producer:
         self._check_open()
         session = self._session
         check_topic(message.topic)
-        extra, unique_id = question(session.client_id, timeout), ""
+        extra, unique_id = request_properties(session.client_id, timeout), ""
         replied, reply = anyio.Event(), list[StoredMessage]()
 
         def take(stored: StoredMessage) -> None:
             reply.append(stored)
             replied.set()
 
-        waiting, key = session.replies.waiting, extra[PROPERTY_CORRELATION_ID]
-        waiting[key] = take
+        takers, key = session.pending_requests.takers, extra[PROPERTY_CORRELATION_ID]
+        takers[key] = take
         try:
             with anyio.move_on_after(timeout):
                 await self._be_known(wrapped(session.config.namespace, message.topic), timeout)
                 unique_id = (await self._observed(message, queue, sharding_key, extra, 0)).message_id
                 await replied.wait()
         finally:
-            del waiting[key]
+            del takers[key]
         if not reply:
             raise ReplyTimeout(unique_id, message.topic, RequestCode.SEND_MESSAGE_V2, timeout)
         return reply[0]
@@ -286,10 +286,10 @@ class Producer:
     async def reply(self, message: StoredMessage, body: bytes) -> SendResult:
         """Answer a message that `request` sent, also one of a Java producer.
 
-        Raises MessageIllegal when it is no question, and the ResponseError of the broker when the asker is
-        gone. Cancelled: the answer may or may not have gone out."""
+        Raises MessageIllegal when it is no request, and the ResponseError of the broker when its sender is
+        gone. Cancelled: the reply may or may not have gone out."""
         session = self._session
-        outgoing, queue = answer(message, body, session.unique_ids.next(), session.config)
+        outgoing, queue = reply_to(message, body, session.unique_ids.next(), session.config)
         if session.routes.master(queue.broker_name) is None:
             full = wrapped(session.config.namespace, message.topic)
             await self._sender.rotation(full, session.brokers.timeout)

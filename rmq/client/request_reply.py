@@ -1,9 +1,9 @@
-"""Request and reply: a producer asks by a message, a consumer of it answers, and the answer comes back to the
-one that asked.
+"""Request and reply: a producer sends a request message, a consumer of it replies, and the reply comes back
+to the producer.
 
-The question carries an id (CORRELATION_ID), the asker's client id (REPLY_TO_CLIENT) and how long it waits
-(TTL). The answer is sent to the broker that the question came through; it pushes the answer over the
-connection that the asker's heartbeat made known."""
+The request carries an id (CORRELATION_ID), the producer's client id (REPLY_TO_CLIENT) and how long it waits
+(TTL). The reply is sent to the broker that the request came through; the broker pushes it over the connection
+that the producer's heartbeat made known."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from rmq.protocol.record import decompress
 log = logging.getLogger(__name__)
 
 REPLY: Final = "reply"
-"""The type of a message that is an answer."""
+"""The type of a message that is a reply."""
 
 
-def question(client_id: str, timeout: float) -> dict[str, str]:
-    """The properties that make a message a question."""
+def request_properties(client_id: str, timeout: float) -> dict[str, str]:
+    """The properties that make a message a request."""
     return {
         PROPERTY_CORRELATION_ID: str(uuid.uuid4()),
         PROPERTY_REPLY_TO_CLIENT: client_id,
@@ -50,15 +50,15 @@ def question(client_id: str, timeout: float) -> dict[str, str]:
     }
 
 
-def answer(
+def reply_to(
     asked: StoredMessage, body: bytes, unique_id: str, config: ClientConfig
 ) -> tuple[Outgoing, MessageQueue]:
-    """The answer to `asked`, and where to send it. Raises MessageIllegal when it is no question."""
+    """The reply to `asked`, and where to send it. Raises MessageIllegal when it is no request."""
     words = asked.properties
     cluster, to = words.get(PROPERTY_CLUSTER), words.get(PROPERTY_REPLY_TO_CLIENT)
     if not cluster or not to or PROPERTY_CORRELATION_ID not in words:
         raise MessageIllegal(
-            remark=f"message {asked.message_id} is no question: only what `request` sent can be replied to"
+            remark=f"message {asked.message_id} is no request: only what `request` sent can be replied to"
         )
     extra = {
         PROPERTY_MESSAGE_TYPE: REPLY,
@@ -78,19 +78,19 @@ def answer(
 
 
 @define
-class Replies:
-    """The questions of a client that wait for an answer: by the id, who takes it."""
+class PendingRequests:
+    """The requests of a client that wait for a reply: by the correlation id, who takes it."""
 
-    waiting: dict[str, Callable[[StoredMessage], None]] = field(factory=dict)
+    takers: dict[str, Callable[[StoredMessage], None]] = field(factory=dict)
 
-    def pushed(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
-        """A broker brings an answer. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
+    def on_reply(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
+        """A broker pushes a reply. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
         header = request.read(ReplyMessageRequestHeader)
         properties = decode_properties(header.properties)
         properties[PROPERTY_REPLY_ARRIVE_TIME] = str(now_ms)
-        take = self.waiting.get(properties.get(PROPERTY_CORRELATION_ID, ""))
+        take = self.takers.get(properties.get(PROPERTY_CORRELATION_ID, ""))
         if take is None:
-            log.warning("%s: an answer came that nobody waits for any more", broker)
+            log.warning("%s: a reply came that nobody waits for any more", broker)
             return
         body = request.body
         if header.sys_flag & SYS_COMPRESSED:

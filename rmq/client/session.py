@@ -20,7 +20,7 @@ from rmq.client.brokers import Brokers
 from rmq.client.config import ClientConfig
 from rmq.client.name_servers import UNREACHABLE, NameServers, no_route
 from rmq.client.observer import Observers
-from rmq.client.request_reply import Replies
+from rmq.client.request_reply import PendingRequests
 from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
@@ -42,7 +42,7 @@ from rmq.remoting.pool import Pool
 log = logging.getLogger(__name__)
 
 LEAST_PAUSE_SECONDS = 0.2
-"""Between two rounds of questions or of heartbeats, however much fails."""
+"""Between two rounds of route requests or of heartbeats, however much fails."""
 
 PASSING = (SystemBusy, ServiceNotAvailable)
 """Refusals that say nothing of who is refused."""
@@ -70,7 +70,7 @@ class Member(Protocol):
 
 
 @define(eq=False)
-class _Question:
+class _RouteRequest:
     """A route that is being asked for; others wait for the same answer."""
 
     answered: anyio.Event = field(factory=anyio.Event)
@@ -111,10 +111,10 @@ class Session:
         self.brokers = Brokers(self.pool, self.routes, self.names, timeout, config.namespace)
         self.producers: dict[str, Any] = {}
         self.members: dict[str, Member] = {}
-        self.replies = Replies()
-        self._guests = 0
+        self.pending_requests = PendingRequests()
+        self._users = 0
         self._departure = Alarm()
-        self._questions: dict[str, _Question] = {}
+        self._route_requests: dict[str, _RouteRequest] = {}
         self._stale: dict[str, None] = {}
         self._ask_now = Alarm()
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
@@ -137,16 +137,16 @@ class Session:
 
     def arrive(self) -> None:
         """A producer or a consumer begins to use the session."""
-        self._guests += 1
+        self._users += 1
 
     def depart(self) -> None:
         """It does not any more."""
-        self._guests -= 1
+        self._users -= 1
         self._departure.ring()
 
     async def departures(self) -> None:
         """Return when nobody uses the session any more."""
-        while self._guests:
+        while self._users:
             await self._departure.wait()
 
     # --- routes -----------------------------------------------------------------------------------
@@ -169,22 +169,22 @@ class Session:
         """Ask the name servers for a route now; many callers ask once. Raises NoRoute; the old route stays
         then.
         """
-        while (question := self._questions.get(topic)) is not None:
-            await question.answered.wait()
-            if question.error is not None:
-                raise question.error.with_traceback(None)
-            if question.done:
+        while (pending := self._route_requests.get(topic)) is not None:
+            await pending.answered.wait()
+            if pending.error is not None:
+                raise pending.error.with_traceback(None)
+            if pending.done:
                 return
-        question = self._questions[topic] = _Question()
+        pending = self._route_requests[topic] = _RouteRequest()
         try:
             await self._ask(topic, timeout or self.brokers.timeout, create)
-            question.done = True
+            pending.done = True
         except RmqError as error:
-            question.error = error
+            pending.error = error
             raise
         finally:
-            del self._questions[topic]
-            question.answered.set()
+            del self._route_requests[topic]
+            pending.answered.set()
 
     async def _ask(self, topic: str, timeout: float, create: bool) -> None:
         try:

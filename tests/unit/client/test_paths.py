@@ -1,13 +1,18 @@
-"""The way of a send through the client, as docs/design/client.md draws it."""
+"""The page on the client, docs/design/client.md: its paths and modules are there."""
 
 from __future__ import annotations
 
+import importlib
+import pathlib
+import pkgutil
+import re
 import sys
 from typing import Any
 
 import pytest
 from trio.testing import MockClock
 
+import rmq.client
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
@@ -17,6 +22,7 @@ from .world import World
 
 SEND_PATH = ["Producer.send", "Sender.send", "Sender._attempt", "Pool.call", "Connection.call"]
 """At most five frames: each is paid for by every send."""
+PAGE = pathlib.Path(__file__).parents[3] / "docs" / "design" / "client.md"
 
 
 async def test_a_send_goes_to_the_connection_in_few_steps(
@@ -41,3 +47,25 @@ async def test_a_send_goes_to_the_connection_in_few_steps(
         await producer.send(Message("T", b"x"))
         await producer.send(Message("T", b"x"), sharding_key="k")
     assert paths == [SEND_PATH] * 3
+
+
+def test_what_the_page_draws_is_there() -> None:
+    drawn = set(re.findall(r"\b([A-Z]\w+)\.(\w+)\b(?!\()", PAGE.read_text("utf-8")))
+    kinds: dict[str, type] = {}
+    for module in pkgutil.iter_modules(rmq.client.__path__, "rmq.client."):
+        if module.name != "rmq.client.otel":
+            kinds |= {
+                name: one
+                for name, one in vars(importlib.import_module(module.name)).items()
+                if isinstance(one, type)
+            }
+    assert len(drawn) > 25
+    block = PAGE.read_text("utf-8").split("```")[1]
+    assert re.findall(r"^ *(\w+\.\w+) ", block, re.M) == SEND_PATH
+    assert sorted(f"{kind}.{name}" for kind, name in drawn if not hasattr(kinds.get(kind), name)) == []
+
+
+def test_the_page_names_every_module() -> None:
+    there = {module.name for module in pkgutil.iter_modules(rmq.client.__path__)}
+    rows = re.findall(r"^\| (`[a-z_`, ]+`) \|", PAGE.read_text("utf-8"), re.M)
+    assert {name for row in rows for name in re.findall(r"`([a-z_]+)`", row)} == there
