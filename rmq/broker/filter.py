@@ -194,6 +194,12 @@ DEAD_BEFORE_MS: Final = 30_000
 FILTERS_MAX: Final = 10_000
 """Filters of all groups. Clients name groups and topics, and a filter outlives them for a day."""
 
+CHARACTERS_MAX: Final = 1 << 20
+"""Of the expressions of all filters: compiled they need some 70 times as much memory."""
+AT_ONCE: Final = 2_048
+"""Characters of expressions that are compiled in a second as they come, each 2 to 5 us; others wait for the
+first pull that needs them. A heartbeat may bring sixty that take 25 ms each."""
+
 SLICE_ROWS: Final = 100
 
 log = logging.getLogger("rmq.broker")
@@ -208,6 +214,7 @@ class Filter:
     expression: str
     expression_type: str
     matches: MessageFilter | None = field(repr=False)
+    is_compiled: bool = field(repr=False)
     born_ms: int
     client_version: int
     bits: list[int] = field(repr=False)
@@ -244,17 +251,25 @@ class FilterTable:
         )
         self._table: dict[str, dict[str, Filter]] = {}
         self._count = 0
+        self._characters = 0
+        self._second = 0
+        self._at_once = AT_ONCE
 
     def configure(self, config: BrokerConfig) -> None:
         """Take new settings. Filters that came while there was no filtering are compiled now."""
         was_off, self.config = not self.config.enable_property_filter, config
         if was_off and config.enable_property_filter:
             for known in [known for table in self._table.values() for known in table.values()]:
-                self._compile(known)
+                self._prepare(known)
 
     def get(self, topic: str, group: str) -> Filter | None:
         """The group's filter for the topic, dead or alive; None for a group that filters by tags."""
         return self._table.get(topic, {}).get(group)
+
+    def usable(self, topic: str, group: str) -> Filter | None:
+        """As `get`, compiled if it was not; None too when it cannot be, and then it is not there any more."""
+        known = self.get(topic, group)
+        return known if known is None or known.is_compiled or self._compile(known) else None
 
     def row(self, topic: str, group: str) -> dict[str, Any] | None:
         """The group's filter for the topic as it stands in the file."""
@@ -265,7 +280,7 @@ class FilterTable:
         """A test of a message that came back from the group: by the filter of the topic it was in first."""
 
         def accepts(properties: Mapping[str, str]) -> bool:
-            known = self.get(properties.get(PROPERTY_RETRY_TOPIC, ""), group)
+            known = self.usable(properties.get(PROPERTY_RETRY_TOPIC, ""), group)
             return known is None or known.matches is None or known.matches(properties)
 
         return accepts
@@ -319,27 +334,44 @@ class FilterTable:
             wanted.sub_string,
             wanted.expression_type or "",
             None,
+            False,
             self._now_ms(),
             wanted.sub_version,
             self._bits(group, wanted.topic),
         )
-        table = self._table.setdefault(wanted.topic, {})
-        if group not in table and self._count >= FILTERS_MAX:
-            log.warning("%s is not kept: %d filters are here, and no more are taken", made, FILTERS_MAX)
+        before = self.get(wanted.topic, group)
+        if before is not None:
+            self._remove(before)
+        characters = self._characters + len(made.expression)
+        if self._count >= FILTERS_MAX or characters > CHARACTERS_MAX:
+            log.warning(
+                "%s:%s is not kept: %d filters of %d characters are here, at most %d of %d are taken",
+                *(group, wanted.topic, self._count, self._characters, FILTERS_MAX, CHARACTERS_MAX),
+            )
             return
-        self._count += group not in table
-        table[group] = made
-        if not self.config.enable_property_filter or self._compile(made):
+        self._count += 1
+        self._characters = characters
+        self._table.setdefault(wanted.topic, {})[group] = made
+        if not self.config.enable_property_filter or self._prepare(made):
             log.info("filter registered: %s", made)
+
+    def _prepare(self, made: Filter) -> bool:
+        """Compile a filter unless many come together; whether it is there now."""
+        second = self._now_ms() // 1000
+        if second != self._second:
+            self._second, self._at_once = second, AT_ONCE
+        self._at_once -= len(made.expression)
+        return self._at_once < 0 or self._compile(made)
 
     def _compile(self, made: Filter) -> bool:
         """Compile a filter, or remove it when that is not possible; whether it is there now."""
         wanted = SubscriptionData(made.topic, made.expression, expression_type=made.expression_type)
         try:
-            made.matches = message_filter(wanted)
+            made.matches, made.is_compiled = message_filter(wanted), True
         except ResponseError as error:
             log.warning("group %s: its filter for %s is not usable: %s", made.group, made.topic, error)
             self._remove(made)
+            self.dirty = True
             return False
         return True
 
@@ -347,6 +379,7 @@ class FilterTable:
         table = self._table[known.topic]
         del table[known.group]
         self._count -= 1
+        self._characters -= len(known.expression)
         if not table:
             del self._table[known.topic]
 

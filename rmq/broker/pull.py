@@ -247,7 +247,7 @@ class Pull:
 
     def _filter(self, header: PullMessageRequestHeader) -> Filter:
         """The filter that the group's heartbeats brought, as new as the puller's."""
-        known = self._filters.get(header.topic, header.consumer_group)
+        known = self._filters.usable(header.topic, header.consumer_group)
         if known is None:
             raise for_code(
                 ResponseCode.FILTER_DATA_NOT_EXIST,
