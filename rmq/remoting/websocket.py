@@ -24,7 +24,7 @@ QUEUE = 16
 SERVER_QUEUE = 1
 SERVER_READ_BYTES = 4 * 1024
 """What a server takes of one peer before others get their turn: up to 680 fragments, 7 ms."""
-EMPTY_FRAMES = 256
+EMPTY_FRAMES = 512
 """How many frames without content a peer may send: pings, empty fragments and messages."""
 EMPTY_FRAMES_PER_SECOND = 10
 """How many of them are forgotten in a second."""

@@ -85,7 +85,7 @@ def _of_headers() -> Iterator[Request]:
             hints = get_type_hints(header, include_extras=True)
             for attribute in attrs.fields(header):
                 name = attribute.name
-                wire = fields._V2_NAMES[name] if code in SEND_V2 else fields.java_name(attribute)
+                wire = fields.short_name(attribute) if code in SEND_V2 else fields.java_name(attribute)
                 kinds[wire] = hints[name]
                 ext[wire] = _plausible(name, hints[name])
         yield Request(code, ext, kinds)

@@ -302,7 +302,7 @@ class Trial:
         value = HEADERS[kind.header](case)
         short = kind.code in SEND_V2_CODES
         names = {
-            attribute.name: fields._V2_NAMES[attribute.name] if short else fields.java_name(attribute)
+            attribute.name: fields.short_name(attribute) if short else fields.java_name(attribute)
             for attribute in attrs.fields(kind.header)
         }
         ext = {
