@@ -6,6 +6,7 @@ import ast
 import pathlib
 import re
 import runpy
+import tomllib
 
 import pytest
 
@@ -58,3 +59,70 @@ def test_the_settings_page_is_what_the_code_says() -> None:
 
     written = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
     assert written == page(), "run docs/reference/make_settings.py"
+
+
+def test_the_map_is_what_the_modules_say() -> None:
+    page = runpy.run_path(str(ROOT / "docs" / "design" / "make_map.py"))["page"]
+
+    written = (ROOT / "docs" / "design" / "map.md").read_text("utf-8")
+    assert written == page(), "run docs/design/make_map.py"
+
+
+TABLES = ("rmq/protocol/headers.py",)
+"""Files that are one table, and may be longer."""
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name not in TABLES])
+def test_no_file_is_longer_than_600_lines(source: str) -> None:
+    assert (ROOT / source).read_text("utf-8").count("\n") <= 600
+
+
+CONTRACT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["tool"]["importlinter"]["contracts"][0]
+LAYERS = tuple(
+    {name.strip(" ()"): " : " in layer for name in re.split(r"[|:]", layer)} for layer in CONTRACT["layers"]
+)
+"""From the top down: the packages of a layer, and whether they may import each other."""
+
+
+def layer_of(module: str) -> tuple[int, str]:
+    """How far down the package of `module` stands, and the package."""
+    for depth, packages in enumerate(LAYERS):
+        for package in packages:
+            if module == package or module.startswith(package + "."):
+                return depth, package
+    raise AssertionError(f"{module} stands in no layer")
+
+
+def imports_of(source: str) -> set[str]:
+    """The modules of ours that a file imports when it runs, wherever in it the imports stand."""
+    tree = ast.parse((ROOT / source).read_text("utf-8"))
+    typing = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    ]
+    skipped = {id(inner) for node in typing for inner in ast.walk(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            found |= {one.name for one in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = source.removesuffix(".py").split("/")[: -node.level] if node.level else []
+            module = ".".join([*package, *filter(None, [node.module])])
+            found |= {f"{module}.{one.name}" for one in node.names} if module == "rmq" else {module}
+    return {name for name in found if name.split(".")[0] == "rmq"}
+
+
+@pytest.mark.parametrize("source", [name for name in SOURCES if name != "rmq/__init__.py"])
+def test_imports_go_down(source: str) -> None:
+    depth, package = layer_of(source.removesuffix(".py").removesuffix("/__init__").replace("/", "."))
+
+    wrong = set()
+    for name in imports_of(source) - {"rmq"}:
+        below, other = layer_of(name)
+        beside = below == depth and LAYERS[depth][package]
+        if other != package and below <= depth and not beside:
+            wrong.add(name)
+    assert not wrong, f"{source} imports what stands beside or above it"

@@ -1,0 +1,92 @@
+"""Writes docs/design/map.md: the reading order, and a line for each module from its docstring.
+
+python docs/design/make_map.py
+"""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGE = pathlib.Path(__file__).with_name("map.md")
+
+READING = (
+    ("rmq/message.py", "what an application sends and gets"),
+    ("rmq/protocol/command.py", "a request or response in memory"),
+    ("rmq/protocol/frames.py", "bytes to commands and back: `Decoder`, `encode`"),
+    ("rmq/protocol/record.py", "the bytes of a stored message, the same in log, pull and Spark"),
+    ("rmq/remoting/endpoint.py", "what a service is to a connection"),
+    ("rmq/remoting/connection.py", "one peer: calls, answers, chunks of requests"),
+    ("rmq/broker/broker.py", "the parts of a broker, and the end of every chunk"),
+    ("rmq/broker/send.py", "what may be stored, and as which record"),
+    ("rmq/broker/acks.py", "answers of sends as bytes"),
+    ("rmq/broker/parking.py", "answers that wait for the disk or for slaves"),
+    ("rmq/broker/waits.py", "what waits, as rows in tables: long polls, parked sends"),
+    ("rmq/broker/pull.py", "what a consumer may read, and held pulls"),
+    ("rmq/broker/transaction.py", "half messages, their end, check-back"),
+    ("rmq/broker/service.py", "the nursery tree: which loops there are"),
+    ("rmq/store/store.py", "log, queues and index as one"),
+    ("rmq/store/commitlog.py", "put and commit"),
+    ("rmq/store/segments.py", "equal files as one address space"),
+    ("rmq/store/consumequeue.py", "the units of a queue"),
+    ("rmq/store/view.py", "what can be read of a store"),
+    ("rmq/store/recovery.py", "where the log ends after a crash"),
+    ("rmq/client/session.py", "what producers and consumers share"),
+    ("rmq/client/producer.py", "the door to sending"),
+    ("rmq/client/sender.py", "which queue, which broker next"),
+    ("rmq/client/outgoing.py", "a message as a request"),
+    ("rmq/client/pull.py", "a pull, and the loop that keeps a window filled"),
+    ("rmq/client/process_queue.py", "the window of one queue, and what may be committed"),
+    ("rmq/client/consumer.py", "iteration and handlers"),
+)
+"""A day's reading: files in this order, and what to look for in each."""
+
+HEAD = """# Map
+
+Written by `make_map.py` from the docstrings of the modules. [message.md](message.md) shows how a message
+walks through them, [README.md](README.md) the layers between them.
+
+## Read these in this order
+
+"""
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Each module of ours, and the first sentence of its docstring. Raises SystemExit where there is none."""
+    for top in ("rmq", "plugins"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            source = path.read_text("utf-8")
+            text = ast.get_docstring(ast.parse(source)) or ""
+            if not text and source.strip():
+                raise SystemExit(f"{path}: has no docstring")
+            if text:
+                line = " ".join(text.split("\n\n")[0].split())
+                yield path.relative_to(ROOT).as_posix(), line.replace("|", "\\|")
+
+
+def length(path: str) -> int:
+    """How many lines a file has, to the nearest fifty: the page is not to change with each of them."""
+    return max(50, round((ROOT / path).read_text("utf-8").count("\n") / 50) * 50)
+
+
+def page() -> str:
+    """The whole page."""
+    lengths = {path: length(path) for path, _ in READING}
+    reading = [f"| `{path}` | {lengths[path]} | {what} |" for path, what in READING]
+    total = f"Some {round(sum(lengths.values()), -3):,} lines in {len(READING)} files.\n"
+    parts = [HEAD + "| file | lines | what to look for |\n|---|---|---|\n" + "\n".join(reading), total]
+    packages: dict[str, list[str]] = {}
+    for path, line in modules():
+        folder, name = path.rsplit("/", 1)
+        packages.setdefault(folder, []).append(f"| `{name.removesuffix('.py')}` | {line} |")
+    for folder, lines in packages.items():
+        parts.append(
+            f"## {folder} ({len(lines)})\n\n| module | what |\n|---|---|\n" + "\n".join(lines) + "\n"
+        )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), "utf-8")
