@@ -45,7 +45,7 @@ READING = (
 
 HEAD = """# Map
 
-Written by `make_map.py` from the docstrings of the modules. [message.md](message.md) shows how a message
+Written by `make_map.py` from the docstrings of the modules. [paths.md](paths.md) draws how a message
 walks through them, [README.md](README.md) the layers between them.
 
 ## Read these in this order

@@ -231,6 +231,8 @@ def groups(columns: Sequence[pa.Array], count: int) -> list[tuple[tuple[Any, ...
     ]
 
 
+_NO_TEXT = r"[\x00-\x02]"  # separators, and what brokers refuse as it looks like a page that was lost
+
 # --- parts ---
 
 
@@ -240,7 +242,7 @@ def _pair(name: str, values: pa.Array) -> pa.Array:
 
 def _plain(values: pa.Array, column: str) -> pa.Array:
     """Texts without separators; empty ones count as none."""
-    _refuse(pc.match_substring_regex(values, "[\x01\x02]"), f"its {column} have a character 0x01 or 0x02")
+    _refuse(pc.match_substring_regex(values, _NO_TEXT), f"its {column} have a character 0x00, 0x01 or 0x02")
     return pc.if_else(pc.equal(values, ""), None, values)
 
 
@@ -250,10 +252,10 @@ def _map_texts(maps: pa.Array) -> pa.Array:
     low, high = int(offsets[0]), int(offsets[-1])
     names, values = maps.keys[low:high], maps.items[low:high]
     bad = pc.or_(
-        pc.match_substring_regex(names, "[\x01\x02]"),
-        pc.fill_null(pc.match_substring_regex(values, "[\x01\x02]"), False),
+        pc.match_substring_regex(names, _NO_TEXT),
+        pc.fill_null(pc.match_substring_regex(values, _NO_TEXT), False),
     )
-    _refuse(bad, "a property has a character 0x01 or 0x02", unit="property")
+    _refuse(bad, "a property has a character 0x00, 0x01 or 0x02", unit="property")
     own = pc.is_in(names, value_set=pa.array(sorted({*RESERVED_PROPERTIES, KEY_PROPERTY})))
     if pc.any(own).as_py():
         found = ", ".join(sorted(set(names.filter(own).to_pylist()))[:5])
