@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmq.client.dead_letters import Letters as Letters
     from rmq.client.dead_letters import Redriven as Redriven
     from rmq.client.delivery import Delivery as Delivery
-    from rmq.client.handlers import Retry as Retry
+    from rmq.client.delivery import Retry as Retry
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
@@ -68,13 +68,12 @@ _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.config": "ClientConfig",
     "rmq.client.consumer": "Consumer",
-    "rmq.client.delivery": "Delivery",
+    "rmq.client.delivery": "Delivery Retry",
     "rmq.client.dead_letters": "DeadLetter Letters Redriven",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
     "rmq.client.pull_consumer": "PullConsumer PullResult",
-    "rmq.client.handlers": "Retry",
     "rmq.client.subscription": "Sql sql",
     "rmq.client.trace": "MessageTrace",
     "rmq.client.transactional": (

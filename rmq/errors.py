@@ -93,6 +93,10 @@ class RequestTimeout(RmqError, TimeoutError):
         self.broker = address
 
 
+NETWORK_ERRORS = (ConnectFailed, ConnectionLost, RequestTimeout)
+"""What says nothing about the request itself: another server may answer it."""
+
+
 class ReplyTimeout(RequestTimeout):
     """The question was stored, but nobody replied to it within `seconds`."""
 

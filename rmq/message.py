@@ -145,6 +145,39 @@ def dlq_topic(group: str) -> str:
     return DLQ_PREFIX + group
 
 
+# --- namespaces: names as the cluster knows them, ``namespace%name`` ---
+
+NAMESPACE_SEPARATOR = "%"
+
+
+def with_namespace(namespace: str, name: str) -> str:
+    """`name` inside `namespace`; names that are in it already, and the system's, stay as they are."""
+    if not namespace or not name or _is_system(name):
+        return name
+    prefix, rest = _split(name)
+    head = namespace + NAMESPACE_SEPARATOR
+    return name if rest.startswith(head) else prefix + head + rest
+
+
+def without_namespace(namespace: str, name: str) -> str:
+    """`name` without `namespace`, if it is in it."""
+    if not namespace:
+        return name
+    prefix, rest = _split(name)
+    return prefix + rest.removeprefix(namespace + NAMESPACE_SEPARATOR)
+
+
+def _split(name: str) -> tuple[str, str]:
+    for prefix in (RETRY_PREFIX, DLQ_PREFIX):
+        if name.startswith(prefix):
+            return prefix, name[len(prefix) :]
+    return "", name
+
+
+def _is_system(name: str) -> bool:
+    return name in SYSTEM_TOPICS or name.startswith((SYSTEM_TOPIC_PREFIX, SYSTEM_GROUP_PREFIX))
+
+
 # --- messages ---
 
 

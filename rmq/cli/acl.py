@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from rmq_acl.accounts import Account
     from rmq_acl.edits import Edit
 
-    from rmq.client.admin import Admin
-    from rmq.client.admin.values import AclAccount, AclConfig
+    from rmq.client.admin import AclAccount, AclConfig, Admin
 
 T = TypeVar("T")
 
@@ -267,7 +266,7 @@ def explain(accounts: Accounts, who: str, resource: str, action: str, is_group: 
 
 def joined(configs: Mapping[str, AclConfig]) -> AclConfig:
     """All accounts of some servers, each as the first one has it."""
-    from rmq.client.admin.values import AclConfig
+    from rmq.client.admin import AclConfig
 
     accounts = {one.access_key: one for config in reversed(list(configs.values())) for one in config.accounts}
     order = [one.access_key for config in configs.values() for one in config.accounts]
@@ -317,7 +316,7 @@ def _config_of(file: pathlib.Path) -> AclConfig:
     from rmq_acl.commands import shown
     from rmq_acl.files import AclFiles
 
-    from rmq.client.admin.values import AclAccount, AclConfig
+    from rmq.client.admin import AclAccount, AclConfig
 
     files = AclFiles(file.absolute())
     try:
@@ -346,7 +345,7 @@ def _wanted(name: str, given: dict[str, Any]) -> AclAccount:
     """The account as the options describe it. Raises click's usage error for what no broker would take."""
     from rmq_acl import addresses, permissions, plainfile
 
-    from rmq.client.admin.values import AclAccount
+    from rmq.client.admin import AclAccount
 
     account = AclAccount(
         name,

@@ -19,8 +19,7 @@ from rmq.clock import wall_clock_ms
 if TYPE_CHECKING:
     import re
 
-    from rmq.client.admin import Admin, MessageTrack
-    from rmq.client.admin.values import Lookup, Trace
+    from rmq.client.admin import Admin, Lookup, MessageTrack, Trace
     from rmq.message import StoredMessage
     from rmq.protocol.bodies import ConsumeMessageDirectlyResult
 

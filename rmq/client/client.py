@@ -18,18 +18,17 @@ from rmq.client.client_endpoint import Answers
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer
 from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
-from rmq.client.name_servers import parse_name_servers
-from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer, Observers
 from rmq.client.producer import Producer
 from rmq.client.pull_consumer import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
+from rmq.client.servers import parse_name_servers
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, OnError, Sql
 from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
 from rmq.clock import wall_clock_ms
 from rmq.errors import LocalProtocolError
-from rmq.message import UniqueIds
+from rmq.message import UniqueIds, with_namespace
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
@@ -293,7 +292,7 @@ class Client:
         await resume(self._entered(), half)
 
     def _full(self, name: str) -> str:
-        return wrapped(self.config.namespace, name)
+        return with_namespace(self.config.namespace, name)
 
     def _entered(self) -> Session:
         if self._session is None:

@@ -13,13 +13,12 @@ import anyio.lowlevel
 
 from rmq.client.delivery import Delivery, InFlight
 from rmq.client.group_member import GroupMember
-from rmq.client.handlers import as_async
 from rmq.client.message_view import PulledMessage
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue, StoredMessage, validate_group
-from rmq.remoting.loop import TaskScope, bare_errors
+from rmq.remoting.loop import TaskScope, as_async, bare_errors
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ from typing import Final
 import anyio
 from attrs import define, field, frozen
 
-from rmq.client.namespace import unwrapped, wrapped
 from rmq.client.outgoing import pack
 from rmq.client.pull_consumer import read_topic
 from rmq.client.sender import Sender
@@ -36,6 +35,8 @@ from rmq.message import (
     StoredMessage,
     dlq_topic,
     validate_group,
+    with_namespace,
+    without_namespace,
 )
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.headers import QueryMessageRequestHeader
@@ -87,7 +88,7 @@ def read_letter(message: StoredMessage, namespace: str = "") -> DeadLetter:
     times = words.get(DLQ_RECONSUME_TIMES, "")
     return DeadLetter(
         message,
-        unwrapped(namespace, topic),
+        without_namespace(namespace, topic),
         words.get(DLQ_ORIGIN_MESSAGE_ID) or message.message_id,
         int(times) if times.isdecimal() else message.reconsume_times,
         words.get(DLQ_REASON, ""),
@@ -256,13 +257,13 @@ class Redrive:
             raise
 
     def _read(self, chosen: Letters) -> AsyncGenerator[StoredMessage]:
-        topic = dlq_topic(wrapped(self.session.config.namespace, self.group))
+        topic = dlq_topic(with_namespace(self.session.config.namespace, self.group))
         return read_topic(self.session, topic, chosen.since_ms)
 
     async def _is_sent(self, letter: DeadLetter, topic: str) -> bool:
         """Ask all brokers of the topic whether they have it."""
         session = self.session
-        full = wrapped(session.config.namespace, topic)
+        full = with_namespace(session.config.namespace, topic)
         if not full:
             return False
         rotation = await session.rotation(full, session.brokers.timeout, create=True)

@@ -8,26 +8,23 @@ counts as failed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final
 
 import anyio
-from attrs import define, field
+from attrs import define, field, frozen
 
-from rmq.client.consume_metrics import ConsumeMetrics
 from rmq.client.dispatch import Dispatch
-from rmq.client.handlers import Retry, told_reason, wanted_delay
 from rmq.client.message_view import PulledMessage
-from rmq.client.name_servers import UNREACHABLE
-from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer
 from rmq.client.outgoing import Outgoing, checked_properties
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import LocalProtocolError, ResponseError, RmqError
+from rmq.errors import NETWORK_ERRORS, LocalProtocolError, ResponseError, RmqError
 from rmq.message import (
     PROPERTY_MAX_RECONSUME_TIMES,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -37,11 +34,107 @@ from rmq.message import (
     MessageQueue,
     StoredMessage,
     retry_topic,
+    with_namespace,
 )
-from rmq.protocol.properties import DLQ_REASON
+from rmq.protocol.bodies import ConsumeStatus
+from rmq.protocol.properties import DLQ_REASON, reason_of
 from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
+
+# Metrics: how fast a consumer gets on, for an administrator. Counted once a pull, not once a message.
+
+SAMPLES = 3
+"""One is taken with each heartbeat, so that rates are those of the last one to one and a half minutes."""
+
+
+@frozen
+class Count:
+    """Of one topic, since the start: messages pulled, done with, and failed."""
+
+    pulled: int = 0
+    finished: int = 0
+    failed: int = 0
+
+
+@define
+class ConsumeMetrics:
+    """Counts of each topic, and samples of them, of which rates are made. `now` is in seconds."""
+
+    pulled: dict[str, int] = field(factory=dict)
+    failed: dict[str, int] = field(factory=dict)
+    _samples: deque[tuple[float, dict[str, Count]]] = field(factory=lambda: deque(maxlen=SAMPLES))
+
+    def pull(self, topic: str, count: int) -> None:
+        """A pull has brought messages."""
+        self.pulled[topic] = self.pulled.get(topic, 0) + count
+
+    def failure(self, topic: str) -> None:
+        """The handler of a message has failed."""
+        self.failed[topic] = self.failed.get(topic, 0) + 1
+
+    def sample(self, now: float, pending: Mapping[str, int]) -> None:
+        """Remember this moment. `pending`: topic -> messages pulled and not done with."""
+        self._samples.append((now, self._counts(self.pulled, pending)))
+
+    def of(self, topics: Iterable[str], now: float, pending: Mapping[str, int]) -> dict[str, ConsumeStatus]:
+        """Messages a second of each topic since the oldest sample; failures since the start."""
+        since, before = self._samples[0] if self._samples else (now, {})
+        counts = self._counts(topics, pending)
+        return {
+            topic: _status(before.get(topic, Count()), count, now - since) for topic, count in counts.items()
+        }
+
+    def _counts(self, topics: Iterable[str], pending: Mapping[str, int]) -> dict[str, Count]:
+        table = {}
+        for topic in topics:
+            pulled = self.pulled.get(topic, 0)
+            table[topic] = Count(pulled, pulled - pending.get(topic, 0), self.failed.get(topic, 0))
+        return table
+
+
+def _status(before: Count, now: Count, seconds: float) -> ConsumeStatus:
+    def rate(count: int) -> float:
+        return max(0, count) / seconds if seconds > 0 else 0.0
+
+    failed = now.failed - before.failed
+    return ConsumeStatus(
+        pull_tps=rate(now.pulled - before.pulled),
+        consume_ok_tps=rate(now.finished - before.finished - failed),
+        consume_failed_tps=rate(failed),
+        consume_failed_msgs=now.failed,
+    )
+
+
+# Retry: how a handler says that a message is to be delivered again, and when.
+
+
+class Retry(Exception):
+    """Raised by a handler, or in a delivery's block: this message is not consumed, deliver it again.
+
+    `delay_level` is one of messageDelayLevel's; 0 is the group's next delay, -1 gives the message to the dead
+    letters at once. To an ordered consumer all levels but -1 mean the same: what fails holds up its queue.
+    `reason` is logged, and the dead letter tells it. No error: also with `on_error="raise"` it does not come
+    out.
+    """
+
+    def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.delay_level = delay_level
+
+
+def wanted_delay(error: Exception | None, delay_level: int) -> int:
+    """The delay level of a message that ended with `error`."""
+    return error.delay_level if isinstance(error, Retry) else delay_level
+
+
+def told_reason(error: Exception | None) -> str:
+    """What the broker is told of `error`."""
+    return error.reason if isinstance(error, Retry) else reason_of(error)
+
+
+# What is in flight, and what becomes of it.
 
 LOOKS: Final = 15
 """How often a message is looked at before it has taken too long."""
@@ -176,7 +269,7 @@ class Deliveries:
         limit = self._max_reconsume_times
         try:
             await self._session.brokers.send_back(message, self.group, level, limit, reason)
-        except (*UNREACHABLE, ResponseError) as refusal:
+        except (*NETWORK_ERRORS, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
             self._dispatch.put_off(message)
@@ -201,7 +294,7 @@ class Deliveries:
         reason, limit = f"not consumed within {seconds:g} s", self._max_reconsume_times
         try:
             await self._session.brokers.send_back(message, self.group, TIMEOUT_DELAY_LEVEL, limit, reason)
-        except (*UNREACHABLE, ResponseError) as error:
+        except (*NETWORK_ERRORS, ResponseError) as error:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, error)
         else:
             window.finish(message.queue_offset)
@@ -244,7 +337,7 @@ class Deliveries:
         properties = dict(message.properties)
         properties.pop(PROPERTY_TRANSACTION_PREPARED, None)
         properties.setdefault(PROPERTY_ORIGIN_MESSAGE_ID, message.message_id)
-        properties[PROPERTY_RETRY_TOPIC] = wrapped(self._session.config.namespace, message.topic)
+        properties[PROPERTY_RETRY_TOPIC] = with_namespace(self._session.config.namespace, message.topic)
         properties[PROPERTY_RECONSUME_TIME] = properties[PROPERTY_MAX_RECONSUME_TIMES] = times
         properties |= {DLQ_REASON: reason} if reason else {}
         return Outgoing(

@@ -18,12 +18,10 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from rmq.client.assignments import Assignments
-from rmq.client.consume_metrics import ConsumeMetrics
-from rmq.client.delivery import Deliveries
+from rmq.client.assignments import Assignments, QueueLocks
+from rmq.client.delivery import ConsumeMetrics, Deliveries
 from rmq.client.dispatch import Dispatch, MessageDispatch, QueueDispatch
 from rmq.client.message_view import PulledMessage
-from rmq.client.queue_locks import QueueLocks
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.errors import ConfigError, NoRoute

@@ -4,24 +4,33 @@ Pure.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
+from typing import Final
 
 from attrs import define, evolve, frozen
 
 from rmq.client.config import ClientConfig
-from rmq.client.namespace import wrapped
 from rmq.errors import MessageIllegal, RemoteProtocolError
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     NOT_SENDABLE_TOPICS,
+    PROPERTY_CLUSTER,
+    PROPERTY_CORRELATION_ID,
     PROPERTY_INSTANCE_ID,
+    PROPERTY_MESSAGE_TYPE,
+    PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TTL,
     PROPERTY_UNIQUE_KEY,
+    REPLY_TOPIC_POSTFIX,
     RESERVED_PROPERTIES,
     RETRY_PREFIX,
     Message,
     MessageQueue,
+    StoredMessage,
     validate_topic,
+    with_namespace,
     with_properties,
 )
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
@@ -97,7 +106,7 @@ def pack(
     topic = message.topic
     check_topic(topic)
     if config.namespace:
-        topic = wrapped(config.namespace, topic)
+        topic = with_namespace(config.namespace, topic)
         extra = {**(extra or {}), PROPERTY_INSTANCE_ID: config.namespace}
     body = message.body
     _check_body(body, config.max_message_size)
@@ -144,7 +153,7 @@ def pack_batch(
         parts[-1][0].append(piece)
         parts[-1][1].append(unique_id)
     wait = encode_properties({"WAIT": "true" if first.wait_store else "false"})
-    topic = wrapped(config.namespace, first.topic)
+    topic = with_namespace(config.namespace, first.topic)
     return [
         Outgoing(topic, b"".join(pieces), 0, first.flag, wait, ",".join(ids), batch=True, code=BATCH)
         for pieces, ids in parts
@@ -303,3 +312,48 @@ def each(result: SendResult) -> Iterator[SendResult]:
                 message_id=unique_id,
                 offset_message_id=places[min(at, len(places) - 1)],
             )
+
+
+# Request and reply: a producer sends a request message, a consumer of it replies, and the reply comes back to
+# the producer. The request carries an id (CORRELATION_ID), the producer's client id (REPLY_TO_CLIENT) and how
+# long it waits (TTL). The reply is sent to the broker that the request came through; the broker pushes it
+# over the connection that the producer's heartbeat made known.
+
+REPLY: Final = "reply"
+"""The type of a message that is a reply."""
+
+
+def request_properties(client_id: str, timeout: float) -> dict[str, str]:
+    """The properties that make a message a request."""
+    return {
+        PROPERTY_CORRELATION_ID: str(uuid.uuid4()),
+        PROPERTY_REPLY_TO_CLIENT: client_id,
+        PROPERTY_TTL: str(max(int(timeout * 1000), 1)),
+    }
+
+
+def reply_to(
+    asked: StoredMessage, body: bytes, unique_id: str, config: ClientConfig
+) -> tuple[Outgoing, MessageQueue]:
+    """The reply to `asked`, and where to send it. Raises MessageIllegal when it is no request."""
+    words = asked.properties
+    cluster, to = words.get(PROPERTY_CLUSTER), words.get(PROPERTY_REPLY_TO_CLIENT)
+    if not cluster or not to or PROPERTY_CORRELATION_ID not in words:
+        raise MessageIllegal(
+            remark=f"message {asked.message_id} is no request: only what `request` sent can be replied to"
+        )
+    extra = {
+        PROPERTY_MESSAGE_TYPE: REPLY,
+        PROPERTY_CORRELATION_ID: words[PROPERTY_CORRELATION_ID],
+        PROPERTY_REPLY_TO_CLIENT: to,
+        PROPERTY_TTL: words.get(PROPERTY_TTL, "0"),
+    }
+    queue = MessageQueue(f"{cluster}_{REPLY_TOPIC_POSTFIX}", asked.broker_name, 0)
+    outgoing = pack(
+        Message(queue.topic, body),
+        unique_id,
+        config,
+        extra=extra,
+        code=RequestCode.SEND_REPLY_MESSAGE_V2,
+    )
+    return outgoing, queue

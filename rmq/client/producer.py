@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 
-from rmq.client.namespace import wrapped
 from rmq.client.observer import Observer
 from rmq.client.outgoing import (
     Outgoing,
@@ -19,8 +18,9 @@ from rmq.client.outgoing import (
     joined,
     pack,
     pack_batch,
+    reply_to,
+    request_properties,
 )
-from rmq.client.request_reply import reply_to, request_properties
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.errors import (
@@ -31,7 +31,14 @@ from rmq.errors import (
     RmqError,
     for_code,
 )
-from rmq.message import PROPERTY_CORRELATION_ID, Message, MessageQueue, StoredMessage, validate_group
+from rmq.message import (
+    PROPERTY_CORRELATION_ID,
+    Message,
+    MessageQueue,
+    StoredMessage,
+    validate_group,
+    with_namespace,
+)
 from rmq.protocol.codes import RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader, RecallMessageResponseHeader
@@ -212,7 +219,7 @@ class Producer:
 
         Raises NoRoute. Cancelled: nothing has happened."""
         self._check_open()
-        full = wrapped(self._session.config.namespace, topic)
+        full = with_namespace(self._session.config.namespace, topic)
         return (await self._sender.rotation(full, self._sender.timeout)).route.publish_queues
 
     async def send_oneway(
@@ -274,7 +281,7 @@ class Producer:
         takers[key] = take
         try:
             with anyio.move_on_after(timeout):
-                await self._be_known(wrapped(session.config.namespace, message.topic), timeout)
+                await self._be_known(with_namespace(session.config.namespace, message.topic), timeout)
                 unique_id = (await self._observed(message, queue, sharding_key, extra, 0)).message_id
                 await replied.wait()
         finally:
@@ -291,7 +298,7 @@ class Producer:
         session = self._session
         outgoing, queue = reply_to(message, body, session.unique_ids.next(), session.config)
         if session.routes.master(queue.broker_name) is None:
-            full = wrapped(session.config.namespace, message.topic)
+            full = with_namespace(session.config.namespace, message.topic)
             await self._sender.rotation(full, session.brokers.timeout)
         return await self.send_packed(outgoing, queue=queue)
 

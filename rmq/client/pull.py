@@ -11,21 +11,18 @@ from attrs import define, frozen
 
 from rmq.client.config import ClientConfig
 from rmq.client.message_view import PulledMessage, limited, read_messages, to_original_topic
-from rmq.client.name_servers import UNREACHABLE
-from rmq.client.namespace import unwrapped
 from rmq.client.process_queue import ProcessQueue
+from rmq.client.servers import FAILURES
 from rmq.client.session import Session
 from rmq.client.subscription import ALL, subscription
 from rmq.errors import (
     CorruptRecord,
-    NoRoute,
     RemoteProtocolError,
-    ResponseError,
     SubscriptionNotExist,
     SubscriptionNotLatest,
     for_code,
 )
-from rmq.message import RETRY_PREFIX, MessageQueue
+from rmq.message import RETRY_PREFIX, MessageQueue, without_namespace
 from rmq.protocol.bodies import SubscriptionData
 from rmq.protocol.codes import (
     MASTER_ID,
@@ -176,7 +173,7 @@ class PullTemplate:
                 to_original_topic(message)
         if self._namespace:
             for message in messages:
-                message.topic = unwrapped(self._namespace, message.topic)
+                message.topic = without_namespace(self._namespace, message.topic)
         return messages
 
 
@@ -222,7 +219,7 @@ class Puller:
                 try:
                     await self._pull()
                     self._failures = 0
-                except (*UNREACHABLE, NoRoute, ResponseError, RemoteProtocolError, CorruptRecord) as error:
+                except (*FAILURES, CorruptRecord) as error:
                     await self._failed(error)
 
     async def _room(self) -> None:

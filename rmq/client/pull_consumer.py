@@ -13,13 +13,12 @@ from attrs import define
 from rmq.client.dispatch import QueueDispatch
 from rmq.client.group_member import GroupMember
 from rmq.client.message_view import PulledMessage
-from rmq.client.namespace import wrapped
 from rmq.client.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullTemplate, RawPull, first_since
 from rmq.client.rebalance import Strategy, averagely
 from rmq.client.session import Session
 from rmq.client.subscription import ALL, ConsumerOptions, Sql, subscription
 from rmq.errors import LocalProtocolError, NoPermission, NoRoute
-from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic
+from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.loop import TaskScope
@@ -155,7 +154,9 @@ class PullConsumer:
         the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
         LocalProtocolError when it has queues already, ResponseError when a broker does not let the group in.
         Cancelled: it has left again and has no queues."""
-        full = {wrapped(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()}
+        full = {
+            with_namespace(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()
+        }
         await self._begin_polling(full, self._options(consume_from, auto_commit, strategy))
 
     async def assign(
@@ -226,7 +227,7 @@ class PullConsumer:
         """The queues of a topic that can be read. Cancelled: nothing has happened."""
         self._check_open()
         session = self._session
-        full = wrapped(session.config.namespace, validate_topic(topic))
+        full = with_namespace(session.config.namespace, validate_topic(topic))
         rotation = await session.rotation(full, session.brokers.timeout)
         return list(rotation.route.subscribe_queues)
 

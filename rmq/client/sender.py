@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import attrs
 
-from rmq.client.name_servers import UNREACHABLE, no_route
-from rmq.client.namespace import unwrapped
 from rmq.client.outgoing import STATUSES, Outgoing, SendResult, SendTemplate, read_result
 from rmq.client.routes import Rotation, select_by_key
+from rmq.client.servers import no_route
 from rmq.errors import (
+    NETWORK_ERRORS,
     ConnectFailed,
     NoRoute,
     ResponseError,
@@ -28,7 +28,7 @@ from rmq.errors import (
     SystemBusy,
     for_code,
 )
-from rmq.message import MessageQueue
+from rmq.message import MessageQueue, without_namespace
 
 if TYPE_CHECKING:
     from rmq.client.session import Session
@@ -134,7 +134,7 @@ class Sender:
         command = self._template.request(outgoing, queue, session.now_ms())
         try:
             response = await session.pool.call(address, command, deadline - began)
-        except UNREACHABLE:
+        except NETWORK_ERRORS:
             session.health.failed(broker_name, session.now())
             session.refresh_soon(outgoing.topic)
             raise
@@ -145,7 +145,7 @@ class Sender:
             if session.config.namespace:
                 result.message_queue = attrs.evolve(
                     queue,
-                    topic=unwrapped(session.config.namespace, queue.topic),
+                    topic=without_namespace(session.config.namespace, queue.topic),
                     queue_id=result.message_queue.queue_id,
                 )
             return result

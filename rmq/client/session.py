@@ -16,14 +16,13 @@ import anyio
 import anyio.abc
 from attrs import define, evolve, field
 
-from rmq.client.brokers import Brokers
 from rmq.client.config import ClientConfig
-from rmq.client.name_servers import UNREACHABLE, NameServers, no_route
 from rmq.client.observer import Observers
-from rmq.client.request_reply import PendingRequests
 from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
+from rmq.client.servers import Brokers, NameServers, no_route
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
+    NETWORK_ERRORS,
     NoRoute,
     RemoteProtocolError,
     ResponseError,
@@ -31,9 +30,20 @@ from rmq.errors import (
     ServiceNotAvailable,
     SystemBusy,
 )
-from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, UniqueIds
+from rmq.message import (
+    AUTO_CREATE_TOPIC,
+    PROPERTY_CORRELATION_ID,
+    PROPERTY_REPLY_ARRIVE_TIME,
+    MessageQueue,
+    StoredMessage,
+    UniqueIds,
+)
 from rmq.protocol.bodies import ConsumerData, ConsumerRunningInfo, HeartbeatData, ProducerData
+from rmq.protocol.codes import SYS_COMPRESSED
 from rmq.protocol.command import Command
+from rmq.protocol.headers import ReplyMessageRequestHeader
+from rmq.protocol.properties import decode_properties
+from rmq.protocol.record import decompress
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.loop import Alarm, current_loop
@@ -67,6 +77,43 @@ class Member(Protocol):
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
         """Consume one message that an administrator sends, and answer; None: the answer comes later."""
+
+
+@define
+class PendingRequests:
+    """The requests of a client that wait for a reply: by the correlation id, who takes it."""
+
+    takers: dict[str, Callable[[StoredMessage], None]] = field(factory=dict)
+
+    def on_reply(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
+        """A broker pushes a reply. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
+        header = request.read(ReplyMessageRequestHeader)
+        properties = decode_properties(header.properties)
+        properties[PROPERTY_REPLY_ARRIVE_TIME] = str(now_ms)
+        take = self.takers.get(properties.get(PROPERTY_CORRELATION_ID, ""))
+        if take is None:
+            log.warning("%s: a reply came that nobody waits for any more", broker)
+            return
+        body = request.body
+        if header.sys_flag & SYS_COMPRESSED:
+            body = decompress(body, header.sys_flag, body_max)
+        message = StoredMessage(
+            header.topic,
+            header.queue_id,
+            0,
+            0,
+            len(request.body),
+            body,
+            properties,
+            flag=header.flag,
+            sys_flag=header.sys_flag & ~SYS_COMPRESSED,
+            born_timestamp=header.born_timestamp,
+            born_host=header.born_host.lstrip("/"),
+            store_timestamp=header.store_timestamp,
+            store_host=header.store_host.lstrip("/"),
+            reconsume_times=header.reconsume_times or 0,
+        )
+        take(message)
 
 
 @define(eq=False)
@@ -268,7 +315,7 @@ class Session:
         """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
         try:
             self._say(address, data, await self.brokers.heartbeat(address, data))
-        except UNREACHABLE as error:
+        except NETWORK_ERRORS as error:
             log.warning("heartbeat: %s", error)
         except ResponseError as error:
             parts = _apart(data)
@@ -304,7 +351,7 @@ class Session:
     async def _leave(self, address: str, producer: str | None, consumer: str | None) -> None:
         try:
             await self.brokers.unregister(address, self.client_id, producer=producer, consumer=consumer)
-        except (*UNREACHABLE, ResponseError) as error:
+        except (*NETWORK_ERRORS, ResponseError) as error:
             log.info("unregister: %s", error)
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from attrs import evolve, frozen
 
-from rmq.client.namespace import unwrapped
 from rmq.client.observer import Observer
 from rmq.client.outgoing import SendResult, pack
 from rmq.client.sender import Sender
@@ -27,6 +26,7 @@ from rmq.message import (
     TRACE_TOPIC,
     Message,
     StoredMessage,
+    without_namespace,
 )
 from rmq.protocol.trace import TraceBean, TraceContext, TraceMessageType, TraceType, encode, index_keys
 
@@ -206,4 +206,6 @@ class MessageTrace(Observer):
         return message.topic != self.topic and message.properties.get(PROPERTY_TRACE_SWITCH) != "false"
 
     def _short(self, group: str) -> str:
-        return unwrapped(self._session.config.namespace, group) if self._session is not None else group
+        return (
+            without_namespace(self._session.config.namespace, group) if self._session is not None else group
+        )

@@ -15,8 +15,6 @@ from typing import Final
 import anyio
 from attrs import frozen
 
-from rmq.client.handlers import as_async
-from rmq.client.namespace import unwrapped
 from rmq.client.outgoing import SendResult
 from rmq.client.producer import Producer
 from rmq.client.pull_consumer import read_topic
@@ -40,6 +38,7 @@ from rmq.message import (
     MessageQueue,
     StoredMessage,
     parse_offset_message_id,
+    without_namespace,
 )
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
 from rmq.protocol.command import Command
@@ -48,7 +47,7 @@ from rmq.protocol.headers import (
     EndTransactionRequestHeader,
     ResumeCheckHalfMessageRequestHeader,
 )
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskScope, as_async
 
 log = logging.getLogger(__name__)
 
@@ -274,8 +273,8 @@ def read_discarded(message: StoredMessage, namespace: str = "") -> DiscardedHalf
     checks = words.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
     return DiscardedHalf(
         message,
-        unwrapped(namespace, words.get(PROPERTY_PRODUCER_GROUP, "")),
-        unwrapped(namespace, words.get(PROPERTY_REAL_TOPIC, "")),
+        without_namespace(namespace, words.get(PROPERTY_PRODUCER_GROUP, "")),
+        without_namespace(namespace, words.get(PROPERTY_REAL_TOPIC, "")),
         int(checks) if checks.isdecimal() else 0,
     )
 

@@ -7,6 +7,7 @@ once which loop runs them and keep the functions.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 import socket
@@ -18,6 +19,7 @@ from typing import Any, Final, Protocol, TypeVar
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import anyio.to_thread
 import attrs
 import outcome
 import trio
@@ -225,6 +227,24 @@ async def in_slices(work: Generator[None, None, T]) -> T:
             result: T = done.value
             return result
         await anyio.lowlevel.checkpoint()
+
+
+def as_async(handler: Callable[[Any], Any], threads: int) -> Callable[[Any], Awaitable[Any]]:
+    """The handler itself, or one that runs it in a worker thread, at most `threads` at a time."""
+    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        getattr(handler, "__call__", None)  # noqa: B004 - an object whose call is async
+    ):
+        return handler
+    limiter = anyio.CapacityLimiter(max(threads, 1))
+
+    def in_thread(argument: Any) -> list[Any]:
+        return [handler(argument)]  # in a list, because trio refuses functions that return coroutines
+
+    async def call(argument: Any) -> Any:
+        (result,) = await anyio.to_thread.run_sync(in_thread, argument, limiter=limiter)
+        return await result if inspect.isawaitable(result) else result
+
+    return call
 
 
 class TaskScope:

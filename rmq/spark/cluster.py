@@ -15,9 +15,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
-from rmq.client.name_servers import UNREACHABLE
 from rmq.client.pull_consumer import PullConsumer
-from rmq.errors import NoRoute
+from rmq.errors import NETWORK_ERRORS, NoRoute
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
 from rmq.remoting.loop import bare_errors
 from rmq.spark.offsets import Offsets
@@ -169,7 +168,7 @@ class Cluster:
         self, function: Callable[..., Awaitable[T]], *arguments: Any, waits_for: Any = ()
     ) -> T:
         deadline = anyio.current_time() + self._patience
-        expected = UNREACHABLE if waits_for == () else (*UNREACHABLE, waits_for)
+        expected = NETWORK_ERRORS if waits_for == () else (*NETWORK_ERRORS, waits_for)
         while True:
             try:
                 return await function(*arguments)

@@ -20,10 +20,9 @@ import pyarrow.compute as pc
 from anyio.abc import TaskGroup
 from attrs import define, field
 
-from rmq.client.name_servers import UNREACHABLE
 from rmq.client.pull import RawPull
 from rmq.client.pull_consumer import PullConsumer
-from rmq.errors import CorruptRecord, ServiceNotAvailable, SystemBusy
+from rmq.errors import NETWORK_ERRORS, CorruptRecord, ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import bare_errors
@@ -36,7 +35,7 @@ from rmq.spark.store_scan import each_fitting
 from rmq.spark.worker import settle
 
 REMOVING = "MESSAGE_WAS_REMOVING"
-PASSING = (*UNREACHABLE, SystemBusy, ServiceNotAvailable)
+PASSING = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable)
 """What may be over soon."""
 PAUSE_SECONDS = 0.05
 FILTERED_SLICE = 8

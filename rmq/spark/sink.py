@@ -20,11 +20,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rmq.client.name_servers import UNREACHABLE
 from rmq.client.outgoing import BATCH, Outgoing
 from rmq.client.producer import Producer
 from rmq.client.routes import select_by_key
-from rmq.errors import ConfigError, SendFailed, ServiceNotAvailable, SystemBusy
+from rmq.errors import NETWORK_ERRORS, ConfigError, SendFailed, ServiceNotAvailable, SystemBusy
 from rmq.message import MessageQueue, validate_topic
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.encoding import (
@@ -248,7 +247,7 @@ class Sender:
         while result is None:
             try:
                 result = await self._producer.send_packed(outgoing, queue=queue)
-            except (*UNREACHABLE, SystemBusy, ServiceNotAvailable):
+            except (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable):
                 if not left:
                     raise
                 left -= 1

@@ -9,7 +9,7 @@ import click
 
 from rmq.cli.admin.command import Commands, Where, java_text, row, seconds_stamp, where_options
 from rmq.cli.output import echo
-from rmq.client.admin.values import AclAccount
+from rmq.client.admin import AclAccount
 
 if TYPE_CHECKING:
     from rmq.client.client import Client

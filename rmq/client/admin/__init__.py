@@ -5,26 +5,17 @@
         for row in await client.admin.consumer_progress("billing"):
             print(row.message_queue, row.lag)
 
-The modules `topics`, `groups`, `offsets`, `messages`, `cluster`, `reports` and `acl` hold the methods. A
-`broker` is named by its name or by an address, a `cluster` by its name; where both may be left out, all
-masters are meant. What changes several servers does so one after the other: when one fails, its error has a
-note on those that have changed already. Works with our servers and with Java's.
+The modules `cluster`, `topics`, `groups`, `messages`, `reports` and `acl` hold the methods, and the values
+that they return where RocketMQ has no shape of its own (times in them are ms since 1970). A `broker` is named
+by its name or by an address, a `cluster` by its name; where both may be left out, all masters are meant. What
+changes several servers does so one after the other: when one fails, its error has a note on those that have
+changed already. Works with our servers and with Java's.
 """
 
-from rmq.client.admin.acl import Acl
-from rmq.client.admin.reports import Reports
-from rmq.client.admin.values import (
-    AclAccount,
-    AclConfig,
-    AclVersion,
-    GroupProgress,
-    Lookup,
-    MessageTrack,
-    OffsetReset,
-    QueueProgress,
-    TopicRates,
-    Trace,
-)
+from rmq.client.admin.acl import Acl, AclAccount, AclConfig, AclVersion
+from rmq.client.admin.groups import GroupProgress, OffsetReset, QueueProgress
+from rmq.client.admin.messages import Lookup, MessageTrack, Trace
+from rmq.client.admin.reports import Reports, TopicRates
 
 __all__ = [
     "AclAccount",
@@ -42,4 +33,4 @@ __all__ = [
 
 
 class Admin(Reports, Acl):
-    """See the module. Errors are those of `rmq.client.admin.calls`."""
+    """See the module. Errors are those of `rmq.client.admin.cluster`."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Final
 
-from rmq.client.admin.calls import Calls, each
-from rmq.client.admin.values import AclAccount, AclConfig, AclVersion
-from rmq.client.name_servers import UNREACHABLE
-from rmq.errors import NoPermission, RemoteProtocolError, ResponseError
+from attrs import field, frozen
+
+from rmq.client.admin.cluster import Cluster, each
+from rmq.errors import NETWORK_ERRORS, NoPermission, RemoteProtocolError, ResponseError
 from rmq.protocol import json
 from rmq.protocol.bodies import DataVersion
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -24,7 +24,44 @@ NAMESRV_PATIENCE_SECONDS: Final = 1.0
 """Java's name servers do not answer at all to requests about accounts."""
 
 
-class Acl(Calls):
+@frozen
+class AclVersion:
+    """The version of a broker's access control file: a counter and when it changed last."""
+
+    cluster: str
+    broker_name: str
+    broker_address: str
+    counter: int
+    timestamp: int
+    file: str = ""
+
+
+@frozen
+class AclAccount:
+    """An account of access control. Permissions are ``topic=PUB|SUB`` and the like. `secret_key` is write
+    only: what a server tells of it is not kept. `proof` is required, shown, optional, or empty, where the
+    server decides; RocketMQ's servers have no such thing."""
+
+    access_key: str
+    secret_key: str = field(default="", repr=False)
+    white_remote_address: str = ""
+    admin: bool = False
+    default_topic_perm: str = ""
+    default_group_perm: str = ""
+    topic_perms: tuple[str, ...] = ()
+    group_perms: tuple[str, ...] = ()
+    proof: str = ""
+
+
+@frozen
+class AclConfig:
+    """The accounts of a broker, and addresses that need none."""
+
+    global_white_addresses: tuple[str, ...]
+    accounts: tuple[AclAccount, ...]
+
+
+class Acl(Cluster):
     """What `client.admin` does with access control; for accounts that are admins only.
 
     No server copies the accounts of another: what changes them goes to masters and slaves, and to name
@@ -44,7 +81,7 @@ class Acl(Calls):
             )
         except NoPermission:
             raise
-        except (ResponseError, *UNREACHABLE):
+        except (ResponseError, *NETWORK_ERRORS):
             return False
         return True
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from rmq.client.admin.offsets import Offsets
-from rmq.client.admin.values import Lookup, MessageTrack, Trace
+from attrs import frozen
+
+from rmq.client.admin.groups import Groups
 from rmq.client.message_view import found_messages
 from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import (
@@ -35,6 +36,7 @@ from rmq.protocol.headers import (
     ViewMessageRequestHeader,
 )
 from rmq.protocol.record import decode_record
+from rmq.protocol.trace import TraceContext
 from rmq.protocol.trace import decode as decode_trace
 
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
@@ -44,7 +46,33 @@ CONSUME_SECONDS = 15.0
 """The broker gives the consumer 10 s itself."""
 
 
-class Messages(Offsets):
+@frozen
+class Trace:
+    """What the trace topic tells of one message, in the order in which it happened."""
+
+    message_id: str
+    events: list[TraceContext]
+
+
+@frozen
+class MessageTrack:
+    """What a group did with a message: `state` is CONSUMED, CONSUMED_BUT_FILTERED, NOT_CONSUME_YET, PULL (it
+    reads by its own pulls), NOT_ONLINE or UNKNOWN; `detail` says why, for the last two."""
+
+    group: str
+    state: str
+    detail: str = ""
+
+
+@frozen
+class Lookup:
+    """What a search by key found: messages, oldest first. `index_timestamp`: how far indexes reach."""
+
+    messages: list[StoredMessage]
+    index_timestamp: int
+
+
+class Messages(Groups):
     """What `client.admin` does with messages. They come as stored: bodies unpacked, topics in full."""
 
     async def view_message(self, message_id: str, topic: str = "") -> StoredMessage:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
-from rmq.client.admin.cluster import Cluster
 from rmq.client.admin.messages import Messages
 from rmq.client.admin.topics import Topics
-from rmq.client.admin.values import TopicRates, Tree
 from rmq.errors import NoRoute, ResponseError
-from rmq.message import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TRANS_HALF_TOPIC
+from rmq.message import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+    TRANS_HALF_TOPIC,
+)
 from rmq.protocol.bodies import BrokerStatsData, SubscriptionGroupConfig, TopicConfig
 from rmq.protocol.codes import MASTER_ID, VERSION, MQVersion
 
@@ -37,7 +40,26 @@ EXPORTED_SETTINGS: Final = (
 """The settings that RocketMQ's exportConfigs gives of each master."""
 
 
-class Reports(Topics, Messages, Cluster):
+@frozen
+class TopicRates:
+    """One row of statsAll: a topic and a group that reads it; `group` is empty when none does.
+
+    Rates are messages a second of the last minute; totals are of the last 24 hours."""
+
+    topic: str
+    group: str
+    lag: int
+    in_tps: float
+    out_tps: float
+    in_24h: int
+    out_24h: int
+
+
+Tree = dict[str, Any]
+"""Maps, lists, texts and numbers, as JSON and YAML write them."""
+
+
+class Reports(Topics, Messages):
     """What `client.admin` puts together from the answers of several servers."""
 
     async def topic_rates(self, topic: str) -> list[TopicRates]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 from attrs import evolve
 
-from rmq.client.admin.calls import Calls, each
+from rmq.client.admin.cluster import Cluster, each
 from rmq.errors import NoRoute, QueryNotFound, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -41,7 +41,7 @@ REGISTERED_SECONDS = 2.0
 """How long a change is waited for at a name server. Brokers tell it at once, but not before they answer."""
 
 
-class Topics(Calls):
+class Topics(Cluster):
     """What `client.admin` does with topics. Names are the cluster's full ones: no namespace is put on."""
 
     async def topics(self, *, cluster: str = "") -> list[str]:

@@ -13,7 +13,7 @@ from trio.testing import MockClock
 import rmq
 from rmq.client.client import local_address
 from rmq.client.config import ClientConfig
-from rmq.client.name_servers import parse_name_servers
+from rmq.client.servers import parse_name_servers
 from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode

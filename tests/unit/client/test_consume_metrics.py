@@ -1,8 +1,8 @@
-"""rmq.client.consume_metrics: a consumer's rates."""
+"""ConsumeMetrics: a consumer's rates."""
 
 from __future__ import annotations
 
-from rmq.client.consume_metrics import ConsumeMetrics
+from rmq.client.delivery import ConsumeMetrics
 from rmq.protocol.bodies import ConsumeStatus
 
 

@@ -8,9 +8,8 @@ import trio
 from trio.testing import MockClock
 
 import rmq
-from rmq.client.namespace import unwrapped, wrapped
 from rmq.errors import LocalProtocolError, MessageIllegal, ReplyTimeout, ResponseError, SystemBusy
-from rmq.message import Message, StoredMessage
+from rmq.message import Message, StoredMessage, with_namespace, without_namespace
 from rmq.protocol.codes import ILLEGAL_OPERATION, RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, ReplyMessageRequestHeader, SendMessageRequestHeader
@@ -227,10 +226,10 @@ class TestNamespaces:
         ],
     )
     def test_names(self, name: str, inside: str) -> None:
-        assert wrapped("ns", name) == inside
-        assert unwrapped("ns", inside) == name.removeprefix("ns%")
-        assert wrapped("", name) == unwrapped("", name) == name
-        assert unwrapped("other", inside) == inside
+        assert with_namespace("ns", name) == inside
+        assert without_namespace("ns", inside) == name.removeprefix("ns%")
+        assert with_namespace("", name) == without_namespace("", name) == name
+        assert without_namespace("other", inside) == inside
 
     async def test_the_application_does_not_see_them(
         self, setting: World, clock: MockClock, cluster: Cluster

@@ -1,22 +1,30 @@
-"""Brokers: the single requests that a client makes of brokers, each as one method. Nothing is retried here.
+"""Servers: the single requests that a client makes of name servers and brokers, each as one method.
 
-All methods raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost,
-RequestTimeout, and the ResponseError of what the broker refuses. Cancelled: the broker may have acted on
-the request.
+Nothing is retried here, but that the name servers are asked one after the other until one answers. All
+methods of `Brokers` raise NoRoute when no address is known for the broker, ConnectFailed, ConnectionLost,
+RequestTimeout, and the ResponseError of what the broker refuses. Cancelled: the server may have acted on the
+request.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
-from rmq.client.name_servers import NameServers
-from rmq.client.namespace import wrapped
 from rmq.client.routes import RouteTable
-from rmq.errors import NoRoute, QueryNotFound, for_code
-from rmq.message import MessageQueue, StoredMessage
+from rmq.errors import (
+    NETWORK_ERRORS,
+    ConfigError,
+    NoRoute,
+    QueryNotFound,
+    RemoteProtocolError,
+    ResponseError,
+    for_code,
+)
+from rmq.message import MessageQueue, StoredMessage, with_namespace
 from rmq.protocol.bodies import (
     CheckClientRequestBody,
     ConsumerOffsetSerializeWrapper,
@@ -25,6 +33,8 @@ from rmq.protocol.bodies import (
     LockBatchRequestBody,
     LockBatchResponseBody,
     SubscriptionData,
+    TopicList,
+    TopicRouteData,
     UnlockBatchRequestBody,
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
@@ -49,6 +59,79 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.properties import REASON
 from rmq.remoting.pool import Pool
+
+log = logging.getLogger(__name__)
+
+FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
+"""What a background loop logs and tries again at its next turn."""
+
+
+def parse_name_servers(text: str | Sequence[str]) -> list[str]:
+    """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none."""
+    pieces = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
+    addresses = [piece.strip() for piece in pieces if piece.strip()]
+    if not addresses:
+        raise ConfigError("namesrv", text, "at least one name server as host:port, such as 127.0.0.1:9876")
+    return addresses
+
+
+class NameServers:
+    """The name servers of a client. They do not know of each other, so each may know other topics."""
+
+    def __init__(self, pool: Pool, addresses: Sequence[str], first: int = 0) -> None:
+        self.addresses = list(addresses)
+        self._pool = pool
+        self._at = first % len(self.addresses)
+
+    async def route(self, topic: str, timeout: float) -> TopicRouteData:
+        """The route of `topic`. Each server may take `timeout` seconds.
+
+        Raises NoRoute, with all that were asked and why each had no answer. Cancelled: nothing is left
+        behind.
+        """
+        failures: list[str] = []
+        refused = False
+        count = len(self.addresses)
+        for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
+            request = Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
+            try:
+                response = await self._pool.call(address, request, timeout)
+                if response.code == ResponseCode.SUCCESS:
+                    return TopicRouteData.from_json(response.body)
+            except (*NETWORK_ERRORS, RemoteProtocolError) as error:
+                log.info("name server %s: %s", address, error)
+                failures.append(str(error))
+                self._at += 1
+                continue
+            if response.code != ResponseCode.TOPIC_NOT_EXIST:
+                failures.append(str(for_code(response.code, response.remark, address)))
+                refused = refused or response.code == ResponseCode.NO_PERMISSION
+        raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
+
+    async def topics(self, timeout: float) -> list[str]:
+        """The names of all topics that the first name server to answer knows. Raises as `route`."""
+        failures: list[str] = []
+        refused = False
+        count = len(self.addresses)
+        for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
+            request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            try:
+                response = await self._pool.call(address, request, timeout)
+            except NETWORK_ERRORS as error:
+                failures.append(str(error))
+                continue
+            if response.code == ResponseCode.SUCCESS:
+                return TopicList.from_json(response.body).topic_list
+            failures.append(str(for_code(response.code, response.remark, address)))
+            refused = refused or response.code == ResponseCode.NO_PERMISSION
+        raise no_route("(list of topics)", self.addresses, "; ".join(failures), refused=refused)
+
+
+def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = False) -> NoRoute:
+    """A NoRoute whose traceback also shows what to do."""
+    error = NoRoute(topic, asked, detail, refused=refused)
+    error.add_note(error.hint)
+    return error
 
 
 @attrs.frozen
@@ -104,7 +187,7 @@ class Brokers:
         return response.read(GetMinOffsetResponseHeader).offset
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The offset that the broker names for a time: of a message near it. See `search.first_since`."""
+        """The offset that the broker names for a time: of a message near it. See `pull.first_since`."""
         header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
         return response.read(SearchOffsetResponseHeader).offset
@@ -185,7 +268,7 @@ class Brokers:
             group,
             delay_level,
             message.message_id,
-            wrapped(self.namespace, message.topic),
+            with_namespace(self.namespace, message.topic),
             False,
             max_reconsume_times,
             message.broker_name,
