@@ -9,11 +9,13 @@ but the store's writes; nothing reads a clock but through `now_ms` (wall time, f
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from rmq.broker.acknowledgement import Acknowledgement
 from rmq.broker.admin import Admin
 from rmq.broker.client_requests import ClientRequests, PendingRequests
 from rmq.broker.clients import Clients
@@ -21,16 +23,13 @@ from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
 from rmq.broker.metrics import Timings, gauges_of
-from rmq.broker.new_topics import NewTopics
 from rmq.broker.offsets import Offsets
-from rmq.broker.parking import Parking
 from rmq.broker.progress import Progress
-from rmq.broker.pull import Pull, offset_moved_event
+from rmq.broker.pull import Pull
 from rmq.broker.query import Query
 from rmq.broker.refusals import FlowControl, error_response, large_body_refusal, not_written, unsupported
 from rmq.broker.registration import Registration
 from rmq.broker.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
-from rmq.broker.replicas import Replicas
 from rmq.broker.request_reply import RequestReply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
@@ -52,7 +51,6 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
-    from rmq.metrics import Histogram
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.protocol.record import Record
@@ -109,7 +107,8 @@ class Broker(Endpoint):
         self.reput_wanted: Callable[[], None] = lambda: None
         self.register_wanted: Callable[[], None] = lambda: None
         self.flush_wanted: Callable[[], None] = lambda: None
-        self._handling = False
+        self.deadline_wanted: Callable[[], None] = lambda: None
+        self.topics_wanted: Callable[[], None] = self.save_topics
         self._connection: Connection | None = None  # whose chunk is being handled
         self._chance = chance or Random()
         self._chunk_at = 0.0  # when its handling began
@@ -117,10 +116,8 @@ class Broker(Endpoint):
         self.log_flushed: Callable[[], None] = lambda: None  # a slave's: tells how far its log is synced
         self.files = TableFiles(store)
         self.replica = ReplicaState(store, address=address, chance=self._chance)
-        self.waits = Waits(clock)
-        self.flow = FlowControl(config, store, self.waits, clock)
-        self.replicas = Replicas(store.config.ha_slave_fallbehind_max)
-        self._watch_waits()
+        self.waits = Waits(clock, self._come_by)
+        self._next_step = math.inf  # when `step_waits` is to be called
         tables = self._make_tables()
         self._make_writers(tables)
         self._make_readers(tables)
@@ -129,11 +126,6 @@ class Broker(Endpoint):
         self.registration = Registration(config, self.topics, address=address, ha_address=ha_address)
         self._load()
         self._handlers = self._collect_handlers()
-
-    def _watch_waits(self) -> None:
-        self.replicas.moved = self.waits.replicas.reached
-        self.waits.flush.waited = self._noted(self.timings.flush_wait)
-        self.waits.replicas.waited = self._noted(self.timings.replication_wait)
 
     def _make_tables(self) -> Tables:
         config, store, now_ms, slave = self.config, self.store, self.now_ms, self.is_slave
@@ -162,15 +154,21 @@ class Broker(Endpoint):
             ask=self._ask_producer,
             commit=self._commit,
         )
-        parking = Parking(store, self.waits, self.replicas)
-        self.new_topics = NewTopics(self.topics, self.files, parking, self.waits)
-        self.new_topics.answered = self._flush_for_waiting
+        self.acknowledgement = Acknowledgement(
+            config,
+            store,
+            self.topics,
+            clock=self.clock,
+            timings=self.timings,
+            on_deadline=self._come_by,
+            on_sync_wanted=lambda: self.flush_wanted(),
+        )
+        self.flow = FlowControl(config, store, self.acknowledgement, self.clock)
         self.send = Send(
             config,
             store,
             tables,
-            parking=parking,
-            new_topics=self.new_topics,
+            acknowledgement=self.acknowledgement,
             transactions=self.transactions,
             timers=self.timers,
             chance=self._chance,
@@ -182,8 +180,7 @@ class Broker(Endpoint):
     def _make_readers(self, tables: Tables) -> None:
         """The parts that read messages and tables."""
         config, store = self.config, self.store
-        self.pull = Pull(config, store, tables, self.waits)
-        self.pull.moved = self._offset_moved
+        self.pull = Pull(config, store, tables, self.waits, now_ms=self.now_ms)
         self.query = Query(store, self.clients, self.filters)
         self.admin = Admin(config, store, tables)
         self.progress = Progress(config, store, tables)
@@ -191,8 +188,7 @@ class Broker(Endpoint):
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
-        self.pending_requests = PendingRequests(self.clock)
-        self.pending_requests.rescheduled = lambda: self.waits.rescheduled()
+        self.pending_requests = PendingRequests(self.clock, self._come_by)
         self.client_requests = ClientRequests(self.config, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(
             self.config,
@@ -264,7 +260,7 @@ class Broker(Endpoint):
         """Run requests of one chunk for one turn, commit what they put, and answer; returns how many."""
         now, clock = self.now_ms(), self.work_clock
         began = self._chunk_at = clock()
-        self._handling, self._connection = True, connection
+        self._connection = connection
         self.send.refusal = self.flow.refusal(now)
         handlers, hooks = self._handlers, self.hooks
         sends, gates, total, count = handlers.get(SEND), hooks.requests, len(requests), 0
@@ -294,10 +290,10 @@ class Broker(Endpoint):
                     break
             self.settle()
         except BaseException:
-            self.send.forget()
+            self._forget()
             raise
         finally:
-            self._handling, self._connection = False, None
+            self._connection = None
         return count
 
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
@@ -336,7 +332,7 @@ class Broker(Endpoint):
     def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""
         now, self._chunk_at = self.now_ms(), self.work_clock()
-        self._handling, self._connection = True, connection
+        self._connection = connection
         self.send.refusal = self.flow.refusal(now)
         try:
             try:
@@ -347,10 +343,15 @@ class Broker(Endpoint):
                 self._respond(request, response, connection)
             self.settle()
         finally:
-            self._handling, self._connection = False, None
-            self.send.forget()
+            self._connection = None
+            self._forget()
 
     # ---- the end of a chunk ----
+
+    def _forget(self) -> None:
+        """Answer nobody of the pending batch."""
+        self.send.tallies = {}
+        self.acknowledgement.forget()
 
     def settle(self) -> None:
         """Commit what was put, answer its senders, wake who waits for it. For those who put outside a chunk
@@ -374,13 +375,13 @@ class Broker(Endpoint):
             self._not_written(error)
             raise
         except BaseException:  # of a bug: it is not written either, so nobody may be told success by the next
-            self.send.forget()
+            self._forget()
             raise
         self._written(clock() - began)
         if self.topics.unsaved:
-            self.new_topics.wanted()
+            self.topics_wanted()
         self._arrived(arrivals)
-        self.replicas.grown()
+        self.acknowledgement.replicas.grown()
         self.reput_wanted()
 
     def _written(self, seconds: float) -> None:
@@ -389,11 +390,9 @@ class Broker(Endpoint):
         tallies, connection = self.send.tallies, self._connection
         if not tallies:
             return
-        records = self.send.records() if self.hooks.stored else []
+        records = self.acknowledgement.records() if self.hooks.stored else []
         if connection is not None:
-            self.send.acknowledge(connection)
-            if self.waits.flush.awaited >= 0:
-                self.flush_wanted()
+            self.acknowledgement.committed(connection)
         self.send.tallies = {}
         count = 0
         for topic, tally in tallies.items():
@@ -406,10 +405,6 @@ class Broker(Endpoint):
         self.stats.stored(seconds * 1000, count)
         self.timings.write.observe(self.work_clock() - self._chunk_at, count)
 
-    def _flush_for_waiting(self) -> None:
-        if self.waits.flush.awaited >= 0:
-            self.flush_wanted()
-
     def _not_written(self, error: StoreError) -> None:
         code, remark = not_written(error)
         now = self.clock()
@@ -419,7 +414,7 @@ class Broker(Endpoint):
         self.stats.failed_puts += sum(tally.count for tally in self.send.tallies.values())
         self.send.tallies = {}
         if self._connection is not None:
-            self.send.refuse(self._connection, code, remark)
+            self.acknowledgement.refused(self._connection, code, remark)
         self.transactions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
@@ -439,13 +434,32 @@ class Broker(Endpoint):
 
     def step_waits(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
-        deadline = min(self.waits.step(now), self.pending_requests.step(now))
+        self._next_step = math.inf  # whoever begins to wait meanwhile says so by `_come_by`
+        steps = self.waits.step(now), self.acknowledgement.step(now), self.pending_requests.step(now)
+        self._next_step = min(self._next_step, *steps)
         self.settle()
-        return deadline
+        return self._next_step
+
+    def _come_by(self, deadline: float) -> None:
+        """`step_waits` is to be called by then."""
+        if deadline < self._next_step:
+            self._next_step = deadline
+            self.deadline_wanted()
+
+    def save_topics(self) -> None:
+        """Save the topics that were made, here, whoever waits meanwhile."""
+        made = self.topics.made
+        try:
+            drain(self.files.saving("topics"))()
+        except StoreError as error:
+            self.acknowledgement.topics_not_saved(error)
+        else:
+            self.topics.saved(made)
+            self.acknowledgement.topics_saved()
 
     def flushed(self, position: int) -> None:
         """The log is on the medium up to `position`."""
-        self.waits.flush.reached(position)
+        self.acknowledgement.synced(position)
         self.log_flushed()
 
     def step_schedule(self) -> int:
@@ -533,13 +547,10 @@ class Broker(Endpoint):
 
     # ---- for the parts and the plugins ----
 
-    def _noted(self, histogram: Histogram) -> Callable[[float, int], None]:
-        return lambda since, times: histogram.observe(self.clock() - since, times)
-
     def put(self, record: Record) -> None:
         """Store a record of our own; it is readable when the present chunk ends. Raises StoreError."""
         self.store.put(record)
-        if not self._handling:
+        if self._connection is None:
             self._commit()
             self.settle()
 
@@ -548,6 +559,7 @@ class Broker(Endpoint):
         self.config = config
         self.store.configure(store_config)
         self.send.configure(config, store_config)
+        self.acknowledgement.configure(config, store_config)
         self.pull.configure(config, store_config)
         self.filters.configure(config)
         self.clients.conflicts.reject = config.reject_subscription_conflicts
@@ -580,18 +592,6 @@ class Broker(Endpoint):
             return False
         self._chance.choice(members).connection.notify(request)
         return True
-
-    def _offset_moved(self, header: PullMessageRequestHeader, next_offset: int) -> None:
-        """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
-        if self.is_slave:
-            return
-        record = offset_moved_event(
-            header, next_offset, self.config.broker_name, now_ms=self.now_ms(), host=self.store.store_host
-        )
-        try:
-            self.store.put(record)
-        except StoreError as error:
-            log.warning("the event of a moved offset is lost: %s", error)
 
     def _pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
         event = PulledEvent(

@@ -70,17 +70,17 @@ class Row:
 class PendingRequests:
     """The requests on their way.
 
-    `clock` is in seconds; `rescheduled()` is called when `step` must come earlier than it said.
+    `clock` is in seconds; `on_deadline(at)` is called with each new deadline: `step` is to be called by then.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
         self.clock = clock
-        self.rescheduled: Callable[[], None] = lambda: None
+        self._on_deadline = on_deadline
         self._rows: dict[Connection, dict[int, Row]] = {}
         self._count = 0
         self._size = 0
         self._of_asker: dict[Connection, tuple[int, int]] = {}  # rows and bytes
-        self._announced = math.inf
+        self._next = math.inf  # no row's deadline is before it
 
     def __len__(self) -> int:
         return self._count
@@ -102,9 +102,8 @@ class PendingRequests:
         row = Row(command.code, answered, seconds, self.clock() + seconds, size, asker)
         self._rows.setdefault(to, {})[command.opaque] = row
         self._add(row, 1)
-        if row.deadline < self._announced:
-            self._announced = row.deadline
-            self.rescheduled()
+        self._next = min(self._next, row.deadline)
+        self._on_deadline(row.deadline)
 
     def on_response(self, response: Command, connection: Connection) -> None:
         """A client has answered something; what nobody waits for is dropped."""
@@ -122,8 +121,8 @@ class PendingRequests:
 
     def step(self, now: float) -> float:
         """End what has waited too long; returns the next deadline, infinite when nothing waits."""
-        if now < self._announced:
-            return self._announced
+        if now < self._next:
+            return self._next
         due = [
             (opaque, row, to)
             for to, rows in self._rows.items()
@@ -135,8 +134,8 @@ class PendingRequests:
                 self._take(to, opaque)
                 row.answered(RequestTimeout(to.peer_address, row.code, row.seconds))
         deadlines = (row.deadline for rows in self._rows.values() for row in rows.values())
-        self._announced = min(deadlines, default=math.inf)
-        return self._announced
+        self._next = min(deadlines, default=math.inf)
+        return self._next
 
     def _take(self, connection: Connection, opaque: int) -> Row:
         rows = self._rows[connection]

@@ -32,10 +32,10 @@ def gauges_of(broker: Broker) -> dict[str, str]:
     """Rows of the runtime metrics that RocketMQ does not have."""
     return {
         "heldPulls": str(broker.waits.held),
-        "sendsWaitingForDisk": str(broker.waits.flush.acks),
-        "sendsWaitingForSlave": str(broker.waits.replicas.acks),
-        "sendsWaitingForTopic": str(broker.waits.for_topics),
-        "slaves": str(len(broker.replicas)),
+        "sendsWaitingForDisk": str(broker.acknowledgement.disk.acks),
+        "sendsWaitingForSlave": str(broker.acknowledgement.slaves.acks),
+        "sendsWaitingForTopic": str(broker.acknowledgement.waiting_for_topics),
+        "slaves": str(len(broker.acknowledgement.replicas)),
         "openTransactions": str(broker.transactions.open_count),
         "timerMessages": str(len(broker.timers)),
         "requestsToClients": str(len(broker.pending_requests)),
@@ -116,9 +116,9 @@ def _store(broker: Broker) -> Iterator[Metric]:
 def _replicas(broker: Broker) -> Iterator[Metric]:
     end = broker.store.max_physical_offset
     behind: list[Row] = [
-        ((peer,), max(0, end - at)) for peer, at in broker.replicas.rows().items() if at >= 0
+        ((peer,), max(0, end - at)) for peer, at in broker.acknowledgement.replicas.rows().items() if at >= 0
     ]
-    yield single("slaves", "gauge", "Slaves that are connected", len(broker.replicas))
+    yield single("slaves", "gauge", "Slaves that are connected", len(broker.acknowledgement.replicas))
     state = broker.replica
     help = "1 while this broker, a slave, follows its master"
     yield single("following_master", "gauge", help, float(state.linked))
@@ -130,8 +130,8 @@ def _replicas(broker: Broker) -> Iterator[Metric]:
 def _waiting(broker: Broker) -> Iterator[Metric]:
     rows: tuple[tuple[str, str, float], ...] = (
         ("held_pulls", "Pulls that wait for messages", broker.waits.held),
-        ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.waits.flush.acks),
-        ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.waits.replicas.acks),
+        ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.acknowledgement.disk.acks),
+        ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.acknowledgement.slaves.acks),
         ("transactions_pending", "Half messages without an end", broker.transactions.open_count),
         ("timer_messages", "Messages that wait for their delivery time", len(broker.timers)),
         (

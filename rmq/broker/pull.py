@@ -24,7 +24,7 @@ from rmq.broker.filter import (
 )
 from rmq.broker.topics import unknown_topic
 from rmq.broker.waits import HeldPull, Waits
-from rmq.errors import ResponseError, for_code
+from rmq.errors import ResponseError, StoreError, for_code
 from rmq.message import (
     OFFSET_MOVED_EVENT,
     PROPERTY_DELAY_LEVEL,
@@ -100,8 +100,7 @@ class Plan:
 class Pull:
     """Handles PULL_MESSAGE.
 
-    `moved(header, next_offset)` is told of a consumer that asked out of range, `observe` of what was handed
-    out.
+    `observe` is told of what was handed out.
     """
 
     def __init__(
@@ -110,6 +109,8 @@ class Pull:
         store: Store,
         tables: Tables,
         waits: Waits,
+        *,
+        now_ms: Callable[[], int],
     ) -> None:
         self.config = config
         self.store_config = store.config
@@ -121,10 +122,10 @@ class Pull:
         self._offsets = tables.offsets
         self._stats = tables.stats
         self._waits = waits
+        self._now_ms = now_ms
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
         self._room = _room(config)
-        self.moved: Callable[[PullMessageRequestHeader, int], None] = lambda header, next_offset: None
         self.observe: Callable[[PullMessageRequestHeader, GetResult, Connection], None] | None = None
         waits.resume = self._resume
 
@@ -403,8 +404,18 @@ class Pull:
             result.max_offset,
             result.status,
         )
-        self.moved(header, result.next_queue_offset)
+        if limits.broker_role is not BrokerRole.SLAVE:
+            self._put_event(header, result.next_queue_offset)
         return _MOVED
+
+    def _put_event(self, header: PullMessageRequestHeader, next_offset: int) -> None:
+        """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
+        name, store = self.config.broker_name, self._store
+        record = offset_moved_event(header, next_offset, name, now_ms=self._now_ms(), host=store.store_host)
+        try:
+            store.put(record)
+        except StoreError as error:
+            log.warning("the event of a moved offset is lost: %s", error)
 
 
 def _of_record(accepts: MessageFilter | None) -> Callable[[memoryview], bool] | None:

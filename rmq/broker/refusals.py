@@ -18,8 +18,8 @@ from rmq.store.config import BrokerRole
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from rmq.broker.acknowledgement import Acknowledgement
     from rmq.broker.config import BrokerConfig
-    from rmq.broker.waits import Waits
     from rmq.plugin import Hooks
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
@@ -49,12 +49,18 @@ def not_written(error: StoreError) -> Refusal:
 
 
 class FlowControl:
-    """`clock` is in seconds; `config` may be replaced."""
+    """`clock` is in seconds."""
 
-    def __init__(self, config: BrokerConfig, store: Store, waits: Waits, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        acknowledgement: Acknowledgement,
+        clock: Callable[[], float],
+    ) -> None:
         self.config = config
         self._store = store
-        self._waits = waits
+        self._acknowledgement = acknowledgement
         self._clock = clock
         self._closed: Refusal | None = None
         self._busy_until = 0.0
@@ -87,8 +93,7 @@ class FlowControl:
         return self._why_busy() if config.broker_fast_failure_enable else None
 
     def _why_busy(self) -> Refusal | None:
-        waits = self._waits
-        parked = waits.flush.acks + waits.replicas.acks + waits.for_topics
+        parked = self._acknowledgement.waiting
         capacity = self.config.send_thread_pool_queue_capacity
         if parked >= capacity:
             return _BUSY, (

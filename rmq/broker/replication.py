@@ -192,14 +192,14 @@ async def _serve_slave(broker: Broker, stream: Stream) -> None:
     """One slave's link, until it breaks, falls silent or lies."""
     link = _SlaveLink(broker, stream)
     log.info("slave %s is connected", stream.peer)
-    broker.replicas.join(link.session, stream.peer, link.wake)
+    broker.acknowledgement.replicas.join(link.session, stream.peer, link.wake)
     try:
         async with stream:
             await _both(link.read, link.write)
     except (*TRANSPORT, RemoteProtocolError, StoreError) as error:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
-        broker.replicas.leave(link.session)
+        broker.acknowledgement.replicas.leave(link.session)
         log.info("slave %s has gone, it had %d", stream.peer, link.session.acknowledged)
 
 
@@ -219,7 +219,7 @@ class _SlaveLink:
             safe=broker.replica.safe_offset,
             progress=broker.delivery.now,
         )
-        self._replicas = broker.replicas
+        self._replicas = broker.acknowledgement.replicas
         self._stream = stream
         self._grown = trio.Event()
 

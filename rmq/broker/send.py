@@ -1,8 +1,7 @@
-"""Sending: what a producer may store, how a message becomes a record, and when it is acknowledged.
+"""Sending: what a producer may store, and how a message becomes a record.
 
-A handler here never answers with success. It puts records into the store's pending batch and leaves an
-acknowledgement in `acks`; `acknowledge` writes the answers once the batch is committed (and, for SYNC_FLUSH,
-once it is on the medium). That is the only place where an acknowledgement is made.
+A handler here never answers with success. It puts records into the store's pending batch and notes who is to
+be answered; `rmq.broker.acknowledgement` does that when the batch is as safe as the settings ask.
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define
 
-from rmq.broker.acks import Ack, Acks, Marked, Records
-from rmq.broker.new_topics import NewTopics, Senders
-from rmq.broker.parking import Parking
+from rmq.broker.acknowledgement import Acknowledgement, Marked, Records
 from rmq.broker.timer import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError, for_code
@@ -150,8 +147,7 @@ class Send:
         store: Store,
         tables: Tables,
         *,
-        parking: Parking,
-        new_topics: NewTopics,
+        acknowledgement: Acknowledgement,
         transactions: Transactions,
         timers: Timers,
         chance: Random,
@@ -160,16 +156,12 @@ class Send:
         self._topics = tables.topics
         self._groups = tables.groups
         self._stats = tables.stats
-        self._parking = parking
-        self._new_topics = new_topics
+        self._acknowledgement = acknowledgement
         self._transactions = transactions
         self._timers = timers
         self._chance = chance
         self._targets: dict[str, Target] = {}
         self.refusal: tuple[int, str] | None = None
-        self.acks: list[Ack] = []
-        self.acks_at_once: list[Ack] = []
-        self.returned: list[Command] = []
         self.tallies: dict[str, Tally] = {}
         self.keeps_records = False
         self.configure(config, store.config)
@@ -184,8 +176,6 @@ class Send:
         self._levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
         self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
-        acks = Acks(self._store.store_host, region=config.region_id, trace_on=config.trace_on)
-        self._parking.configure(store_config, acks)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
@@ -243,8 +233,8 @@ class Send:
         tally.count += 1
         tally.size += record.size
         if not request.flag & FLAG_ONEWAY:
-            acks = self.acks if waits else self.acks_at_once
-            acks.append((request, queue_id, records))
+            senders = self._acknowledgement.pending
+            (senders.waiting if waits else senders.at_once).append((request, queue_id, records))
 
     def put(self, request: Command, record: Record, header: Mapping[str, str]) -> None:
         """Put a record that a request stands for; its acknowledgement has these header fields too."""
@@ -255,7 +245,7 @@ class Send:
         self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
         self._store.put(record)
         self._count(record.topic, 1, record.size)
-        self.acks.append((request, record.queue_id, Marked((record,), header)))
+        self._acknowledgement.pending.waiting.append((request, record.queue_id, Marked((record,), header)))
 
     def _send_batch(
         self, request: Command, header: SendMessageRequestHeader, connection: Connection, queue_id: int
@@ -279,7 +269,8 @@ class Send:
         )
         records = self._put_batch(request.body, common, suffix)
         if not request.flag & FLAG_ONEWAY:
-            (self.acks if waits else self.acks_at_once).append((request, queue_id, records))
+            senders = self._acknowledgement.pending
+            (senders.waiting if waits else senders.at_once).append((request, queue_id, records))
 
     def _put_batch(self, body: bytes, common: Record, suffix: str) -> Batch | list[Record]:
         """Put all messages of a batch, or none; at once, unless each one's record is wanted. `common` is what
@@ -530,7 +521,7 @@ class Send:
         origin = properties[PROPERTY_RETRY_TOPIC]  # a sender to the retry topic may have made it up
         self._stats.send_back(header.group, origin if origin in self._topics.table else message.topic)
         if not request.flag & FLAG_ONEWAY:
-            self.returned.append(request)
+            self._acknowledgement.pending.returned.append(request)
         return None
 
     def _retry_topic(self, header: ConsumerSendMsgBackRequestHeader, group: SubscriptionGroupConfig) -> str:
@@ -547,8 +538,6 @@ class Send:
             raise for_code(SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
         return decode_record(view, decompressed=False)
 
-    # ---- acknowledgements ----
-
     def _count(self, topic: str, count: int, size: int) -> None:
         """Note what was put into the pending batch."""
         tally = self._tally(topic)
@@ -557,33 +546,6 @@ class Send:
 
     def _tally(self, topic: str) -> Tally:
         return self.tallies.setdefault(topic, Tally())
-
-    def records(self) -> list[Record]:
-        """The records of the pending batch whose senders get an answer."""
-        stored = [records for _, _, records in self.acks + self.acks_at_once]
-        return [record for records in stored if not isinstance(records, Batch) for record in records]
-
-    def acknowledge(self, connection: Connection) -> None:
-        """The pending batch is committed: answer its senders, or park the answers until it is as safe as the
-        settings ask."""
-        acks, at_once, returned = self.acks, self.acks_at_once, self.returned
-        self.forget()
-        if self._topics.unsaved:
-            self._new_topics.answer(Senders(connection, acks, at_once, returned))
-            return
-        self._parking.answer(connection, acks, at_once)
-        for request in returned:
-            connection.reply(request.reply())
-
-    def refuse(self, connection: Connection, code: int, remark: str) -> None:
-        """The pending batch could not be committed: nobody of it is acknowledged."""
-        for request in [request for request, _, _ in self.acks + self.acks_at_once] + self.returned:
-            connection.reply(request.reply(code, remark))
-        self.forget()
-
-    def forget(self) -> None:
-        """Forget who of the pending batch waits: they are being answered, or nobody is, after a bug."""
-        self.acks, self.acks_at_once, self.returned, self.tallies = [], [], [], {}
 
 
 def _host_of(connection: Connection) -> bytes:

@@ -193,13 +193,13 @@ class _Service:
         self._threads = threads
         self._saving, self._saving_made = trio.Lock(), trio.Lock()
         self._new_topics_alarm = Alarm()
-        broker.new_topics.wanted = self._new_topics_alarm.ring
+        broker.topics_wanted = self._new_topics_alarm.ring
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
         self._flusher = Flusher(self.store, broker.flushed, self._flush_awaited)
         self._flusher.took = broker.timings.flush.observe
-        broker.waits.rescheduled = self._waits_alarm.ring
+        broker.deadline_wanted = self._waits_alarm.ring
         broker.schedule.rescheduled = self._schedule_alarm.ring
         broker.reput_wanted = self._reput_alarm.ring
         broker.register_wanted = self._ring_registrars
@@ -271,7 +271,10 @@ class _Service:
         broker.settle()
         with suppress(StoreError):  # their senders have been told
             await self._save_topics()
-        broker.flushed(await self._blocking(self.store.flush))
+        try:
+            broker.flushed(await self._blocking(self.store.flush))
+        finally:
+            broker.acknowledgement.stop()
 
     async def _blocking(self, work: Callable[[], T]) -> T:
         """Run what blocks: in a thread, or here where a simulation's clock must see it."""
@@ -284,7 +287,7 @@ class _Service:
 
     def _flush_awaited(self) -> int:
         """The physical offset that somebody waits for to be synced; -1 when nobody does."""
-        return max(self.broker.replica.flush_awaited, self.broker.waits.flush.awaited)
+        return max(self.broker.replica.flush_awaited, self.broker.acknowledgement.disk.awaited)
 
     @property
     def _flush_seconds(self) -> float:
@@ -349,9 +352,9 @@ class _Service:
         try:
             await self._save_made("topics")
         except StoreError as error:
-            self.broker.new_topics.not_saved(error)
+            self.broker.acknowledgement.topics_not_saved(error)
             raise
-        self.broker.new_topics.saved()
+        self.broker.acknowledgement.topics_saved()
 
     async def _save_made(self, name: str) -> None:
         """Save a table if rows of it were made. Raises StoreError."""

@@ -1,23 +1,20 @@
-"""Requests that cannot be answered yet, as rows in tables: long polls, and sends that wait for the disk.
+"""Pulls that cannot be answered yet (long polling), as rows in a table.
 
-No row has a task or a timer of its own. A long poll is a row under its queue, looked at when messages arrive
+No row has a task or a timer of its own. A held pull is a row under its queue, looked at when messages arrive
 there; a deadline is an entry of one heap, which `step` works off. Whoever sends to a queue pays for a bounded
-number of the polls that wait for it: `step` looks at the rest, a bounded number at a time, queue by queue in
-turn. Sends that wait for the disk stand in one
-queue in the order of their positions, because that is the order in which the log grows: one flush answers
-all that it covers. Times are seconds of the clock given at construction, which must never run backwards.
+number of the pulls that wait for it: `step` looks at the rest, a bounded number at a time, queue by queue in
+turn. Times are seconds of the clock given at construction, which must never run backwards.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field
+from attrs import define
 
 if TYPE_CHECKING:
     from rmq.protocol.command import Command
@@ -60,84 +57,24 @@ class _Round:
     again: bool = False
 
 
-@define(eq=False)
-class ParkedSend:
-    """Acknowledgements of one chunk, to be written once the log is safe up to `position`."""
-
-    connection: Connection
-    position: int
-    deadline: float
-    acks: list[Any] = field(repr=False)
-    since: float = 0.0
-
-
 def _not_wired(*_: Any) -> Any:
     raise AssertionError("Waits is not wired to the parts that answer")
 
 
-class ParkingLine:
-    """Sends that wait until the log is safe up to their positions, in the order in which it grew.
-
-    `release(parked, in_time)` writes acknowledgements; `announce(deadline)` is told of each new deadline,
-    `waited(since, acks)` of those that were reached and since when they stood here.
-    """
-
-    def __init__(self, announce: Callable[[float], None]) -> None:
-        self.release: Callable[[ParkedSend, bool], None] = _not_wired
-        self.waited: Callable[[float, int], None] = lambda since, acks: None
-        self.acks = 0
-        self._announce = announce
-        self._line: deque[ParkedSend] = deque()
-
-    def park(self, parked: ParkedSend) -> None:
-        """Keep acknowledgements until their position is reached. Positions and deadlines never fall."""
-        assert not self._line or self._line[-1].position <= parked.position
-        self._line.append(parked)
-        self.acks += len(parked.acks)
-        self._announce(parked.deadline)
-
-    def reached(self, position: int) -> None:
-        """The log is safe up to `position`: write the acknowledgements that waited for it."""
-        while self._line and self._line[0].position <= position:
-            self._release(True)
-
-    def expire(self, now: float) -> None:
-        """Answer the sends whose deadline has passed."""
-        while self._line and self._line[0].deadline <= now:
-            self._release(False)
-
-    @property
-    def awaited(self) -> int:
-        """The position that answers every send that waits; -1 when none does."""
-        return self._line[-1].position if self._line else -1
-
-    @property
-    def oldest_deadline(self) -> float:
-        """Deadline of the send that has waited longest; infinite when none waits."""
-        return self._line[0].deadline if self._line else NEVER
-
-    def _release(self, in_time: bool) -> None:
-        parked = self._line.popleft()
-        self.acks -= len(parked.acks)
-        if in_time:
-            self.waited(parked.since, len(parked.acks))
-        self.release(parked, in_time)
-
-
 class Waits:
-    """The tables of waiting requests.
+    """The table of held pulls.
 
     `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
-    `flush` holds the sends that wait for the disk, `replicas` those that wait for a slave.
+    `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
     Pulls are counted, in `held`, for their connections and for their accounts, and once more for each KiB of
     their expressions.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
         self.clock = clock
         self.resume: Callable[[HeldPull, bool], bool] = _not_wired
-        self.rescheduled: Callable[[], None] = lambda: None
+        self._on_deadline = on_deadline
         self.held = 0
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
@@ -147,10 +84,6 @@ class Waits:
         self._long: dict[Connection, int] = {}  # what expressions add
         self._timers: list[tuple[float, int, HeldPull]] = []
         self._order = count()
-        self.flush = ParkingLine(self._announce)
-        self.replicas = ParkingLine(self._announce)
-        self.for_topics = 0  # sends that wait until their topic is saved
-        self._announced = NEVER
 
     def held_by(self, connection: Connection) -> int:
         """The pulls held for a connection."""
@@ -175,7 +108,7 @@ class Waits:
         heappush(self._timers, (pull.deadline, next(self._order), pull))
         if len(self._timers) > 64 + 2 * self.held:
             self._drop_stale_timers()
-        self._announce(pull.deadline)
+        self._on_deadline(pull.deadline)
 
     def turn(self) -> None:
         """A new turn begins: as many pulls may be looked at again as in any other."""
@@ -206,15 +139,13 @@ class Waits:
         round = self._rounds[key] = _Round(list(reversed(pulls)), end)
         self._go_on(key, round)
         if key in self._rounds:
-            self._announce(self.clock())
+            self._on_deadline(self.clock())
 
     def step(self, now: float) -> float:
         """Answer what is due at `now`; returns the next deadline, infinite when nothing waits.
 
         It is `now` when more is due, or ready, than a turn may do: others go first then.
         """
-        self.flush.expire(now)
-        self.replicas.expire(now)
         self.turn()
         for key, round in list(self._rounds.items()):
             if self._tries > 0:
@@ -225,10 +156,7 @@ class Waits:
             if not pull.answered:
                 self._tries -= 1
                 self._finish(pull)
-        lines = min(self.flush.oldest_deadline, self.replicas.oldest_deadline)
-        pulls = now if self._rounds else timers[0][0] if timers else NEVER
-        self._announced = min(lines, pulls)
-        return self._announced
+        return now if self._rounds else timers[0][0] if timers else NEVER
 
     def _go_on(self, key: tuple[str, int], round: _Round) -> None:
         """Try some pulls of a round; it goes behind the others, or ends."""
@@ -247,7 +175,7 @@ class Waits:
             self._rounds[key] = round
 
     def on_close(self, connection: Connection) -> None:
-        """A connection is gone: forget its pulls. Its parked sends stay; their replies fall on deaf ears."""
+        """A connection has ended: forget its pulls."""
         for pull in self._of_connection.pop(connection, ()):
             self._drop(pull)
 
@@ -292,11 +220,6 @@ class Waits:
     def _drop_stale_timers(self) -> None:
         self._timers = [timer for timer in self._timers if not timer[2].answered]
         heapify(self._timers)
-
-    def _announce(self, deadline: float) -> None:
-        if deadline < self._announced:
-            self._announced = deadline
-            self.rescheduled()
 
 
 def _add(table: dict[Any, int], key: Any, count: int) -> None:

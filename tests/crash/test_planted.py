@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rmq.broker import ha, replication
+from rmq.broker.acknowledgement import Acknowledgement
 from rmq.broker.ha import REPORT, MasterSession, SlaveSession
-from rmq.broker.parking import Parking
 from rmq.broker.timer import Timers
 from rmq.broker.transaction import Transactions
 from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
@@ -91,12 +91,12 @@ def replicated_level() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
     session = MasterSession(rig.store, 0.0)
     session.received(REPORT.pack(0), 0.0)
-    rig.broker.replicas.join(session, "10.0.0.7:1", lambda: None)
+    rig.broker.acknowledgement.replicas.join(session, "10.0.0.7:1", lambda: None)
     assert rig.ask(send()) == []
     while session.frame(0.0):
         pass
     session.received(REPORT.pack(rig.store.max_physical_offset), 0.0)
-    rig.broker.replicas.acknowledged()
+    rig.broker.acknowledgement.replicas.acknowledged()
     assert [answer.code for answer in rig.wire.take()] == [0]
 
 
@@ -232,19 +232,19 @@ def a_failed_sync_passes(patch: pytest.MonkeyPatch) -> None:
 def acknowledged_before_the_flush(patch: pytest.MonkeyPatch) -> None:
     """The broker answers a SYNC_FLUSH send at its commit."""
 
-    def park(self: Any, connection: Any, waiting: Any) -> None:
-        connection.write(self._acks.stored(waiting))
+    def park(self: Any, connection: Any, acks: Any) -> None:
+        connection.write(self._answers.stored(acks))
 
-    patch.setattr(Parking, "_park", park)
+    patch.setattr(Acknowledgement, "_park", park)
 
 
 def acknowledged_before_the_slave(patch: pytest.MonkeyPatch) -> None:
     """A slave that is there counts as one that has the message."""
 
-    def await_slave(self: Any, parked: Any) -> None:
-        parked.connection.write(self._acks.stored(parked.acks))
+    def await_slave(self: Any, connection: Any, position: int, acks: Any) -> None:
+        connection.write(self._answers.stored(acks))
 
-    patch.setattr(Parking, "_await_slave", await_slave)
+    patch.setattr(Acknowledgement, "_await_slave", await_slave)
 
 
 def forged_acknowledgement_taken(patch: pytest.MonkeyPatch) -> None:

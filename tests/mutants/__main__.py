@@ -29,7 +29,7 @@ ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "store": (90, ("rmq/store/*.py",)),
     "broker": (100, ("rmq/broker/*.py",)),
-    "ha": (40, ("rmq/broker/ha*.py", "rmq/broker/replica*.py", "rmq/broker/parking.py")),
+    "ha": (40, ("rmq/broker/ha*.py", "rmq/broker/replica*.py", "rmq/broker/acknowledgement.py")),
     "client": (70, ("rmq/client/*.py",)),
     "acl": (30, ("plugins/rmq_acl/*.py",)),
     "protocol": (50, ("rmq/protocol/*.py", "rmq/remoting/*.py")),

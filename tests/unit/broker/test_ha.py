@@ -265,20 +265,20 @@ def test_a_sync_master_without_a_slave_says_so() -> None:
 def test_a_sync_master_answers_when_a_slave_has_the_message() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
     slave = FakeSession(0)
-    rig.broker.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+    rig.broker.acknowledgement.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     assert rig.ask(send()) == []
     slave.acknowledged = rig.store.max_physical_offset - 1
-    rig.broker.replicas.acknowledged()
+    rig.broker.acknowledgement.replicas.acknowledged()
     assert rig.wire.take() == []
     slave.acknowledged += 1
-    rig.broker.replicas.acknowledged()
+    rig.broker.acknowledgement.replicas.acknowledged()
     (answer,) = rig.wire.take()
     assert answer.code == 0
 
 
 def test_a_slave_that_does_not_answer_in_time_is_told_of() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER})
-    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+    rig.broker.acknowledgement.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     rig.ask(send())
     assert rig.broker.step_waits(rig.seconds + 2.9) == pytest.approx(rig.seconds + 3)
     assert rig.wire.take() == []
@@ -289,7 +289,7 @@ def test_a_slave_that_does_not_answer_in_time_is_told_of() -> None:
 
 def test_a_slave_far_behind_is_not_waited_for() -> None:
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER, "ha_slave_fallbehind_max": 100})
-    rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+    rig.broker.acknowledgement.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     (answer,) = rig.ask(send())
     assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
 
@@ -298,10 +298,10 @@ def test_disk_and_slave_are_both_waited_for() -> None:
     roles = {"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
     rig = Rig(store=roles)
     slave = FakeSession(0)
-    rig.broker.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+    rig.broker.acknowledgement.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     rig.ask(send())
     slave.acknowledged = rig.store.max_physical_offset
-    rig.broker.replicas.acknowledged()
+    rig.broker.acknowledgement.replicas.acknowledged()
     assert rig.wire.take() == []
     rig.broker.flushed(rig.store.max_physical_offset)
     (answer,) = rig.wire.take()
@@ -314,13 +314,13 @@ def test_after_the_disk_the_slave_is_still_waited_for() -> None:
     for has_it in (True, False):
         rig = Rig(store=roles)
         slave = FakeSession(0)
-        rig.broker.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+        rig.broker.acknowledgement.replicas.join(slave, "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
         rig.ask(send())
         rig.broker.flushed(rig.store.flush())
         assert rig.wire.take() == []  # on disk, and on no slave
         if has_it:
             slave.acknowledged = rig.store.max_physical_offset
-            rig.broker.replicas.acknowledged()
+            rig.broker.acknowledgement.replicas.acknowledged()
         else:
             rig.broker.step_waits(rig.seconds + 3)
         wanted = ResponseCode.SUCCESS if has_it else ResponseCode.FLUSH_SLAVE_TIMEOUT

@@ -24,7 +24,7 @@ class SlowRig(Rig):
         super().__init__()
         assert self.one(send("Known")).code == 0
         self.wanted = 0
-        self.broker.new_topics.wanted = self._want
+        self.broker.topics_wanted = self._want
 
     def _want(self) -> None:
         self.wanted += 1
@@ -58,20 +58,20 @@ def test_every_kind_of_first_message_waits_until_its_topic_is_saved(rig: SlowRig
     request = KINDS[kind](rig)
     assert rig.ask(request) == []
     assert rig.wanted == 1
-    rig.broker.new_topics.save_now()
+    rig.broker.save_topics()
     (answer,) = rig.wire.take()
     assert (answer.opaque, answer.code) == (request.opaque, 0)
     again = Rig(disk=rig.disk.copy())
     assert set(again.broker.topics.table) == set(rig.broker.topics.table)
-    assert rig.broker.waits.for_topics == 0
+    assert rig.broker.acknowledgement.waiting_for_topics == 0
 
 
 def test_senders_to_other_topics_are_answered_at_once_in_the_same_chunk_too(rig: SlowRig) -> None:
     new, known, later = send("New"), send("Known"), send("Known")
     assert [answer.opaque for answer in rig.ask(new, known)] == [known.opaque]
     assert [answer.opaque for answer in rig.ask(later, wire=Wire())] == [later.opaque]
-    assert rig.broker.waits.for_topics == 1
-    rig.broker.new_topics.save_now()
+    assert rig.broker.acknowledgement.waiting_for_topics == 1
+    rig.broker.save_topics()
     assert [answer.opaque for answer in rig.wire.take()] == [new.opaque]
 
 
@@ -84,9 +84,9 @@ def test_the_second_message_waits_too_and_a_topic_made_meanwhile_for_the_next_sa
     assert rig.ask(third) == []
     write()
     rig.broker.topics.saved(made)
-    rig.broker.new_topics.saved()
+    rig.broker.acknowledgement.topics_saved()
     assert [answer.opaque for answer in rig.wire.take()] == [first.opaque, second.opaque]
-    rig.broker.new_topics.save_now()
+    rig.broker.save_topics()
     assert [answer.opaque for answer in rig.wire.take()] == [third.opaque]
 
 
@@ -99,10 +99,10 @@ def test_when_the_topic_cannot_be_saved_nobody_is_told_success(
     rig.ask(send("New"), sent_back(rig))
     with monkeypatch.context() as patch:
         patch.setattr(rig.store, "save_config", full)
-        rig.broker.new_topics.save_now()
+        rig.broker.save_topics()
     assert [answer.code for answer in rig.wire.take()] == 2 * [ResponseCode.SERVICE_NOT_AVAILABLE]
     assert rig.ask(send("New")) == []
-    rig.broker.new_topics.save_now()
+    rig.broker.save_topics()
     assert [answer.code for answer in rig.wire.take()] == [0]
 
 
@@ -110,11 +110,11 @@ def test_after_the_topic_it_waits_for_the_disk() -> None:
     rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     kicked: list[None] = []
     rig.broker.flush_wanted = lambda: kicked.append(None)
-    rig.broker.new_topics.wanted = lambda: None
+    rig.broker.topics_wanted = lambda: None
     assert rig.ask(send("New")) == []
-    assert rig.broker.waits.flush.acks == 0
-    assert rig.broker.waits.for_topics == 1
-    rig.broker.new_topics.save_now()
+    assert rig.broker.acknowledgement.disk.acks == 0
+    assert rig.broker.acknowledgement.waiting_for_topics == 1
+    rig.broker.save_topics()
     assert rig.wire.take() == []
     assert kicked
     rig.broker.flushed(rig.store.flush())
@@ -133,7 +133,7 @@ def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None
     gone = Wire()
     rig.ask(send("New"), wire=gone)
     rig.broker.on_close(gone)  # type: ignore[arg-type]
-    rig.broker.new_topics.save_now()
+    rig.broker.save_topics()
     assert rig.one(send("New")).code == 0
 
 
@@ -158,4 +158,4 @@ def test_the_text_is_made_in_slices(rig: SlowRig) -> None:
 def test_a_failed_write_of_the_log_is_not_confused_with_it(rig: SlowRig) -> None:
     rig.disk.fail("write", "commitlog")
     assert [answer.code for answer in rig.ask(send("New"))] == [ResponseCode.SERVICE_NOT_AVAILABLE]
-    assert rig.broker.waits.for_topics == 0
+    assert rig.broker.acknowledgement.waiting_for_topics == 0

@@ -103,7 +103,7 @@ def test_an_answer_to_nobody(rig: Rig) -> None:
 
 def test_an_asker_that_is_silent(rig: Rig, asker: Wire) -> None:
     rung: list[None] = []
-    rig.broker.waits.rescheduled = lambda: rung.append(None)
+    rig.broker.deadline_wanted = lambda: rung.append(None)
     rig.ask(reply())
     assert rung, "the loop that ends requests on their way must be woken"
     deadline = rig.seconds + PUSH_SECONDS

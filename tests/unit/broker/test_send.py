@@ -377,7 +377,7 @@ def sync_rig() -> Rig:
 def test_with_sync_flush_the_answer_waits_for_the_disk() -> None:
     rig = sync_rig()
     wanted = []
-    rig.broker.flush_wanted = lambda: wanted.append(rig.broker.waits.flush.awaited)
+    rig.broker.flush_wanted = lambda: wanted.append(rig.broker.acknowledgement.disk.awaited)
     assert rig.ask(send(body=b"1"), send(body=b"2")) == []
     assert wanted == [rig.store.max_physical_offset]
     assert rig.bodies("Orders") == [b"1", b"2"]
@@ -393,7 +393,7 @@ def test_a_sender_that_does_not_want_to_wait_is_answered_at_once() -> None:
     rig = sync_rig()
     (answer,) = rig.ask(send(properties="WAIT\x01false"), send(body=b"waits"), batch())
     assert answer.code == 0
-    assert rig.broker.waits.flush.acks == 2
+    assert rig.broker.acknowledgement.disk.acks == 2
 
 
 def test_a_slow_disk_is_told_as_such_and_the_message_is_kept() -> None:

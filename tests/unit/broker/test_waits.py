@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.waits import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, ParkedSend, Waits
+from rmq.broker.waits import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, Waits
 
 
 class Fixture:
@@ -19,12 +19,9 @@ class Fixture:
         self.now = 0.0
         self.found: set[str] = set()
         self.answers: list[tuple[str, bool]] = []
-        self.released: list[tuple[int, bool]] = []
-        self.announced: list[float] = []
-        self.waits = Waits(lambda: self.now)
+        self.deadlines: list[float] = []
+        self.waits = Waits(lambda: self.now, self.deadlines.append)
         self.waits.resume = self._resume
-        self.waits.flush.release = lambda parked, in_time: self.released.append((parked.position, in_time))
-        self.waits.rescheduled = lambda: self.announced.append(self.now)
 
     def _resume(self, pull: HeldPull, last: bool) -> bool:
         name = pull.request.remark
@@ -54,9 +51,6 @@ class Fixture:
         )
         self.waits.hold_pull(pull)
         return pull
-
-    def park(self, position: int, *, wait: float = 5, acks: int = 1) -> None:
-        self.waits.flush.park(ParkedSend(peer(), position, self.now + wait, [None] * acks))
 
 
 def peer() -> Any:
@@ -181,10 +175,10 @@ def test_an_arrival_looks_at_a_bounded_number_of_pulls_and_the_turns_after_it_at
 def test_the_loop_is_woken_for_pulls_that_a_turn_had_no_room_for(table: Fixture) -> None:
     for number in range(TRIES_OF_A_QUEUE + 1):
         table.hold(f"p{number}")
-    table.now, before = 1, len(table.announced)
+    table.now, before = 1, len(table.deadlines)
     table.waits.turn()
     table.waits.arrived("T", 0, 6)
-    assert table.announced[before:] == [1]
+    assert table.deadlines[before:] == [1]
 
 
 def test_one_turn_over_many_queues_is_bounded_as_well_and_no_queue_waits_for_another(table: Fixture) -> None:
@@ -254,38 +248,6 @@ def test_pulls_are_counted_for_their_connection_and_account_and_by_their_size(ta
     assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (1, 0, 1)
     waits.on_close(other)
     assert waits._of_account == waits._long == waits._pulls == waits._of_connection == {}
-
-
-def test_a_flush_answers_all_sends_that_it_covers(table: Fixture) -> None:
-    table.park(100)
-    table.park(200, acks=3)
-    table.park(300)
-    assert (table.waits.flush.awaited, table.waits.flush.acks) == (300, 5)
-    table.waits.flush.reached(200)
-    assert table.released == [(100, True), (200, True)]
-    assert (table.waits.flush.awaited, table.waits.flush.acks) == (300, 1)
-    table.waits.flush.reached(300)
-    assert (table.waits.flush.awaited, table.waits.flush.acks) == (-1, 0)
-
-
-def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -> None:
-    table.park(100, wait=5)
-    table.now = 1
-    table.park(200, wait=5)
-    assert table.waits.step(5) == 6
-    assert table.released == [(100, False)]
-    table.waits.flush.reached(200)
-    assert table.released == [(100, False), (200, True)]
-
-
-def test_the_timer_task_is_told_only_of_an_earlier_deadline(table: Fixture) -> None:
-    table.hold("a", wait=15)
-    table.now = 1
-    table.hold("b", wait=15)
-    assert len(table.announced) == 1
-    table.hold("c", wait=3)
-    assert len(table.announced) == 2
-    assert table.waits.step(4) == 15
 
 
 def test_stopping_answers_every_pull(table: Fixture) -> None:

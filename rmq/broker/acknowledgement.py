@@ -1,0 +1,494 @@
+"""Acknowledgement: a send is answered when its message is as safe as the settings ask.
+
+What must hold, in this order, before a producer hears of success:
+
+1. its chunk's batch is written to the log; when that fails, all of the chunk are refused with the cause;
+2. its topic is in topics.json, if a send has made the topic;
+3. the log is synced that far, with flushDiskType=SYNC_FLUSH; after syncFlushTimeout the answer is
+   FLUSH_DISK_TIMEOUT;
+4. a slave has the log that far, with brokerRole=SYNC_MASTER; the answer is SLAVE_NOT_AVAILABLE when none is
+   near enough to be waited for, FLUSH_SLAVE_TIMEOUT after slaveTimeout.
+
+Who sends with WAIT=false, and a consumer that sends a message back, needs 1 and 2 only. An answer of 3 or 4
+that is not success still has the message's id: the message is stored, its safety is not known.
+
+What waits is a row in a line, without a task or a timer of its own: a sync or a slave's report answers all
+that it covers, and `step` those whose deadline has passed. When the broker stops, what a last sync does not
+answer is told the same as at its deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+from attrs import define, field
+
+from rmq.broker.refusals import not_written
+from rmq.errors import StoreError
+from rmq.message import dlq_topic, retry_topic
+from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import encode, encode_send_reply
+from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
+from rmq.store.config import BrokerRole, FlushDiskType
+from rmq.store.store import Batch
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.broker.ha import MasterSession
+    from rmq.broker.metrics import Timings
+    from rmq.broker.topics import Topics
+    from rmq.metrics import Histogram
+    from rmq.protocol.record import Record
+    from rmq.remoting.connection import Connection
+    from rmq.store.config import StoreConfig
+    from rmq.store.store import Store
+
+
+class Marked(list["Record"]):
+    """Records whose acknowledgement says more: `header` are fields of it that others do not have."""
+
+    def __init__(self, records: Iterable[Record], header: Mapping[str, str]) -> None:
+        super().__init__(records)
+        self.header = header
+
+
+Records = list["Record"] | tuple["Record", ...] | Batch
+Ack = tuple["Command", int, Records]
+"""A send to acknowledge, the queue id that its producer is told, and its records."""
+
+
+@define(eq=False)
+class Senders:
+    """Who gets an answer for one chunk: `waiting` when the log is safe, `at_once` when it is written (sends
+    with WAIT=false), `returned` likewise (messages that a consumer sent back)."""
+
+    waiting: list[Ack] = field(factory=list)
+    at_once: list[Ack] = field(factory=list)
+    returned: list[Command] = field(factory=list)
+
+    def __len__(self) -> int:
+        return len(self.waiting) + len(self.at_once) + len(self.returned)
+
+    def refuse(self, connection: Connection, code: int, remark: str) -> None:
+        """Tell all of them that nothing is stored."""
+        for request, _, _ in self.waiting + self.at_once:
+            connection.reply(request.reply(code, remark))
+        for request in self.returned:
+            connection.reply(request.reply(code, remark))
+
+
+class Acknowledgement:
+    """Answers the sends of a broker.
+
+    A handler of sends adds to `pending` whom the batch that is being put concerns. Once it is committed,
+    `committed` answers them or lets them wait; `refused` and `forget` are for a commit that failed.
+
+    `clock` is in seconds. `on_deadline(at)` is called with each new deadline, so that `step` is called by
+    then; `on_sync_wanted` when a sync is waited for, which `synced` is to report.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store: Store,
+        topics: Topics,
+        *,
+        clock: Callable[[], float],
+        timings: Timings,
+        on_deadline: Callable[[float], None],
+        on_sync_wanted: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._clock = clock
+        self._on_sync_wanted = on_sync_wanted
+        self.pending = Senders()
+        self._new_topics: list[tuple[Connection, Senders]] = []
+        self.disk = Line(clock, timings.flush_wait, on_deadline, self._on_disk)
+        self.slaves = Line(clock, timings.replication_wait, on_deadline, self._on_slave)
+        self.replicas = Replicas(store.config.ha_slave_fallbehind_max, self.slaves.advance)
+        self.configure(config, store.config)
+
+    def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
+        """Take new values of the settings that may change at run time."""
+        host, region = self._store.store_host, config.region_id
+        self._answers = Answers(host, region=region, trace_on=config.trace_on)
+        self._syncs = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
+        self._replicates = store_config.broker_role is BrokerRole.SYNC_MASTER
+        self._disk_seconds = store_config.sync_flush_timeout / 1000
+        self._slave_seconds = store_config.slave_timeout / 1000
+
+    # ---- the batch that is being put ----
+
+    def records(self) -> list[Record]:
+        """The records of the pending batch whose senders get an answer."""
+        stored = [records for _, _, records in self.pending.waiting + self.pending.at_once]
+        return [record for records in stored if not isinstance(records, Batch) for record in records]
+
+    def committed(self, connection: Connection) -> None:
+        """The pending batch is written: answer its senders, or let them wait for what is missing."""
+        senders, self.pending = self.pending, Senders()
+        self._answer(connection, senders)
+
+    def refused(self, connection: Connection, code: int, remark: str) -> None:
+        """The pending batch could not be written: nobody of it is told success."""
+        senders, self.pending = self.pending, Senders()
+        senders.refuse(connection, code, remark)
+
+    def forget(self) -> None:
+        """Answer nobody of the pending batch: after a bug it is not known what of it is written."""
+        self.pending = Senders()
+
+    def _answer(self, connection: Connection, senders: Senders) -> None:
+        if self._topics.unsaved:
+            senders = self._hold_for_topics(connection, senders)
+        waiting, at_once = senders.waiting, senders.at_once
+        if waiting and (self._syncs or self._replicates):
+            self._park(connection, waiting)
+        else:
+            at_once = waiting + at_once if at_once else waiting
+        if at_once:
+            connection.write(self._answers.stored(at_once))
+        for request in senders.returned:
+            connection.reply(request.reply())
+
+    # ---- topics that a send has made ----
+    # Else a broker that is killed would keep acknowledged messages in topics that it does not know. Saving
+    # takes several syncs, so it is done beside the loop; who sends to other topics is not held up.
+
+    @property
+    def waiting_for_topics(self) -> int:
+        """How many sends wait until their topic is saved."""
+        return sum(len(senders) for _, senders in self._new_topics)
+
+    def topics_saved(self) -> None:
+        """Topics have been saved: go on with those who waited for that."""
+        waited, self._new_topics = self._new_topics, []
+        for connection, senders in waited:
+            self._answer(connection, senders)
+
+    def topics_not_saved(self, error: StoreError) -> None:
+        """Topics cannot be saved: nobody who waited for that is told success."""
+        waited, self._new_topics = self._new_topics, []
+        for connection, senders in waited:
+            senders.refuse(connection, *not_written(error))
+
+    def _hold_for_topics(self, connection: Connection, senders: Senders) -> Senders:
+        """Keep those whose topic is not saved; returns the others."""
+        held, free = Senders(), Senders()
+        for ack in senders.waiting:
+            (held if self._is_to_new_topic(ack) else free).waiting.append(ack)
+        for ack in senders.at_once:
+            (held if self._is_to_new_topic(ack) else free).at_once.append(ack)
+        for request in senders.returned:
+            (held if self._is_returned_to_new_topic(request) else free).returned.append(request)
+        if held:
+            self._new_topics.append((connection, held))
+        return free
+
+    def _is_to_new_topic(self, ack: Ack) -> bool:
+        """Whether one of the topics of a send is not saved: the one it was sent to, or where it lies."""
+        request, _, records = ack
+        unsaved = self._topics.unsaved
+        if not isinstance(records, Batch) and any(record.topic in unsaved for record in records):
+            return True
+        named = getattr(request.header, "topic", None) or request.ext.get("topic") or request.ext.get("b")
+        return named is None or named in unsaved
+
+    def _is_returned_to_new_topic(self, request: Command) -> bool:
+        group = request.read(ConsumerSendMsgBackRequestHeader).group
+        return retry_topic(group) in self._topics.unsaved or dlq_topic(group) in self._topics.unsaved
+
+    # ---- disk and slaves ----
+
+    def synced(self, position: int) -> None:
+        """The log is on the medium up to `position`."""
+        self.disk.advance(position)
+
+    def step(self, now: float) -> float:
+        """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""
+        self.disk.expire(now)
+        self.slaves.expire(now)
+        return min(self.disk.deadline, self.slaves.deadline)
+
+    def stop(self) -> None:
+        """Answer all who still wait: there will be no further sync, and slaves are cut off."""
+        self.disk.expire(math.inf)
+        self.slaves.expire(math.inf)
+
+    @property
+    def waiting(self) -> int:
+        """How many sends wait for anything."""
+        waiting = self.disk.acks + self.slaves.acks
+        return waiting + self.waiting_for_topics if self._new_topics else waiting
+
+    def _park(self, connection: Connection, acks: list[Ack]) -> None:
+        # The log's end: right after a commit that of this chunk. Who waited for a topic waits for more than
+        # its own records, because positions in a line must not fall; the next sync covers all of them anyway.
+        position = self._store.max_physical_offset
+        if self._syncs:
+            self.disk.park(connection, position, acks, self._disk_seconds)
+            self._on_sync_wanted()
+        else:
+            self._await_slave(connection, position, acks)
+
+    def _on_disk(self, parked: Parked, in_time: bool) -> None:
+        if not in_time:
+            self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_DISK_TIMEOUT)
+        elif self._replicates:
+            self._await_slave(parked.connection, parked.position, parked.acks)
+        else:
+            parked.connection.write(self._answers.stored(parked.acks))
+
+    def _await_slave(self, connection: Connection, position: int, acks: list[Ack]) -> None:
+        """Answer now when a slave has it, or when none can be waited for; else park."""
+        if self.replicas.offset >= position:
+            connection.write(self._answers.stored(acks))
+        elif not self.replicas.are_near(position):
+            self._unsure(connection, acks, ResponseCode.SLAVE_NOT_AVAILABLE)
+        else:
+            self.slaves.park(connection, position, acks, self._slave_seconds)
+
+    def _on_slave(self, parked: Parked, in_time: bool) -> None:
+        if in_time:
+            parked.connection.write(self._answers.stored(parked.acks))
+        else:
+            self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_SLAVE_TIMEOUT)
+
+    def _unsure(self, connection: Connection, acks: list[Ack], code: ResponseCode) -> None:
+        """These are stored, but not known to be as safe as they should be: `code` says how."""
+        for ack in acks:
+            connection.reply(self._answers.unsure(ack, code))
+
+
+@define(eq=False)
+class Parked:
+    """Acknowledgements of one chunk, to be written once the log is safe up to `position`."""
+
+    connection: Connection
+    position: int
+    acks: list[Ack] = field(repr=False)
+    deadline: float
+    since: float
+
+
+class Line:
+    """Sends that wait until the log is safe up to their positions, in the order in which it grew.
+
+    `release(parked, in_time)` answers them. `waited` gets how long those stood here that were in time.
+    `on_deadline` is told of each new deadline. Times are seconds of `clock`.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        waited: Histogram,
+        on_deadline: Callable[[float], None],
+        release: Callable[[Parked, bool], None],
+    ) -> None:
+        self.acks = 0
+        self._clock = clock
+        self._waited = waited
+        self._on_deadline = on_deadline
+        self._release = release
+        self._line: deque[Parked] = deque()
+
+    def park(self, connection: Connection, position: int, acks: list[Ack], seconds: float) -> None:
+        """Keep acknowledgements until their position is safe, so long at most. Positions never fall."""
+        now = self._clock()
+        assert not self._line or self._line[-1].position <= position
+        self._line.append(Parked(connection, position, acks, now + seconds, now))
+        self.acks += len(acks)
+        self._on_deadline(now + seconds)
+
+    def advance(self, position: int) -> None:
+        """The log is safe up to `position`: release those who waited for it."""
+        while self._line and self._line[0].position <= position:
+            parked = self._take()
+            self._waited.observe(self._clock() - parked.since, len(parked.acks))
+            self._release(parked, True)
+
+    def expire(self, now: float) -> None:
+        """Release those whose deadline has passed."""
+        while self._line and self._line[0].deadline <= now:
+            self._release(self._take(), False)
+
+    @property
+    def awaited(self) -> int:
+        """The position that answers every send that waits; -1 when none does."""
+        return self._line[-1].position if self._line else -1
+
+    @property
+    def deadline(self) -> float:
+        """Of the send that has waited longest; infinite when none waits."""
+        return self._line[0].deadline if self._line else math.inf
+
+    def _take(self) -> Parked:
+        parked = self._line.popleft()
+        self.acks -= len(parked.acks)
+        return parked
+
+
+class Replicas:
+    """The links to slaves. `fallbehind_max` bytes behind the log's end, a slave does not count as there.
+
+    `on_advance(offset)` is called when the log may be on a slave farther than before.
+    """
+
+    def __init__(self, fallbehind_max: int, on_advance: Callable[[int], None]) -> None:
+        self.fallbehind_max = fallbehind_max
+        self._on_advance = on_advance
+        self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
+
+    def join(self, session: MasterSession, peer: str, wake: Callable[[], None]) -> None:
+        """A slave's link is up; `wake` is called when the log has grown."""
+        self._links[session] = peer, wake
+
+    def leave(self, session: MasterSession) -> None:
+        """A slave's link has ended. What it has acknowledged it still has, but nobody waits for it."""
+        del self._links[session]
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    @property
+    def offset(self) -> int:
+        """The physical offset up to which some slave has the log; -1 without slaves."""
+        return max((session.acknowledged for session in self._links), default=-1)
+
+    def are_near(self, position: int) -> bool:
+        """Whether a slave is near enough to the log's end that waiting for it makes sense."""
+        offset = self.offset
+        return offset >= 0 and position - offset < self.fallbehind_max
+
+    def grown(self) -> None:
+        """The log has grown: wake the links."""
+        for _, wake in self._links.values():
+            wake()
+
+    def acknowledged(self) -> None:
+        """A slave has reported how far it has the log."""
+        self._on_advance(self.offset)
+
+    def rows(self) -> dict[str, int]:
+        """Each slave's address and how far it has the log."""
+        return {peer: session.acknowledged for session, (peer, _) in self._links.items()}
+
+
+# ---- answers as bytes ----
+
+_PREFIX: Final = Struct(">ii")
+_TEMPLATE: Final = (
+    '{"code":0,"extFields":{"queueId":"%%d","TRACE_ON":"%s","MSG_REGION":"%s","msgId":"%s%%016X",'
+    f'"queueOffset":"%%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%%d,'
+    f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+)
+_BINARY: Final = Struct(">iIhBhiiii")
+_LENGTH: Final = Struct(">i")
+_BINARY_BIT: Final = ROCKETMQ << 24
+_LANGUAGE: Final = int(LanguageCode[LANGUAGE])
+
+
+def _name(name: str) -> bytes:
+    return len(name).to_bytes(2, "big") + name.encode()
+
+
+def _field(name: str, value: str) -> bytes:
+    """A header field in the binary form."""
+    return _name(name) + _LENGTH.pack(len(value)) + value.encode()
+
+
+_QUEUE_ID: Final = _name("queueId")
+_QUEUE_OFFSET: Final = _name("queueOffset")
+
+
+class Answers:
+    """The answers to sends as bytes. `host` is the address in offset message ids, of 8 or 20 bytes.
+
+    One is made for each message, so both its forms are templates with the broker's constants filled in
+    already; answers to batches, which are few, go through the general encoder.
+    """
+
+    def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:
+        prefix = host.hex().upper()
+        self._id = f"{prefix}%016X"
+        self._region = region
+        self._trace_on = "true" if trace_on else "false"
+        self._template = (_TEMPLATE % (self._trace_on, region, prefix)).encode()
+        fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
+        self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
+        self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
+
+    def stored(self, acks: Iterable[Ack]) -> bytes:
+        """The frames that say that these are stored."""
+        template, pack = self._template, _PREFIX.pack
+        frames = []
+        for request, queue_id, records in acks:
+            if records.__class__ is not tuple:
+                frames.append(self._encoded(request, queue_id, records))
+                continue
+            record: Record = records[0]  # type: ignore[assignment]  # a cast is felt for each message
+            if request.serialization == JSON:
+                header = template % (queue_id, record.physical_offset, record.queue_offset, request.opaque)
+                size = len(header)
+                frames.append(pack(size + 4, size))
+                frames.append(header)
+            else:
+                frames += self._binary(request.opaque, queue_id, record)
+        return b"".join(frames)
+
+    def _binary(self, opaque: int, queue_id: int, record: Record) -> tuple[bytes, ...]:
+        """The pieces of the frame in the binary form."""
+        queue, place = b"%d" % queue_id, b"%d" % record.queue_offset
+        size = self._binary_size + len(queue) + len(place)
+        return (
+            _BINARY.pack(size + 25, _BINARY_BIT | size + 21, 0, _LANGUAGE, VERSION, opaque, 1, 0, size),
+            self._binary_fields,
+            b"%016X" % record.physical_offset,
+            _QUEUE_ID,
+            _LENGTH.pack(len(queue)),
+            queue,
+            _QUEUE_OFFSET,
+            _LENGTH.pack(len(place)),
+            place,
+        )
+
+    def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
+        if isinstance(records, Marked):
+            return encode(request.reply(0, None, self._header(queue_id, records)))
+        offset = _first_offset(records)
+        return encode_send_reply(request, self._ids(records), queue_id, offset, self._region, self._trace_on)
+
+    def unsure(self, ack: Ack, code: ResponseCode) -> Command:
+        """The answer for messages that are stored, but not as safely as they should be: `code` says how."""
+        request, queue_id, records = ack
+        return request.reply(code, None, self._header(queue_id, records))
+
+    def _header(self, queue_id: int, records: Records) -> dict[str, str]:
+        return {
+            "msgId": self._ids(records),
+            "queueId": str(queue_id),
+            "queueOffset": str(_first_offset(records)),
+            "MSG_REGION": self._region,
+            "TRACE_ON": self._trace_on,
+            **(records.header if isinstance(records, Marked) else {}),
+        }
+
+    def _ids(self, records: Records) -> str:
+        """The offset message ids, as RocketMQ gives them for a batch: separated by commas."""
+        offsets = (
+            records.physical_offsets
+            if isinstance(records, Batch)
+            else [record.physical_offset for record in records]
+        )
+        return ",".join([self._id] * len(offsets)) % tuple(offsets)
+
+
+def _first_offset(records: Records) -> int:
+    """The queue offset of the first of these records."""
+    return records.queue_offset if isinstance(records, Batch) else records[0].queue_offset

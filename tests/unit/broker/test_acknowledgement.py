@@ -1,0 +1,109 @@
+"""What a send waits for: lines of sends by position and deadline, and what late ones are told."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from rmq.broker.acknowledgement import Line
+from rmq.metrics import Histogram
+from rmq.protocol.codes import ResponseCode
+from rmq.store.config import BrokerRole, FlushDiskType
+
+from .rig import Rig, send
+
+
+class Fixture:
+    """A line with a clock to turn and a record of whom it released."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.released: list[tuple[int, bool]] = []
+        self.deadlines: list[float] = []
+        self.waited = Histogram()
+        self.line = Line(lambda: self.now, self.waited, self.deadlines.append, self._release)
+
+    def _release(self, parked: Any, in_time: bool) -> None:
+        self.released.append((parked.position, in_time))
+
+    def park(self, position: int, *, acks: int = 1) -> None:
+        acknowledgements: Any = [None] * acks
+        self.line.park(None, position, acknowledgements, 5)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def table() -> Fixture:
+    return Fixture()
+
+
+def test_a_flush_answers_all_sends_that_it_covers(table: Fixture) -> None:
+    table.park(100)
+    table.park(200, acks=3)
+    table.park(300)
+    assert (table.line.awaited, table.line.acks) == (300, 5)
+    table.now = 0.5
+    table.line.advance(200)
+    assert table.released == [(100, True), (200, True)]
+    assert (sum(table.waited.counts), table.waited.total) == (4, 2.0)
+    assert (table.line.awaited, table.line.acks) == (300, 1)
+    table.line.advance(300)
+    assert (table.line.awaited, table.line.acks) == (-1, 0)
+
+
+def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -> None:
+    table.park(100)
+    table.now = 1
+    table.park(200)
+    assert table.deadlines == [5, 6]
+    table.line.expire(5)
+    assert table.line.deadline == 6
+    assert table.released == [(100, False)]
+    table.line.advance(200)
+    assert table.released == [(100, False), (200, True)]
+    assert sum(table.waited.counts) == 1
+    assert table.line.deadline == math.inf
+
+
+def test_the_timed_task_is_told_only_of_an_earlier_deadline() -> None:
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    rung: list[float] = []
+    rig.broker.deadline_wanted = lambda: rung.append(rig.seconds)
+    rig.ask(send())
+    rig.seconds += 1
+    rig.ask(send())
+    assert rung == [100]
+    assert rig.broker.step_waits(101) == 105
+    rig.broker.flushed(rig.store.flush())
+    assert rig.broker.step_waits(105) == math.inf
+    rig.ask(send())
+    assert rung == [100, 101]
+
+
+class Slave:
+    """A link to a slave that has the log's beginning and never reports more."""
+
+    acknowledged = 0
+
+
+@pytest.mark.parametrize("flush", FlushDiskType)
+def test_who_waits_for_a_slave_when_the_broker_stops_is_told_that_the_message_is_stored(
+    flush: FlushDiskType,
+) -> None:
+    rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": flush})
+    rig.broker.acknowledgement.replicas.join(Slave(), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+    assert rig.ask(send()) == []
+    rig.broker.flushed(rig.store.flush())
+    assert rig.wire.take() == []
+    rig.broker.acknowledgement.stop()
+    (answer,) = rig.wire.take()
+    assert (answer.code, answer.ext["queueOffset"]) == (ResponseCode.FLUSH_SLAVE_TIMEOUT, "0")
+    assert rig.broker.acknowledgement.waiting == 0
+
+
+def test_who_waits_for_the_disk_when_the_last_sync_fails_is_told_that_it_is_not_known() -> None:
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
+    assert rig.ask(send()) == []
+    rig.broker.acknowledgement.stop()
+    assert [answer.code for answer in rig.wire.take()] == [ResponseCode.FLUSH_DISK_TIMEOUT]
