@@ -32,9 +32,9 @@ from rmq.message import PROPERTY_RETRY_TOPIC, tags_code
 from rmq.protocol import json
 from rmq.protocol.bodies import SubscriptionData
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.json import JAVA
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import property_bytes
-from rmq.protocol.text import JAVA
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig

@@ -62,11 +62,11 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import join_address, split_address, with_scheme
 from rmq.remoting.loop import in_slices
 from rmq.remoting.network import Network, open_stream, unwrapped
 from rmq.remoting.pool import Pool
+from rmq.remoting.server import Acceptor
 from rmq.remoting.stream import Listener, PrefixedStream, Stream
 from rmq.remoting.tls import TlsContexts
 from rmq.store.config import DivergedLog

@@ -64,13 +64,12 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.profile import applied
-from rmq.remoting.acceptor import raise_descriptor_limit
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.limits import Budget
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import serve_listeners
+from rmq.remoting.server import raise_descriptor_limit, serve_listeners
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk

@@ -29,11 +29,10 @@ from rmq.profile import cluster_secret
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network
-from rmq.remoting.server import open_listeners
+from rmq.remoting.server import Acceptor, open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.websocket import WebSocketAccess

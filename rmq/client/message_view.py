@@ -19,9 +19,9 @@ from rmq.client.process_queue import ProcessQueue
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
 from rmq.protocol.codes import SYS_COMPRESSED, SYS_HOST_BITS
+from rmq.protocol.json import JAVA
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part, parts
-from rmq.protocol.text import JAVA
 
 _START = part("size", "magic", "queue_offset")
 _BODY = part("crc", "sys_flag", "body_size")  # with two IPv4 hosts, as mostly

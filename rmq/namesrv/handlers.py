@@ -35,10 +35,10 @@ from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, Command, check_body
 from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
+from rmq.remoting.server import Acceptor
 
 log = logging.getLogger("rmq.namesrv")
 

@@ -36,14 +36,13 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
-from rmq.remoting.acceptor import Acceptor, raise_descriptor_limit
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import serve
+from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.websocket import WebSocketAccess
 

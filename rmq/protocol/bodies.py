@@ -15,7 +15,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol import codes, json
 from rmq.protocol.fields import Body, Int32, Int64, read_int32
-from rmq.protocol.text import JAVA
+from rmq.protocol.json import JAVA
 
 ConsumeType = Annotated[str, codes.ConsumeType]
 MessageModel = Annotated[str, codes.MessageModel]

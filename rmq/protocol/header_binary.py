@@ -22,7 +22,7 @@ from rmq.protocol import headers
 from rmq.protocol.codes import LanguageCode, RequestCode
 from rmq.protocol.command import ROCKETMQ, SEND_V2_CODES, Command
 from rmq.protocol.fields import java_name, short_name
-from rmq.protocol.text import java_text
+from rmq.protocol.json import java_text
 
 LANGUAGES: Final = {int(language): language.name for language in LanguageCode}
 LANGUAGE_NUMBERS: Final = {language.name: int(language) for language in LanguageCode}

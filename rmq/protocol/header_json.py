@@ -24,7 +24,7 @@ from rmq.protocol.headers import (
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
-from rmq.protocol.text import JAVA
+from rmq.protocol.json import JAVA
 
 
 def _number(text: str) -> float:

@@ -1,12 +1,18 @@
-"""JSON as RocketMQ's Java code has it: a lenient reader, a strict writer, and a writer of Java's own form.
+"""JSON and UTF-8 as RocketMQ's Java reads and writes them.
 
 Java's bodies are often not strict JSON: maps with number keys have bare keys (`{0:"a"}`) and maps keyed by a
 message queue have a JSON object as key (`{{"topic":"T"}:5}`). `loads` reads both; a bare key becomes its text
-and an object key becomes its compact JSON text.
+and an object key becomes its compact JSON text. `dumps` writes strict JSON, `dumps_java` Java's own form.
+
+Clients in C++ and PHP send what their source files hold: tags in GBK, say. Java's UTF-8 decoder reads on with
+U+FFFD for each malformed piece, and its encoder writes `?` for half a surrogate pair. Python's "replace"
+differs in one place: three bytes that encode a surrogate (CESU-8) are one malformed piece to Java and three
+to Python. Pinned by tests/golden/utf8.json.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -14,7 +20,35 @@ from json.encoder import encode_basestring
 from typing import Any, Final
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
-from rmq.protocol.text import JAVA
+
+# --- UTF-8 ---
+
+JAVA: Final = "rmq_java"
+"""The name of an error handler: `data.decode("utf-8", JAVA)` and `text.encode("utf-8", JAVA)` never fail."""
+
+
+def java_text(data: bytes) -> str:
+    """UTF-8 as Java reads it."""
+    return data.decode("utf-8", JAVA)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+    if isinstance(error, UnicodeEncodeError):
+        return "?" * (error.end - error.start), error.end
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    data, end = error.object, error.end
+    if data[error.start] == 0xED and end < len(data) and 0xA0 <= data[end] <= 0xBF:
+        end += 1
+        if end < len(data) and 0x80 <= data[end] <= 0xBF:
+            end += 1
+    return "\ufffd", end
+
+
+codecs.register_error(JAVA, _replace)
+
+
+# --- JSON ---
 
 MAX_DEPTH: Final = 512
 """Deeper nesting than this is refused."""

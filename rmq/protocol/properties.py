@@ -30,7 +30,7 @@ from rmq.message import (
     tags_code,
 )
 from rmq.protocol.codes import SYS_PREPARED, SYS_ROLLBACK
-from rmq.protocol.text import JAVA
+from rmq.protocol.json import JAVA
 
 if TYPE_CHECKING:
     from rmq.message import StoredMessage

@@ -37,8 +37,8 @@ from rmq.protocol.codes import (
     SYS_STOREHOST_V6,
     CompressionType,
 )
+from rmq.protocol.json import JAVA, java_text
 from rmq.protocol.properties import decode_properties, encode_properties, record_keys
-from rmq.protocol.text import JAVA, java_text
 
 # --- layout ---
 

@@ -30,8 +30,7 @@ from rmq.protocol.frames import Decoder, encode
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
 from rmq.remoting.loop import Waiter, bare_errors, current_loop
-from rmq.remoting.outbox import Outbox
-from rmq.remoting.stream import Buffer, Stream
+from rmq.remoting.stream import Buffer, Outbox, Stream
 
 log = logging.getLogger(__name__)
 

@@ -23,8 +23,7 @@ from rmq.remoting.address import Address, split_address
 from rmq.remoting.limits import Limits
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.stream import Listener, PrefixedStream, Stream
-from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.tls_stream import tls_client, tls_server
+from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client, tls_server
 from rmq.remoting.websocket import WebSocketAccess, accept_websocket
 
 

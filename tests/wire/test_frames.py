@@ -21,7 +21,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.protocol import headers
 from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder, encode
-from rmq.protocol.text import java_text
+from rmq.protocol.json import java_text
 
 VECTORS = Path(__file__).parents[1] / "golden" / "frames"
 NAMES = sorted(path.stem for path in VECTORS.glob("[0-9]*.json"))

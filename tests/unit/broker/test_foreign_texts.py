@@ -6,8 +6,8 @@ import pytest
 
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder, encode
+from rmq.protocol.json import java_text
 from rmq.protocol.record import decode_records
-from rmq.protocol.text import java_text
 
 from .rig import Rig, batch, pull, send
 

@@ -33,8 +33,7 @@ from rmq.protocol.server_auth import NONCE, PROOF, TIME, WINDOW_MS, ClusterSecre
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.pool import Pool
 from rmq.remoting.stream import Stream
-from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.tls_stream import tls_client
+from rmq.remoting.tls import TlsConfig, TlsContexts, tls_client
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork

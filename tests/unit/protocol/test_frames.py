@@ -18,7 +18,7 @@ from rmq.protocol import frames, header_binary, headers
 from rmq.protocol.codes import LanguageCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder, encode
-from rmq.protocol.text import java_text
+from rmq.protocol.json import java_text
 
 FORMS = [JSON, ROCKETMQ]
 

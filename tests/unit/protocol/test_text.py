@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.header_binary import read_binary
-from rmq.protocol.text import JAVA, java_text
+from rmq.protocol.json import JAVA, java_text
 
 
 def test_java_gave_the_same_texts(golden: Path) -> None:

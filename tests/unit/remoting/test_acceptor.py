@@ -14,9 +14,9 @@ from trio.testing import MockClock
 
 from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
-from rmq.remoting import acceptor as module
-from rmq.remoting.acceptor import ConnectionRate, _network
+from rmq.remoting import server as module
 from rmq.remoting.limits import Budget
+from rmq.remoting.server import ConnectionRate, _network
 from rmq.testing import MemoryNetwork
 
 from .peers import RawPeer

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.remoting.outbox import SMALL_BYTES, Outbox
+from rmq.remoting.stream import SMALL_BYTES, Outbox
 
 sizes = st.one_of(st.integers(0, 50), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, 3 * SMALL_BYTES]))
 steps = st.lists(

@@ -13,8 +13,7 @@ import trustme
 from rmq.remoting import TlsConfig, tcp
 from rmq.remoting.address import split_address
 from rmq.remoting.stream import Stream
-from rmq.remoting.tls import TlsContexts
-from rmq.remoting.tls_stream import tls_client, tls_server
+from rmq.remoting.tls import TlsContexts, tls_client, tls_server
 from rmq.remoting.websocket import accept_websocket, connect_websocket
 from rmq.testing import MemoryNetwork
 
