@@ -35,6 +35,7 @@ from rmq.protocol.headers import (
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
 )
+from rmq.protocol.signature import unsigned
 
 if TYPE_CHECKING:
     from rmq.broker.clients import Clients
@@ -200,7 +201,7 @@ class ClientRequests:
     def _on_running_info(self, request: Command, connection: Connection, now: int) -> None:
         header = request.read(GetConsumerRunningInfoRequestHeader)
         member = self._member(header.consumer_group, header.client_id)
-        self._pass_on(request, connection, member, dict(request.ext), b"")
+        self._pass_on(request, connection, member, {}, b"")
 
     def _on_consume(self, request: Command, connection: Connection, now: int) -> None:
         """Have a consumer consume one stored message at once; its answer tells how that went."""
@@ -209,8 +210,8 @@ class ClientRequests:
         record = self._store.confirmed(_physical_offset(header.msg_id or ""))
         if record is None:
             raise for_code(_FAILED, f"can not find message by the id, {header.msg_id}")
-        ext = {**request.ext, "brokerName": self.config.broker_name}
-        self._pass_on(request, connection, member, ext, bytes(record))
+        added = {"brokerName": self.config.broker_name}
+        self._pass_on(request, connection, member, added, bytes(record))
 
     def _member(self, group: str, client_id: str) -> Member:
         known = self._clients.consumer_group(group)
@@ -220,15 +221,18 @@ class ClientRequests:
         raise for_code(_FAILED, f"The Consumer <{group}> <{client_id}> not online")
 
     def _pass_on(
-        self, request: Command, asker: Connection, member: Member, ext: dict[str, str], body: bytes
+        self, request: Command, asker: Connection, member: Member, added: dict[str, str], body: bytes
     ) -> None:
+        """RocketMQ passes the header on as it is: with an administrator's signature, which the consumer could
+        send to any server as another request."""
+
         def answered(answer: Command | RmqError) -> None:
             if isinstance(answer, RmqError):
                 asker.reply(request.reply(_code_of(answer), f"consumer <{member.client_id}>: {answer}"))
             else:
                 asker.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
 
-        command = Command.request(request.code, ext, body)
+        command = Command.request(request.code, unsigned(request.ext) | added, body)
         self._pending.call(member.connection, command, CALL_SECONDS, answered, asker)
 
     # --- the offsets that members have in memory ---

@@ -506,17 +506,21 @@ def _open_lz4(body: bytes, most: int) -> tuple[bytes, bool]:
 def _open_zstd(body: bytes, most: int) -> tuple[bytes, bool]:
     codec = _codec(CompressionType.ZSTD)
     stream = codec.ZstdDecompressor().decompressobj()
-    parts, size = [], 0
+    parts, at, room = [], 0, most
     try:
-        # It has no limit of its own: 1 KiB holds at most some 300 blocks, each of 128 KiB when open.
-        for at in range(0, len(body), 1024):
-            parts.append(stream.decompress(body[at : at + 1024]))
-            size += len(parts[-1])
-            if size > most or stream.eof:
-                break
+        # It has no limit of its own, so it is given no more blocks at a time than there is room for.
+        while at < len(body) and room >= 0 and not stream.eof:
+            step = max(_ZSTD_BLOCK, room // _ZSTD_OPEN_BLOCK * _ZSTD_BLOCK)
+            parts.append(stream.decompress(body[at : at + step]))
+            at, room = at + step, room - len(parts[-1])
     except codec.ZstdError as error:
         raise RuntimeError(str(error)) from None
     return b"".join(parts), stream.eof
+
+
+_ZSTD_BLOCK: Final = 4
+_ZSTD_OPEN_BLOCK: Final = 128 * 1024
+"""The least size of a block that is not empty, and the most that it can hold (RFC 8878, 3.1.1.2)."""
 
 
 _OPEN: Final = {

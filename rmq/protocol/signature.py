@@ -37,6 +37,8 @@ SIGNATURE: Final = "Signature"
 PROOF: Final = "RmqProof"
 TIME: Final = "RmqTime"
 NONCE: Final = "RmqNonce"
+SIGNING_FIELDS: Final = frozenset({ACCESS_KEY, SECURITY_TOKEN, SIGNATURE, PROOF, TIME, NONCE})
+"""What a sender says of itself; for the server that it asks, and for nobody that the server asks in turn."""
 WINDOW_MS: Final = 300_000
 """How far the clocks of a client and a server may be apart."""
 SESSION_LENGTH: Final = 11
@@ -137,6 +139,11 @@ def signed(command: Command, credentials: Credentials) -> Command:
     ext = with_account(command.ext, credentials)
     ext[SIGNATURE] = signature(ext, command.body, key_of(credentials.secret_key))
     return command.with_ext(ext)
+
+
+def unsigned(ext: Mapping[str, str]) -> dict[str, str]:
+    """A header without what signs it."""
+    return {name: value for name, value in ext.items() if name not in SIGNING_FIELDS}
 
 
 def with_account(ext: Mapping[str, str], credentials: Credentials) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from rmq.broker.client_requests import CALL_SECONDS, STATUS_SECONDS
@@ -15,9 +18,11 @@ from rmq.protocol.headers import (
     GetConsumerStatusRequestHeader,
 )
 from rmq.protocol.record import decode_record
+from rmq.protocol.signature import Credentials, Prover, signed
 
-from .rig import Rig, Wire, send
+from .rig import START, Rig, Wire, send
 
+MANAGER = Credentials("manager", "admin-secret-1")
 QUEUE = MessageQueue("Orders", "rig-a", 0)
 
 
@@ -54,6 +59,21 @@ def test_running_info_comes_from_the_client(rig: Rig) -> None:
     (answer,) = tell(rig, wire, asked.reply(0, "well", {"x": "1"}, b'{"properties":{}}'))
     assert (answer.opaque, answer.code, answer.remark) == (request.opaque, 0, "well")
     assert (dict(answer.ext), answer.body) == ({"x": "1"}, b'{"properties":{}}')
+
+
+@pytest.mark.parametrize("sign", [partial(signed, credentials=MANAGER), Prover(MANAGER, lambda: START)])
+def test_a_consumer_does_not_see_who_signed_what_it_is_asked(
+    rig: Rig, sign: Callable[[Command], Command]
+) -> None:
+    """With RocketMQ's signature of an administrator it could delete topics, at any server of the cluster."""
+    stored = rig.one(send())
+    wire = consumer(rig)
+    header = ConsumeMessageDirectlyResultRequestHeader("billing", "c@1", stored.ext["msgId"])
+    consume = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+    assert rig.ask(sign(running_info()), sign(consume)) == []
+    info, direct = wire.take()
+    assert dict(info.ext) == dict(running_info().ext)
+    assert dict(direct.ext) == {**consume.ext, "brokerName": "rig-a"}
 
 
 def test_two_clients_are_asked_each_for_itself(rig: Rig) -> None:

@@ -442,6 +442,22 @@ def test_a_body_that_grows_is_not_held_in_memory(
     assert peak < 50_000_000
 
 
+def test_blocks_of_a_bomb_are_opened_only_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """zstandard's stream has no limit; blocks of one repeated byte are the smallest that can be."""
+    pytest.importorskip("zstandard")
+    monkeypatch.setattr(codec, "BODY_MAX", 1 << 20)
+    head = struct.pack("<IBB", 0xFD2FB528, 0, 7 << 3)  # windows of 128 KiB
+    block, last = struct.pack("<I", 1 << 20 | 2)[:3] + b"a", struct.pack("<I", 1 << 20 | 3)[:3] + b"a"
+    fits = head + block * 7 + last
+    assert decompress(fits, compressed_flag(CompressionType.ZSTD)) == b"a" * (1 << 20)
+    tracemalloc.start()
+    with pytest.raises(RemoteProtocolError, match="grows over"):
+        decompress(head + block * 10_000 + last, compressed_flag(CompressionType.ZSTD))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 3 << 20
+
+
 @pytest.mark.parametrize("kind", [CompressionType.LZ4, CompressionType.ZSTD])
 def test_without_the_extra_the_error_says_what_to_install(
     kind: CompressionType, monkeypatch: pytest.MonkeyPatch
