@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables import Quota, Slices, encode_table
+from rmq.broker.tables import Quota, Slices, TableText
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import SYSTEM_GROUP_PREFIX, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
@@ -67,6 +67,7 @@ class Groups:
         self.from_start = frozenset(self.table)
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
         self.deleted: Callable[[str, bool], None] = lambda group, offsets_too: None
+        self._text = TableText("subscriptionGroupTable")
         self._save = save
         self._now_ms = now_ms
         self.made = 0
@@ -167,12 +168,12 @@ class Groups:
 
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""
-        empty = SubscriptionGroupWrapper({}, self.data_version)
-        return encode_table(empty, "subscriptionGroupTable", dict(self.table))
+        return self._text.slices(SubscriptionGroupWrapper({}, self.data_version), self.table)
 
     def to_json(self) -> bytes:
         """The text of subscriptionGroup.json, which is also the body that a slave copies."""
-        return SubscriptionGroupWrapper(self.table, self.data_version).to_json()
+        version = self.data_version
+        return self._text.whole(SubscriptionGroupWrapper({}, version), self.table, version)
 
     def load(self, data: bytes | None) -> None:
         """Have the groups of a table, saved or the master's, beside the system groups and no others; None
@@ -183,6 +184,7 @@ class Groups:
         saved = SubscriptionGroupWrapper.from_json(data)
         self.table = _system_groups() | saved.subscription_group_table
         self.data_version = saved.data_version
+        self._text.forget()
 
     def _put(self, group: str, config: SubscriptionGroupConfig | None, now: int | None) -> None:
         table, version = self.table, self.data_version

@@ -125,16 +125,22 @@ class Registration:
     def _encoded(self) -> bytes:
         key = self.version, self.config.broker_permission
         if self._body_of != key:
-            wrapper = TopicConfigSerializeWrapper(self._told_topics(), self.version)
-            body = RegisterBrokerBody(wrapper)
             self._compressed, self._body = self.config.compressed_register, b""
             if not self._compressed:
-                self._body = body.encode()
+                self._body = self._plain()
                 self._compressed = len(self._body) > PLAIN_BYTES
             if self._compressed:
-                self._body = body.encode(compressed=True)
+                wrapper = TopicConfigSerializeWrapper(self._told_topics(), self.version)
+                self._body = RegisterBrokerBody(wrapper).encode(compressed=True)
             self._body_of = key
         return self._body
+
+    def _plain(self) -> bytes:
+        table = self._told_topics()
+        if table is not self._topics.table:
+            return RegisterBrokerBody(TopicConfigSerializeWrapper(table, self.version)).encode()
+        none = TopicConfigSerializeWrapper({}, self.version)  # the text of all topics is there
+        return RegisterBrokerBody(none).encode().replace(none.to_json(), self._topics.to_json(), 1)
 
     def _told_topics(self) -> dict[str, TopicConfig]:
         """The topics with their permissions, unless the broker as a whole has less."""

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rmq.broker.offsets import Offsets
     from rmq.broker.stats import Stats
     from rmq.broker.topics import Topics
+    from rmq.protocol.bodies import DataVersion
     from rmq.store.store import Store
 
 
@@ -75,16 +76,44 @@ class Quota:
 SLICE_ROWS: Final = 50
 
 
-def encode_table(empty: Body, name: str, rows: Mapping[str, Body]) -> Slices[bytes]:
-    """`empty` as text, with `rows` in its map `name`; no row changes meanwhile, rows may come and go."""
-    head, tail = empty.to_json().split(f'"{name}":{{}}'.encode())
-    pieces = [head, f'"{name}":{{'.encode()]
-    for number, (key, row) in enumerate(list(rows.items())):
-        pieces += (b"," if number else b"", encode_basestring(key).encode("utf-8", "replace"), b":")
-        pieces.append(row.to_json())
-        if number % SLICE_ROWS == SLICE_ROWS - 1:
-            yield
-    return b"".join((*pieces, b"}", tail))
+class TableText:
+    """The text of a table of frozen rows: `rows` in the map `name` of a body.
+
+    A table is told and saved as a whole whenever one row is new, so each row's text is made once, and the
+    whole once for each version.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = f'"{name}":{{'.encode()
+        self._rows: dict[str, tuple[Body, bytes]] = {}
+        self._whole: tuple[object, bytes] = (None, b"")
+
+    def forget(self) -> None:
+        """The table is another one: what was made of it counts no more."""
+        self._rows, self._whole = {}, (None, b"")
+
+    def whole(self, empty: Body, rows: Mapping[str, Body], version: DataVersion) -> bytes:
+        """All of it now; rows do not change without the version."""
+        if self._whole[0] is not version:
+            self._whole = version, drain(self.slices(empty, rows))
+        return self._whole[1]
+
+    def slices(self, empty: Body, rows: Mapping[str, Body]) -> Slices[bytes]:
+        """`empty` as text, with `rows` as they are now; rows may come and go meanwhile."""
+        head, tail = empty.to_json().split(self._name + b"}")
+        pieces, made = [], 0
+        for key, row in list(rows.items()):
+            known = self._rows.get(key)
+            if known is None or known[0] is not row:
+                text = b"%b:%b" % (encode_basestring(key).encode("utf-8", "replace"), row.to_json())
+                known = self._rows[key] = row, text
+                made += 1
+                if made % SLICE_ROWS == 0:
+                    yield
+            pieces.append(known[1])
+        if len(self._rows) > 2 * len(pieces):
+            self._rows = {key: known for key, known in self._rows.items() if key in rows}
+        return b"".join((head, self._name, b",".join(pieces), b"}", tail))
 
 
 class Table(Protocol):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from rmq.broker.tables import Quota, Slices, encode_table
+from rmq.broker.tables import Quota, Slices, TableText
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -94,6 +94,7 @@ class Topics:
         self.changed: Callable[[], None] = lambda: None
         self.made = 0
         self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
+        self._text = TableText("topicConfigTable")
         self._save = save
         self._now_ms = now_ms
         self.quota = Quota()
@@ -228,12 +229,12 @@ class Topics:
 
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""
-        empty = TopicConfigSerializeWrapper({}, self.data_version)
-        return encode_table(empty, "topicConfigTable", dict(self.table))
+        return self._text.slices(TopicConfigSerializeWrapper({}, self.data_version), self.table)
 
     def to_json(self) -> bytes:
         """The text of topics.json, which is also the body that a slave copies."""
-        return TopicConfigSerializeWrapper(self.table, self.data_version).to_json()
+        version = self.data_version
+        return self._text.whole(TopicConfigSerializeWrapper({}, version), self.table, version)
 
     def load(self, data: bytes | None) -> None:
         """Have the topics of a table, saved or the master's, beside the system topics and no others; None
@@ -244,6 +245,7 @@ class Topics:
         saved = TopicConfigSerializeWrapper.from_json(data)
         self.table = self._from_start | saved.topic_config_table
         self.data_version = saved.data_version
+        self._text.forget()
 
     def _model(self, default_topic: str) -> TopicConfig | None:
         if default_topic == AUTO_CREATE_TOPIC and not self.config.auto_create_topic_enable:

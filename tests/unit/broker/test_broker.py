@@ -15,7 +15,7 @@ from rmq.broker.plugin_host import PluginHost
 from rmq.errors import ResponseError, StoreError
 from rmq.message import Message
 from rmq.plugin import AccessDenied, Hooks, Plugin, PulledEvent, StoredEvent, hooks_of
-from rmq.protocol.bodies import RegisterBrokerBody, TopicConfig
+from rmq.protocol.bodies import RegisterBrokerBody, TopicConfig, TopicConfigSerializeWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import MAX_FRAME, Command
 from rmq.protocol.record import decode_records
@@ -260,6 +260,8 @@ def test_what_name_servers_are_told(rig: Rig) -> None:
     rig.one(send("New"))
     assert b'"New"' in registration.register().body
     assert registration.register().body != told
+    wrapper = TopicConfigSerializeWrapper(rig.broker.topics.table, registration.version)
+    assert registration.register().body == RegisterBrokerBody(wrapper).encode()
 
 
 def test_a_name_server_that_has_this_version_need_not_be_told_again(rig: Rig) -> None:

@@ -177,3 +177,26 @@ def test_one_account_cannot_take_all_groups() -> None:
     assert desk.groups.exists("d")  # without access control there are no accounts
     desk.groups.forget(["a"])
     assert desk.groups.exists("e", "app")
+
+
+def test_the_text_is_that_of_the_table_whatever_became_of_it() -> None:
+    desk = Desk()
+    groups = desk.groups
+
+    def check() -> None:
+        as_values = SubscriptionGroupWrapper(groups.table, groups.data_version).to_json()
+        assert groups.to_json() == drain(groups.text()) == as_values
+
+    check()
+    groups.get("one")
+    groups.get("two")
+    check()
+    groups.update(GroupConfig("one", retry_max_times=3))
+    check()
+    groups.delete("two")
+    check()
+    groups.forget({"one"})
+    check()
+    groups.load(SubscriptionGroupWrapper({"other": GroupConfig("other")}, groups.data_version).to_json())
+    assert b'"other"' in groups.to_json()
+    check()
