@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.long_answers import LongAnswers
 from rmq.errors import for_code
 from rmq.message import MessageQueue
 from rmq.protocol import bodies, json
@@ -31,13 +32,16 @@ from rmq.protocol.headers import (
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.broker.members import Member
-    from rmq.broker.tables import Tables
+    from rmq.broker.tables import Slices, Tables
     from rmq.protocol.bodies import TopicConfig
+    from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
 _LONG_MAX = 2**63 - 1
 ANSWER_SIZE: Final = MAX_FRAME // 2
 """Characters of an answer with a row for each queue."""
+SLICE_QUEUES: Final = 200
+"""Queues, topics and groups of an answer that are looked at in one go: a ms or two."""
 STATS_TEXTS_MAX: Final = 16
 """Topics whose stats are kept as text, for whoever asks again."""
 _TO_THE_END = -1  # as a reset's timestamp
@@ -120,6 +124,7 @@ class Progress:
         tables: Tables,
     ) -> None:
         self.config = config
+        self.long_answers = LongAnswers()
         self._store = store
         self._topics = tables.topics
         self._groups = tables.groups
@@ -185,23 +190,37 @@ class Progress:
 
     # --- lag ---
 
-    def _on_consume_stats(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_consume_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
         header = request.read(GetConsumeStatsRequestHeader)
-        group = header.consumer_group
+        return self.long_answers.answer(request, connection, self._consume_stats(header, now))
+
+    def _on_all_consume_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
+        ordered = request.read(GetConsumeStatsInBrokerHeader).is_order
+        work = self._all_consume_stats(connection.local_address, now, only_ordered=ordered)
+        return self.long_answers.answer(request, connection, work)
+
+    def _consume_stats(self, header: GetConsumeStatsRequestHeader, now: int) -> Slices[bytes]:
+        group, done = header.consumer_group, 0
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
         rows, tps = QueueRows(self.config.broker_name), 0.0
         for topic in self._consumed(group, names):
             self._add_lags(rows, group, topic)
             tps += self._stats.consume_tps(group, topic.topic_name, now)
             _check_size(rows.size, f"the progress of group {group}: ask for one topic of it at a time")
-        return request.reply(body=consume_stats(rows, tps).encode())
+            done += 1 + topic.read_queue_nums
+            if done >= SLICE_QUEUES:
+                done = 0
+                yield
+        return consume_stats(rows, tps).encode()
 
-    def _on_all_consume_stats(self, request: Command, connection: Any, now: int) -> Command:
-        only_ordered = request.read(GetConsumeStatsInBrokerHeader).is_order
-        groups, total_diff, size = [], 0, 0
+    def _all_consume_stats(self, address: str, now: int, *, only_ordered: bool) -> Slices[bytes]:
+        groups, total_diff, size, done = [], 0, 0, 0
         for group in list(self._groups.table):
-            stats = []
+            stats: list[str] = []
+            groups.append((group, stats))
+            done += 1
             for topic in self._consumed(group, self._offsets.topics_of(group)):
+                done += 1
                 if topic.order or not only_ordered:
                     rows = QueueRows(self.config.broker_name)
                     total_diff += self._add_lags(rows, group, topic)
@@ -209,8 +228,14 @@ class Progress:
                     stats.append(consume_stats(rows, tps))
                     size += rows.size
                     _check_size(size, "the progress of all groups: ask for one group at a time")
-            groups.append((group, stats))
-        return request.reply(body=consume_stats_list(groups, connection.local_address, total_diff))
+                    done += topic.read_queue_nums
+                if done >= SLICE_QUEUES:
+                    done = 0
+                    yield
+            if done >= SLICE_QUEUES:
+                done = 0
+                yield
+        return consume_stats_list(groups, address, total_diff)
 
     def _consumed(self, group: str, names: Iterable[str]) -> list[TopicConfig]:
         """Those of the topics that exist and that the group, if it is connected, still subscribes to."""

@@ -193,6 +193,8 @@ class _Service:
         self._saving, self._saving_made = trio.Lock(), trio.Lock()
         self._new_topics_alarm = Alarm()
         broker.topics_wanted = self._new_topics_alarm.ring
+        self._long_answers_alarm = Alarm()
+        broker.progress.long_answers.wanted = self._long_answers_alarm.ring
         self._name_servers = parse_addresses(broker.config.namesrv_addr)
         self._alarms = {address: Alarm() for address in self._name_servers}
         self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
@@ -224,7 +226,7 @@ class _Service:
             await inner.start(self._flusher.run, self._threads, self._flush_seconds)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
                 inner.start_soon(_enduring, loop)
-            for loop in (self._waits, self._expire, self._persist, self._save_new_topics):
+            for loop in (self._waits, self._expire, self._persist, self._save_new_topics, self._long_answers):
                 inner.start_soon(_enduring, loop)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
@@ -340,6 +342,11 @@ class _Service:
         while True:
             await trio.sleep(self.config.flush_consumer_offset_interval / 1000)
             await self._save()
+
+    async def _long_answers(self) -> None:
+        while True:
+            await in_slices(self.broker.progress.long_answers.finish())
+            await self._long_answers_alarm.wait()
 
     async def _save_new_topics(self) -> None:
         """Save topics made on first use at once: their senders wait."""

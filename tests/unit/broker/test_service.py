@@ -762,3 +762,22 @@ async def test_an_expected_error_ends_no_loop(
         assert not faults
         assert "check_back failed, starting it again: no frame" in caplog.text
         assert (await running.ask(send())).code == ResponseCode.SUCCESS
+
+
+async def test_long_answers_are_made_beside_other_things(
+    network: MemoryNetwork,
+    disk: MemoryDisk,
+    autojump_clock: trio.testing.MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The progress of 1,000 groups, by who has no loop for it, would be made in one go."""
+    monkeypatch.delattr("rmq.broker.long_answers.drain")
+    async with broker(network, disk, max_groups_of_heartbeat=1_000) as running:
+        consumers = [ConsumerData(f"g{number}") for number in range(1_000)]
+        heartbeat = HeartbeatData("c@1", consumer_data_set=consumers).to_json()
+        await running.ask(Command.request(RequestCode.HEART_BEAT, None, heartbeat))
+        for _ in range(2):
+            request = Command.request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+            answer = await running.ask(request)
+            assert answer.code == ResponseCode.SUCCESS
+            assert b'"g999"' in answer.body

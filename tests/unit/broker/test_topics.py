@@ -274,7 +274,7 @@ def test_the_text_is_that_of_the_table_whatever_became_of_it(desk: Desk) -> None
 
 
 def test_a_change_makes_the_text_of_one_topic_only(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 20,000 topics all of it took 100 ms, for each request of an administrator and each registration."""
+    """With 20,000 topics all of it took 100 ms, for each change and each registration."""
     made: list[str] = []
     real = TopicConfig.to_json
 
