@@ -80,6 +80,7 @@ class QueueLocks:
 
         Raises as `Brokers.lock`. Cancelled: the broker may have given them.
         """
+        assert len({queue.broker_name for queue in queues}) == 1, "each broker locks its own queues"
         session = self._session
         asked_at = session.now()  # from here, not from the answer: the broker counts from in between
         address = session.brokers.master(queues[0])
@@ -241,7 +242,7 @@ class Assignments:
         self._local: LocalOffsets | None = None
         if options.broadcasting:
             directory = session.config.offsets_dir
-            self._local = LocalOffsets(offsets_path(directory, session.lasting_name, group))
+            self._local = LocalOffsets(offsets_path(directory, session.persistent_name, group))
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled; `started` when the first assignment has been tried."""
@@ -302,7 +303,7 @@ class Assignments:
                 # The broker does not know us (yet, or any more). To give all queues up now would move them
                 # twice; so keep what we have, say who we are, and look again soon.
                 self._is_complete = False
-                session.beat_soon()
+                session.heartbeat_soon()
                 return
             change = plan(options.strategy, queues, clients, session.client_id, held)
         await self._apply(topic, change)
@@ -345,7 +346,7 @@ class Assignments:
     def _drop(self, queue: MessageQueue) -> ProcessQueue:
         """Pull a queue no more; nothing of what was pulled is delivered any more."""
         puller = self.pullers.pop(queue)
-        puller.stop()
+        puller.stop()  # first: a message that ends from now on finds its window dropped
         self._dispatch.forget(puller.window)
         return puller.window
 
@@ -358,6 +359,7 @@ class Assignments:
         self._leaving.pop(window.queue, None)
 
     async def _begin(self, queue: MessageQueue) -> None:
+        assert queue not in self.pullers, f"{queue} would be consumed twice"
         if queue in self._leaving:
             self._is_complete = False  # its last message is still being consumed here
             return
@@ -404,7 +406,7 @@ class Assignments:
             self._template(queue),
             commits=options.auto_commit and not options.broadcasting,
             on_messages=self._on_messages,
-            on_moved=self.start,
+            on_offset_moved=self.start,
         )
         self._set_limits()
         self._tasks.start_soon(puller.run)
@@ -451,10 +453,11 @@ class Assignments:
         """
         config, count = self._session.config, max(self._count, 1)
         for puller in self.pullers.values():
-            window = puller.window
-            window.max_messages = min(config.queue_max_messages, max(config.total_max_messages // count, 1))
-            window.max_bytes = min(config.queue_max_bytes, max(config.total_max_bytes // count, 1))
-            window.max_span = config.queue_max_span
+            puller.window.set_limits(
+                min(config.queue_max_messages, max(config.total_max_messages // count, 1)),
+                min(config.queue_max_bytes, max(config.total_max_bytes // count, 1)),
+                config.queue_max_span,
+            )
 
     def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         """Read queues that we have anew from other offsets, and commit those soon."""
@@ -496,10 +499,14 @@ class Assignments:
     async def _commit_at_broker(self, windows: list[ProcessQueue], last: bool) -> None:
         try:
             for window in windows:
-                if window.dropped and not last:
-                    continue  # somebody else may have committed more by now
+                if window.is_dropped and not last:
+                    # Given up while this commit waited for its turn: the member that has the queue now may
+                    # have committed more, and ours would set the group back. `_drop` is followed by one last
+                    # commit, before the queue is unlocked.
+                    continue
                 # Read before the request goes out: messages end while it is on its way.
                 queue_offset = window.commit_offset
+                assert queue_offset <= window.next_offset, f"{window.queue}: committed beyond what was pulled"
                 await self._session.brokers.update_offset(self._group, window.queue, queue_offset)
                 window.committed = queue_offset
         except FAILURES as error:

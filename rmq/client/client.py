@@ -1,4 +1,4 @@
-"""connect() and Client: the door to a cluster. The client owns a task group; no task outlives it."""
+"""connect() and Client: one application's connections to a cluster. No task outlives the client's block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import anyio
 import anyio.abc
 
 from rmq.client.admin import Admin
-from rmq.client.client_endpoint import Answers
+from rmq.client.client_endpoint import ClientEndpoint
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer
 from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
@@ -37,7 +37,7 @@ from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
 
-# Who a client is: its address, its id.
+# Who a client is: its address and its id.
 
 
 def local_address(toward: str) -> str:
@@ -97,7 +97,7 @@ def connect(
     an `Observer` of your own. `network` is for tests. Nothing is dialled before it is needed, so a name
     server may start later. Raises ConfigError.
 
-    Applications with a task group of their own use the second door: `await nursery.start(client.run)`.
+    Applications with a task group of their own may write `await nursery.start(client.run)` instead.
     """
     return Client(
         namesrv,
@@ -130,7 +130,7 @@ class Client:
         self._chance = random.Random()
         self._address = local_address(self._name_servers[0])
         self.client_id = client_id or new_client_id(self._address, self._chance)
-        self._lasting_name = client_id or f"{self._address}@DEFAULT"
+        self._persistent_name = client_id or f"{self._address}@DEFAULT"
         self.config = config or ClientConfig()
         self._credentials = credentials
         self._tls = tls
@@ -146,17 +146,16 @@ class Client:
         """Start the client's tasks. A client is entered once."""
         if self._session is not None:
             raise LocalProtocolError("a client is entered once; make another with rmq.connect")
-        answers = Answers()
         packed = ipaddress.ip_address(self._address).packed
-        self._session = answers.session = Session(
+        self._session = Session(
             self._pool,
-            answers,
+            ClientEndpoint,
             self._name_servers,
             self.client_id,
             self.config,
             unique_ids=UniqueIds(packed, os.getpid(), wall_clock_ms),
             chance=self._chance,
-            lasting_name=self._lasting_name,
+            persistent_name=self._persistent_name,
             observers=Observers(self._plugins),
         )
         await self._scope.__aenter__()
@@ -182,7 +181,7 @@ class Client:
             await self._scope.__aexit__(kind, error, trace)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[Client] = anyio.TASK_STATUS_IGNORED) -> None:
-        """The second door: serve until cancelled; `started` gets the client."""
+        """Open the client and keep it open until cancelled: `client = await nursery.start(client.run)`."""
         async with self:
             task_status.started(self)
             await anyio.sleep_forever()
@@ -218,8 +217,8 @@ class Client:
         beginning, as with RocketMQ). `broadcasting` gives every member every message; then offsets are kept
         in a file below `offsets_dir` under the `client_id` (without one, this host's members share the
         file, as with Java's clients), and what fails is not delivered again. `on_error` is ``"retry"``: log
-        the error and send the message back, or ``"raise"``: send it back and let the error out. `strategy`
-        shares the queues out.
+        the error and send the message back, or ``"raise"``: send it back and raise the error from `run` or
+        the delivery's block. `strategy` shares the queues of a topic out among the members.
 
         `ordered` gives one message of a queue at a time, in order, under the broker's lock of the queue;
         what fails holds up its queue and is tried again there. `max_reconsume_times` is how often a message

@@ -1,5 +1,5 @@
-"""Answers: what a client replies when a broker asks it something. Sync; whatever takes longer is left to
-the consumer.
+"""ClientEndpoint: what a client answers when a broker asks it something. Sync; whatever takes longer is left
+to the consumer.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ class Checker(Protocol):
         """Find out, and tell the broker at `address`."""
 
 
-class Answers(Endpoint):
+class ClientEndpoint(Endpoint):
     """The endpoint of a client's connections."""
 
-    def __init__(self) -> None:
-        self.session: Session | None = None
+    def __init__(self, session: Session) -> None:
+        self._session = session
         self._answers: dict[int, _Answer] = {
             RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self._members_changed,
             RequestCode.GET_CONSUMER_RUNNING_INFO: self._running_info,
@@ -113,11 +113,10 @@ class Answers(Endpoint):
 
     def on_close(self, connection: Connection) -> None:
         """Brokers forget a client whose connection ends: say who we are again, over a new one."""
-        if self.session is not None:
-            self.session.beat_soon()
+        self._session.heartbeat_soon()
 
     def _member(self, group: str) -> Member | None:
-        return self.session.members.get(group) if self.session is not None else None
+        return self._session.members.get(group)
 
     def _members_changed(self, request: Command, connection: Connection) -> None:
         group = request.read(NotifyConsumerIdsChangedRequestHeader).consumer_group
@@ -157,10 +156,9 @@ class Answers(Endpoint):
 
     def _check_transaction(self, request: Command, connection: Connection) -> None:
         header = request.read(CheckTransactionStateRequestHeader)
-        most = None if self.session is None else self.session.config.max_body_size
-        message = decode_record(request.body, body_max=most)
+        message = decode_record(request.body, body_max=self._session.config.max_body_size)
         group = message.properties.get(PROPERTY_PRODUCER_GROUP, "")
-        producer = self.session.producers.get(group) if self.session is not None else None
+        producer = self._session.producers.get(group)
         if not isinstance(producer, Checker):
             log.warning(
                 "%s asks about a transaction of %s, not a transactional producer here", connection, group
@@ -169,10 +167,9 @@ class Answers(Endpoint):
         producer.check(message, header, connection.peer_address)
 
     def _take_reply(self, request: Command, connection: Connection) -> Command:
-        if self.session is not None:
-            session = self.session
-            most = session.config.max_body_size
-            session.pending_requests.on_reply(request, connection.peer_address, session.now_ms(), most)
+        session = self._session
+        most = session.config.max_body_size
+        session.pending_requests.on_reply(request, connection.peer_address, session.now_ms(), most)
         return request.reply()
 
 

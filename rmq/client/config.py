@@ -23,20 +23,22 @@ class ClientConfig:
     )
     poll_name_server_interval_ms: int = setting(
         30_000,
-        help="Routes are asked for again",
+        help="Routes are asked for again at a name server",
         unit="ms",
         java="pollNameServerInterval",
         validator=at_least(10),
     )
     heartbeat_interval_ms: int = setting(
         30_000,
-        help="Every broker is told who we are",
+        help="A heartbeat goes to every broker",
         unit="ms",
         java="heartbeatBrokerInterval",
         validator=at_least(10),
     )
     shutdown_timeout_ms: int = setting(
-        5_000, help="Leaving may take so long: running sends and deliveries, offsets, goodbyes", unit="ms"
+        5_000,
+        help="Closing may take so long: running sends and deliveries end, offsets are committed",
+        unit="ms",
     )
 
     namespace: str = setting(

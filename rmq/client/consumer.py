@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -122,7 +121,7 @@ class Consumer:
         are not consumed and are delivered again.
         """
         call = self._observers.handler(self.group, as_async(handler, concurrency))
-        with self._taking_direct(call):
+        with self._member.handling(call):
             await self._run_workers(concurrency, self._work, call)
 
     async def run_batches(self, handler: BatchHandler, *, batch: int = 32, concurrency: int = 1) -> None:
@@ -133,17 +132,8 @@ class Consumer:
         if batch < 1:
             raise ConfigError("batch", batch, "at least 1")
         call = self._observers.handler(self.group, as_async(handler, concurrency), batches=True)
-        with self._taking_direct(lambda message: call([message])):
+        with self._member.handling(lambda message: call([message])):
             await self._run_workers(concurrency, self._work_batches, call, batch)
-
-    @contextmanager
-    def _taking_direct(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> Iterator[None]:
-        """Meanwhile, `consume_directly` has a handler."""
-        self._member.handler = handle
-        try:
-            yield
-        finally:
-            self._member.handler = None
 
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
@@ -174,10 +164,10 @@ class Consumer:
                 await handle(message)
             except Exception as error:
                 await deliveries.failed(message, error)
-                if deliveries.lets_out(error):
+                if deliveries.raises(error):
                     raise
             except BaseException:
-                deliveries.put_off([message])
+                deliveries.redeliver_later([message])
                 raise
             else:
                 window = message.window
@@ -208,10 +198,10 @@ class Consumer:
             await handle([*taken])
         except Exception as error:
             await self._deliveries.all_failed(taken, error)
-            if self._deliveries.lets_out(error):
+            if self._deliveries.raises(error):
                 raise
         except BaseException:
-            self._deliveries.put_off(taken)
+            self._deliveries.redeliver_later(taken)
             raise
         else:
             for message in taken:

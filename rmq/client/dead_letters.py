@@ -59,8 +59,8 @@ _OF_THE_BROKER: Final = ("DLQ_", "TIMER_", "__")
 class DeadLetter:
     """A message that a group has given up.
 
-    `topic` is where it came from, empty when nobody has noted it; `message_id` is the id that its producer
-    knows; `times` is how often it was tried, `reason` what the last consumer said.
+    `topic` is where it came from, empty when the broker has not written it down; `message_id` is the id that
+    its producer knows; `times` is how often it was tried, `reason` what the last consumer said.
     """
 
     message: StoredMessage
@@ -82,16 +82,16 @@ class DeadLetter:
 
 
 def read_letter(message: StoredMessage, namespace: str = "") -> DeadLetter:
-    """What a message of a dead letter topic tells."""
-    words = message.properties
-    topic = words.get(DLQ_ORIGIN_TOPIC) or words.get(PROPERTY_RETRY_TOPIC) or ""
-    times = words.get(DLQ_RECONSUME_TIMES, "")
+    """The dead letter that a message of a dead letter topic is."""
+    given = message.properties
+    topic = given.get(DLQ_ORIGIN_TOPIC) or given.get(PROPERTY_RETRY_TOPIC) or ""
+    times = given.get(DLQ_RECONSUME_TIMES, "")
     return DeadLetter(
         message,
         without_namespace(namespace, topic),
-        words.get(DLQ_ORIGIN_MESSAGE_ID) or message.message_id,
+        given.get(DLQ_ORIGIN_MESSAGE_ID) or message.message_id,
         int(times) if times.isdecimal() else message.reconsume_times,
-        words.get(DLQ_REASON, ""),
+        given.get(DLQ_REASON, ""),
     )
 
 
@@ -126,7 +126,7 @@ ALL_LETTERS: Final = Letters()
 
 
 def ids_of(letter: DeadLetter) -> tuple[str, ...]:
-    """All ids that somebody may call it by."""
+    """All ids that it may be named by: its producer's, its own, and its place in the broker's log."""
     return letter.message_id, letter.message.message_id, letter.message.offset_message_id
 
 

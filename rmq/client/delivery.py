@@ -42,7 +42,7 @@ from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
 
-# Metrics: how fast a consumer gets on, for an administrator. Counted once a pull, not once a message.
+# Metrics: rates of consumption, for an administrator. Counted once a pull, not once a message.
 
 SAMPLES = 3
 """One is taken with each heartbeat, so that rates are those of the last one to one and a half minutes."""
@@ -114,8 +114,8 @@ class Retry(Exception):
 
     `delay_level` is one of messageDelayLevel's; 0 is the group's next delay, -1 gives the message to the dead
     letters at once. To an ordered consumer all levels but -1 mean the same: what fails holds up its queue.
-    `reason` is logged, and the dead letter tells it. No error: also with `on_error="raise"` it does not come
-    out.
+    `reason` is logged, and the dead letter tells it. It is no error: with `on_error="raise"` too it
+    is not raised.
     """
 
     def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
@@ -124,12 +124,12 @@ class Retry(Exception):
         self.delay_level = delay_level
 
 
-def wanted_delay(error: Exception | None, delay_level: int) -> int:
+def delay_level_of(error: Exception | None, delay_level: int) -> int:
     """The delay level of a message that ended with `error`."""
     return error.delay_level if isinstance(error, Retry) else delay_level
 
 
-def told_reason(error: Exception | None) -> str:
+def reason_told(error: Exception | None) -> str:
     """What the broker is told of `error`."""
     return error.reason if isinstance(error, Retry) else reason_of(error)
 
@@ -228,7 +228,7 @@ class Deliveries:
 
         Cancelled: it is delivered again here, or sent back."""
         self._count_failure(message, error)
-        level, reason = wanted_delay(error, delay_level), told_reason(error)
+        level, reason = delay_level_of(error, delay_level), reason_told(error)
         if self._options.ordered:
             await self._retry_in_place(message, _window(message), level, reason)
         else:
@@ -240,16 +240,16 @@ class Deliveries:
             try:
                 await self.failed(message, error)
             except BaseException:
-                self.put_off(messages[number + 1 :])
+                self.redeliver_later(messages[number + 1 :])
                 raise
 
-    def put_off(self, messages: Iterable[PulledMessage]) -> None:
+    def redeliver_later(self, messages: Iterable[PulledMessage]) -> None:
         """Deliver them again here after a while: nothing is known of how they ended."""
         for message in messages:
-            self._dispatch.put_off(message)
+            self._dispatch.redeliver_later(message)
 
-    def lets_out(self, error: Exception) -> bool:
-        """Whether an error of a handler ends `run`, or comes out of the block."""
+    def raises(self, error: Exception) -> bool:
+        """Whether an error of a handler is raised by `run`, or by the block of a delivery."""
         return self._options.on_error == "raise" and not isinstance(error, Retry)
 
     def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
@@ -264,7 +264,7 @@ class Deliveries:
         if self._options.broadcasting:
             window.finish(message.queue_offset)
             return
-        if window.dropped or message.queue_offset not in window:
+        if window.is_dropped or message.queue_offset not in window:
             return  # its queue is somebody else's, who gets it again
         limit = self._max_reconsume_times
         try:
@@ -272,9 +272,9 @@ class Deliveries:
         except (*NETWORK_ERRORS, ResponseError) as refusal:
             log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
             message.reconsume_times += 1
-            self._dispatch.put_off(message)
+            self._dispatch.redeliver_later(message)
         except BaseException:
-            self._dispatch.put_off(message)
+            self._dispatch.redeliver_later(message)
             raise
         else:
             window.finish(message.queue_offset)
@@ -289,7 +289,7 @@ class Deliveries:
         seconds = self.timeouts.seconds
         log.warning("%s: message %s is being consumed for over %g s", self.group, message.message_id, seconds)
         window, options = _window(message), self._options
-        if options.ordered or options.broadcasting or window.dropped:
+        if options.ordered or options.broadcasting or window.is_dropped:
             return
         reason, limit = f"not consumed within {seconds:g} s", self._max_reconsume_times
         try:
@@ -307,13 +307,13 @@ class Deliveries:
         """Deliver it again before all others of its queue; what was tried too often, or is given up, goes to
         the dead letters instead."""
         limit = self._options.max_reconsume_times
-        if not window.dropped and not self._options.broadcasting:
+        if not window.is_dropped and not self._options.broadcasting:
             is_spent = limit is not None and message.reconsume_times >= limit
             if (is_spent or level < 0) and await self._send_to_dead_letters(message, reason):
                 window.finish(message.queue_offset)
                 return
         message.reconsume_times += 1
-        self._dispatch.put_off(message)
+        self._dispatch.redeliver_later(message)
 
     async def _send_to_dead_letters(self, message: PulledMessage, reason: str) -> bool:
         """False when that failed; the message then goes on holding up its queue."""
@@ -326,7 +326,7 @@ class Deliveries:
             )
             return False
         except BaseException:
-            self._dispatch.put_off(message)
+            self._dispatch.redeliver_later(message)
             raise
         return True
 
@@ -399,10 +399,10 @@ class Delivery:
                 self.done()
             elif isinstance(error, Exception):
                 await self._fail(error)
-                return not deliveries.lets_out(error)
+                return not deliveries.raises(error)
             elif self._open:
                 self._open = False
-                deliveries.put_off([self._pulled])
+                deliveries.redeliver_later([self._pulled])
         finally:
             deliveries.release(self._in_flight)
         return False

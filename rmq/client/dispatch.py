@@ -43,7 +43,9 @@ class ReadyQueue(Generic[T]):
             self.wake()
 
     def wake(self) -> None:
-        """Let one parked taker look, unless one is on its way already."""
+        """Wake one parked taker, unless one is on its way already."""
+        # One, not all: a pull brings hundreds of entries, and twenty tasks that all wake for the first of
+        # them would mostly find nothing. Each taker that leaves entries behind wakes the next.
         if self.parked and not self._is_waking:
             self._is_waking = True
             self.parked.popleft().resolve(None)
@@ -67,7 +69,7 @@ class ReadyQueue(Generic[T]):
         self._is_waking = False
 
     def close(self) -> None:
-        """Drop what is here and let all takers go."""
+        """Drop all entries and wake all tasks that wait."""
         self.is_closed = True
         self.entries.clear()
         while self.parked:
@@ -120,7 +122,7 @@ class Dispatch(ABC, Generic[T]):
         """The next messages, at most so many; none when there are none."""
 
     @abstractmethod
-    def put_off(self, message: PulledMessage) -> None:
+    def redeliver_later(self, message: PulledMessage) -> None:
         """Hand out again later what was not consumed."""
 
     @abstractmethod
@@ -130,7 +132,7 @@ class Dispatch(ABC, Generic[T]):
     async def until_idle(self, window: ProcessQueue) -> None:
         """Return when the window's queue may go on elsewhere."""
 
-    def _redeliver_later(self, message: PulledMessage) -> None:
+    def _schedule(self, message: PulledMessage) -> None:
         self._later.append((self._now() + self._redelivery_seconds, message))
         self._later_came.ring()
 
@@ -141,6 +143,7 @@ class Dispatch(ABC, Generic[T]):
                 await self._later_came.wait()
             due, message = self._later[0]
             await anyio.sleep(max(due - self._now(), 0))
+            assert self._later[0][1] is message, "only this loop takes from the front"
             self._later.popleft()
             self._redeliver(message)
 
@@ -161,7 +164,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
             message = entries.popleft()
             window = message.window
             assert window is not None
-            if not window.dropped:
+            if not window.is_dropped:
                 if entries and ready.parked:
                     ready.wake()  # each one who takes wakes the next, so all come that are needed
                 return message
@@ -178,7 +181,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
             message = entries.popleft()
             window = message.window
             assert window is not None
-            if not window.dropped:
+            if not window.is_dropped:
                 yield message
 
     def take(self, most: int) -> list[PulledMessage]:
@@ -186,18 +189,18 @@ class MessageDispatch(Dispatch[PulledMessage]):
         entries = ready.entries
         while entries and len(taken) < most:
             message = entries.popleft()
-            if message.window is not None and not message.window.dropped:
+            if message.window is not None and not message.window.is_dropped:
                 taken.append(message)
         if entries and ready.parked:
             ready.wake()
         return taken
 
-    def put_off(self, message: PulledMessage) -> None:
+    def redeliver_later(self, message: PulledMessage) -> None:
         window = message.window
         assert window is not None
         # It may be finished by now: sent back, because it took too long.
-        if not self.ready.is_closed and not window.dropped and message.queue_offset in window:
-            self._redeliver_later(message)
+        if not self.ready.is_closed and not window.is_dropped and message.queue_offset in window:
+            self._schedule(message)
 
     def _redeliver(self, message: PulledMessage) -> None:
         self.ready.put([message])
@@ -244,7 +247,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
 
     def _offer(self, window: OrderedProcessQueue) -> None:
         if window.waiting and not (
-            window.is_queued or window.is_busy or window.is_suspended or window.dropped
+            window.is_queued or window.is_busy or window.is_suspended or window.is_dropped
         ):
             window.is_queued = True
             self.ready.put([window])
@@ -267,7 +270,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
             window = ready.entries.popleft()
             window.is_queued = False
             queue = window.queue
-            if window.dropped or queue in self._ending or queue in self._paused or not self._may(queue):
+            if window.is_dropped or queue in self._ending or queue in self._paused or not self._may(queue):
                 continue  # offered again when that is over: see `offer` and `_on_idle`
             if ready.entries and ready.parked:
                 ready.wake()
@@ -277,7 +280,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
     def _may(self, queue: MessageQueue) -> bool:
         return self._may_deliver is None or self._may_deliver(queue)
 
-    def put_off(self, message: PulledMessage) -> None:
+    def redeliver_later(self, message: PulledMessage) -> None:
         """Deliver it again before all others of its queue, which is suspended meanwhile."""
         assert isinstance(message.window, OrderedProcessQueue)
         message.window.put_back(message)
@@ -289,10 +292,10 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
             del self._ending[queue]
         for alarm in self._idle_alarms:
             alarm.ring()
-        if window.dropped:
+        if window.is_dropped:
             self.forget(window)
         elif window.is_suspended:
-            self._redeliver_later(window.waiting[0])
+            self._schedule(window.waiting[0])
         self.offer(queue)
 
     def _redeliver(self, message: PulledMessage) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import anyio
@@ -40,7 +41,8 @@ from rmq.remoting.connection import Connection
 log = logging.getLogger(__name__)
 
 DRAINING_PART = 0.6
-"""Of `shutdown_timeout_ms`, what is being consumed may take so much; the rest is for commits and goodbyes."""
+"""Of `shutdown_timeout_ms`, what is being consumed may take so much; the rest is for commits and for leaving
+the group."""
 
 
 class GroupMember:
@@ -71,8 +73,7 @@ class GroupMember:
         self.assignments = Assignments(
             session, group, self._subscriptions, options, self.dispatch, self._on_messages, self._locks
         )
-        self.handler: Callable[[StoredMessage], Awaitable[object]] | None = None
-        """What consumes a message that an administrator sends."""
+        self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @property
@@ -100,7 +101,7 @@ class GroupMember:
         self._session.arrive()
         try:
             if self._options.queues is None:
-                await self._become_known()
+                await self._register()
                 tasks.start_soon(self.dispatch.redeliver)
                 tasks.start_soon(self.deliveries.timeouts.watch)
             await tasks.start(self.assignments.run)
@@ -109,7 +110,7 @@ class GroupMember:
             await self.leave()
             raise
 
-    async def _become_known(self) -> None:
+    async def _register(self) -> None:
         """Have routes, and tell all brokers that we are a member."""
         session = self._session
         for topic in self._subscriptions:
@@ -119,7 +120,7 @@ class GroupMember:
                 log.info("%s", error)
         await self._check_expressions()
         session.members[self.group] = self
-        await session.beat()
+        await session.heartbeat()
         session.check_admitted(self.group)
 
     async def _check_expressions(self) -> None:
@@ -142,6 +143,8 @@ class GroupMember:
         session = self._session
         seconds = session.config.shutdown_timeout_ms / 1000
         try:
+            # Shielded: whoever cancels the block still loses nothing that is committed here, and the next
+            # member of the group waits for no timeout.
             with anyio.move_on_after(seconds, shield=True):
                 self.dispatch.ready.close()
                 self.assignments.stop()
@@ -149,7 +152,7 @@ class GroupMember:
                     await self.deliveries.drained()
                 if draining.cancelled_caught:
                     log.warning("%s: leaving while messages are still being consumed", self.group)
-                # In this order: who gets a queue next asks for the offset when he has its lock.
+                # In this order: the member that gets a queue next asks for the offset once it has the lock.
                 await self.assignments.commit()
                 await self.assignments.release()
                 if session.members.get(self.group) is self:
@@ -187,7 +190,7 @@ class GroupMember:
         session = self._session
         return ConsumerRunningInfo(
             properties={
-                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in session.names.addresses),
+                "PROP_NAMESERVER_ADDR": "".join(f"{address};" for address in session.name_servers.addresses),
                 "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
                 "PROP_CONSUMEORDERLY": "true" if self._options.ordered else "false",
                 "PROP_THREADPOOL_CORE_SIZE": "1",
@@ -215,19 +218,28 @@ class GroupMember:
             cached_msg_count=len(window),
             cached_msg_size_in_mib=window.bytes >> 20,
             last_pull_timestamp=window.pulled_at_ms,
-            droped=window.dropped,
+            droped=window.is_dropped,
             locked=self.dispatch.is_ordered if self._locks is None else self._locks.holds(queue),
         )
 
+    @contextmanager
+    def handling(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> Iterator[None]:
+        """Meanwhile, `handle` consumes the messages that an administrator sends."""
+        self._handler = handle
+        try:
+            yield
+        finally:
+            self._handler = None
+
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
         """Give the running handler a message that an administrator sent; the answer comes when it is done."""
-        if self.handler is None or self._tasks is None:
+        if self._handler is None or self._tasks is None:
             remark = (
                 f"the consumer of {self.group} has no handler running that could take it: it takes its "
                 "messages itself, by iteration or poll; name a member that works with a handler"
             )
             return request.reply(ResponseCode.SYSTEM_ERROR, remark)
-        self._tasks.start_soon(self._consume_directly, request, connection, self.handler)
+        self._tasks.start_soon(self._consume_directly, request, connection, self._handler)
         return None
 
     async def _consume_directly(

@@ -1,9 +1,9 @@
-"""Observers: what sees the messages of a client on their way, for traces and measurements.
+"""Observers: what is called when a client sends and consumes messages, for traces and metrics.
 
     async with rmq.connect(address, plugins=[MessageTrace()]) as client: ...
 
-Without observers, sending and consuming cost nothing more. An observer that fails is logged; the message goes
-its way.
+Without observers, sending and consuming cost nothing more. The error of an observer is logged, and the
+message is sent or consumed all the same.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Observer:
         """A task beside the client, cancelled when it closes."""
 
     async def flush(self) -> None:
-        """Bring out what has gathered; the client closes, within its `shutdown_timeout_ms`. Cancelled when
+        """Send what has gathered: the client closes, within its `shutdown_timeout_ms`. Cancelled when
         that has passed: the rest may be dropped."""
 
     def sending(self, group: str, message: Message, extra: MutableMapping[str, str]) -> Any:

@@ -86,7 +86,7 @@ class Outgoing:
     flag: int
     properties: str
     unique_id: str
-    batch: bool = False
+    is_batch: bool = False
     code: int = SEND
     more: Mapping[str, str] | None = None
     """Further fields of the header, by their short names."""
@@ -155,7 +155,7 @@ def pack_batch(
     wait = encode_properties({"WAIT": "true" if first.wait_store else "false"})
     topic = with_namespace(config.namespace, first.topic)
     return [
-        Outgoing(topic, b"".join(pieces), 0, first.flag, wait, ",".join(ids), batch=True, code=BATCH)
+        Outgoing(topic, b"".join(pieces), 0, first.flag, wait, ",".join(ids), is_batch=True, code=BATCH)
         for pieces, ids in parts
     ]
 
@@ -261,7 +261,7 @@ class SendTemplate:
             "i": outgoing.properties,
             "j": "0",
             "k": "false",
-            "m": "true" if outgoing.batch else "false",
+            "m": "true" if outgoing.is_batch else "false",
             "n": queue.broker_name,
         }
         if outgoing.more is not None:
@@ -336,17 +336,17 @@ def reply_to(
     asked: StoredMessage, body: bytes, unique_id: str, config: ClientConfig
 ) -> tuple[Outgoing, MessageQueue]:
     """The reply to `asked`, and where to send it. Raises MessageIllegal when it is no request."""
-    words = asked.properties
-    cluster, to = words.get(PROPERTY_CLUSTER), words.get(PROPERTY_REPLY_TO_CLIENT)
-    if not cluster or not to or PROPERTY_CORRELATION_ID not in words:
+    given = asked.properties
+    cluster, to = given.get(PROPERTY_CLUSTER), given.get(PROPERTY_REPLY_TO_CLIENT)
+    if not cluster or not to or PROPERTY_CORRELATION_ID not in given:
         raise MessageIllegal(
             remark=f"message {asked.message_id} is no request: only what `request` sent can be replied to"
         )
     extra = {
         PROPERTY_MESSAGE_TYPE: REPLY,
-        PROPERTY_CORRELATION_ID: words[PROPERTY_CORRELATION_ID],
+        PROPERTY_CORRELATION_ID: given[PROPERTY_CORRELATION_ID],
         PROPERTY_REPLY_TO_CLIENT: to,
-        PROPERTY_TTL: words.get(PROPERTY_TTL, "0"),
+        PROPERTY_TTL: given.get(PROPERTY_TTL, "0"),
     }
     queue = MessageQueue(f"{cluster}_{REPLY_TOPIC_POSTFIX}", asked.broker_name, 0)
     outgoing = pack(

@@ -25,13 +25,13 @@ class ProcessQueue:
     """The window of `queue`, beginning at `next_offset`. Offsets are queue offsets, sizes are bytes."""
 
     __slots__ = (
+        "_max_bytes",
+        "_max_messages",
+        "_max_span",
         "_pending",
         "bytes",
         "committed",
-        "dropped",
-        "max_bytes",
-        "max_messages",
-        "max_span",
+        "is_dropped",
         "next_offset",
         "on_room",
         "pulled_at_ms",
@@ -43,11 +43,10 @@ class ProcessQueue:
         self.next_offset = next_offset
         """Where the next pull begins."""
         self.bytes = 0
-        self.max_messages = self.max_bytes = self.max_span = UNLIMITED
-        """What it may hold; see `is_full`."""
+        self._max_messages = self._max_bytes = self._max_span = UNLIMITED
         self.on_room: Callable[[], None] | None = None
         """Called, once, as soon as it is not full any more."""
-        self.dropped = False
+        self.is_dropped = False
         """No longer ours, or read anew from elsewhere: nothing of it is delivered or committed any more."""
         self.committed = -1
         """What the broker was told last; -1 nothing yet."""
@@ -56,6 +55,15 @@ class ProcessQueue:
         # order of offsets, and nothing is put back: so the first key is the lowest offset, and what may be
         # committed is known without a search or a sorted structure.
         self._pending: dict[int, int] = {}
+
+    def set_limits(self, max_messages: int, max_bytes: int, max_span: int) -> None:
+        """What it may hold; see `is_full`."""
+        assert min(max_messages, max_bytes, max_span) > 0, "a window without room is never pulled"
+        self._max_messages, self._max_bytes, self._max_span = max_messages, max_bytes, max_span
+
+    def drop(self) -> None:
+        """Deliver and commit nothing of it any more, but for the last commit of who gives the queue up."""
+        self.is_dropped = True
 
     def __contains__(self, queue_offset: int) -> bool:
         """Whether that message is unfinished."""
@@ -71,6 +79,8 @@ class ProcessQueue:
         before = len(pending)
         pending.update(zip(offsets, sizes, strict=True))
         assert len(pending) == before + len(offsets), f"{self.queue}: a message was pulled twice"
+        # What is committed may be `next_offset` itself: a message at or behind it would be skipped for ever.
+        assert not offsets or offsets[-1] < next_offset, f"{self.queue}: the next pull would repeat a message"
         self.bytes += sum(sizes)
         self.next_offset = next_offset
 
@@ -108,9 +118,9 @@ class ProcessQueue:
     def is_full(self) -> bool:
         """Whether to wait before the next pull: too many messages or bytes, or one that holds up all."""
         return bool(self._pending) and (
-            len(self._pending) >= self.max_messages
-            or self.bytes >= self.max_bytes
-            or self.span >= self.max_span
+            len(self._pending) >= self._max_messages
+            or self.bytes >= self._max_bytes
+            or self.span >= self._max_span
         )
 
     @property

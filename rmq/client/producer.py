@@ -59,10 +59,10 @@ class Producer:
         self._session = session
         self.group = validate_group(group)
         self._sender = Sender(session, group)
-        self._running = 0  # sends, and transactions between their half and their end
+        self._unfinished = 0  # sends, and transactions between their half and their end
         self._idle = Alarm()
-        self._open = False
-        self._known_to: set[str] = set()
+        self._is_open = False
+        self._registered_at: set[str] = set()
 
     async def __aenter__(self) -> Producer:
         """Join. Raises ConfigError when this client has a producer of that group already."""
@@ -70,18 +70,18 @@ class Producer:
             raise ConfigError("group", self.group, "a group that has no producer in this client yet")
         self._session.arrive()
         self._session.producers[self.group] = self
-        self._open = True
-        self._session.beat_soon()
+        self._is_open = True
+        self._session.heartbeat_soon()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open = False
+        self._is_open = False
         session = self._session
         try:
             with anyio.move_on_after(session.config.shutdown_timeout_ms / 1000, shield=True):
-                while self._running:
+                while self._unfinished:
                     await self._idle.wait()
                 await session.leave(producer=self.group)
         finally:
@@ -106,7 +106,7 @@ class Producer:
             return await self._observed(message, queue, sharding_key, {}, 0)
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         self._check_open()
-        self._running += 1
+        self._unfinished += 1
         try:
             return await self._sender.send(outgoing, queue, sharding_key)
         finally:
@@ -208,7 +208,7 @@ class Producer:
         Its form is not checked again, and observers do not see it. Otherwise as `send`. Cancelled: it may or
         may not be stored."""
         self._check_open()
-        self._running += 1
+        self._unfinished += 1
         try:
             return await self._sender.send(outgoing, queue, sharding_key)
         finally:
@@ -271,24 +271,15 @@ class Producer:
         session = self._session
         check_topic(message.topic)
         extra, unique_id = request_properties(session.client_id, timeout), ""
-        replied, reply = anyio.Event(), list[StoredMessage]()
-
-        def take(stored: StoredMessage) -> None:
-            reply.append(stored)
-            replied.set()
-
-        takers, key = session.pending_requests.takers, extra[PROPERTY_CORRELATION_ID]
-        takers[key] = take
-        try:
-            with anyio.move_on_after(timeout):
-                await self._be_known(with_namespace(session.config.namespace, message.topic), timeout)
-                unique_id = (await self._observed(message, queue, sharding_key, extra, 0)).message_id
-                await replied.wait()
-        finally:
-            del takers[key]
-        if not reply:
-            raise ReplyTimeout(unique_id, message.topic, RequestCode.SEND_MESSAGE_V2, timeout)
-        return reply[0]
+        with (
+            session.pending_requests.expected(extra[PROPERTY_CORRELATION_ID]) as waiter,
+            anyio.move_on_after(timeout),
+        ):
+            await self._register_at_brokers(with_namespace(session.config.namespace, message.topic), timeout)
+            unique_id = (await self._observed(message, queue, sharding_key, extra, 0)).message_id
+            reply: StoredMessage = await waiter.wait()
+            return reply
+        raise ReplyTimeout(unique_id, message.topic, RequestCode.SEND_MESSAGE_V2, timeout)
 
     async def reply(self, message: StoredMessage, body: bytes) -> SendResult:
         """Answer a message that `request` sent, also one of a Java producer.
@@ -302,25 +293,25 @@ class Producer:
             await self._sender.rotation(full, session.brokers.timeout)
         return await self.send_packed(outgoing, queue=queue)
 
-    async def _be_known(self, topic: str, timeout: float) -> None:
-        """Have all brokers of a topic know us, as they push replies over the connection that they know."""
+    async def _register_at_brokers(self, topic: str, timeout: float) -> None:
+        """Tell all brokers of a topic who we are: they push replies over the connection of the heartbeat."""
         rotation = await self._sender.rotation(topic, timeout)
         brokers = rotation.route.brokers.keys()
-        if not self._known_to >= brokers:
-            await self._session.beat()
-            self._known_to |= brokers
+        if not self._registered_at >= brokers:
+            await self._session.heartbeat()
+            self._registered_at |= brokers
 
     # --- what leaving the block waits for ---
 
     def _begin(self) -> None:
         """Something begins that leaving the block waits for."""
-        self._running += 1
+        self._unfinished += 1
 
     def _end(self) -> None:
-        self._running -= 1
-        if not self._running:
+        self._unfinished -= 1
+        if not self._unfinished:
             self._idle.ring()
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._is_open:
             raise LocalProtocolError(f"the producer of {self.group} is not open: send inside its block")

@@ -33,11 +33,11 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
-from rmq.remoting.loop import Waiter, current_loop
+from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
 
-ANSWERED = (
+PULL_CODES = (
     ResponseCode.SUCCESS,
     ResponseCode.PULL_NOT_FOUND,
     ResponseCode.PULL_RETRY_IMMEDIATELY,
@@ -53,7 +53,7 @@ loop.
 
 @define
 class PullAnswer:
-    """What a broker says to a pull. `code` is one of `ANSWERED`."""
+    """What a broker says to a pull. `code` is one of `PULL_CODES`."""
 
     code: int
     messages: list[PulledMessage]
@@ -68,7 +68,7 @@ class PullAnswer:
 class RawPull:
     """A broker's answer to a pull with its records still as bytes, as they stand in the CommitLog.
 
-    `code` is one of `ANSWERED`, `status` the broker's own word for it; `body` holds whole records back to
+    `code` is one of `PULL_CODES`, `status` the broker's own word for it; `body` holds whole records back to
     back, and is empty unless `code` is SUCCESS.
     """
 
@@ -84,7 +84,7 @@ class RawPull:
     @classmethod
     def of(cls, response: Command, address: str) -> RawPull:
         """Read an answer. Raises ResponseError when the pull was refused, RemoteProtocolError."""
-        if response.code not in ANSWERED:
+        if response.code not in PULL_CODES:
             raise for_code(response.code, response.remark, address)
         ext = response.ext
         try:
@@ -117,7 +117,7 @@ class PullTemplate:
         self.queue = queue
         self._flags = PULL_SUBSCRIPTION if tell_subscription else 0
         self._tags = data.tags_set
-        self._retry = queue.topic.startswith(RETRY_PREFIX)
+        self._is_retry = queue.topic.startswith(RETRY_PREFIX)
         self._fixed = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -168,7 +168,7 @@ class PullTemplate:
             messages = [message for message in messages if message.queue_offset >= queue_offset]
         if self._tags:  # the broker compares hashes of tags, and those may be equal
             messages = [message for message in messages if message.tags in self._tags]
-        if self._retry:
+        if self._is_retry:
             for message in messages:
                 to_original_topic(message)
         if self._namespace:
@@ -188,44 +188,40 @@ class Puller:
         *,
         commits: bool,
         on_messages: Callable[[Sequence[PulledMessage]], None],
-        on_moved: Callable[[MessageQueue, int], None],
+        on_offset_moved: Callable[[MessageQueue, int], None],
     ) -> None:
         """`commits` sends what may be committed along with each pull. `on_messages` gets what a pull brought,
-        which is in the window already; `on_moved(queue, next_offset)` is told that what was asked for is not
-        there: the queue is to go on at another offset, and this puller ends.
+        which is in the window already; `on_offset_moved(queue, next_offset)` is told that what was asked for
+        is not there: the queue is to go on at another offset, and this puller ends.
         """
         self.window = window
         self._session = session
         self._on_messages = on_messages
-        self._on_moved = on_moved
+        self._on_offset_moved = on_offset_moved
         self._template = template
         self._commits = commits
         self._broker_id = MASTER_ID
         self._failures = 0
         self._scope = anyio.CancelScope()
-        self._new_waiter: Callable[[], Waiter] = current_loop().waiter
+        self._room = Alarm()
 
     def stop(self) -> None:
         """End the loop and drop the window: what was pulled is not delivered any more."""
-        self.window.dropped = True
+        self.window.drop()
         self._scope.cancel()
 
     async def run(self) -> None:
         """Pull until stopped. Failures are logged and waited for; only a bug ends it with an error."""
         with self._scope:
-            while not self.window.dropped:
+            while not self.window.is_dropped:
                 while self.window.is_full:
-                    await self._room()
+                    self.window.on_room = self._room.ring
+                    await self._room.wait()
                 try:
                     await self._pull()
                     self._failures = 0
                 except (*FAILURES, CorruptRecord) as error:
                     await self._failed(error)
-
-    async def _room(self) -> None:
-        waiter = self._new_waiter()
-        self.window.on_room = lambda: waiter.resolve(None)
-        await waiter.wait()
 
     async def _pull(self) -> None:
         session, window, config = self._session, self.window, self._session.config
@@ -242,7 +238,7 @@ class Puller:
             places = {"first": answer.min_offset, "last": answer.max_offset}
             next_offset = places.get(config.offset_reset, answer.next_offset)
             log.warning("%s: offset %d is not there, going on at %d", window.queue, asked, next_offset)
-            self._on_moved(window.queue, next_offset)
+            self._on_offset_moved(window.queue, next_offset)
             return
         messages = answer.messages
         if messages:
@@ -260,7 +256,7 @@ class Puller:
         level = logging.DEBUG if queue.topic.startswith(RETRY_PREFIX) else logging.WARNING
         log.log(level, "pull from %s: %s", queue, error)
         if isinstance(error, (SubscriptionNotExist, SubscriptionNotLatest)):
-            session.beat_soon()
+            session.heartbeat_soon()
         elif not isinstance(error, CorruptRecord):
             session.refresh_soon(queue.topic)
         self._broker_id = MASTER_ID

@@ -118,20 +118,20 @@ class PullConsumer:
         self._positions: dict[MessageQueue, int] = {}
         self._broker_ids: dict[MessageQueue, int] = {}
         self._templates: dict[tuple[MessageQueue, str | Sql], PullTemplate] = {}
-        self._open = False
+        self._is_open = False
         self._scope = TaskScope()
         self._polling: _Polling | None = None
 
     async def __aenter__(self) -> PullConsumer:
         await self._scope.__aenter__()
-        self._open = True
+        self._is_open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Leave the group; with `auto_commit`, a normal exit commits all that was polled."""
-        self._open = False
+        self._is_open = False
         try:
             if self._polling is not None:
                 await self._polling.leave(done=error is None)
@@ -233,33 +233,33 @@ class PullConsumer:
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The offset of the oldest message that is still there. Cancelled: nothing has happened."""
-        await self._know(queue)
+        await self._ensure_route(queue)
         return await self._session.brokers.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
         """The offset that the next message will get. Cancelled: nothing has happened."""
-        await self._know(queue)
+        await self._ensure_route(queue)
         return await self._session.brokers.max_offset(queue)
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
         there is none. Cancelled: nothing has happened.
         """
-        await self._know(queue)
+        await self._ensure_route(queue)
         return await first_since(self._session, self.group, queue, timestamp_ms)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed; None when there is none. Cancelled: nothing has
         happened.
         """
-        await self._know(queue)
+        await self._ensure_route(queue)
         return await self._session.brokers.query_offset(self.group, queue)
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
         """Commit: the group goes on with the message at `offset`. Cancelled: it may or may not be
         committed.
         """
-        await self._know(queue)
+        await self._ensure_route(queue)
         await self._session.brokers.update_offset(self.group, queue, offset)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
@@ -293,7 +293,7 @@ class PullConsumer:
         while there is nothing. An offset outside the queue is corrected as the broker says. Cancelled:
         nothing has happened, and the position stays.
         """
-        await self._know(queue)
+        await self._ensure_route(queue)
         at = await self.position(queue) if offset is None else offset
         template = self._template(queue, expression)
         deadline = self._session.now() + wait
@@ -316,7 +316,7 @@ class PullConsumer:
 
         Any number may be under way at once. Cancelled: nothing has happened.
         """
-        await self._know(queue)
+        await self._ensure_route(queue)
         response, address = await self._exchange(self._template(queue, expression), offset, max_messages, 0.0)
         return RawPull.of(response, address)
 
@@ -324,7 +324,7 @@ class PullConsumer:
         """The names of all topics that a name server knows, RocketMQ's own too. Cancelled: nothing has
         happened."""
         self._check_open()
-        return await self._session.names.topics(self._session.brokers.timeout)
+        return await self._session.name_servers.topics(self._session.brokers.timeout)
 
     async def recorded(self, queue: MessageQueue) -> int | None:
         """What the broker has written down as committed by the group; None when nothing.
@@ -332,7 +332,7 @@ class PullConsumer:
         `committed` may say 0 for a young queue that the group never committed; this reads the broker's
         table of all groups, so it is for rare use. Cancelled: nothing has happened.
         """
-        await self._know(queue)
+        await self._ensure_route(queue)
         return await self._session.brokers.recorded_offset(self.group, queue)
 
     async def _ask(
@@ -365,18 +365,18 @@ class PullConsumer:
             )
         return template
 
-    async def _know(self, queue: MessageQueue) -> None:
+    async def _ensure_route(self, queue: MessageQueue) -> None:
         """Have the address of the queue's broker."""
         self._check_open()
         if self._session.routes.reader(queue.broker_name) is None:
             await self._session.refresh(queue.topic)
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._is_open:
             raise LocalProtocolError(f"the pull consumer of {self.group} is not open: use it in its block")
 
 
-# Reads whole topics, for tools: what is there now, queue by queue.
+# Whole topics, for tools: what they hold now, queue by queue.
 
 READER: Final = "TOOLS_CONSUMER"
 """The group that reads for tools: every broker knows it."""
@@ -393,7 +393,7 @@ async def read_topic(
         try:
             queues = await puller.message_queues(topic)
         except NoRoute as error:
-            if not error.refused and await session.names.topics(session.brokers.timeout):
+            if not error.refused and await session.name_servers.topics(session.brokers.timeout):
                 return  # a name server answers, so there is no such topic
             raise
         if not queues:

@@ -53,12 +53,12 @@ class Route:
     def renamed(self, topic: str, queue_nums: int) -> Route:
         """This route as that of `topic`, which a broker is to make with at most `queue_nums` queues."""
 
-        def moved(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
+        def renamed(queues: Iterable[MessageQueue]) -> tuple[MessageQueue, ...]:
             return tuple(
                 MessageQueue(topic, q.broker_name, q.queue_id) for q in queues if q.queue_id < queue_nums
             )
 
-        return Route(topic, moved(self.publish_queues), moved(self.subscribe_queues), self.brokers)
+        return Route(topic, renamed(self.publish_queues), renamed(self.subscribe_queues), self.brokers)
 
 
 def _numbered(topic: str, broker_name: str, count: int) -> list[MessageQueue]:

@@ -118,7 +118,7 @@ class Sender:
             rotation = await session.rotation(topic, timeout)
         if not rotation.is_writable:
             detail = "it has no queue that may be written and has a master"
-            raise no_route(topic, session.names.addresses, detail)
+            raise no_route(topic, session.name_servers.addresses, detail)
         return rotation
 
     async def _attempt(

@@ -140,7 +140,7 @@ class Brokers:
 
     pool: Pool
     routes: RouteTable
-    names: NameServers
+    name_servers: NameServers
     timeout: float
     namespace: str = ""
 
@@ -170,7 +170,7 @@ class Brokers:
 
     def _unknown(self, queue: MessageQueue) -> NoRoute:
         detail = f"no address is known for broker {queue.broker_name}"
-        return NoRoute(queue.topic, self.names.addresses, detail)
+        return NoRoute(queue.topic, self.name_servers.addresses, detail)
 
     # --- offsets of a queue ---
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import anyio
@@ -46,7 +47,7 @@ from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decompress
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.loop import Alarm, current_loop
+from rmq.remoting.loop import Alarm, Waiter, current_loop
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -81,17 +82,26 @@ class Member(Protocol):
 
 @define
 class PendingRequests:
-    """The requests of a client that wait for a reply: by the correlation id, who takes it."""
+    """The requests of a client that wait for a reply, by their correlation ids."""
 
-    takers: dict[str, Callable[[StoredMessage], None]] = field(factory=dict)
+    _waiters: dict[str, Waiter] = field(factory=dict)
+
+    @contextmanager
+    def expected(self, correlation_id: str) -> Iterator[Waiter]:
+        """A waiter that gets the reply as a StoredMessage. One that comes after the block is dropped."""
+        waiter = self._waiters[correlation_id] = current_loop().waiter()
+        try:
+            yield waiter
+        finally:
+            del self._waiters[correlation_id]
 
     def on_reply(self, request: Command, broker: str, now_ms: int, body_max: int | None = None) -> None:
         """A broker pushes a reply. Raises CorruptRecord and RemoteProtocolError when it cannot be read."""
         header = request.read(ReplyMessageRequestHeader)
         properties = decode_properties(header.properties)
         properties[PROPERTY_REPLY_ARRIVE_TIME] = str(now_ms)
-        take = self.takers.get(properties.get(PROPERTY_CORRELATION_ID, ""))
-        if take is None:
+        waiter = self._waiters.get(properties.get(PROPERTY_CORRELATION_ID, ""))
+        if waiter is None:
             log.warning("%s: a reply came that nobody waits for any more", broker)
             return
         body = request.body
@@ -113,16 +123,17 @@ class PendingRequests:
             store_host=header.store_host.lstrip("/"),
             reconsume_times=header.reconsume_times or 0,
         )
-        take(message)
+        waiter.resolve(message)
 
 
 @define(eq=False)
 class _RouteRequest:
     """A route that is being asked for; others wait for the same answer."""
 
-    answered: anyio.Event = field(factory=anyio.Event)
+    over: anyio.Event = field(factory=anyio.Event)
     error: RmqError | None = None
-    done: bool = False
+    is_done: bool = False
+    """Neither failed nor cancelled."""
 
 
 class Session:
@@ -131,7 +142,7 @@ class Session:
     def __init__(
         self,
         pool: Callable[[Endpoint], Pool],
-        endpoint: Endpoint,
+        endpoint: Callable[[Session], Endpoint],
         name_servers: list[str],
         client_id: str,
         config: ClientConfig,
@@ -139,23 +150,24 @@ class Session:
         unique_ids: UniqueIds,
         chance: random.Random,
         now_ms: Callable[[], int] = wall_clock_ms,
-        lasting_name: str = "",
+        persistent_name: str = "",
         observers: Observers | None = None,
     ) -> None:
+        """`endpoint(session)` answers the requests of brokers; `pool(endpoint)` makes its connections."""
         self.config = config
         self.client_id = client_id
         self.observers = observers or Observers()
-        self.lasting_name = lasting_name or client_id
+        self.persistent_name = persistent_name or client_id
         """The same from one run to the next: what is kept on this host is kept under it."""
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
-        self.pool = pool(endpoint)
+        self.pool = pool(endpoint(self))
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
         self.health = BrokerHealth()
-        self.names = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
+        self.name_servers = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
         timeout = config.request_timeout_ms / 1000
-        self.brokers = Brokers(self.pool, self.routes, self.names, timeout, config.namespace)
+        self.brokers = Brokers(self.pool, self.routes, self.name_servers, timeout, config.namespace)
         self.producers: dict[str, Any] = {}
         self.members: dict[str, Member] = {}
         self.pending_requests = PendingRequests()
@@ -163,18 +175,18 @@ class Session:
         self._departure = Alarm()
         self._route_requests: dict[str, _RouteRequest] = {}
         self._stale: dict[str, None] = {}
-        self._ask_now = Alarm()
+        self._refresh_now = Alarm()
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
-        self._refusals: dict[str, ResponseError] = {}  # by the groups that the last beat was refused for
-        self._beat_now = Alarm()
-        self._beating = anyio.Lock()
+        self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
+        self._heartbeat_now = Alarm()
+        self._heartbeat_lock = anyio.Lock()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Only a bug ends it with an error."""
         async with anyio.create_task_group() as tasks:
             await tasks.start(self.pool.run)
-            tasks.start_soon(self._keep_beating)
-            tasks.start_soon(self._keep_asking)
+            tasks.start_soon(self._keep_heartbeats)
+            tasks.start_soon(self._keep_routes)
             for observer in self.observers.all:
                 observer.attach(self)
                 tasks.start_soon(observer.run)
@@ -217,25 +229,25 @@ class Session:
         then.
         """
         while (pending := self._route_requests.get(topic)) is not None:
-            await pending.answered.wait()
+            await pending.over.wait()
             if pending.error is not None:
                 raise pending.error.with_traceback(None)
-            if pending.done:
+            if pending.is_done:
                 return
         pending = self._route_requests[topic] = _RouteRequest()
         try:
             await self._ask(topic, timeout or self.brokers.timeout, create)
-            pending.done = True
+            pending.is_done = True
         except RmqError as error:
             pending.error = error
             raise
         finally:
             del self._route_requests[topic]
-            pending.answered.set()
+            pending.over.set()
 
     async def _ask(self, topic: str, timeout: float, create: bool) -> None:
         try:
-            route = Route.of(topic, await self.names.route(topic, timeout))
+            route = Route.of(topic, await self.name_servers.route(topic, timeout))
         except NoRoute as error:
             if not create or error.refused:
                 raise
@@ -244,14 +256,14 @@ class Session:
         if self.routes.put(route):
             log.info("route of %s: %d queues on %s", topic, len(route.publish_queues), list(route.brokers))
             if self.routes.addresses(slaves=True) != before:
-                self.beat_soon()
+                self.heartbeat_soon()
 
     async def _default_route(self, topic: str, timeout: float) -> Route:
         """The route by which a broker makes a topic on its first message; the error is that of the
         topic.
         """
         try:
-            data = await self.names.route(AUTO_CREATE_TOPIC, timeout)
+            data = await self.name_servers.route(AUTO_CREATE_TOPIC, timeout)
         except NoRoute as error:
             raise no_route(topic, error.asked, _detail(error)) from None
         route = Route.of(AUTO_CREATE_TOPIC, data)
@@ -260,13 +272,13 @@ class Session:
     def refresh_soon(self, topic: str) -> None:
         """Let the routes' loop ask for this topic now."""
         self._stale[topic] = None
-        self._ask_now.ring()
+        self._refresh_now.ring()
 
-    async def _keep_asking(self) -> None:
+    async def _keep_routes(self) -> None:
         interval = self.config.poll_name_server_interval_ms / 1000
         due = self.now() + interval
         while True:
-            await self._ask_now.wait(due)
+            await self._refresh_now.wait(due)
             topics, self._stale = list(self._stale), {}
             if self.now() >= due:
                 topics = self.routes.topics()
@@ -284,15 +296,15 @@ class Session:
 
     # --- heartbeat --------------------------------------------------------------------------------
 
-    def beat_soon(self) -> None:
+    def heartbeat_soon(self) -> None:
         """Let the heartbeat's loop tell all brokers now."""
-        self._beat_now.ring()
+        self._heartbeat_now.ring()
 
-    async def beat(self) -> None:
-        """Tell all known brokers who we are. Brokers that do not answer are logged; the next beat is for
-        them. For a refusal see `check_admitted`.
+    async def heartbeat(self) -> None:
+        """Tell all known brokers who we are. Brokers that do not answer are logged; the next heartbeat is
+        for them. For a refusal see `check_admitted`.
         """
-        async with self._beating:
+        async with self._heartbeat_lock:
             self._refusals.clear()
             data = HeartbeatData(
                 client_id=self.client_id,
@@ -303,46 +315,46 @@ class Session:
                 return
             async with anyio.create_task_group() as tasks:
                 for address in self.routes.addresses(slaves=bool(self.members)):
-                    tasks.start_soon(self._beat, address, data)
+                    tasks.start_soon(self._heartbeat_to, address, data)
 
     def check_admitted(self, group: str) -> None:
-        """Raise the ResponseError with which a broker did not let in this consumer group at the last beat."""
+        """Raise the ResponseError with which a broker refused this consumer group at the last heartbeat."""
         refusal = self._refusals.get(group)
         if refusal is not None and not isinstance(refusal, PASSING):
             raise refusal
 
-    async def _beat(self, address: str, data: HeartbeatData) -> None:
+    async def _heartbeat_to(self, address: str, data: HeartbeatData) -> None:
         """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
         try:
-            self._say(address, data, await self.brokers.heartbeat(address, data))
+            self._log_warning(address, data, await self.brokers.heartbeat(address, data))
         except NETWORK_ERRORS as error:
             log.warning("heartbeat: %s", error)
         except ResponseError as error:
-            parts = _apart(data)
+            parts = _by_group(data)
             if len(parts) == 1 or isinstance(error, PASSING):
-                self._say(address, data, f"heartbeat refused: {error}")
+                self._log_warning(address, data, f"heartbeat refused: {error}")
                 self._refusals.update({one.group_name: error for one in data.consumer_data_set})
                 return
             for part in parts:
-                await self._beat(address, part)
+                await self._heartbeat_to(address, part)
 
-    def _say(self, address: str, data: HeartbeatData, text: str) -> None:
+    def _log_warning(self, address: str, data: HeartbeatData, text: str) -> None:
         """Log what a broker says of these groups, unless it was its last word of them too."""
         whose = [(address, one.group_name) for one in data.consumer_data_set] or [(address, "")]
         if text and any(self._warnings.get(one) != text for one in whose):
             log.warning("%s: %s", address, text)
         self._warnings.update(dict.fromkeys(whose, text))
 
-    async def _keep_beating(self) -> None:
+    async def _keep_heartbeats(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
         while True:
-            await self._beat_now.wait(self.now() + interval)
-            await self.beat()
+            await self._heartbeat_now.wait(self.now() + interval)
+            await self.heartbeat()
             await anyio.sleep(LEAST_PAUSE_SECONDS)
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
-        async with self._beating, anyio.create_task_group() as tasks:
+        async with self._heartbeat_lock, anyio.create_task_group() as tasks:
             self.producers.pop(producer or "", None)
             self.members.pop(consumer or "", None)
             for address in self.routes.addresses(slaves=consumer is not None):
@@ -355,7 +367,7 @@ class Session:
             log.info("unregister: %s", error)
 
 
-def _apart(data: HeartbeatData) -> list[HeartbeatData]:
+def _by_group(data: HeartbeatData) -> list[HeartbeatData]:
     """The same told in parts: all producers in one, each consumer in one of its own."""
     parts = [evolve(data, producer_data_set=[], consumer_data_set=[one]) for one in data.consumer_data_set]
     return [evolve(data, consumer_data_set=[]), *parts] if data.producer_data_set else parts

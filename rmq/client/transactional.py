@@ -168,7 +168,7 @@ class TransactionalProducer(Producer):
     def check(self, message: StoredMessage, header: CheckTransactionStateRequestHeader, address: str) -> None:
         """The broker at `address` asks what became of a half message."""
         unique = message.message_id
-        if not self._open or unique in self._checking or len(self._checking) >= CHECKS_WAITING:
+        if not self._is_open or unique in self._checking or len(self._checking) >= CHECKS_WAITING:
             return
         self._checking.add(unique)
         self._scope.tasks.start_soon(self._check, message, header, address)
@@ -243,7 +243,8 @@ class Transaction:
             producer._end()
 
 
-# Discarded half messages: those whose producers gave no decision in all check-backs. They lie in
+# Discarded half messages: those whose producers gave no decision in all check-backs. The broker keeps
+# them in TRANS_CHECK_MAX_TIME_TOPIC.
 
 
 @frozen
@@ -268,13 +269,13 @@ class DiscardedHalf:
 
 
 def read_discarded(message: StoredMessage, namespace: str = "") -> DiscardedHalf:
-    """What a message of the topic tells."""
-    words = message.properties
-    checks = words.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
+    """The half message that a message of TRANS_CHECK_MAX_TIME_TOPIC is."""
+    given = message.properties
+    checks = given.get(PROPERTY_TRANSACTION_CHECK_TIMES, "")
     return DiscardedHalf(
         message,
-        without_namespace(namespace, words.get(PROPERTY_PRODUCER_GROUP, "")),
-        without_namespace(namespace, words.get(PROPERTY_REAL_TOPIC, "")),
+        without_namespace(namespace, given.get(PROPERTY_PRODUCER_GROUP, "")),
+        without_namespace(namespace, given.get(PROPERTY_REAL_TOPIC, "")),
         int(checks) if checks.isdecimal() else 0,
     )
 
@@ -297,6 +298,8 @@ async def resume(session: Session, half: DiscardedHalf) -> None:
         await session.refresh(TRANS_CHECK_MAX_TIME_TOPIC)
     address = session.routes.master(broker)
     if address is None:
-        raise NoRoute(TRANS_CHECK_MAX_TIME_TOPIC, session.names.addresses, f"no master of {broker} is known")
+        raise NoRoute(
+            TRANS_CHECK_MAX_TIME_TOPIC, session.name_servers.addresses, f"no master of {broker} is known"
+        )
     header = ResumeCheckHalfMessageRequestHeader(half.offset_message_id)
     await session.brokers.call(address, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)

@@ -218,7 +218,7 @@ class Sender:
         for first, _, data in chunks(encode(body, properties), self._options.send_batch_bytes):
             unique_id = ids[first].as_py()
             outgoing = Outgoing(
-                topic, data.to_pybytes(), 0, 0, "WAIT\x01true", unique_id, batch=True, code=BATCH
+                topic, data.to_pybytes(), 0, 0, "WAIT\x01true", unique_id, is_batch=True, code=BATCH
             )
             self._start(outgoing, queue)
 

@@ -54,7 +54,7 @@ class Cluster:
     @property
     def name_servers(self) -> list[str]:
         """The addresses of the name servers that this client knows."""
-        return list(self._session.names.addresses)
+        return list(self._session.name_servers.addresses)
 
     async def _ask(
         self, address: str, code: RequestCode, header: Any = None, body: bytes = b"", timeout: float = 0
@@ -101,7 +101,7 @@ class Cluster:
 
     async def topic_route(self, topic: str) -> TopicRouteData:
         """Where the queues of a topic are. Raises NoRoute."""
-        return await self._session.names.route(topic, self._session.brokers.timeout)
+        return await self._session.name_servers.route(topic, self._session.brokers.timeout)
 
     async def broker_addresses(
         self, *, cluster: str = "", broker: str = "", slaves: bool = False

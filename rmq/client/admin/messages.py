@@ -142,8 +142,8 @@ class Messages(Groups):
                 answer = await self._send(address, Command.request(RequestCode.QUERY_MESSAGE, ext))
             except QueryNotFound:
                 continue
-            reached = answer.read(QueryMessageResponseHeader).index_last_update_timestamp
-            index_timestamp = max(index_timestamp, reached)
+            indexed_until = answer.read(QueryMessageResponseHeader).index_last_update_timestamp
+            index_timestamp = max(index_timestamp, indexed_until)
             messages += found_messages(answer.body, name)
         messages.sort(key=lambda message: message.store_timestamp)
         return Lookup(messages, index_timestamp)

@@ -663,7 +663,7 @@ class TestOffsets:
             def lose_the_others(request: Command, connection: Connection) -> Command | None:
                 told = MessageQueue(request.ext["topic"], "a", int(request.ext["queueId"]))
                 for queue, window in windows.items():
-                    window.dropped = queue != told
+                    window.is_dropped = queue != told
                 return setting.cluster["a"].answer(request, connection)
 
             setting.cluster["a"].script(COMMIT, lose_the_others)

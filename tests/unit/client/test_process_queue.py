@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from rmq.client.process_queue import ProcessQueue
+from rmq.client.process_queue import UNLIMITED, ProcessQueue
 from rmq.message import MessageQueue
 
 QUEUE = MessageQueue("T", "b", 0)
@@ -77,14 +77,14 @@ def test_what_is_committed_never_passes_an_unfinished_message() -> None:
 )
 def test_it_is_full_by_count_and_bytes(limits: tuple[int, int, int], full: bool) -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.max_messages, window.max_bytes, window.max_span = limits
+    window.set_limits(*limits)
     window.add([0, 1, 2], [10, 10, 10], 3)
     assert window.is_full is full
 
 
 def test_it_is_full_when_one_message_holds_up_the_others() -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.max_span = 5
+    window.set_limits(UNLIMITED, UNLIMITED, 5)
     window.add(range(5), [1] * 5, 5)
     for offset in (1, 2, 3, 4):
         window.finish(offset)
@@ -95,14 +95,14 @@ def test_it_is_full_when_one_message_holds_up_the_others() -> None:
 
 def test_an_empty_window_is_never_full() -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.max_messages = window.max_bytes = window.max_span = 1
+    window.set_limits(1, 1, 1)
     window.add([], [], 10_000)
     assert not window.is_full
 
 
 def test_room_is_told_of_once_and_not_before_it_is_there() -> None:
     window = ProcessQueue(QUEUE, 0)
-    window.max_messages = 2
+    window.set_limits(2, UNLIMITED, UNLIMITED)
     window.add([0, 1, 2], [1, 1, 1], 3)
     told: list[int] = []
     window.on_room = lambda: told.append(len(window))
