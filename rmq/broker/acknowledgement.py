@@ -38,14 +38,13 @@ from rmq.store.config import BrokerRole, FlushDiskType
 from rmq.store.store import Batch
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.ha import MasterSession
     from rmq.broker.metrics import Timings
     from rmq.broker.topics import Topics
     from rmq.metrics import Histogram
     from rmq.protocol.record import Record
     from rmq.remoting.connection import Connection
-    from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 
 
@@ -94,7 +93,7 @@ class Acknowledgement:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: Store,
         topics: Topics,
         *,
@@ -111,13 +110,13 @@ class Acknowledgement:
         self._new_topics: list[tuple[Connection, Senders]] = []
         self.disk = Line(clock, timings.flush_wait, on_deadline, self._on_disk)
         self.slaves = Line(clock, timings.replication_wait, on_deadline, self._on_slave)
-        self.replicas = Replicas(store.config.ha_slave_fallbehind_max, self.slaves.advance)
-        self.configure(config, store.config)
+        self.replicas = Replicas(settings, self.slaves.advance)
+        self._settings = settings
+        settings.derive(self._settings_changed)
 
-    def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
-        """Take new values of the settings that may change at run time."""
-        host, region = self._store.store_host, config.region_id
-        self._answers = Answers(host, region=region, trace_on=config.trace_on)
+    def _settings_changed(self) -> None:
+        config, store_config = self._settings.broker, self._settings.store
+        self._answers = Answers(self._store.store_host, region=config.region_id, trace_on=config.trace_on)
         self._syncs = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._replicates = store_config.broker_role is BrokerRole.SYNC_MASTER
         self._disk_seconds = store_config.sync_flush_timeout / 1000
@@ -335,13 +334,13 @@ class Line:
 
 
 class Replicas:
-    """The links to slaves. `fallbehind_max` bytes behind the log's end, a slave does not count as there.
+    """The links to slaves. haSlaveFallbehindMax bytes behind the log's end, a slave does not count as there.
 
     `on_advance(offset)` is called when the log may be on a slave farther than before.
     """
 
-    def __init__(self, fallbehind_max: int, on_advance: Callable[[int], None]) -> None:
-        self.fallbehind_max = fallbehind_max
+    def __init__(self, settings: Settings, on_advance: Callable[[int], None]) -> None:
+        self._settings = settings
         self._on_advance = on_advance
         self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
 
@@ -364,7 +363,7 @@ class Replicas:
     def are_near(self, position: int) -> bool:
         """Whether a slave is near enough to the log's end that waiting for it makes sense."""
         offset = self.offset
-        return offset >= 0 and position - offset < self.fallbehind_max
+        return offset >= 0 and position - offset < self._settings.store.ha_slave_fallbehind_max
 
     def grown(self) -> None:
         """The log has grown: wake the links."""

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq import config as settings
 from rmq.broker.topics import check_name
+from rmq.config import canonical, dump_properties, evolve, knows, parse_properties, properties_text
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
 from rmq.files import settings_saver
 from rmq.message import SYSTEM_TOPICS
@@ -32,10 +32,9 @@ from rmq.protocol.record import decode_record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.tables import Tables
     from rmq.protocol.command import Command
-    from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 
 QUEUES_MAX: Final = 65_536
@@ -49,16 +48,14 @@ class Admin:
     """Changes topics and settings, and tells how the broker does.
 
     What it cannot reach itself is given to it by the owner: `settle()` commits what the running chunk has
-    put, `changed(broker, store)` hands new settings to the parts, `gauges()` gives more rows of the runtime
-    metrics, and `delay_offsets()` the text of delayOffset.json.
+    put, `gauges()` gives more rows of the runtime metrics, and `delay_offsets()` the text of
+    delayOffset.json.
     """
 
-    def __init__(self, config: BrokerConfig, store: Store, tables: Tables) -> None:
-        self.config = config
-        self.store_config = store.config
+    def __init__(self, settings: Settings, store: Store, tables: Tables) -> None:
+        self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
         self.settle: Callable[[], None] = lambda: None
-        self.changed: Callable[[BrokerConfig, StoreConfig], None] = lambda broker, store: None
         self.gauges: Callable[[], Mapping[str, str]] = dict
         self.delay_offsets: Callable[[], bytes] = bodies.DelayOffsetSerializeWrapper().to_json
         self._store = store
@@ -121,7 +118,7 @@ class Admin:
             raise _refused(f"The topic[{topic}] is conflict with system topic.")
 
     def _refuse_on_slave(self) -> None:
-        if self.store_config.broker_role is BrokerRole.SLAVE:
+        if self._settings.store.broker_role is BrokerRole.SLAVE:
             raise _refused("a slave's topics are its master's: send this to the master broker")
 
     def _on_all_topics(self, request: Command, connection: Any, now: int) -> Command:
@@ -144,13 +141,13 @@ class Admin:
 
     def _on_get_config(self, request: Command, connection: Any, now: int) -> Command:
         version = self.config_version.to_json().decode()
-        text = settings.dump_properties(self.config, self.store_config)
-        text += settings.properties_text(_of_java())
-        text = text.replace("durability=\n", f"durability={self.store_config.level}\n")  # when not given
+        text = dump_properties(self._settings.broker, self._settings.store)
+        text += properties_text(_of_java())
+        text = text.replace("durability=\n", f"durability={self._settings.store.level}\n")  # when not given
         return request.reply(header=GetBrokerConfigResponseHeader(version), body=text.encode())
 
     def _on_update_config(self, request: Command, connection: Any, now: int) -> Command:
-        changes = settings.parse_properties(request.body.decode("utf-8", "replace"))
+        changes = parse_properties(request.body.decode("utf-8", "replace"))
         log.info("settings are changed by %s: %s", connection.peer_address, ", ".join(changes))
         try:
             self._configure(changes, now)
@@ -165,21 +162,18 @@ class Admin:
 
         Raises ConfigError for what may not change, OSError when it cannot be kept.
         """
-        of_store = {
-            key: text for key, text in changes.items() if settings.knows(type(self.store_config), key)
-        }
+        of_store = {key: text for key, text in changes.items() if knows(type(self._settings.store), key)}
         of_broker = {
             key: text
             for key, text in changes.items()
-            if key not in of_store or settings.knows(type(self.config), key)
+            if key not in of_store or knows(type(self._settings.broker), key)
         }
-        config = settings.evolve(self.config, of_broker)
-        store_config = settings.evolve(self.store_config, of_store)
+        config = evolve(self._settings.broker, of_broker)
+        store_config = evolve(self._settings.store, of_store)
         if changes and (save := settings_saver(config.config_store_path)) is not None:
-            save(settings.canonical(changes, type(self.config), type(self.store_config)))
-        self.config, self.store_config = config, store_config
+            save(canonical(changes, type(self._settings.broker), type(self._settings.store)))
         self.config_version = self.config_version.following(now)
-        self.changed(config, store_config)
+        self._settings.replace(config, store_config)
 
     # --- metrics ---
 
@@ -188,22 +182,22 @@ class Admin:
 
     def runtime(self, now: int) -> dict[str, str]:
         """The rows that brokerStatus shows, under RocketMQ's names; thread pools, absent here, are idle."""
-        idle = dict.fromkeys(("send", "pull", "query"), "0")
+        config, idle = self._settings.broker, dict.fromkeys(("send", "pull", "query"), "0")
         return {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
-            "durability": self.store_config.level,
+            "durability": self._settings.store.level,
             **{f"{name}ThreadPoolQueueSize": zero for name, zero in idle.items()},
             **{f"{name}ThreadPoolQueueHeadWaitTimeMills": zero for name, zero in idle.items()},
-            "sendThreadPoolQueueCapacity": str(self.config.send_thread_pool_queue_capacity),
-            "pullThreadPoolQueueCapacity": str(self.config.pull_thread_pool_queue_capacity),
+            "sendThreadPoolQueueCapacity": str(config.send_thread_pool_queue_capacity),
+            "pullThreadPoolQueueCapacity": str(config.pull_thread_pool_queue_capacity),
             "queryThreadPoolQueueCapacity": "20000",
             "EndTransactionQueueSize": "0",
             "EndTransactionThreadPoolQueueCapacity": "100000",
             "pageCacheLockTimeMills": "0",
             "dispatchMaxBuffer": "0",
             "remainTransientStoreBufferNumbs": str(2**31 - 1),  # RocketMQ's answer without such a pool
-            "startAcceptSendRequestTimeStamp": str(self.config.start_accept_send_request_time_stamp),
+            "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             **self._store_counts(),
             **self._stats.runtime(now),
             **self.gauges(),
@@ -216,7 +210,7 @@ class Admin:
         total = round(state.free_bytes / (1 - state.ratio)) if state.ratio < 1 else 0
         return {
             "commitLogDiskRatio": ratio,
-            f"commitLogDiskRatio_{self.store_config.commit_log_path}": ratio,
+            f"commitLogDiskRatio_{self._settings.store.commit_log_path}": ratio,
             "consumeQueueDiskRatio": ratio,
             "commitLogDirCapacity": f"Total : {_size(total)}, Free : {_size(state.free_bytes)}.",
             "commitLogMinOffset": str(store.min_physical_offset),

@@ -19,6 +19,7 @@ from rmq.broker.acknowledgement import Acknowledgement
 from rmq.broker.admin import Admin
 from rmq.broker.client_requests import ClientRequests, PendingRequests
 from rmq.broker.clients import Clients
+from rmq.broker.config import Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
     from rmq.protocol.server_auth import ServerAuth
     from rmq.remoting.connection import Connection
     from rmq.remoting.server import Acceptor
-    from rmq.store.config import StoreConfig
     from rmq.store.reader import GetResult
     from rmq.store.store import Arrival, Store
 
@@ -93,8 +93,9 @@ class Broker(Endpoint):
         clock: Callable[[], float],
         chance: Random | None = None,
     ) -> None:
-        self.config = config
+        self.settings = Settings(config, store.config)
         self.store = store
+        self.settings.derive(lambda: store.configure(self.settings.store))
         self.now_ms = now_ms
         self.clock = clock
         self.work_clock = clock  # for how long work takes: a service gives one that is cheap to read
@@ -123,31 +124,36 @@ class Broker(Endpoint):
         self._make_readers(tables)
         self._make_callers(address)
         self._wire()
-        self.registration = Registration(config, self.topics, address=address, ha_address=ha_address)
+        self.registration = Registration(self.settings, self.topics, address=address, ha_address=ha_address)
         self._load()
         self._handlers = self._collect_handlers()
 
+    @property
+    def config(self) -> BrokerConfig:
+        """The broker's settings that hold now."""
+        return self.settings.broker
+
     def _make_tables(self) -> Tables:
-        config, store, now_ms, slave = self.config, self.store, self.now_ms, self.is_slave
-        self.stats = Stats(now_ms(), cluster=config.broker_cluster_name)
-        self.topics = Topics(config, save=partial(self.files.save, "topics"), now_ms=now_ms)
-        self.groups = Groups(config, partial(self.files.save, "subscriptionGroup"), now_ms, slave=slave)
-        self.offsets = Offsets(self.topics, store, slave=slave)
+        settings, store, now_ms, slave = self.settings, self.store, self.now_ms, self.is_slave
+        self.stats = Stats(now_ms(), cluster=self.config.broker_cluster_name)
+        self.topics = Topics(settings, save=partial(self.files.save, "topics"), now_ms=now_ms)
+        self.groups = Groups(settings, partial(self.files.save, "subscriptionGroup"), now_ms, slave=slave)
+        self.offsets = Offsets(settings, self.topics, store, slave=slave)
         self.offsets.group_exists = self.groups.exists
-        self.clients = Clients(config, groups=self.groups, topics=self.topics, clock=self.clock)
-        self.filters = FilterTable(config, now_ms)
+        self.clients = Clients(settings, groups=self.groups, topics=self.topics, clock=self.clock)
+        self.filters = FilterTable(settings, now_ms)
         self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
         self.locks = Locks(self.clock)
         return Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
 
     def _make_writers(self, tables: Tables) -> None:
         """The parts that store messages."""
-        config, store = self.config, self.store
+        settings, store = self.settings, self.store
         self.schedule = Schedule(store.config.message_delay_level, store, self._commit)
         self.timers = Timers(store, self._commit)
         self.timers.rescheduled = lambda: self.schedule.rescheduled()
         self.transactions = Transactions(
-            config,
+            settings,
             store,
             self.offsets,
             host=store.store_host,
@@ -155,7 +161,7 @@ class Broker(Endpoint):
             commit=self._commit,
         )
         self.acknowledgement = Acknowledgement(
-            config,
+            settings,
             store,
             self.topics,
             clock=self.clock,
@@ -163,9 +169,9 @@ class Broker(Endpoint):
             on_deadline=self._come_by,
             on_sync_wanted=lambda: self.flush_wanted(),
         )
-        self.flow = FlowControl(config, store, self.acknowledgement, self.clock)
+        self.flow = FlowControl(settings, store, self.acknowledgement, self.clock)
         self.send = Send(
-            config,
+            settings,
             store,
             tables,
             acknowledgement=self.acknowledgement,
@@ -174,24 +180,24 @@ class Broker(Endpoint):
             chance=self._chance,
         )
         self.recall = Recall(
-            config, timers=self.timers, topics=self.topics, store_host=store.store_host, put=self.send.put
+            settings, timers=self.timers, topics=self.topics, store_host=store.store_host, put=self.send.put
         )
 
     def _make_readers(self, tables: Tables) -> None:
         """The parts that read messages and tables."""
-        config, store = self.config, self.store
-        self.pull = Pull(config, store, tables, self.waits, now_ms=self.now_ms)
+        settings, store = self.settings, self.store
+        self.pull = Pull(settings, store, tables, self.waits, now_ms=self.now_ms)
         self.query = Query(store, self.clients, self.filters)
-        self.admin = Admin(config, store, tables)
-        self.progress = Progress(config, store, tables)
-        self.expiry = Expiry(config, store, tables)
+        self.admin = Admin(settings, store, tables)
+        self.progress = Progress(settings, store, tables)
+        self.expiry = Expiry(settings, store, tables)
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
         self.pending_requests = PendingRequests(self.clock, self._come_by)
-        self.client_requests = ClientRequests(self.config, self.store, self.clients, self.pending_requests)
+        self.client_requests = ClientRequests(self.settings, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(
-            self.config,
+            self.settings,
             self.clients,
             self.pending_requests,
             address=address,
@@ -204,7 +210,7 @@ class Broker(Endpoint):
         self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
         self.replica.take_progress = self.delivery.take
         self.admin.settle = self.settle
-        self.admin.changed = self.reconfigure
+        self.settings.derive(lambda: self.register_wanted())  # name servers are told the permission
         self.admin.gauges = partial(gauges_of, self)
         self.admin.delay_offsets = lambda: json.dumps_java({"offsetTable": self.schedule.progress})
 
@@ -553,28 +559,6 @@ class Broker(Endpoint):
         if self._connection is None:
             self._commit()
             self.settle()
-
-    def reconfigure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
-        """Take new values of the settings that may change at run time."""
-        self.config = config
-        self.store.configure(store_config)
-        self.send.configure(config, store_config)
-        self.acknowledgement.configure(config, store_config)
-        self.pull.configure(config, store_config)
-        self.filters.configure(config)
-        self.clients.conflicts.reject = config.reject_subscription_conflicts
-        for part in (
-            self.topics,
-            self.groups,
-            self.clients,
-            self.transactions,
-            self.request_reply,
-            self.recall,
-            self.expiry,
-        ):
-            part.config = config
-        self.progress.config = self.registration.config = self.flow.config = self.expiry.config = config
-        self.register_wanted()  # name servers are told the broker's permission with its topics
 
     def _topics_changed(self) -> None:
         self.send.topics_changed()

@@ -39,7 +39,7 @@ from rmq.protocol.signature import unsigned
 
 if TYPE_CHECKING:
     from rmq.broker.clients import Clients
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.members import Member
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
@@ -182,10 +182,8 @@ _FAILED: Final = ResponseCode.SYSTEM_ERROR
 class ClientRequests:
     """Handles GET_CONSUMER_RUNNING_INFO, CONSUME_MESSAGE_DIRECTLY, INVOKE_BROKER_TO_GET_CONSUMER_STATUS."""
 
-    def __init__(
-        self, config: BrokerConfig, store: Store, clients: Clients, pending: PendingRequests
-    ) -> None:
-        self.config = config
+    def __init__(self, settings: Settings, store: Store, clients: Clients, pending: PendingRequests) -> None:
+        self._settings = settings
         self._store = store
         self._clients = clients
         self._pending = pending
@@ -210,7 +208,7 @@ class ClientRequests:
         record = self._store.confirmed(_physical_offset(header.msg_id or ""))
         if record is None:
             raise for_code(_FAILED, f"can not find message by the id, {header.msg_id}")
-        added = {"brokerName": self.config.broker_name}
+        added = {"brokerName": self._settings.broker.broker_name}
         self._pass_on(request, connection, member, added, bytes(record))
 
     def _member(self, group: str, client_id: str) -> Member:

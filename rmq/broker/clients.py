@@ -32,7 +32,7 @@ from rmq.protocol.headers import (
 from rmq.protocol.json import count_values
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.groups import Groups
     from rmq.broker.topics import Topics
     from rmq.remoting.connection import Connection
@@ -61,9 +61,9 @@ class Clients:
     """
 
     def __init__(
-        self, config: BrokerConfig, *, groups: Groups, topics: Topics, clock: Callable[[], float]
+        self, settings: Settings, *, groups: Groups, topics: Topics, clock: Callable[[], float]
     ) -> None:
-        self.config = config
+        self._settings = settings
         self._clock = clock
         self._groups = groups
         self._topics = topics
@@ -72,7 +72,7 @@ class Clients:
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
         self._memberships = 0
         self._ids = ClientIds()
-        self.conflicts = Conflicts(reject=config.reject_subscription_conflicts)
+        self.conflicts = Conflicts(settings)
         self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
         self.emptied: Callable[[str], None] = lambda group: None
 
@@ -208,7 +208,7 @@ class Clients:
         """Raises ResponseError for the body of a heartbeat that would hold everybody up, before it is read:
         reading one costs some 5 us a group, and 15 more if it is new.
         """
-        most = self.config.max_groups_of_heartbeat
+        most = self._settings.broker.max_groups_of_heartbeat
         count, values = body.count(GROUP_NAME), count_values(body)
         if count > most:
             what = f"{count} groups, maxGroupsOfHeartbeat of this broker is {most}"
@@ -252,7 +252,7 @@ class Clients:
                 f"client {data.client_id} names {count} groups on one connection, "
                 f"at most {GROUPS_OF_A_CONNECTION} are allowed",
             )
-        most = self.config.max_group_members
+        most = self._settings.broker.max_group_members
         if self._memberships + count - len(mine) > most:
             raise for_code(
                 ResponseCode.SYSTEM_BUSY,
@@ -395,7 +395,7 @@ class Clients:
         """Tell the members of a consumer group that it has changed."""
         config = self._groups.table.get(group)
         allowed = config is None or config.notify_consumer_ids_changed_enable
-        if not (allowed and self.config.notify_consumer_ids_changed_enable):
+        if not (allowed and self._settings.broker.notify_consumer_ids_changed_enable):
             return
         header = NotifyConsumerIdsChangedRequestHeader(group)
         for connection in list(self._consumers[group].members):
@@ -426,7 +426,7 @@ class Clients:
     def _on_check(self, request: Command, connection: Any, now: int) -> Command:
         wanted = bodies.CheckClientRequestBody.from_request(request.body).subscription_data
         if wanted is not None and not is_tag_type(wanted.expression_type):
-            if not self.config.enable_property_filter:
+            if not self._settings.broker.enable_property_filter:
                 raise for_code(
                     ResponseCode.SYSTEM_ERROR,
                     f"The broker does not support consumer to filter message by {wanted.expression_type}; "

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from attrs import Attribute, Factory, frozen
 
 from rmq.config import at_least, between, is_loopback, java_key, one_of, setting
 from rmq.errors import ConfigError
 from rmq.protocol.codes import MASTER_ID
+
+if TYPE_CHECKING:
+    from rmq.store.config import StoreConfig
 
 LOOPBACK = "127.0.0.1"
 VIP_PORT_DISTANCE = 2
@@ -331,3 +336,27 @@ class BrokerConfig:
         """The address that clients are told, for a server that listens on `port`."""
         host = f"[{self.broker_ip1}]" if ":" in self.broker_ip1 else self.broker_ip1
         return f"{host}:{port}"
+
+
+class Settings:
+    """The settings that hold now, the broker's and its store's: whoever needs one reads it here each time.
+
+    They change as a whole, in `replace`. What is derived from them at a price is derived in a callback given
+    to `derive`.
+    """
+
+    def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
+        self.broker = broker
+        self.store = store
+        self._derived: list[Callable[[], None]] = []
+
+    def derive(self, work: Callable[[], None]) -> None:
+        """Call this now, and after each change."""
+        self._derived.append(work)
+        work()
+
+    def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
+        """These hold from now on."""
+        self.broker, self.store = broker, store
+        for work in self._derived:
+            work()

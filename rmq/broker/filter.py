@@ -37,7 +37,7 @@ from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import property_bytes
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
 
 
 ALL: Final = "*"
@@ -242,10 +242,12 @@ class Filter:
 class FilterTable:
     """The filters by topic and group. `now_ms` is wall time."""
 
-    def __init__(self, config: BrokerConfig, now_ms: Callable[[], int]) -> None:
-        self.config = config
+    def __init__(self, settings: Settings, now_ms: Callable[[], int]) -> None:
+        self._settings = settings
+        self._was_on = settings.broker.enable_property_filter
         self.dirty = False
         self._now_ms = now_ms
+        config = settings.broker
         self._bloom = BloomFilter(
             config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
         )
@@ -254,11 +256,12 @@ class FilterTable:
         self._characters = 0
         self._second = 0
         self._at_once = AT_ONCE
+        settings.derive(self._settings_changed)
 
-    def configure(self, config: BrokerConfig) -> None:
-        """Take new settings. Filters that came while there was no filtering are compiled now."""
-        was_off, self.config = not self.config.enable_property_filter, config
-        if was_off and config.enable_property_filter:
+    def _settings_changed(self) -> None:
+        """Filters that came while there was no filtering are compiled when there is."""
+        was_on, self._was_on = self._was_on, self._settings.broker.enable_property_filter
+        if self._was_on and not was_on:
             for known in [known for table in self._table.values() for known in table.values()]:
                 self._prepare(known)
 
@@ -298,7 +301,7 @@ class FilterTable:
         for subscription in wanted:
             topics.add(subscription.topic)
             has_filter = subscription.sub_string and not is_tag_type(subscription.expression_type)
-            if has_filter and self.config.enable_property_filter:
+            if has_filter and self._settings.broker.enable_property_filter:
                 self._register(group, subscription)
         for known in self._of(group):
             if known.topic not in topics:
@@ -352,7 +355,7 @@ class FilterTable:
         self._count += 1
         self._characters = characters
         self._table.setdefault(wanted.topic, {})[group] = made
-        if not self.config.enable_property_filter or self._prepare(made):
+        if not self._settings.broker.enable_property_filter or self._prepare(made):
             log.info("filter registered: %s", made)
 
     def _prepare(self, made: Filter) -> bool:
@@ -400,7 +403,7 @@ class FilterTable:
 
     def clean(self) -> None:
         """Remove the filters that have been dead for too long."""
-        now, span = self._now_ms(), self.config.filter_data_clean_time_span
+        now, span = self._now_ms(), self._settings.broker.filter_data_clean_time_span
         for table in list(self._table.values()):
             for known in list(table.values()):
                 if known.is_dead and now - known.dead_ms >= span:

@@ -24,7 +24,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.headers import DeleteSubscriptionGroupRequestHeader
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.tables import Tables
     from rmq.protocol.command import Command
     from rmq.store.store import Store
@@ -55,13 +55,13 @@ class Groups:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         save: Callable[[bytes], None],
         now_ms: Callable[[], int],
         *,
         slave: bool = False,
     ) -> None:
-        self.config = config
+        self._settings = settings
         self.slave = slave
         self.table = _system_groups()
         self.from_start = frozenset(self.table)
@@ -89,7 +89,9 @@ class Groups:
         known = self.table.get(group)
         if known is not None:
             return known
-        if not (self.config.auto_create_subscription_group or group.startswith(SYSTEM_GROUP_PREFIX)):
+        if not (
+            self._settings.broker.auto_create_subscription_group or group.startswith(SYSTEM_GROUP_PREFIX)
+        ):
             return None
         try:
             made = SubscriptionGroupConfig(validate_group(group))
@@ -116,7 +118,7 @@ class Groups:
 
     def unknown(self, group: str, account: str = "") -> ResponseError:
         """The answer about a group that is not there; it says why and what to do."""
-        if self.config.auto_create_subscription_group and (full := self._full(account)):
+        if self._settings.broker.auto_create_subscription_group and (full := self._full(account)):
             reason = f"and is not made: {full}"
         else:
             reason = "or set autoCreateSubscriptionGroup=true on the broker"
@@ -128,10 +130,10 @@ class Groups:
 
     def _full(self, account: str) -> str:
         """Why no group is made any more; empty when one may be."""
-        if len(self.table) >= self.config.max_auto_created_groups:
+        if len(self.table) >= self._settings.broker.max_auto_created_groups:
             return f"this broker has {len(self.table)} groups, see maxAutoCreatedGroups"
         count = self.quota.count(account)
-        if account and count >= self.config.max_auto_created_groups_of_account:
+        if account and count >= self._settings.broker.max_auto_created_groups_of_account:
             return f"account {account} has had {count} made, see maxAutoCreatedGroupsOfAccount"
         return ""
 
@@ -255,8 +257,8 @@ PASS_MS: Final = 600_000
 class Expiry:
     """Looks at all groups every ten minutes, at a thousand a second. Times are in ms."""
 
-    def __init__(self, config: BrokerConfig, store: Store, tables: Tables) -> None:
-        self.config = config
+    def __init__(self, settings: Settings, store: Store, tables: Tables) -> None:
+        self._settings = settings
         self._store = store
         self._topics = tables.topics
         self._groups = tables.groups
@@ -276,8 +278,8 @@ class Expiry:
                 group: since for group, since in self._unused.items() if group in self._groups.table
             }
         looked = [self._left.pop() for _ in range(min(GROUPS_OF_A_STEP, len(self._left)))]
-        span = self.config.unused_group_time_mills
-        if span and self.config.auto_create_subscription_group and not self._groups.slave:
+        span = self._settings.broker.unused_group_time_mills
+        if span and self._settings.broker.auto_create_subscription_group and not self._groups.slave:
             self._remove([group for group in looked if self._is_over(group, now, span)])
         self._next_ms = now + (STEP_MS if self._left else PASS_MS)
         return self._next_ms
@@ -317,7 +319,7 @@ class Expiry:
         log.info(
             "%d groups that nobody used for %d s are removed, and %d retry topics: %s%s",
             len(groups),
-            self.config.unused_group_time_mills // 1000,
+            self._settings.broker.unused_group_time_mills // 1000,
             len(topics),
             ", ".join(groups[:5]),
             ", ..." if len(groups) > 5 else "",

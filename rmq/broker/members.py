@@ -23,6 +23,7 @@ from rmq.broker.filter import VERSION_AHEAD_MS, is_tag_type
 from rmq.message import retry_topic
 
 if TYPE_CHECKING:
+    from rmq.broker.config import Settings
     from rmq.protocol.bodies import ConsumerData, SubscriptionData
     from rmq.remoting.connection import Connection
 
@@ -103,13 +104,10 @@ log = logging.getLogger("rmq.broker")
 
 
 class Conflicts:
-    """The conflicts of the connected groups.
+    """The conflicts of the connected groups. `found` counts all that there ever were."""
 
-    `reject`: a member that would be in conflict is not let in. `found` counts all that there ever were.
-    """
-
-    def __init__(self, *, reject: bool) -> None:
-        self.reject = reject
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
         self.found = 0
         # (group, "") or (group, client id) -> the connections that are told so
         self._subscriptions: Table = {}
@@ -128,7 +126,7 @@ class Conflicts:
 
     def refusal(self, group: ConsumerGroup, member: Member) -> str | None:
         """Why a member may not join or stay, where such are rejected; of two, the one that came first may."""
-        if not self.reject:
+        if not self._settings.broker.reject_subscription_conflicts:
             return None
         text, key = self._refusal(group, member), (group.name, member.connection)
         if text is None:

@@ -31,6 +31,7 @@ from rmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
+    from rmq.broker.config import Settings
     from rmq.broker.topics import Topics
     from rmq.protocol.command import Command
     from rmq.store.store import Store
@@ -116,7 +117,8 @@ class Offsets:
     commit.
     """
 
-    def __init__(self, topics: Topics, store: Store, *, slave: bool = False) -> None:
+    def __init__(self, settings: Settings, topics: Topics, store: Store, *, slave: bool = False) -> None:
+        self._settings = settings
         self.slave = slave
         self.dirty = False
         self.group_exists: Callable[[str, str], bool] = lambda group, account: True
@@ -197,7 +199,7 @@ class Offsets:
 
     def _added(self, topic: str, group: str) -> dict[int, int]:
         """A new pair. Raises ResponseError when there are too many."""
-        if len(self._table) >= self._topics.config.max_consumer_offsets:
+        if len(self._table) >= self._settings.broker.max_consumer_offsets:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
                 f"offsets of group {group} in topic {topic} are not kept: this broker has those of "

@@ -30,7 +30,7 @@ from rmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.members import Member
     from rmq.broker.tables import Slices, Tables
     from rmq.protocol.bodies import TopicConfig
@@ -119,11 +119,11 @@ class Progress:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: Store,
         tables: Tables,
     ) -> None:
-        self.config = config
+        self._settings = settings
         self.long_answers = LongAnswers()
         self._store = store
         self._topics = tables.topics
@@ -173,7 +173,7 @@ class Progress:
         known = self._stats_texts.get(topic.topic_name)
         if known is not None and known[0] is topic:
             return known[1]
-        rows = QueueRows(self.config.broker_name)
+        rows = QueueRows(self._settings.broker.broker_name)
         rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), range(topic.write_queue_nums)))
         text = topic_stats(rows)
         if len(self._stats_texts) >= STATS_TEXTS_MAX:
@@ -202,7 +202,7 @@ class Progress:
     def _consume_stats(self, header: GetConsumeStatsRequestHeader, now: int) -> Slices[bytes]:
         group, done = header.consumer_group, 0
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
-        rows, tps = QueueRows(self.config.broker_name), 0.0
+        rows, tps = QueueRows(self._settings.broker.broker_name), 0.0
         for topic in self._consumed(group, names):
             self._add_lags(rows, group, topic)
             tps += self._stats.consume_tps(group, topic.topic_name, now)
@@ -222,7 +222,7 @@ class Progress:
             for topic in self._consumed(group, self._offsets.topics_of(group)):
                 done += 1
                 if topic.order or not only_ordered:
-                    rows = QueueRows(self.config.broker_name)
+                    rows = QueueRows(self._settings.broker.broker_name)
                     total_diff += self._add_lags(rows, group, topic)
                     tps = self._stats.consume_tps(group, topic.topic_name, now)
                     stats.append(consume_stats(rows, tps))
@@ -257,7 +257,7 @@ class Progress:
         return lag
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic, self.config.broker_name, queue_id)
+        return MessageQueue(topic, self._settings.broker.broker_name, queue_id)
 
     def _topic(self, name: str) -> TopicConfig:
         topic = self._topics.get(name)
@@ -274,7 +274,7 @@ class Progress:
         header = request.read(QueryConsumeTimeSpanRequestHeader)
         queues = range(self._topic(header.topic).write_queue_nums)
         spans = (self._time_span(header.group, header.topic, queue_id, now) for queue_id in queues)
-        return request.reply(body=time_spans(header.topic, self.config.broker_name, spans))
+        return request.reply(body=time_spans(header.topic, self._settings.broker.broker_name, spans))
 
     def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> tuple[int, int, int, int]:
         """When the first and the last message of a queue were stored, and the one that the group consumed

@@ -51,13 +51,12 @@ from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.filter import Filter
     from rmq.broker.tables import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
-    from rmq.store.config import StoreConfig
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
 
@@ -105,15 +104,14 @@ class Pull:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: Store,
         tables: Tables,
         waits: Waits,
         *,
         now_ms: Callable[[], int],
     ) -> None:
-        self.config = config
-        self.store_config = store.config
+        self._settings = settings
         self._store = store
         self._topics = tables.topics
         self._groups = tables.groups
@@ -125,18 +123,16 @@ class Pull:
         self._now_ms = now_ms
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
-        self._room = _room(config)
         self.observe: Callable[[PullMessageRequestHeader, GetResult, Connection], None] | None = None
         waits.resume = self._resume
+        settings.derive(self._settings_changed)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
         return {RequestCode.PULL_MESSAGE: self.pull}
 
-    def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
-        """Take new values of the settings that may change at run time."""
-        self.config, self.store_config = config, store_config
-        self._room = _room(config)
+    def _settings_changed(self) -> None:
+        self._room = _room(self._settings.broker)
         self._plans.clear()
         self._plans_size = 0
 
@@ -153,7 +149,7 @@ class Pull:
             self._hold(request, header, connection)
         else:
             self._answer(request, header, connection, group, result, code)
-        if header.sys_flag & PULL_COMMIT_OFFSET and self.store_config.broker_role is not BrokerRole.SLAVE:
+        if header.sys_flag & PULL_COMMIT_OFFSET and self._settings.store.broker_role is not BrokerRole.SLAVE:
             self._offsets.commit(
                 header.consumer_group,
                 header.topic,
@@ -167,8 +163,8 @@ class Pull:
 
     def _group(self, header: PullMessageRequestHeader, connection: Connection) -> SubscriptionGroupConfig:
         """The consumer group, if the broker, the group and the topic allow it to read this queue."""
-        if not self.config.broker_permission & PERM_READ:
-            raise _forbidden(f"the broker[{self.config.broker_ip1}] pulling message is forbidden")
+        if not self._settings.broker.broker_permission & PERM_READ:
+            raise _forbidden(f"the broker[{self._settings.broker.broker_ip1}] pulling message is forbidden")
         name = header.consumer_group
         group = self._groups.table.get(name) or self._groups.get(name, account_of(connection))
         if group is None:
@@ -262,7 +258,7 @@ class Pull:
 
     def _plan_of_tags(self, subscription: SubscriptionData) -> Plan:
         topic, accepts = subscription.topic, None
-        if self.config.filter_support_retry and topic.startswith(RETRY_PREFIX):
+        if self._settings.broker.filter_support_retry and topic.startswith(RETRY_PREFIX):
             accepts = self._filters.of_retries(topic.removeprefix(RETRY_PREFIX))
         return Plan(subscription, tag_matcher(subscription), _of_record(accepts))
 
@@ -274,7 +270,7 @@ class Pull:
 
     def _check_switch(self, wanted: SubscriptionData) -> None:
         """Raise ResponseError where filters other than tags are not allowed: before anything is compiled."""
-        if not self.config.enable_property_filter:
+        if not self._settings.broker.enable_property_filter:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {wanted.expression_type}; "
@@ -297,7 +293,7 @@ class Pull:
     def _get(
         self, header: PullMessageRequestHeader, offset: int, plan: Plan, connection: Connection
     ) -> GetResult:
-        limits, clock = self.store_config, self._waits.clock
+        limits, clock = self._settings.store, self._waits.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if connection.is_busy else limits.max_transfer_count_on_message_in_memory
         began = clock()
@@ -315,7 +311,7 @@ class Pull:
         return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
-        config, waits, account = self.config, self._waits, connection.state.get(ACCOUNT, "")
+        config, waits, account = self._settings.broker, self._waits, connection.state.get(ACCOUNT, "")
         if waits.held >= self._room:
             self._check_room(connection, account)
         self._stats.miss()
@@ -330,7 +326,7 @@ class Pull:
 
     def _check_room(self, connection: Connection, account: str) -> None:
         """Raise ResponseError when as many pulls wait as may: in all, of a connection, or of an account."""
-        config, waits = self.config, self._waits
+        config, waits = self._settings.broker, self._waits
         places = (
             (waits.held, config.pull_thread_pool_queue_capacity, "pullThreadPoolQueueCapacity"),
             (waits.held_by(connection), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
@@ -358,7 +354,7 @@ class Pull:
             if result.status == "NO_MATCHED_MESSAGE":
                 held.offset = result.next_queue_offset
                 return False
-            if code == _NOT_FOUND or not self.config.long_polling_enable:
+            if code == _NOT_FOUND or not self._settings.broker.long_polling_enable:
                 return False
         self._answer(request, header, connection, group, result, code)
         return True
@@ -373,7 +369,7 @@ class Pull:
         code: int,
     ) -> None:
         suggested = MASTER_ID
-        if self.config.slave_read_enable:
+        if self._settings.broker.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
         if code == _MOVED:
             code = self._moved(header, result)
@@ -391,7 +387,7 @@ class Pull:
 
     def _moved(self, header: PullMessageRequestHeader, result: GetResult) -> int:
         """The code for an offset out of range: a slave that must not correct lets the consumer ask again."""
-        limits = self.store_config
+        limits = self._settings.store
         if limits.broker_role is BrokerRole.SLAVE and not limits.offset_check_in_slave:
             return _RETRY
         log.warning(
@@ -410,7 +406,7 @@ class Pull:
 
     def _put_event(self, header: PullMessageRequestHeader, next_offset: int) -> None:
         """Leave a message that a consumer asked out of range, as RocketMQ's monitoring expects."""
-        name, store = self.config.broker_name, self._store
+        name, store = self._settings.broker.broker_name, self._store
         record = offset_moved_event(header, next_offset, name, now_ms=self._now_ms(), host=store.store_host)
         try:
             store.put(record)

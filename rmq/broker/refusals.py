@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Container
 
     from rmq.broker.acknowledgement import Acknowledgement
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.plugin import Hooks
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
@@ -53,12 +53,12 @@ class FlowControl:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: Store,
         acknowledgement: Acknowledgement,
         clock: Callable[[], float],
     ) -> None:
-        self.config = config
+        self._settings = settings
         self._store = store
         self._acknowledgement = acknowledgement
         self._clock = clock
@@ -86,7 +86,7 @@ class FlowControl:
         disk = self._store.disk_state()
         if not disk.writable:
             return unavailable(disk.reason)
-        config = self.config
+        config = self._settings.broker
         if now_ms < config.start_accept_send_request_time_stamp:
             since = config.start_accept_send_request_time_stamp
             return _SYSTEM_ERROR, f"broker unable to service, until {since}"
@@ -94,7 +94,7 @@ class FlowControl:
 
     def _why_busy(self) -> Refusal | None:
         parked = self._acknowledgement.waiting
-        capacity = self.config.send_thread_pool_queue_capacity
+        capacity = self._settings.broker.send_thread_pool_queue_capacity
         if parked >= capacity:
             return _BUSY, (
                 f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "

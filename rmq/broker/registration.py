@@ -27,7 +27,7 @@ from rmq.protocol.headers import (
 from rmq.protocol.record import crc32
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.topics import Topics
 
 PLAIN_BYTES: Final = 8 << 20
@@ -44,8 +44,8 @@ class Registration:
     `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret.
     """
 
-    def __init__(self, config: BrokerConfig, topics: Topics, *, address: str, ha_address: str) -> None:
-        self.config = config
+    def __init__(self, settings: Settings, topics: Topics, *, address: str, ha_address: str) -> None:
+        self._settings = settings
         self.sign: Callable[[Command], Command] = lambda command: command
         self.address = address
         self._topics = topics
@@ -72,7 +72,7 @@ class Registration:
 
     def register(self) -> Command:
         """REGISTER_BROKER with all topics; the body is made once for each version of them."""
-        config = self.config
+        config = self._settings.broker
         body = self._encoded()
         header = RegisterBrokerRequestHeader(
             config.broker_name,
@@ -87,7 +87,7 @@ class Registration:
 
     def unregister(self) -> Command:
         """UNREGISTER_BROKER."""
-        config = self.config
+        config = self._settings.broker
         header = UnRegisterBrokerRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id
         )
@@ -95,7 +95,7 @@ class Registration:
 
     def query_version(self) -> Command:
         """QUERY_DATA_VERSION: whether the name server has what `register` would tell."""
-        config = self.config
+        config = self._settings.broker
         header = QueryDataVersionRequestHeader(
             config.broker_name, self.address, config.broker_cluster_name, config.broker_id
         )
@@ -123,9 +123,9 @@ class Registration:
             self._topics.set_ordered(KVTable.from_json(response.body).table)
 
     def _encoded(self) -> bytes:
-        key = self.version, self.config.broker_permission
+        key = self.version, self._settings.broker.broker_permission
         if self._body_of != key:
-            self._compressed, self._body = self.config.compressed_register, b""
+            self._compressed, self._body = self._settings.broker.compressed_register, b""
             if not self._compressed:
                 self._body = self._plain()
                 self._compressed = len(self._body) > PLAIN_BYTES
@@ -144,7 +144,7 @@ class Registration:
 
     def _told_topics(self) -> dict[str, TopicConfig]:
         """The topics with their permissions, unless the broker as a whole has less."""
-        perm, all_of_it = self.config.broker_permission, PERM_READ | PERM_WRITE
+        perm, all_of_it = self._settings.broker.broker_permission, PERM_READ | PERM_WRITE
         table = self._topics.table
         if perm & all_of_it == all_of_it:
             return table

@@ -28,7 +28,7 @@ from rmq.protocol.properties import decode_properties, encode_properties
 if TYPE_CHECKING:
     from rmq.broker.client_requests import PendingRequests
     from rmq.broker.clients import Clients
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.remoting.connection import Connection
 
 
@@ -50,7 +50,7 @@ class RequestReply:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         clients: Clients,
         pending: PendingRequests,
         *,
@@ -58,7 +58,7 @@ class RequestReply:
         store: Handler,
         later: Later,
     ) -> None:
-        self.config = config
+        self._settings = settings
         self._clients = clients
         self._pending = pending
         self._address = address
@@ -99,14 +99,14 @@ class RequestReply:
         return None
 
     def _pushed_well(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
-        if self.config.store_reply_message_enable:
+        if self._settings.broker.store_reply_message_enable:
             return self._store(request, connection, now_ms)
         header = request.read(SendMessageRequestHeader)
         return request.reply(header=SendMessageResponseHeader("0", max(header.queue_id, 0), 0))
 
     def _not_pushed(self, request: Command, connection: Connection, now_ms: int, *, remark: str) -> NoReturn:
         """Store it all the same; then raise the ResponseError that tells that it did not arrive."""
-        if self.config.store_reply_message_enable:
+        if self._settings.broker.store_reply_message_enable:
             silent = Command(
                 request.code,
                 request.opaque,

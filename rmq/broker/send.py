@@ -82,7 +82,7 @@ from rmq.store.store import Batch
 if TYPE_CHECKING:
     from random import Random
 
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.tables import Tables
     from rmq.broker.timer import Timers
     from rmq.broker.transaction import Transactions
@@ -90,7 +90,6 @@ if TYPE_CHECKING:
     from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
-    from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 
 SYSTEM_ERROR: Final = ResponseCode.SYSTEM_ERROR
@@ -143,7 +142,7 @@ class Send:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: Store,
         tables: Tables,
         *,
@@ -164,12 +163,11 @@ class Send:
         self.refusal: tuple[int, str] | None = None
         self.tallies: dict[str, Tally] = {}
         self.keeps_records = False
-        self.configure(config, store.config)
+        self._settings = settings
+        settings.derive(self._settings_changed)
 
-    def configure(self, config: BrokerConfig, store_config: StoreConfig) -> None:
-        """Take new values of the settings that may change at run time."""
-        self.config = config
-        self.store_config = store_config
+    def _settings_changed(self) -> None:
+        config, store_config = self._settings.broker, self._settings.store
         self._targets.clear()
         self._body_max = store_config.max_message_size
         self._indexed = store_config.message_index_enable
@@ -256,7 +254,7 @@ class Send:
             raise self._illegal(f"the batch has {len(request.body)} bytes")
         shared = decode_properties(header.properties or "")
         waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
-        shared[PROPERTY_CLUSTER] = self.config.broker_cluster_name
+        shared[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
         suffix = encode_properties(shared)
         common = Record(
             header.topic,
@@ -332,7 +330,7 @@ class Send:
         config = self._topics.get(topic) or self._make_topic(header, connection)
         if config is None:
             raise unknown_topic(topic)
-        if config.order and not self.config.broker_permission & PERM_WRITE:
+        if config.order and not self._settings.broker.broker_permission & PERM_WRITE:
             raise self._broker_forbids()
         target = self._targets[topic] = Target(
             topic,
@@ -377,7 +375,7 @@ class Send:
             raise self._illegal(f"the body has {body} bytes")
         if size > PROPERTIES_MAX:
             raise self._illegal(f"the properties have {size} bytes")
-        if size + body + _RECORD_ROOM > self.store_config.mapped_file_size_commit_log:
+        if size + body + _RECORD_ROOM > self._settings.store.mapped_file_size_commit_log:
             raise self._illegal("it does not fit a file of the commit log (mappedFileSizeCommitLog)")
 
     def _illegal(self, what: str) -> ResponseError:
@@ -388,7 +386,7 @@ class Send:
         )
 
     def _broker_forbids(self) -> ResponseError:
-        return _forbidden(f"the broker[{self.config.broker_ip1}] sending message is forbidden")
+        return _forbidden(f"the broker[{self._settings.broker.broker_ip1}] sending message is forbidden")
 
     # ---- messages that do not go straight to their topic ----
 
@@ -427,16 +425,16 @@ class Send:
         for name in INTERNAL_PROPERTIES.intersection(properties):
             del properties[name]
         properties.pop(PROPERTY_WAIT_STORE, None)
-        properties[PROPERTY_CLUSTER] = self.config.broker_cluster_name
+        properties[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
         return properties
 
     def _is_half(self, properties: dict[str, str]) -> bool:
         """Whether the message is one half of a transaction, its end to follow. Raises if such are refused."""
         if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() != "true":
             return False
-        if self.config.reject_transaction_message:
+        if self._settings.broker.reject_transaction_message:
             raise _forbidden(
-                f"the broker[{self.config.broker_ip1}] sending transaction message is forbidden "
+                f"the broker[{self._settings.broker.broker_ip1}] sending transaction message is forbidden "
                 "(rejectTransactionMessage=true)"
             )
         return True
@@ -486,7 +484,7 @@ class Send:
         """Keep a message until its time; its producer is given the handle to recall it."""
         self._topics.create_retry(TIMER_TOPIC, PERM_WRITE | PERM_READ, 1)
         unique_key = properties.get(PROPERTY_UNIQUE_KEY)
-        handle = RecallHandle(record.topic, self.config.broker_name, due_ms, unique_key or "")
+        handle = RecallHandle(record.topic, self._settings.broker.broker_name, due_ms, unique_key or "")
         self._timers.take(record, properties, due_ms)
         return Marked((record,), {RECALL_HANDLE: str(handle)}) if unique_key else (record,)
 
@@ -498,7 +496,7 @@ class Send:
             raise for_code(*self.refusal)
         header = request.read(ConsumerSendMsgBackRequestHeader)
         group = self._known_group(header.group)
-        if not self.config.broker_permission & PERM_WRITE:
+        if not self._settings.broker.broker_permission & PERM_WRITE:
             raise self._broker_forbids()
         if group.retry_queue_nums <= 0:
             return request.reply()

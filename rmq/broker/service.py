@@ -179,7 +179,6 @@ class _Service:
     ) -> None:
         self.broker = broker
         self.store = broker.store
-        self.config = broker.config
         self._ports = ports
         self._network = network
         self._guard = guard
@@ -238,10 +237,10 @@ class _Service:
                     serve_listeners,
                     self._ports.clients,
                     self.broker,
-                    limits=client_limits(self.config),
+                    limits=client_limits(self.broker.config),
                     tls=self._tls,
                     acceptor=self._acceptors["clients"],
-                    access=web_socket_access(self.config),
+                    access=web_socket_access(self.broker.config),
                     budget=self.broker.budget,
                 )
                 addresses = await outer.start(serving)
@@ -340,7 +339,7 @@ class _Service:
 
     async def _persist(self) -> None:
         while True:
-            await trio.sleep(self.config.flush_consumer_offset_interval / 1000)
+            await trio.sleep(self.broker.config.flush_consumer_offset_interval / 1000)
             await self._save()
 
     async def _long_answers(self) -> None:
@@ -401,7 +400,7 @@ class _Service:
 
     async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
         """Keep one name server informed: at once, each period, and when topics change."""
-        alarm, period = self._alarms[address], self.config.register_period
+        alarm, period = self._alarms[address], self.broker.config.register_period
         failures = 0
         force = True
         while True:
@@ -419,11 +418,11 @@ class _Service:
             await trio.sleep(self.broker.registration.pause)
             pause = min(period, 2.0 ** min(failures, 6)) if failures else period
             changed = await alarm.wait(trio.current_time() + pause)
-            force = changed or bool(failures) or self.config.force_register
+            force = changed or bool(failures) or self.broker.config.force_register
 
     async def _tell(self, pool: Pool, address: str, *, force: bool) -> None:
         registration = self.broker.registration
-        seconds = self.config.register_broker_timeout_mills / 1000
+        seconds = self.broker.config.register_broker_timeout_mills / 1000
         if not force:
             answer = await pool.call(address, registration.query_version(), seconds)
             if not registration.is_stale(answer):

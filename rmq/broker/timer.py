@@ -58,7 +58,7 @@ from rmq.protocol.record import Record, decode_record, property_bytes, record_of
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.topics import Topics
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
@@ -416,9 +416,9 @@ class Recall:
     """
 
     def __init__(
-        self, config: BrokerConfig, *, timers: Timers, topics: Topics, store_host: bytes, put: Put
+        self, settings: Settings, *, timers: Timers, topics: Topics, store_host: bytes, put: Put
     ) -> None:
-        self.config = config
+        self._settings = settings
         self._timers = timers
         self._topics = topics
         self._store_host = store_host
@@ -443,10 +443,10 @@ class Recall:
             raise _refused(str(error)) from None
         if handle.topic != header.topic:
             raise _refused("recall failed, topic not match")
-        if handle.broker_name != self.config.broker_name:
+        if handle.broker_name != self._settings.broker.broker_name:
             raise _refused(
                 f"recall failed, the message is at broker {handle.broker_name}, this is "
-                f"{self.config.broker_name}"
+                f"{self._settings.broker.broker_name}"
             )
         return handle
 

@@ -30,7 +30,7 @@ from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWr
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import BrokerConfig, Settings
 
 SCHEDULE_QUEUES: Final = 18
 BENCHMARK_QUEUES: Final = 1024
@@ -86,10 +86,12 @@ class Topics:
     """
 
     def __init__(
-        self, config: BrokerConfig, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
+        self, settings: Settings, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
     ) -> None:
-        self.config = config
-        self.table: dict[str, TopicConfig] = {made.topic_name: made for made in system_topics(config)}
+        self._settings = settings
+        self.table: dict[str, TopicConfig] = {
+            made.topic_name: made for made in system_topics(settings.broker)
+        }
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
         self.changed: Callable[[], None] = lambda: None
         self.made = 0
@@ -132,7 +134,7 @@ class Topics:
         if model is None:
             log.warning("topic %s is not made: %s of %s does not allow it", topic, default_topic, address)
             return None
-        full = self._full(topic, self.config.max_auto_created_topics, account)
+        full = self._full(topic, self._settings.broker.max_auto_created_topics, account)
         if full and topic.startswith(RETRY_PREFIX):
             return None
         if full:
@@ -153,7 +155,9 @@ class Topics:
         made.
         """
         known = self.table.get(topic)
-        if known is not None or self._full(topic, self.config.max_auto_created_topics // 2, account):
+        if known is not None or self._full(
+            topic, self._settings.broker.max_auto_created_topics // 2, account
+        ):
             return known
         self.quota.made(topic, account)
         perm = PERM_READ | PERM_WRITE
@@ -167,7 +171,7 @@ class Topics:
         known = self.table.get(topic)
         if known is not None:
             return known
-        full = self._full(topic, self.config.max_auto_created_topics * 3 // 2, "")
+        full = self._full(topic, self._settings.broker.max_auto_created_topics * 3 // 2, "")
         if full:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] is not made: {full}")
         made = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag)
@@ -178,9 +182,10 @@ class Topics:
         """Why no topic is made any more; empty when one may be. The broker's own always are."""
         if self.is_system(topic):
             return ""
+        most_of_account = self._settings.broker.max_auto_created_topics_of_account
         if len(self.table) >= most:
             reason = f"this broker has {len(self.table)} topics, see maxAutoCreatedTopics"
-        elif account and self.quota.count(account) >= self.config.max_auto_created_topics_of_account:
+        elif account and self.quota.count(account) >= most_of_account:
             reason = f"account {account} has had {self.quota.count(account)} made"
             reason += ", see maxAutoCreatedTopicsOfAccount"
         else:
@@ -248,7 +253,7 @@ class Topics:
         self._text.forget()
 
     def _model(self, default_topic: str) -> TopicConfig | None:
-        if default_topic == AUTO_CREATE_TOPIC and not self.config.auto_create_topic_enable:
+        if default_topic == AUTO_CREATE_TOPIC and not self._settings.broker.auto_create_topic_enable:
             return None
         model = self.table.get(default_topic)
         return model if model is not None and model.perm & PERM_INHERIT else None

@@ -56,7 +56,7 @@ from rmq.protocol.record import PROPERTIES_MAX, Record, decode_record, encode_re
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from rmq.broker.config import BrokerConfig
+    from rmq.broker.config import Settings
     from rmq.broker.offsets import Offsets
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
@@ -105,7 +105,7 @@ class Transactions:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        settings: Settings,
         store: Store,
         offsets: Offsets,
         *,
@@ -113,7 +113,7 @@ class Transactions:
         ask: Callable[[str, str, Command], bool],
         commit: Callable[[], None],
     ) -> None:
-        self.config = config
+        self._settings = settings
         self._store = store
         self._offsets = offsets
         self._host = host
@@ -157,7 +157,7 @@ class Transactions:
             message = self._message(TRANS_OP_HALF_TOPIC, op_offset)
             if message is not None and message.tags == OP_DONE and message.body.isdigit():
                 self._end(op_offset, int(message.body), is_passed=op_offset < op)
-        self._pass_at = now_ms + self.config.transaction_check_interval
+        self._pass_at = now_ms + self._settings.broker.transaction_check_interval
 
     def rolled_back(self) -> None:
         """A commit has failed: forget what is remembered of the batch that was not written."""
@@ -291,7 +291,7 @@ class Transactions:
         self._pass_end = None
         if len(self._latest) > self.open_count:  # some were cut off with the log's old files
             self._latest = {first: last for first, last in self._latest.items() if last >= self._next}
-        self._pass_at = now_ms + self.config.transaction_check_interval
+        self._pass_at = now_ms + self._settings.broker.transaction_check_interval
         return self._pass_at
 
     def _survey(self, end: int) -> None:
@@ -350,7 +350,7 @@ class Transactions:
         keep_ms = self._store.config.file_reserved_time * 3_600_000
         age = self._age(half, check.now_ms, keep_ms)
         times = _number(half.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)
-        if times >= self.config.transaction_check_max or age > keep_ms:
+        if times >= self._settings.broker.transaction_check_max or age > keep_ms:
             return self._discard(half, check)
         immunity = _number(half.properties.get(PROPERTY_CHECK_IMMUNITY_TIME), -1)
         properties = half.properties | {PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET: str(_first_of(half))}
@@ -360,7 +360,7 @@ class Transactions:
                 return _Checked.LEFT
             self._renew(half, properties, check)
             return _Checked.DONE
-        if 0 <= age < self.config.transaction_time_out and immunity < 0:
+        if 0 <= age < self._settings.broker.transaction_time_out and immunity < 0:
             return _Checked.YOUNG
         record = self._renew(half, properties | {PROPERTY_TRANSACTION_CHECK_TIMES: str(times + 1)}, check)
         if record is not None:

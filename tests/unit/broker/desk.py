@@ -12,7 +12,7 @@ from attrs import define, field
 
 from rmq.broker.admin import Admin
 from rmq.broker.clients import Clients
-from rmq.broker.config import BrokerConfig
+from rmq.broker.config import BrokerConfig, Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
@@ -106,17 +106,20 @@ class Desk:
         )
         self.store.load()
         self.saved = {name: Saved() for name in ("topics", "groups", "offsets")}
+        self.settings = Settings(self.config, self.store.config)
         self.stats = Stats(START, cluster=self.config.broker_cluster_name)
-        self.topics = Topics(self.config, save=self.saved["topics"].save, now_ms=lambda: self.clock.now)
-        self.groups = Groups(self.config, self.saved["groups"].save, lambda: self.clock.now)
-        self.offsets = Offsets(self.topics, self.store)
-        self.clients = Clients(self.config, groups=self.groups, topics=self.topics, clock=self.clock.seconds)
+        self.topics = Topics(self.settings, save=self.saved["topics"].save, now_ms=lambda: self.clock.now)
+        self.groups = Groups(self.settings, self.saved["groups"].save, lambda: self.clock.now)
+        self.offsets = Offsets(self.settings, self.topics, self.store)
+        self.clients = Clients(
+            self.settings, groups=self.groups, topics=self.topics, clock=self.clock.seconds
+        )
         self.locks = Locks(self.clock.seconds)
-        self.filters = FilterTable(self.config, lambda: self.clock.now)
+        self.filters = FilterTable(self.settings, lambda: self.clock.now)
         self.query = Query(self.store, self.clients, self.filters)
         tables = Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
-        self.progress = Progress(self.config, self.store, tables)
-        self.admin = Admin(self.config, self.store, tables)
+        self.progress = Progress(self.settings, self.store, tables)
+        self.admin = Admin(self.settings, self.store, tables)
         self.handlers = self._handlers()
 
     def _handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:

@@ -184,7 +184,8 @@ def configure(desk: Desk, text: str) -> tuple[int, str]:
 
 def test_settings_change_while_the_broker_runs() -> None:
     desk, given = Desk(), list[tuple[BrokerConfig, StoreConfig]]()
-    desk.admin.changed = lambda broker, store: given.append((broker, store))
+    desk.settings.derive(lambda: given.append((desk.settings.broker, desk.settings.store)))
+    given.clear()
     desk.clock.now += 7
     assert configure(desk, "brokerPermission=4\nfileReservedTime=5\n") == (0, "")
     ((broker, store),) = given
@@ -211,7 +212,7 @@ def test_settings_that_cannot_change_are_refused_whole(text: str, reason: str) -
     code, remark = configure(desk, f"diskMaxUsedSpaceRatio=50\n{text}\n")
     assert code == 1
     assert reason in remark
-    assert (desk.admin.config, desk.admin.store_config) == (desk.config, desk.store.config)
+    assert (desk.settings.broker, desk.settings.store) == (desk.config, desk.store.config)
 
 
 # --- figures ---
@@ -290,7 +291,7 @@ def test_settings_that_cannot_be_kept_are_not_changed(tmp_path: Path) -> None:
     (tmp_path / "broker.conf").write_text("a file where a folder is wanted")
     refused = changed(desk, b"transactionCheckMax=9")
     assert (refused.code, refused.remark[:46]) == (1, "nothing was changed: it cannot be kept: [Errno")
-    assert desk.admin.config.transaction_check_max == 15
+    assert desk.settings.broker.transaction_check_max == 15
 
 
 def test_the_settings_hold_what_only_rocketmqs_exports_read() -> None:

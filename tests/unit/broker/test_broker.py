@@ -49,7 +49,7 @@ def command_of(line: dict[str, Any]) -> Command:
 def wire_rig() -> Rig:
     """A broker with the name and the cluster of the captured one."""
     rig = Rig(default_topic_queue_nums=8)
-    rig.broker.send.configure(rig.config.__class__(broker_cluster_name="WireCluster"), rig.store_config)
+    rig.broker.settings.replace(rig.config.__class__(broker_cluster_name="WireCluster"), rig.store_config)
     return rig
 
 

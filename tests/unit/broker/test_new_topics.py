@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from attrs import evolve
 
 from rmq.broker.tables import drain
 from rmq.errors import DiskFull
@@ -122,9 +123,8 @@ def test_after_the_topic_it_waits_for_the_disk() -> None:
 
 
 def test_sends_that_wait_for_a_topic_count_as_waiting(rig: SlowRig) -> None:
-    rig.broker.flow.config = rig.broker.config = rig.config.__class__(
-        broker_name="rig-a", send_thread_pool_queue_capacity=2
-    )
+    config = evolve(rig.config, send_thread_pool_queue_capacity=2)
+    rig.broker.settings.replace(config, rig.store_config)
     rig.ask(send("New"), send("New"))
     assert [answer.code for answer in rig.ask(send("Known"))] == [ResponseCode.SYSTEM_BUSY]
 

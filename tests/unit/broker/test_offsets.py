@@ -412,7 +412,7 @@ def test_a_broker_asks_its_groups_and_makes_those_that_may_be() -> None:
 
 def test_pairs_of_a_topic_and_a_group_have_a_limit() -> None:
     desk = filled()
-    desk.topics.config = evolve(desk.config, max_consumer_offsets=2)
+    desk.settings.replace(evolve(desk.config, max_consumer_offsets=2), desk.store.config)
     desk.topic("U")
     desk.topic("V")
     answers = [commit(desk, "g", topic) for topic in ("T", "U", "V", "T")]

@@ -203,7 +203,7 @@ def test_units_with_the_subscription_of_a_group() -> None:
 
 def test_units_with_the_sql_filter_of_a_group() -> None:
     desk = filled()
-    desk.filters.configure(evolve(desk.config, enable_property_filter=True))
+    desk.settings.replace(evolve(desk.config, enable_property_filter=True), desk.store.config)
     wanted = SubscriptionData("T", "a > 3", expression_type="SQL92", sub_version=7)
     data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[wanted])])
     desk.filters.register("g", [wanted])

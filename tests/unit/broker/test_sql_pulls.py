@@ -349,7 +349,7 @@ def test_nothing_is_compiled_while_filters_are_off(monkeypatch: pytest.MonkeyPat
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "enablePropertyFilter=true" in (answer.remark or "")
     assert compiled == []
-    off.broker.reconfigure(evolve(off.config, enable_property_filter=True), off.store_config)
+    off.broker.settings.replace(evolve(off.config, enable_property_filter=True), off.store_config)
     assert compiled == ["n > 2"]
     announce(off, sql("n > 1", version=2))
     assert len(decode_records(off.one(plain(2)).body)) == 1

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rmq.broker.config import BrokerConfig
+from rmq.broker.config import BrokerConfig, Settings
 from rmq.broker.tables import drain
 from rmq.broker.topics import Topics, check_name
 from rmq.errors import DiskFull, ResponseError
 from rmq.protocol.bodies import TopicConfig, TopicConfigSerializeWrapper
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
+from rmq.store.config import StoreConfig
 
 NOW = 1_700_000_000_000
 
@@ -24,7 +25,7 @@ class Desk:
         self.full = False
         self.changes = 0
         config = BrokerConfig(broker_name="a", broker_cluster_name="C", **settings)  # type: ignore[arg-type]
-        self.topics = Topics(config, save=self._save, now_ms=lambda: NOW)
+        self.topics = Topics(Settings(config, StoreConfig()), save=self._save, now_ms=lambda: NOW)
         self.topics.changed = self._changed
 
     def _save(self, data: bytes) -> None:
@@ -47,7 +48,7 @@ def desk() -> Desk:
 def test_a_broker_has_the_topics_that_a_java_broker_has_at_its_start(golden: Path) -> None:
     """The store of the vectors was made by a broker golden-a of GoldenCluster with default settings."""
     config = BrokerConfig(broker_name="golden-a", broker_cluster_name="GoldenCluster")
-    topics = Topics(config, save=lambda data: None, now_ms=lambda: NOW)
+    topics = Topics(Settings(config, StoreConfig()), save=lambda data: None, now_ms=lambda: NOW)
     text = (golden / "store" / "config" / "topics.json").read_bytes()
     java = TopicConfigSerializeWrapper.from_json(text).topic_config_table
     assert len(topics.table) == 8

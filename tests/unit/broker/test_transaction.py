@@ -62,7 +62,7 @@ class Bench:
         self.store = Store(RealDisk(), self.store_config, store_host=HOST, now_ms=lambda: self.now)
         self.store.load()
         self.transactions = Transactions(
-            cast(Any, self.config),
+            cast(Any, SimpleNamespace(broker=self.config)),
             self.store,
             cast(Any, self.offsets),
             host=HOST,

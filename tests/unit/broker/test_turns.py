@@ -148,7 +148,8 @@ def test_groups_of_a_heartbeat_are_counted_before_anybody_reads_it(rig: Rig) -> 
     assert rig.broker.clients.consumer_group("g1") is None
     assert answered(rig, beat(256)).code == ResponseCode.SUCCESS
     assert asked == [RequestCode.HEART_BEAT]
-    rig.broker.clients.config = evolve(rig.broker.clients.config, max_groups_of_heartbeat=300)
+    settings = rig.broker.settings
+    settings.replace(evolve(settings.broker, max_groups_of_heartbeat=300), settings.store)
     assert answered(rig, beat(257)).code == ResponseCode.SUCCESS
 
 
