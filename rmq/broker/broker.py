@@ -570,7 +570,7 @@ class Broker(Endpoint):
         members = [
             member
             for member in self.clients.producers(group)
-            if not member.connection.closed and self.hooks.may_publish(member.connection, topic)
+            if not member.connection.is_closed and self.hooks.may_publish(member.connection, topic)
         ]
         if not members:
             return False

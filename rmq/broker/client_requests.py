@@ -95,7 +95,7 @@ class PendingRequests:
         Raises ResponseError when the client has just gone, or when too many requests are on their way, and
         LocalProtocolError for a command that has no frame.
         """
-        if to.closed:
+        if to.is_closed:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"the connection to {to.peer_address} has just ended")
         size = len(command.body)
         self._check_room(to, asker, size)

@@ -145,7 +145,7 @@ class Clients:
         saved.
         """
         self._check(data, connection)
-        if connection.closed:
+        if connection.is_closed:
             return set()
         stamp_ms, now = now, self._ms()
         members = [
@@ -406,7 +406,7 @@ class Clients:
     def _on_heartbeat(self, request: Command, connection: Any, now: int) -> Command:
         data = HeartbeatData.from_request(request.body, most=HEARTBEAT_VALUES)
         self.heartbeat(data, connection, request.language, request.version, now)
-        warning = "" if connection.closed else self.warning(data, connection)
+        warning = "" if connection.is_closed else self.warning(data, connection)
         return request.reply(header={WARNING: warning} if warning else None)
 
     def _on_unregister(self, request: Command, connection: Any, now: int) -> Command:

@@ -65,7 +65,7 @@ class LongAnswers:
         """Make and send all that wait."""
         while self._line:
             begun = self._line[0]
-            if begun.connection.closed:
+            if begun.connection.is_closed:
                 self._line.popleft()
                 continue
             try:

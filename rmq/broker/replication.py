@@ -64,7 +64,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.address import join_address, split_address, with_scheme
 from rmq.remoting.loop import in_slices
-from rmq.remoting.network import Network, open_stream, unwrapped
+from rmq.remoting.network import Network, open_stream, remove_tls
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor
 from rmq.remoting.stream import Listener, PrefixedStream, Stream
@@ -124,7 +124,7 @@ class Guard:
 
     async def admitted(self, raw: Stream) -> Stream:
         """A slave's stream, past TLS and proof. Raises RemoteProtocolError, and what streams raise."""
-        stream, first = await unwrapped(raw, self.tls)
+        stream, first = await remove_tls(raw, self.tls)
         stream = PrefixedStream(first, stream)
         if self.secret:
             challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True)

@@ -80,7 +80,7 @@ class RequestReply:
             remark = f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
             self._not_pushed(request, connection, now_ms, remark=remark)
         to = self._clients.producer_connection(asker)
-        if to is None or to.closed:
+        if to is None or to.is_closed:
             remark = f"push reply message fail, channel of <{asker}> not found."
             self._not_pushed(request, connection, now_ms, remark=remark)
         properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)

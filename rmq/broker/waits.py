@@ -97,7 +97,7 @@ class Waits:
     def hold_pull(self, pull: HeldPull) -> None:
         """Keep a pull until its queue grows past its offset, its time is over, or its connection closes."""
         connection, header = pull.connection, pull.header
-        if connection.closed:
+        if connection.is_closed:
             return
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None

@@ -58,7 +58,7 @@ class _Lock:
     connection: Connection
 
     def holds_at(self, now: float) -> bool:
-        return self.until > now and not self.connection.closed
+        return self.until > now and not self.connection.is_closed
 
 
 class QueueLocks:
@@ -108,7 +108,7 @@ class QueueLocks:
 
     def check_connections(self) -> None:
         """Renew at once when a connection has ended: its broker may have been started anew, without locks."""
-        if any(lock.connection.closed for lock in self._locks.values()):
+        if any(lock.connection.is_closed for lock in self._locks.values()):
             self._renew_now.ring()
 
     async def keep(

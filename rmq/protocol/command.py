@@ -94,7 +94,7 @@ class Command:
         return self._ext
 
     def _read_ext(self, raw: bytes) -> Mapping[str, str]:
-        """The text map of a header of which the engine made only the typed value: it knows the form."""
+        """The text map of a header whose decoder made only the typed value; the subclass knows the form."""
         raise NotImplementedError
 
     def with_ext(self, ext: Mapping[str, str]) -> Command:
@@ -112,7 +112,7 @@ class Command:
         )
 
     def shrink(self) -> None:
-        """Forget the text map and the body: of a request that waits only the typed header is used again."""
+        """Drop text map and body, for a request that is kept waiting: only its typed header is read later."""
         self._ext, self._raw, self.body = None, b"", b""
 
     @property
@@ -154,7 +154,7 @@ class Command:
         found: H = made
         if made is not None:
             kind = made.__class__
-            # The engine may have made a value that only looks like the header class.
+            # The JSON decoder may have made a msgspec struct with the same fields, which is faster to make.
             if kind is header_class or getattr(kind, "stands_for", None) is header_class:
                 return found
         if header_class is headers.SendMessageRequestHeader and self.code in SEND_V2_CODES:
@@ -188,9 +188,10 @@ def _fields(code: int, header: Any) -> Mapping[str, str] | None:
 
 KIB: Final = 1024
 OTHERS_BYTES: Final = 256 * KIB
-"""Of requests that are not named here. 3,000 queues of a lock, 1,000 topics of a subscription."""
+"""The longest body of requests that `BODY_BYTES` does not name: 3,000 queues of a lock, 1,000 topics of a
+subscription."""
 SURE_BYTES: Final = 64 * KIB
-"""Nobody need ask for a body up to this."""
+"""Every request may have a body up to this, so that its limit need not be looked up."""
 
 BODY_BYTES: Final[Mapping[int, int]] = {
     RequestCode.HEART_BEAT: 512 * KIB,
@@ -198,7 +199,7 @@ BODY_BYTES: Final[Mapping[int, int]] = {
 }
 MESSAGES: Final = SEND_V2_CODES | {RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE}
 _REMARK_ROOM: Final = 64 * KIB
-"""A message that is hardly too long gets the answer that names all its sizes."""
+"""A message that is a little too long is read, so that its refusal can name the sizes of all its parts."""
 
 
 def body_limit(code: int, message_bytes: int) -> int:

@@ -1,7 +1,7 @@
 """Headers and bodies as attrs classes, and Java's forms of them: a flat map of texts, a JSON object.
 
 `decode` and `encode` are for headers (`extFields`), `Body` is the base of the JSON bodies; there is one
-compiled function a class.
+function for each class, which cattrs generates.
 
 The reader is as lenient as Java's: a number may come as text or as a number, a flag is true only for "true"
 in any case, unknown fields are ignored. A missing not-null field or an unreadable number is a
@@ -83,7 +83,7 @@ def _number(value: Any) -> int:
 
 
 def _whole(text: str) -> int:
-    """12.0 and 1e3 are numbers too, as they are for the engine's faster reader."""
+    """12.0 and 1e3 are numbers too, as they are for the typed decoders of `header_json`."""
     try:
         number = float(text)
     except ValueError:

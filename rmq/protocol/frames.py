@@ -5,7 +5,7 @@ header, and the body. Big-endian. A reply uses the form of its request. `Decoder
 gives whole commands; nobody else keeps an unfinished frame.
 
 What runs for every frame and every message are a few functions over buffers, which know nothing of
-connections, brokers or stores, so that compiled ones can take their place without a change elsewhere:
+connections, brokers or stores. They are the seam at which compiled functions could replace ours:
 `split_frames` (bytes to commands; the place where a run of plain sends could stay one value),
 `encode_send_reply` and `encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and
 `decode_record` in `rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and
@@ -249,12 +249,12 @@ _NO_LIMIT: Final = 0x7FFF_FFFF
 
 
 class Decoder:
-    """Collects bytes and gives commands: `feed` as much or as little as there is.
+    """Bytes in, commands out, however the bytes are cut. Holds at most one unfinished frame.
 
-    Holds at most one unfinished frame. The work is linear in the bytes fed, however they are cut. `feed`
-    gives at most `most` commands; `more` says that it may have stopped there, and goes on when it is fed
-    nothing. The header of an unfinished frame of more than `ask_from` bytes is shown in `head` before its
-    body is collected.
+    The work is linear in the bytes fed. `max_frame` and `max_header` are the most bytes of a frame and of its
+    header; a stream with more cannot be read any further. `feed` gives at most `most` commands; when
+    `has_more` is set, feeding nothing gives the next ones. The header of an unfinished frame of more than
+    `ask_from` bytes is shown in `head` before its body is collected.
     """
 
     def __init__(
@@ -269,11 +269,11 @@ class Decoder:
         self.max_header = max_header
         self.buffered = 0
         """Bytes of the unfinished frame that are held."""
-        self.more = False
+        self.has_more = False
         self.head: Command | None = None
-        """A command whose body is on its way, to be taken or `skip`ped; whoever looks sets it to None."""
+        """A command whose body is still to come. Its reader sets this to None, and may `skip` the body."""
         self.head_body = 0
-        """How long that body is."""
+        """Bytes of the body of `head`."""
         self._most = most
         self._ask_from = ask_from
         self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
@@ -286,12 +286,12 @@ class Decoder:
         Raises RemoteProtocolError, which ends the connection: the stream cannot be read any further.
         """
         if data.__class__ is not bytes:
-            data = bytes(data)  # a WebSocket gives bytearrays; the engine keeps slices as keys
+            data = bytes(data)  # a WebSocket gives bytearrays; templates of headers keep slices as keys
         if self._unread:
             skipped = min(self._unread, len(data))
             self._unread -= skipped
             data = data[skipped:]
-        self.more = False
+        self.has_more = False
         if self._pieces:
             self._add(data)
             if self.buffered < self._wanted:
@@ -303,7 +303,7 @@ class Decoder:
         commands, consumed = split_frames(data, self.max_frame, self.max_header, self._most)
         if consumed < len(data):
             self._keep(data[consumed:])
-            self.more = len(commands) >= self._most
+            self.has_more = len(commands) >= self._most
         return commands
 
     def skip(self) -> None:
@@ -332,7 +332,7 @@ class Decoder:
         if len(rest) < 8:
             self._wanted = 8
             return
-        self._wanted = max(8, frame_size(rest, 0))
+        self._wanted = max(8, frame_size(rest, 0))  # less than `rest` has when `has_more`
         if self._wanted > max(self._ask_from, len(rest)):
             head = head_size(rest)
             if len(rest) < head:

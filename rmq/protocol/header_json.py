@@ -49,7 +49,7 @@ def _json_fields(header: bytes) -> dict[str, Any]:
 
 
 def _is_odd(header: bytes) -> bool:
-    """Whether there may be texts that UTF-8 cannot hold: malformed bytes, or half a surrogate pair."""
+    """Whether some text may be no UTF-8: malformed bytes, or an escaped half of a surrogate pair."""
     try:
         header.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The cluster secret: how servers of one cluster know each other's requests.
+"""Server authentication: the servers of one cluster prove with a shared secret who they are.
 
 A broker signs what it asks name servers and its master: HMAC-SHA256, under a secret that all servers of the
 cluster hold, of the request's code, all header fields with their names, and the body. Time and nonce stand in
@@ -60,7 +60,7 @@ class ClusterSecret:
 
 
 class ServerAuth:
-    """Tells the requests of the cluster's servers from all others. `now_ms` is wall time."""
+    """Checks that requests come from servers of the cluster, each once. `now_ms` is wall time."""
 
     def __init__(self, secret: ClusterSecret, now_ms: Callable[[], int]) -> None:
         self._secret = secret

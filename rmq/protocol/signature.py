@@ -173,7 +173,7 @@ def signature_of(content: bytes, key: Key) -> str:
 
 
 class Prover:
-    """Signs the requests of one connection, in both ways, in the order in which they are sent."""
+    """Signs the requests of one connection, with signature and proof, in the order in which they are sent."""
 
     def __init__(
         self, credentials: Credentials, now_ms: Callable[[], int], session: bytes | None = None

@@ -25,17 +25,17 @@ class Address:
     scheme: str = "tcp"
 
     @property
-    def secure(self) -> bool:
+    def is_tls(self) -> bool:
         """Whether TLS is asked for by the scheme."""
         return self.scheme in ("tls", "wss")
 
     @property
-    def websocket(self) -> bool:
+    def is_websocket(self) -> bool:
         """Whether WebSocket is asked for by the scheme."""
         return self.scheme in ("ws", "wss")
 
     @property
-    def literal(self) -> bool:
+    def is_literal(self) -> bool:
         """Whether the host is an IP address, so that no name has to be looked up."""
         return is_literal(self.host)
 

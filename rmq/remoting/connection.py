@@ -1,11 +1,11 @@
-"""Connection: one peer, both ways: calls, one-way notices, requests to answer.
+"""Connection: one peer, both ways: calls, one-way requests, requests to answer.
 
 How bytes move. The reader waits until the stream is readable, reads one chunk, decodes it, wakes the calls
 whose responses came, hands all requests of the chunk to the endpoint in one call, and then sends everything
 that gathered in the outbox itself: two loop operations for a chunk, none for a message. When the peer does
 not take it all, the reader waits until it does, so a peer that does not read is not read from. A writer
 task exists only once something was written outside the endpoint's `handle` (a late reply), and wakes only
-for that. Deadlines of calls sit in the table of calls in flight; one task, asleep until the earliest of
+for that. Deadlines of calls sit in the table of pending requests; one task, asleep until the earliest of
 them, serves them all.
 
 Runs on trio and on asyncio.
@@ -47,7 +47,7 @@ class Connection:
     """One peer over one stream.
 
     `state` is for the owner (a client id, a session). `active_at` is when bytes last moved, in the loop's
-    seconds.
+    seconds. `signer`, if set, signs each request as it is sent. `reason` says why it `is_closed`.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class Connection:
         self.peer_address = stream.peer
         self.local_address = stream.local
         self.state: dict[str, Any] = {}
-        self.signer: Callable[[Command], Command] | None = None  # asked for each request, as it is sent
-        self.closed = False
+        self.signer: Callable[[Command], Command] | None = None
+        self.is_closed = False
         self.reason = ""
-        self.heard = False  # whether a whole frame ever came: tells a peer that works from one that hangs up
+        self.has_received = False  # a whole frame came: tells a peer that works from one that hangs up
         self.active_at = loop.now()
         self._now: Callable[[], float] = loop.now
         self._new_waiter = loop.waiter
@@ -85,20 +85,20 @@ class Connection:
         )
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or Budget(_UNBOUNDED)
-        self._held = 0  # what it knows of us
+        self._held = 0  # bytes of ours that the budget knows of
         self._watched_bytes = min(self._limits.outbox_bytes, self._limits.pause_bytes)
         self._taken_at = math.inf  # when the peer last took bytes, while some wait for it
-        self._left = -1  # how many the system still had then
+        self._left = -1  # how many of them the system still had to send then
         self._half_since = math.inf  # when the frame began that is not complete yet
         self._outbox = Outbox()
         self._handling = False  # inside endpoint.handle: the reader will send
         self._eager = True  # the next write may be sent at once instead of being gathered
         self._sending = anyio.Lock(fast_acquire=True)  # held by whoever waits for the peer to take bytes
         self._blocked = False  # the same, cheaper to ask
-        self._torn = False  # a send that did not end: what follows would not be understood
+        self._torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # responses put into the outbox since it was last empty
-        self._in_flight: dict[int, tuple[Waiter, float, int, float]] = {}
+        self._pending: dict[int, tuple[Waiter, float, int, float]] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
@@ -108,7 +108,9 @@ class Connection:
         self._cause: BaseException | None = None
 
     def __repr__(self) -> str:
-        return f"<Connection {self.local_address} to {self.peer_address}{' closed' if self.closed else ''}>"
+        return (
+            f"<Connection {self.local_address} to {self.peer_address}{' closed' if self.is_closed else ''}>"
+        )
 
     # --- for everybody ----------------------------------------------------------------------------
 
@@ -119,19 +121,19 @@ class Connection:
         both cases the peer may have acted on the request. Cancelled: the request may have been sent; its
         response is dropped.
         """
-        if len(self._in_flight) >= self._limits.in_flight or self._outbox.size > self._limits.busy_bytes:
+        if len(self._pending) >= self._limits.pending_requests or self._outbox.size > self._limits.busy_bytes:
             timeout = await self._wait_for_room(command, timeout)
-        if self.closed:
+        if self.is_closed:
             raise ConnectionLost(self.peer_address, self._cause or self.reason)
         opaque = command.opaque
-        if opaque in self._in_flight:
+        if opaque in self._pending:
             raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
         self._outbox.add(encode(command if self.signer is None else self.signer(command)))
         waiter = self._new_waiter()
         now = self._now()
         self.active_at = now
         deadline = now + timeout
-        self._in_flight[opaque] = (waiter, deadline, command.code, timeout)
+        self._pending[opaque] = (waiter, deadline, command.code, timeout)
         try:
             if deadline < self._timer_at:
                 self._wake_at(deadline)
@@ -139,9 +141,9 @@ class Connection:
             response: Command = await waiter.wait()
             return response
         finally:
-            entry = self._in_flight.get(opaque)
+            entry = self._pending.get(opaque)
             if entry is not None and entry[0] is waiter:
-                del self._in_flight[opaque]
+                del self._pending[opaque]
             if self._room is not None:
                 self._make_room()
 
@@ -172,22 +174,22 @@ class Connection:
         self._reply_bytes += self._outbox.size - before
 
     def _put(self, frame: Buffer | Sequence[Buffer]) -> None:
-        if self.closed:
+        if self.is_closed:
             return
         self._outbox.add(frame)
         if self._outbox.size > self._watched_bytes:
             self._grown()
-        if not self._handling and not self.closed:
+        if not self._handling and not self.is_closed:
             self._send_late()
 
     def close(self, reason: str = "closed by this side", cause: BaseException | None = None) -> None:
-        """End it soon: calls in flight get ConnectionLost now; what waits is sent if the peer still reads."""
-        if self.closed:
+        """End it soon: pending calls get ConnectionLost now; what waits is sent if the peer still reads."""
+        if self.is_closed:
             return
-        self.closed = True
+        self.is_closed = True
         self.reason = reason
         self._cause = cause
-        for waiter, *_ in list(self._in_flight.values()):
+        for waiter, *_ in list(self._pending.values()):
             waiter.fail(ConnectionLost(self.peer_address, cause or reason))
         if self._room is not None:
             self._room.set()
@@ -196,19 +198,19 @@ class Connection:
 
     async def room(self) -> None:
         """Return once the outbox is short enough for more; for those who send without waiting for answers."""
-        while self._outbox.size > self._limits.busy_bytes and not self.closed:
+        while self._outbox.size > self._limits.busy_bytes and not self.is_closed:
             await self._next_room()
 
     def expire(self, now: float) -> None:
         """Close it if it was idle too long or its peer does not finish a frame. Owners call it often."""
-        if self.closed:
+        if self.is_closed:
             return
         if now - self._half_since > self._limits.frame_seconds:
             self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
             log.warning("closing %s: %s", self.peer_address, self.reason)
         elif now - self._taken_at > self._limits.stall_seconds and self._is_stalled(now):
             self.cut(f"its peer took nothing for {self._limits.stall_seconds:g} s")
-        elif now - self.active_at > self._limits.idle_seconds and not self._in_flight:
+        elif now - self.active_at > self._limits.idle_seconds and not self._pending:
             self.close(f"idle for {self._limits.idle_seconds:g} s")
             log.info("closing %s: %s", self.peer_address, self.reason)
 
@@ -221,9 +223,9 @@ class Connection:
         try:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
-                    if self._in_flight:  # calls that came before run()
-                        self._wake_at(min(deadline for _, deadline, _, _ in self._in_flight.values()))
-                    if not self.closed:
+                    if self._pending:  # calls that came before run()
+                        self._wake_at(min(deadline for _, deadline, _, _ in self._pending.values()))
+                    if not self.is_closed:
                         await self._read()
                     self._tasks.cancel_scope.cancel()
         finally:
@@ -236,7 +238,7 @@ class Connection:
                 self._rest.clear()
                 self._decoder.clear()
                 try:
-                    await self._say_goodbye()
+                    await self._close_stream()
                 finally:
                     self._outbox.clear()
                     self._count()
@@ -258,7 +260,7 @@ class Connection:
                         # Our own requests never stop us from reading: the peer may wait for us to take its
                         # responses before it takes more. Callers wait for room instead.
                         self._send_late()
-                if self._rest or self._decoder.more:
+                if self._rest or self._decoder.has_more:
                     await anyio.lowlevel.checkpoint()  # others have their turn
                     self._go_on()
                     continue
@@ -287,7 +289,7 @@ class Connection:
         commands = self._decoder.feed(bytes(data))
         if commands:
             self._half_since = math.inf
-            self.heard = True
+            self.has_received = True
             self._serve(self._answered(commands))
         elif self._half_since == math.inf and self._decoder.buffered:
             self._half_since = now
@@ -319,7 +321,7 @@ class Connection:
         head, self._decoder.head = self._decoder.head, None
         if head is None:
             return
-        if head.flag & FLAG_RESPONSE and head.opaque in self._in_flight:
+        if head.flag & FLAG_RESPONSE and head.opaque in self._pending:
             return
         refusal = self._endpoint.on_head(head, self._decoder.head_body, self)
         if refusal is not None:
@@ -343,12 +345,12 @@ class Connection:
         if responses:
             for command in commands:
                 if command.flag & FLAG_RESPONSE:
-                    entry = self._in_flight.pop(command.opaque, None)
+                    entry = self._pending.pop(command.opaque, None)
                     if entry is not None:
                         entry[0].resolve(command)
                     else:
                         self._endpoint.on_response(command, self)
-        # Answers that come in bunches are followed by requests in bunches: then gather them first.
+        # Answers that come several at a time are followed by several requests: then gather them first.
         self._eager = responses < 2
         return requests
 
@@ -445,15 +447,19 @@ class Connection:
 
     def cut(self, reason: str) -> None:
         """End it at once: nothing more is sent."""
-        if not self.closed:
+        if not self.is_closed:
             log.warning("closing %s: %s", self.peer_address, reason)
             self._mute = True
             self.close(reason)
 
     def _count(self) -> None:
-        """Tell the budget what is held here now."""
+        """Tell the budget what is held here now.
+
+        Called where bytes stay, not where they pass: an answer that the system takes at once is never
+        counted. A closed connection only gives back, or its bytes would be counted for ever.
+        """
         held = self._outbox.size + self._decoder.buffered
-        if held != self._held and not (held and self.closed):
+        if held != self._held and not (held and self.is_closed):
             self._held = held
             self._budget.hold(self, held)
 
@@ -479,8 +485,9 @@ class Connection:
         """Wait until a call may start; returns what is left of its timeout."""
         deadline = self._now() + timeout
         with anyio.move_on_after(timeout) as scope:
-            while not self.closed and (
-                len(self._in_flight) >= self._limits.in_flight or self._outbox.size > self._limits.busy_bytes
+            while not self.is_closed and (
+                len(self._pending) >= self._limits.pending_requests
+                or self._outbox.size > self._limits.busy_bytes
             ):
                 await self._next_room()
         if scope.cancelled_caught:
@@ -515,9 +522,9 @@ class Connection:
                 await anyio.sleep_forever()
             now = self._now()
             self._timer_at = math.inf
-            for opaque, (waiter, deadline, code, seconds) in list(self._in_flight.items()):
+            for opaque, (waiter, deadline, code, seconds) in list(self._pending.items()):
                 if deadline <= now:
-                    del self._in_flight[opaque]
+                    del self._pending[opaque]
                     waiter.fail(RequestTimeout(self.peer_address, code, seconds))
                 elif deadline < self._timer_at:
                     self._timer_at = deadline
@@ -525,7 +532,7 @@ class Connection:
     # --- the end ----------------------------------------------------------------------------------
 
     def _end(self, reason: str, cause: BaseException | None) -> None:
-        if not self.closed:
+        if not self.is_closed:
             log.debug("%s: %s", self.peer_address, reason)
             self._mute = True
         self.close(reason, cause)
@@ -535,8 +542,9 @@ class Connection:
         log.error("closing %s after an unexpected error: %s", self.peer_address, error, exc_info=error)
         self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
-    async def _say_goodbye(self) -> None:
-        """Send what is left if the peer takes it soon, close the stream, and let neither hold us up."""
+    async def _close_stream(self) -> None:
+        """Send what is left if the peer takes it within `linger_seconds`, then close the stream, cancelled
+        or not."""
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:
                 if self._outbox.size and not (self._mute or self._torn or self._flush_now()):
@@ -548,7 +556,7 @@ class Connection:
 
 
 def _unsendable(response: Command, error: LocalProtocolError) -> Command:
-    """What is said in place of a response that has no frame."""
+    """The SYSTEM_ERROR that is sent in place of a response that has no frame."""
     remark = f"the answer cannot be sent: {ascii(str(error))[1:-1][:1000]}"
     return Command(
         ResponseCode.SYSTEM_ERROR,

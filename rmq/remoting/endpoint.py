@@ -1,4 +1,4 @@
-"""Endpoint: who answers what comes on a connection. Broker, NameServer and the client's endpoint are some."""
+"""Endpoint: the callbacks of connections. Broker, NameServer and the client's endpoint implement it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Endpoint(Protocol):
     """
 
     def on_open(self, connection: Connection) -> None:
-        """A server has accepted a peer; called before any of its requests. Not called for dialled ones."""
+        """A server has accepted a peer; called before its first request. Not for dialled connections."""
         return
 
     @abstractmethod

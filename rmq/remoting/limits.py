@@ -13,9 +13,9 @@ MIB = 1024 * KIB
 TURN_SECONDS = 0.002
 """For how long the requests of one connection are handled before others get their turn."""
 TURN_REQUESTS = 256
-"""How many of them at most."""
+"""How many requests are handled in one turn at most."""
 SENDS_OF_A_LOOK = 8
-"""After so many sends the clock is looked at, whether a turn is over; after any other request at once."""
+"""After so many sends the clock is read, to see whether a turn is over; after any other request at once."""
 ORDINARY_SECONDS = 20e-6
 """What a request may cost so that `TURN_SECONDS` do not count: each turn costs a write and a send."""
 
@@ -45,7 +45,7 @@ class Limits:
     """Unsent bytes past which a connection is closed: its peer asks but does not read."""
     busy_bytes: int = 4 * MIB
     """Unsent bytes past which new calls wait for room before they are encoded."""
-    in_flight: int = 65_535
+    pending_requests: int = 65_535
     """Calls of one connection that wait for a response; more of them wait for room."""
     connections: int = 20_000
     """Connections of one server; one more is accepted and closed at once."""
@@ -79,13 +79,13 @@ class Limits:
 
 BUDGET_BYTES: Final = 256 * MIB
 SMALL_BYTES: Final = 64 * 1024
-"""Who holds less is read from as ever."""
+"""Peers that hold less are read from even when the budget is tight."""
 LEFT: Final = 7 / 8
-"""How much of the budget is left in use when somebody had to be cut off, so that it is not done for each."""
+"""To what share of the budget use is brought down by cutting peers off, so that this happens seldom."""
 
 
 class Holder(Protocol):
-    """Who holds bytes; counted by identity."""
+    """Somebody for whom a Budget counts bytes, such as a connection; told apart by identity."""
 
     def cut(self, reason: str) -> None:
         """End at once, and forget what is held."""
@@ -119,7 +119,8 @@ class Budget:
         return list(self._holders)
 
     def hold(self, holder: Holder, size: int) -> None:
-        """Note what somebody holds now; may cut off the largest, also the holder itself."""
+        """Note what somebody holds now, in bytes; may cut off the largest holders, this one too."""
+        assert size >= 0
         self.held += size - self._holders.get(holder, 0)
         if size:
             self._holders[holder] = size
@@ -127,6 +128,7 @@ class Budget:
                 self._relieve()
         else:
             self._holders.pop(holder, None)
+        assert self.held >= 0, "more was given back than was held"
 
     def _relieve(self) -> None:
         target = int(self.most * LEFT)

@@ -39,7 +39,7 @@ class Waiter(Protocol):
 
 
 class TrioWaiter:
-    """A parked trio task: half the price of an Event and a slot beside it."""
+    """A suspended trio task: half the CPU time of a trio.Event and a field for the value."""
 
     __slots__ = ("_done", "_result", "_task")
 

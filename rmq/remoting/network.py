@@ -58,13 +58,13 @@ async def open_stream(
     """
     limits = limits or Limits()
     target = split_address(address)
-    if target.websocket and not trio.lowlevel.in_trio_run():
+    if target.is_websocket and not trio.lowlevel.in_trio_run():
         raise ConfigError(
             "address", address, "host:port or tls://host:port; WebSocket needs trio, this is asyncio"
         )
     async with AsyncExitStack() as stack:
         nursery = None
-        if target.websocket:
+        if target.is_websocket:
             stack.enter_context(bare_errors())
             nursery = await stack.enter_async_context(trio.open_nursery())
         stream = await _Dial(network, target, tls or TlsContexts(TlsConfig())).within(limits, nursery)
@@ -72,7 +72,7 @@ async def open_stream(
             yield stream
         finally:
             with anyio.move_on_after(limits.linger_seconds, shield=True):
-                await _closed(stream)
+                await _close(stream)
             if nursery is not None:
                 nursery.cancel_scope.cancel()
 
@@ -96,7 +96,7 @@ class _Dial:
             raise ConnectFailed(str(self._target), f"{self._stage}: no answer within {seconds:g} s")
         except BaseException as error:
             if self._stream is not None:
-                await _closed_at_once(self._stream)
+                await _close_at_once(self._stream)
             if isinstance(error, RmqError) or not isinstance(error, (OSError, trio.BrokenResourceError)):
                 raise
             raise ConnectFailed(
@@ -105,9 +105,9 @@ class _Dial:
 
     async def _run(self, nursery: trio.Nursery | None) -> Stream:
         target = self._target
-        self._stage = "looking up the name" if not target.literal else "connecting"
+        self._stage = "looking up the name" if not target.is_literal else "connecting"
         self._stream = stream = await self._network.dial(target.plain)
-        if target.secure:
+        if target.is_tls:
             self._stage = "TLS handshake"
             self._stream = stream = await tls_client(stream, self._tls, target.host)
         if nursery is not None:
@@ -116,15 +116,15 @@ class _Dial:
         return stream
 
 
-async def _closed(stream: Stream) -> None:
+async def _close(stream: Stream) -> None:
     with suppress(trio.BrokenResourceError, OSError):  # it is gone either way
         await stream.aclose()
 
 
-async def _closed_at_once(stream: Stream) -> None:
+async def _close_at_once(stream: Stream) -> None:
     with anyio.CancelScope() as scope:
         scope.cancel()
-        await _closed(stream)
+        await _close(stream)
 
 
 FRAME = 0x00
@@ -137,14 +137,14 @@ _FIRST_BYTES = 64 * 1024
 async def accept_stream(
     raw: Stream, *, tls: TlsContexts, limits: Limits, access: WebSocketAccess | None = None
 ) -> AsyncIterator[tuple[Stream, bytes]]:
-    """What a new peer speaks: the stream of its frames, and the bytes that were read from it already.
+    """Find out what a new peer speaks: the stream of its frames, and the bytes already read from it.
 
     Raises RemoteProtocolError when the peer speaks something else, something that `tls` or `access` does not
     allow, nothing within `limits.idle_seconds`, or does not end a handshake within
     `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails. The caller closes
     the stream, or after an error `raw`.
     """
-    stream, first = await unwrapped(raw, tls, limits)
+    stream, first = await remove_tls(raw, tls, limits)
     if first[0] not in (FRAME, UPGRADE):
         raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
     if first[0] != UPGRADE:
@@ -168,8 +168,8 @@ def _within(seconds: float, words: str) -> Iterator[None]:
         raise RemoteProtocolError(f"the peer {words} within {seconds:g} s")
 
 
-async def unwrapped(raw: Stream, tls: TlsContexts, limits: Limits | None = None) -> tuple[Stream, bytes]:
-    """A new peer's stream, out of its TLS if it speaks that, and the bytes that were read from it already.
+async def remove_tls(raw: Stream, tls: TlsContexts, limits: Limits | None = None) -> tuple[Stream, bytes]:
+    """A new peer's stream, decrypted if the peer speaks TLS, and the bytes already read from it.
 
     A client may connect and say nothing for as long as any other may be idle, as in Java. Raises
     RemoteProtocolError for what `tls` does not allow, BrokenResourceError when the peer goes away.

@@ -70,7 +70,7 @@ class Pool:
         self._endpoint = endpoint
         self._tls = TlsContexts(tls or TlsConfig())
         self._scheme = scheme or self._tls.config.scheme
-        # A broker that is stuck for a while shall find its clients where they were; calls time out meanwhile.
+        # Clients do not drop the connection to a broker that reads nothing for a while; their calls time out.
         self._limits = limits or Limits(stall_seconds=math.inf)
         self._chance = chance or random.Random()
         self._links: dict[str, _Link] = {}
@@ -98,7 +98,7 @@ class Pool:
         """
         link = self._links.get(address)
         connection = link.connection if link is not None else None
-        if connection is None or connection.closed:
+        if connection is None or connection.is_closed:
             began = self._now()
             connection = await self.connection(address, timeout)
             timeout -= self._now() - began
@@ -120,13 +120,13 @@ class Pool:
         if link is None:
             link = self._links[address] = _Link(address)
         connection = link.connection
-        if connection is None or connection.closed:
+        if connection is None or connection.is_closed:
             with anyio.move_on_after(timeout) as scope:
                 await self._dialled(link)
             if scope.cancelled_caught:
                 raise ConnectFailed(address, f"no connection within {timeout:g} s")
             connection = link.connection
-            if connection is None or connection.closed:
+            if connection is None or connection.is_closed:
                 raise ConnectFailed(address, link.error or "the pool is closing")
         return connection
 
@@ -159,9 +159,9 @@ class Pool:
                 began = self._now()
                 await connection.run()
             link.error = connection.reason
-            if connection.heard or self._now() - began > HEALTHY_SECONDS:
+            if connection.has_received or self._now() - began > HEALTHY_SECONDS:
                 link.failures = 0
-            else:  # a port that takes connections and drops them is as bad as one that refuses
+            else:  # accepted and dropped at once, as by a full server: back off as after a refusal
                 self._failed(link, connection.reason)
         except ConnectFailed as error:
             self._failed(link, error.cause)

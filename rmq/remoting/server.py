@@ -142,7 +142,7 @@ class Server:
                     connection.expire(now)
 
     async def serve(self, raw: Stream) -> None:
-        """Serve one peer until it goes, or sends nonsense."""
+        """Serve one peer until it disconnects or sends what is no frame."""
         try:
             async with self._accepted(raw) as (stream, first):
                 await self._converse(stream, first)
@@ -170,7 +170,7 @@ async def _close_all(listeners: Sequence[Listener]) -> None:
             await listener.aclose()
 
 
-# --- how many may come ---
+# --- admission control: which connections are accepted ---
 
 KEPT_BACK: Final = 448
 """Descriptors for files: a store keeps up to 384 open; the others are for tables, the loop, logs, dials."""
@@ -213,7 +213,7 @@ class ConnectionRate:
         return allowed
 
     def _forget(self, now: float) -> None:
-        """Two at most, so that each call costs the same; it adds one at most."""
+        """Drop full buckets, two at most: a call adds one at most, and each costs the same."""
         for _ in range(2):
             oldest = next(iter(self._full_at))
             if self._full_at[oldest] > now and len(self._full_at) <= ADDRESSES_MAX:
@@ -251,7 +251,7 @@ class Acceptor:
 
     @classmethod
     def of(cls, limits: Limits) -> Acceptor:
-        """With the bounds of a server."""
+        """An Acceptor with the bounds of `limits`."""
         rate = limits.new_connections_per_address
         return cls(limits.connections, limits.connections_per_address, per_second=rate)
 
@@ -322,7 +322,7 @@ class Acceptor:
 
 
 def _network(peer: str) -> str:
-    """Whom a peer is counted with, of its ``ip:port``."""
+    """The IPv4 address, or the IPv6 network of 64 bits, that a peer of this ``ip:port`` is counted under."""
     host = peer.rpartition(":")[0]
     if not host.startswith("["):
         return host

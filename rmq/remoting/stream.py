@@ -163,7 +163,9 @@ class Outbox:
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
-        self._packed = 0  # how many of the first buffers are packed already
+        # How many of the first buffers are joined already. These must stay as they are while a transport has
+        # taken a part of them: TLS wants the same bytes again (see `TlsStream.send_now`).
+        self._packed = 0
         self.size = 0
 
     def add(self, data: Buffer | Sequence[Buffer]) -> None:
@@ -189,6 +191,7 @@ class Outbox:
 
     def drop(self, sent: int) -> None:
         """Forget the first `sent` bytes."""
+        assert 0 <= sent <= self.size
         if sent == self.size:
             self._buffers.clear()
             self._packed = self.size = 0
@@ -201,6 +204,7 @@ class Outbox:
             sent -= len(buffer)
             done += 1
         del self._buffers[:done]
+        assert self._buffers, "size says that bytes are left"
         self._packed = max(0, self._packed - done)
         if sent:
             self._buffers[0] = memoryview(self._buffers[0])[sent:]

@@ -319,23 +319,24 @@ def _self_signed() -> bytes:
 CHUNK_BYTES = 256 * 1024
 """How much is encrypted before the transport must have taken it: bounds the memory of a stream."""
 _READ_BYTES = 64 * 1024
-LAST_WORDS_SECONDS = 1.0
-"""How long a peer may take to hear why its handshake failed."""
+ALERT_SECONDS = 1.0
+"""How long a peer may take to read the alert that says why its handshake failed."""
 
 
 async def tls_client(stream: Stream, tls: TlsContexts, host: str) -> TlsStream:
     """Start TLS as the client. Raises BrokenResourceError with the reason."""
     name = tls.config.tls_server_name or host
-    return await TlsStream(stream, tls.client(), server_name=name).shaken()
+    return await TlsStream(stream, tls.client(), server_name=name).handshake()
 
 
 async def tls_server(stream: Stream, tls: TlsContexts) -> TlsStream:
     """Start TLS as the server. Raises BrokenResourceError with the reason."""
-    return await TlsStream(stream, tls.server(), server_side=True).shaken()
+    return await TlsStream(stream, tls.server(), server_side=True).handshake()
 
 
 class TlsStream(ByteStream):
-    """TLS 1.2 and later. A peer that hangs up without saying goodbye is a BrokenResourceError, not an end.
+    """TLS 1.2 and later. A peer that hangs up without close_notify is a BrokenResourceError, not an end: else
+    whoever cuts the wire could cut a message short.
 
     One task may receive while another sends. What OpenSSL wants to send while it reads (key updates) is sent
     by the reader; a lock keeps the records in order.
@@ -362,7 +363,7 @@ class TlsStream(ByteStream):
         self._unsent = b""  # encrypted, not taken by the transport yet
         self._owed = 0  # encrypted by send_now, but not counted as taken yet: the next send begins with it
 
-    async def shaken(self) -> TlsStream:
+    async def handshake(self) -> TlsStream:
         """Do the handshake. Raises BrokenResourceError with the reason."""
         while True:
             try:
@@ -370,17 +371,17 @@ class TlsStream(ByteStream):
             except ssl.SSLWantReadError:
                 await self._pull()
             except ssl.SSLError as error:
-                await self._last_words()
+                await self._send_alert()
                 raise trio.BrokenResourceError(_reason(error)) from error
             else:
                 await self._push()
                 return self
 
-    async def _last_words(self) -> None:
-        """Tell the peer what is wrong, and let it hang up: closing on what it sent meanwhile would take the
-        alert away again.
+    async def _send_alert(self) -> None:
+        """Send the alert that OpenSSL made, and let the peer hang up first: a socket that is closed with
+        unread bytes is reset, and the reset would discard the alert.
         """
-        with suppress(trio.BrokenResourceError), anyio.move_on_after(LAST_WORDS_SECONDS):
+        with suppress(trio.BrokenResourceError), anyio.move_on_after(ALERT_SECONDS):
             self._stream.send_now([self._outgoing.read()])
             while await self._stream.receive_some(_READ_BYTES):
                 pass
@@ -431,7 +432,10 @@ class TlsStream(ByteStream):
         if self._unsent or self._pushing.locked():
             return 0
         if self._owed:
+            # The contract of send_now: these buffers begin with what was not taken the last time. It was
+            # encrypted then and is on its way now; encrypting it again would send it twice.
             taken, self._owed = self._owed, 0
+            assert taken <= sum(map(len, buffers)), "another send came between"
             return taken
         data = b"".join(buffers) if len(buffers) > 1 else buffers[0]
         with memoryview(data)[:CHUNK_BYTES] as view:
@@ -480,16 +484,17 @@ class TlsStream(ByteStream):
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """Say goodbye if the transport takes it at once, do not wait for the peer's, close the transport."""
+        """Send close_notify if the transport takes it at once, do not wait for the peer's, then close the
+        transport."""
         if not self._closed:
             self._closed = True
             with suppress(ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
-                self._goodbye()
+                self._close_notify()
         await self._stream.aclose()
 
-    def _goodbye(self) -> None:
+    def _close_notify(self) -> None:
         if not (self._unsent or self._pushing.locked()):
-            with suppress(ssl.SSLWantReadError):  # that would be the peer's goodbye
+            with suppress(ssl.SSLWantReadError):  # it would wait for the peer's close_notify
                 self._ssl.unwrap()
             self._stream.send_now([self._outgoing.read()])
 

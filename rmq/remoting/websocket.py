@@ -1,4 +1,4 @@
-"""WebSocket, on trio: the byte stream cut into binary messages whose boundaries mean nothing."""
+"""WebSocket, on trio: a byte stream in binary messages; where one ends and the next begins means nothing."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ SERVER_READ_BYTES = 4 * 1024
 EMPTY_FRAMES = 512
 """How many frames without content a peer may send: pings, empty fragments and messages."""
 EMPTY_FRAMES_PER_SECOND = 10
-"""How many of them are forgotten in a second."""
+"""By how many a second their count falls."""
 CONTENT_BYTES = 8
-"""So many bytes of messages make up for one frame."""
+"""So many bytes of content lower the count by one."""
 RESOURCE = "/"
 
 _EXPECTED = (
@@ -261,7 +261,7 @@ class WebSocketStream(Stream):
         await trio.lowlevel.checkpoint()
 
     async def aclose(self) -> None:
-        """Say goodbye and wait for the peer's; cancelled: close without it."""
+        """Send a close frame and wait for the peer's; cancelled: close without it."""
         self._closed = True
         try:
             await self._socket.aclose()

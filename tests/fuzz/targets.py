@@ -172,7 +172,7 @@ class Requests:
                 broker.on_response(command, wire)  # type: ignore[arg-type]
         broker.handle(requests, wire)  # type: ignore[arg-type]
         wire.received.clear()
-        if wire.closed or unread > 3:
+        if wire.is_closed or unread > 3:
             broker.on_close(wire)  # type: ignore[arg-type]
             self.wire = Wire("10.0.0.3:40001")
         self.rig.now_ms += 50

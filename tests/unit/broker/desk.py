@@ -43,7 +43,7 @@ class Line:
         self.peer_address = peer
         self.local_address = "10.0.0.9:10911"
         self.state: dict[str, Any] = {}
-        self.closed = False
+        self.is_closed = False
         self.sent: list[Command] = []
 
     def notify(self, command: Command) -> None:
@@ -51,7 +51,7 @@ class Line:
         self.sent.append(command)
 
     def close(self, reason: str = "", cause: BaseException | None = None) -> None:
-        self.closed = True
+        self.is_closed = True
 
     def take(self) -> list[tuple[int, dict[str, str]]]:
         """(code, header) of what was sent since the last time."""

@@ -29,7 +29,7 @@ class Wire:
         self.peer_address = peer
         self.local_address = ADDRESS
         self.state: dict[str, Any] = {}
-        self.closed = self.is_busy = False
+        self.is_closed = self.is_busy = False
         self.received: list[Command] = []
         self._decoder = Decoder()
 
@@ -44,7 +44,7 @@ class Wire:
         self.write(encode(command))
 
     def close(self, reason: str = "", cause: BaseException | None = None) -> None:
-        self.closed = True
+        self.is_closed = True
 
     def take(self) -> list[Command]:
         """What was received since the last time."""

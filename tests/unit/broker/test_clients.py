@@ -198,7 +198,7 @@ def test_subscriptions_of_a_heartbeat_are_bounded(monkeypatch: pytest.MonkeyPatc
 
 def test_a_heartbeat_of_a_closed_connection_leaves_nothing() -> None:
     desk, line = Desk(), Line()
-    line.closed = True
+    line.is_closed = True
     assert beat(desk, line, "c1", consumer("g", T="*"), ProducerData("p")) == set()
     assert desk.clients.consumer_group("g") is None
     assert desk.clients.producers("p") == []
@@ -255,7 +255,7 @@ def test_silent_members_are_dropped_and_their_connections_closed() -> None:
     assert desk.clients.expire(START + SILENT_MS + 1) > START + SILENT_MS + 1
     assert desk.clients.consumer_ids("g") == ["c2"]
     assert desk.clients.producers("p") == []
-    assert (silent.closed, lively.closed) == (True, False)
+    assert (silent.is_closed, lively.is_closed) == (True, False)
     assert told(lively) == ["g"]
 
 
@@ -298,7 +298,7 @@ def test_a_group_that_a_client_no_longer_names_expires_alone() -> None:
     desk.clients.expire(START + SILENT_MS + 1)
     assert desk.clients.consumer_group("g") is None
     assert desk.clients.consumer_ids("h") == ["c1"]
-    assert not line.closed
+    assert not line.is_closed
 
 
 @pytest.mark.parametrize("where", ["broker", "group"])

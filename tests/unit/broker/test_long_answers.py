@@ -115,7 +115,7 @@ def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert [ask(first) for _ in range(5)] == [None] * 4 + [ResponseCode.SYSTEM_BUSY]
     assert [ask(second) for _ in range(3)] == [None] * 2 + [ResponseCode.SYSTEM_BUSY]
-    first.closed = True
+    first.is_closed = True
     for _ in line.finish():
         pass
     assert first.take() == []

@@ -58,7 +58,7 @@ def peer() -> Any:
 
 
 class _Peer:
-    closed = False
+    is_closed = False
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_pulls_of_a_closed_connection_are_forgotten(table: Fixture) -> None:
 
 def test_a_pull_of_a_connection_that_closed_while_it_was_handled_is_not_held(table: Fixture) -> None:
     closed = peer()
-    closed.closed = True
+    closed.is_closed = True
     table.hold("a", connection=closed)
     assert table.waits.held == 0
 

@@ -215,12 +215,12 @@ async def test_a_broker_that_stays_silent_is_forgotten(
             connection = await client.pool.connection(address)
             with trio.fail_after(300):
                 while await watcher.route(address, "T"):
-                    if not connection.closed:  # the connection lives, only the registrations stop
+                    if not connection.is_closed:  # the connection lives, only the registrations stop
                         await client.ask(address, RequestCode.GET_BROKER_CLUSTER_INFO)
                     await trio.sleep(5)
             assert 120 <= trio.current_time() - began <= 140
             await trio.sleep(1)
-            assert connection.closed
+            assert connection.is_closed
 
 
 async def test_a_broker_that_keeps_registering_stays(

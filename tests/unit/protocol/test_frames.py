@@ -222,7 +222,7 @@ def test_a_value_may_not_reach_over_the_end_of_a_known_header() -> None:
 
 
 def test_memory_of_what_was_seen_is_bounded() -> None:
-    seen = header_binary._SEEN[15]
+    seen = header_binary._TEMPLATES[15]
     for number in range(5000):
         header_binary.read_binary(binary(15, ROOTS[15] | {"topic": f"Topic{number}"}))
     assert len(seen.orders) <= 4
@@ -230,7 +230,7 @@ def test_memory_of_what_was_seen_is_bounded() -> None:
     before = sum(map(len, seen.orders.values()))
     header_binary.read_binary(binary(15, ROOTS[15] | {"topic": "x" * 100_000}))
     assert sum(map(len, seen.orders.values())) == before
-    sends = header_binary._SEEN[310]
+    sends = header_binary._TEMPLATES[310]
     for number in range(2000):
         ext = ROOTS[310] | {"b": f"T{number}" + "x" * 700, "i": "p" * 30_000}
         header_binary.read_binary(binary(310, ext))
@@ -244,4 +244,4 @@ def test_memory_of_what_was_seen_is_bounded() -> None:
     assert len(header_binary._KEYS) <= 1024
     for order in permutations(("queueOffset", "commitOffset", "Signature")):
         header_binary.read_binary(binary(11, dict.fromkeys(order, "1") | ROOTS[11]))
-        assert 1 <= len(header_binary._SEEN[11].orders) <= 4
+        assert 1 <= len(header_binary._TEMPLATES[11].orders) <= 4

@@ -99,13 +99,13 @@ def test_nonces_hold_mark_session_and_number() -> None:
 
 def test_headers_of_proved_sends_are_remembered_by_what_does_not_vary() -> None:
     """Else each proved request with a binary header would be learned anew."""
-    from rmq.protocol.header_binary import _SEEN
+    from rmq.protocol.header_binary import _TEMPLATES
     from tests.unit.broker.rig import send
 
     sign = Prover(ACCOUNT, iter(range(10, 10_000)).__next__)
 
     def known() -> int:
-        return sum(map(len, _SEEN[310].orders.values()))
+        return sum(map(len, _TEMPLATES[310].orders.values()))
 
     counts = []
     for number in range(5):

@@ -48,14 +48,14 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 
 
 def test_what_an_address_says() -> None:
-    assert [split_address(f"{scheme}://h:1").secure for scheme in ("tcp", "tls", "ws", "wss")] == [0, 1, 0, 1]
-    assert [split_address(f"{scheme}://h:1").websocket for scheme in ("tcp", "tls", "ws", "wss")] == [
+    assert [split_address(f"{scheme}://h:1").is_tls for scheme in ("tcp", "tls", "ws", "wss")] == [0, 1, 0, 1]
+    assert [split_address(f"{scheme}://h:1").is_websocket for scheme in ("tcp", "tls", "ws", "wss")] == [
         0,
         0,
         1,
         1,
     ]
     assert split_address("wss://h:1").plain == "h:1"
-    assert split_address("127.0.0.1:1").literal
-    assert not split_address("localhost:1").literal
+    assert split_address("127.0.0.1:1").is_literal
+    assert not split_address("localhost:1").is_literal
     assert join_address("::1", 5) == "[::1]:5"

@@ -89,7 +89,7 @@ def test_timeout_cancellation_and_loss(scheme: str, tls_config: TlsConfig) -> No
                     await pool.call(target, request(b"later"), 30)
                 assert scope.cancelled_caught
                 connection = await pool.connection(target)
-                assert not connection._in_flight
+                assert not connection._pending
                 with pytest.raises(ConnectionLost):
                     await pool.call(target, request(b"bye"), 30)
                 assert (await pool.call(target, request(b"again"), 30)).body == b"again"
@@ -119,14 +119,14 @@ def test_back_pressure_and_idle_on_asyncio() -> None:
     with service() as address:
 
         async def test() -> None:
-            limits = Limits(busy_bytes=100_000, idle_seconds=0.05, in_flight=10, connect_seconds=30)
+            limits = Limits(busy_bytes=100_000, idle_seconds=0.05, pending_requests=10, connect_seconds=30)
             async with Pool(TcpNetwork(), Echo(), limits=limits) as pool:
                 async with anyio.create_task_group() as calls:
                     for _ in range(50):
                         calls.start_soon(pool.call, address, request(b"x" * 50_000), 30)
                 connection = await pool.connection(address)
                 with anyio.fail_after(10):
-                    while not connection.closed:
+                    while not connection.is_closed:
                         await anyio.sleep(0.01)
                 assert "idle" in connection.reason
 

@@ -112,13 +112,13 @@ async def test_a_late_response_is_ignored(
         (asked,) = await link.peer.receive()
         await link.peer.send(asked.reply())
         await wait_all_tasks_blocked()
-        assert not link.connection.closed
+        assert not link.connection.is_closed
         assert link.endpoint.chunks == []  # nor is it taken for a request
         assert f"late response to request {asked.opaque}" in caplog.text
 
 
 async def test_a_cancelled_call_forgets_its_opaque(autojump_clock: MockClock) -> None:
-    async with linked(limits=Limits(in_flight=1)) as link:
+    async with linked(limits=Limits(pending_requests=1)) as link:
         with trio.move_on_after(1):
             await link.connection.call(request(), 5)
         (asked,) = await link.peer.receive()
@@ -139,7 +139,7 @@ async def test_one_opaque_is_in_flight_only_once(autojump_clock: MockClock) -> N
 
 
 async def test_calls_in_flight_are_bounded(autojump_clock: MockClock) -> None:
-    async with linked(limits=Limits(in_flight=2)) as link, trio.open_nursery() as nursery:
+    async with linked(limits=Limits(pending_requests=2)) as link, trio.open_nursery() as nursery:
         nursery.start_soon(link.connection.call, request(b"1"), 10)
         nursery.start_soon(link.connection.call, request(b"2"), 10)
         await wait_all_tasks_blocked()
@@ -442,7 +442,7 @@ async def test_late_replies_to_a_peer_that_does_not_read_are_bounded(
         await wait_all_tasks_blocked()
         for _ in range(100):
             link.connection.reply(silent.requests[0].reply(body=b"x" * 1000))
-        assert link.connection.closed
+        assert link.connection.is_closed
         assert "does not read" in link.connection.reason
         await link.ended.wait()
         assert link.connection._outbox.size == 0
@@ -496,10 +496,10 @@ async def test_idle_is_neither_reading_nor_writing(autojump_clock: MockClock, bu
                 link.connection.notify(request())
             await wait_all_tasks_blocked()
             link.connection.expire(trio.current_time())
-            assert not link.connection.closed
+            assert not link.connection.is_closed
         await trio.sleep(121)
         link.connection.expire(trio.current_time())
-        assert link.connection.closed
+        assert link.connection.is_closed
         assert link.connection.reason == "idle for 120 s"
         await link.ended.wait()
 
@@ -509,7 +509,7 @@ async def test_a_connection_with_a_call_in_flight_is_not_idle(autojump_clock: Mo
         nursery.start_soon(link.connection.call, request(), 1000)
         await trio.sleep(500)
         link.connection.expire(trio.current_time())
-        assert not link.connection.closed
+        assert not link.connection.is_closed
         nursery.cancel_scope.cancel()
 
 
@@ -522,7 +522,7 @@ async def test_a_frame_that_trickles_is_ended(
             await link.peer.stream.send_all(frame[at : at + 1])  # never idle, never done
             await trio.sleep(10)
             link.connection.expire(trio.current_time())
-        assert link.connection.closed
+        assert link.connection.is_closed
         assert "not complete after 60 s" in caplog.text
         await trio.sleep(10)
         link.connection.expire(trio.current_time())
@@ -578,7 +578,7 @@ async def test_the_stream_is_closed_when_run_is_cancelled() -> None:
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert await theirs.receive_some() == b""
-    assert connection.closed
+    assert connection.is_closed
 
 
 def test_the_stream_contract_has_a_send_that_takes_nothing() -> None:

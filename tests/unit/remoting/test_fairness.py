@@ -77,7 +77,7 @@ def test_a_decoder_that_stops_goes_on(cut: int) -> None:
     data = b"".join(map(encode, frames))
     for at in range(0, len(data), cut):
         found += decoder.feed(data[at : at + cut])
-        while decoder.more:
+        while decoder.has_more:
             few = decoder.feed(b"")
             assert len(few) <= 3
             found += few
@@ -253,7 +253,7 @@ async def test_answers_that_nobody_takes_count_together(autojump_clock: MockCloc
         for connection, size in zip(connections, (600 * KIB, 900 * KIB, 700 * KIB), strict=True):
             assert connection is not None
             connection.write(b"x" * size)
-        assert [connection.closed for connection in connections if connection] == [False, True, False]
+        assert [connection.is_closed for connection in connections if connection] == [False, True, False]
         assert "the most of all" in (connections[1].reason if connections[1] else "")
         assert budget.held == 1300 * KIB
         nursery.cancel_scope.cancel()
@@ -291,9 +291,9 @@ async def test_a_peer_that_takes_nothing_is_cut_off(
         for _ in range(10):  # slow, but it takes some
             await trio.sleep(10)
             await peer.stream.receive_some(500)
-        assert not silent.connection.closed
+        assert not silent.connection.is_closed
         began = trio.current_time()
-        while not silent.connection.closed:
+        while not silent.connection.is_closed:
             await trio.sleep(0.5)
         assert 15 <= trio.current_time() - began <= 18
         assert "took nothing for 15 s" in caplog.text
@@ -318,13 +318,13 @@ async def test_what_the_system_still_sends_counts_as_taken() -> None:
             pytest.skip("this system does not tell")
         assert before > 0
         left = before
-        while left >= before and not connection.closed:  # takes less than makes the socket writable
+        while left >= before and not connection.is_closed:  # takes less than makes the socket writable
             await client.receive_some(64 * KIB)
             left = server.unsent()
         connection.expire(now + 16)
-        assert not connection.closed
+        assert not connection.is_closed
         connection.expire(now + 40)
-        assert connection.closed
+        assert connection.is_closed
         assert "took nothing" in connection.reason
         await client.aclose()
     await listener.aclose()

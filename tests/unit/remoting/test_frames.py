@@ -125,7 +125,7 @@ async def test_cancelled_in_the_middle_of_a_frame(pair: tuple[Stream, Stream]) -
         await peer.receive()
         serving.cancel_scope.cancel()
     assert echo.gone == [server]
-    assert server.closed
+    assert server.is_closed
     assert await peer.ended()
 
 

@@ -184,7 +184,7 @@ async def test_idle_connections_are_closed(autojump_clock: MockClock, network: C
         await pool.call(ADDRESS, request(), 3)
         connection = await pool.connection(ADDRESS)
         await trio.sleep(119)
-        assert not connection.closed
+        assert not connection.is_closed
         await trio.sleep(12)
         assert connection.reason == "idle for 120 s"
         await pool.call(ADDRESS, request(), 3)
@@ -195,7 +195,7 @@ async def test_close_drops_one_connection(autojump_clock: MockClock, network: Co
         connection = await pool.connection(ADDRESS)
         pool.close(ADDRESS)
         pool.close("127.0.0.1:2")  # not known: nothing to do
-        assert connection.closed
+        assert connection.is_closed
         await pool.call(ADDRESS, request(), 3)
         assert len(network.dials) == 2
 
@@ -229,9 +229,9 @@ async def test_a_bug_in_the_endpoint_ends_one_connection(
             nursery.start_soon(ask)
             first = await pool.connection(ADDRESS)
             await trio.sleep(1)
-            assert first.closed
+            assert first.is_closed
             assert "a bug" in caplog.text
-            assert not (await pool.connection(ADDRESS)).closed
+            assert not (await pool.connection(ADDRESS)).is_closed
 
 
 async def test_an_error_of_the_block_comes_out_bare(autojump_clock: MockClock, network: CountedDials) -> None:

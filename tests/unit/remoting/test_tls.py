@@ -170,7 +170,7 @@ async def test_a_goodbye_is_the_end_though_the_transport_stays_open(tls: TlsCont
     raw = network.pair()
     client, server = await both(lambda: tls_client(raw[0], tls, "127.0.0.1"), lambda: tls_server(raw[1], tls))
     assert isinstance(server, TlsStream)
-    server._goodbye()
+    server._close_notify()
     with trio.fail_after(5):
         for _ in range(2):
             assert await client.receive_some() == b""
