@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.tables import Slices, drain
 from rmq.errors import ResponseError, for_code
+from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.plugin import account_of
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -198,8 +199,9 @@ class Offsets:
             self.dirty = True
 
     def _added(self, topic: str, group: str) -> dict[int, int]:
-        """A new pair. Raises ResponseError when there are too many."""
-        if len(self._table) >= self._settings.broker.max_consumer_offsets:
+        """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
+        is_own = group == TRANSACTION_GROUP and topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
+        if len(self._table) >= self._settings.broker.max_consumer_offsets and not is_own:
             raise for_code(
                 ResponseCode.SYSTEM_ERROR,
                 f"offsets of group {group} in topic {topic} are not kept: this broker has those of "

@@ -16,9 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.ha import MasterLog
-from rmq.broker.transaction import TRANSACTION_GROUP
 from rmq.errors import RemoteProtocolError, StoreError
-from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC
+from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol import json
 from rmq.protocol.codes import RequestCode
 from rmq.store.config import BrokerRole, FlushDiskType

@@ -39,6 +39,7 @@ from rmq.message import (
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_HALF_TOPIC,
     TRANS_OP_HALF_TOPIC,
+    TRANSACTION_GROUP,
     StoredMessage,
     offset_message_id,
     parse_offset_message_id,
@@ -61,7 +62,6 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
 
-TRANSACTION_GROUP: Final = "CID_RMQ_SYS_TRANS"
 OP_DONE: Final = "d"
 """Tag of an op message: its half message needs nothing any more."""
 

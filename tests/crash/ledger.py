@@ -8,7 +8,8 @@ reads them, with all that:
 
 - what is promised is there, in its queue, and where its sender was told;
 - nothing is there that nobody sent, that was refused, rolled back, or is not due or committed yet;
-- nothing is there twice, but what was under way when an accident came;
+- nothing is there twice, but what was under way when an accident came: delayed messages that were due, and
+  transactions that ended, within `RECENT_MS` before it or later;
 - the offsets of a queue have no gaps.
 
 Times are ms of the simulated wall clock.
@@ -31,6 +32,8 @@ Found = Mapping[Queue, Sequence[tuple[int, bytes]]]
 
 LATE_MS: Final = 2_000
 """How late a delayed message may come."""
+RECENT_MS: Final = 10_000
+"""What is delivered so long before an accident is known to be delivered after it."""
 
 
 class Promise(IntEnum):
@@ -63,6 +66,8 @@ class Sent:
     committing: bool = False
     """A commit was sent: it may be seen."""
     commit_promises: dict[str, Promise] = field(factory=dict)
+    committed_ms: int | None = None
+    """When a commit was answered."""
     rolling_back: bool = False
     """A rollback was sent: it may have no other end any more."""
     is_rolled_back: bool = False
@@ -129,9 +134,10 @@ class Ledger:
         """The commit of a half message is on its way."""
         self.sent[body].committing = True
 
-    def committed(self, body: bytes, promises: Mapping[str, Promise]) -> None:
+    def committed(self, body: bytes, promises: Mapping[str, Promise], now_ms: int) -> None:
         """The commit was answered with success."""
         self.sent[body].commit_promises |= promises
+        self.sent[body].committed_ms = now_ms
 
     def rolling_back(self, body: bytes) -> None:
         """The rollback of a half message is on its way."""
@@ -146,6 +152,14 @@ class Ledger:
         wanted = set(queues)
         for sent in self.sent.values():
             if sent.queue in wanted or sent.queue[0] == topic:
+                sent.is_gone = True
+
+    def expired(self, count: int, begins: Mapping[Queue, int]) -> None:
+        """Of the first `count` messages a master has removed what is older than `begins`, the first offsets
+        that its queues have now.
+        """
+        for sent in list(self.sent.values())[:count]:
+            if sent.offset is None or sent.offset < begins.get(sent.queue, 0):
                 sent.is_gone = True
 
     # ---- syncs and accidents ----
@@ -166,7 +180,8 @@ class Ledger:
         """A broker was killed, or started again: what is under way may be delivered twice."""
         for sent in self.sent.values():
             if sent.is_half or sent.due_ms:
-                sent.may_repeat = True
+                ended = sent.committed_ms if sent.is_half else sent.due_ms
+                sent.may_repeat |= ended is None or ended > now_ms - RECENT_MS
 
     def power_cut(self, machine: str, now_ms: int) -> None:
         """What was not synced there is lost, or not."""

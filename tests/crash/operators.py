@@ -1,31 +1,33 @@
 """A master and its slave under load, accidents of both, and what operators do about them.
 
 At `replicated`, in simulated time. Each machine is stopped, killed, loses its power or its disk; the line
-between them breaks; the master comes back empty and later with its right disk; the slave begins from nothing;
-roles are changed, and the old master comes back as a slave, once with its log put aside. After each step each
-machine must have what it promised, by itself.
+between them breaks; the master comes back empty and later with its right disk; the slave begins from nothing,
+or is away for longer than its master keeps messages; roles are changed, and the old master comes back as a
+slave, once with its log put aside. After each step each machine must have what it promised, by itself.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import trio
 from attrs import define, field
 
 from rmq.errors import RmqError
 from rmq.protocol.bodies import KVTable
-from rmq.protocol.codes import RequestCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.pool import Pool
 from rmq.store.config import BrokerRole, DivergedLog, Durability, FlushDiskType
 
 from .ledger import Lost, Promise
-from .simulation import UNKNOWN, Machine, Producers, World, look, simulate
+from .simulation import QUEUES, SMALL, UNKNOWN, Machine, Producers, World, look, simulate
 
-MASTER: dict[str, Any] = {"durability": Durability.replicated}
+KEPT_HOURS = 1
+MASTER: dict[str, Any] = {"durability": Durability.replicated, "file_reserved_time": KEPT_HOURS}
 SLAVE: dict[str, Any] = {"broker_role": BrokerRole.SLAVE, "flush_disk_type": FlushDiskType.SYNC_FLUSH}
 SETTLE_SECONDS = 20
 
@@ -80,6 +82,7 @@ class Operators:
     async def _step(self) -> None:
         kinds: list[Callable[[], Awaitable[None]]] = [self._accident] * 4
         kinds += [self._line, self._slave_from_nothing, self._empty_master, self._old_master_back]
+        kinds.append(self._slave_away_for_long)
         kind = self._chance.choice(kinds)
         self.names.append(kind.__name__.strip("_"))
         await kind()
@@ -117,6 +120,52 @@ class Operators:
         await self.slave.lose_disk(self.world)
         await self.slave.start(self.world)
 
+    async def _slave_away_for_long(self) -> None:
+        """Its master removes messages that it never got; those that are younger must be kept."""
+        world, ledger = self.world, self.world.ledger
+        ledger.interrupted(world.now_ms())
+        await self.slave.stop()
+        end = await self._reached()
+        await self._grow(end + 2 * SMALL["mapped_file_size_commit_log"])
+        count = len(ledger)
+        world.ahead_ms += KEPT_HOURS * 3_600_000 + 60_000
+        await self._grow(await self._reached() + 10_000)
+        await self._ask(self.master, RequestCode.DELETE_EXPIRED_COMMITLOG)
+        start = int((await self._figures(self.master))["commitLogMinOffset"])
+        if start <= end:
+            self._lost(f"the master removed too little: it begins at {start}, its slave ended before {end}")
+        begins = {}
+        for topic, queue_id in QUEUES:
+            asked = {"topic": topic, "queueId": str(queue_id)}
+            answer = await self._ask(self.master, RequestCode.GET_MIN_OFFSET, asked)
+            begins[topic, queue_id] = int(answer.ext["offset"])
+        ledger.expired(count, begins)
+        self._clear_aside(self.slave)
+        await self.slave.start(world)
+        await trio.sleep(SETTLE_SECONDS)
+        figures = await self._figures(self.slave)
+        if (figures["replication"], figures["commitLogMinOffset"]) != ("following", str(start)):
+            state = f"at {figures['commitLogMinOffset']}, {figures['replication']}"
+            self._lost(f"the slave did not begin anew where its master does, at {start}, but is {state}")
+
+    @staticmethod
+    def _clear_aside(machine: Machine) -> None:
+        """The operator has looked at what an earlier time has left there. As long as it is there, the slave
+        would put nothing aside.
+        """
+        aside = f"{SMALL['store_path_root_dir']}/aside/commitlog"
+        if machine.disk.exists(aside):
+            machine.disk.remove(aside)
+
+    async def _reached(self) -> int:
+        return int((await self._figures(self.master))["commitLogMaxOffset"])
+
+    async def _grow(self, end: int) -> None:
+        """Send until the master's log reaches so far."""
+        with trio.fail_after(300):
+            while await self._reached() < end:
+                await self._producers.one("plain")
+
     async def _empty_master(self) -> None:
         """It is started without its disk; later the right one is put in again."""
         world, machine = self.world, self.master
@@ -142,6 +191,7 @@ class Operators:
         self.names.append("aside")
         await self.slave.stop()
         self.world.ledger.disk_lost(self.slave.name, self.world.now_ms())
+        self._clear_aside(self.slave)
         await self._lead(self.master, self.slave, ha_diverged_log=DivergedLog.aside)
 
     async def _old_master_back(self) -> None:
@@ -160,20 +210,31 @@ class Operators:
             try:
                 look(self.world, machine, machine.disk.copy(), Promise.WRITTEN)
             except (RmqError, AssertionError, LookupError, ValueError) as error:
-                done = ", ".join(self.names)
-                raise Lost(f"seed {self.seed} after {done}: {type(error).__name__}: {error}") from error
+                self._lost(f"{type(error).__name__}: {error}", error)
+
+    def _lost(self, why: str, cause: Exception | None = None) -> NoReturn:
+        raise Lost(f"seed {self.seed} after {', '.join(self.names)}: {why}") from cause
 
     async def _follows(self) -> None:
         """The operator looks whether the slave follows, and has it begin anew if it stopped."""
-        try:
-            request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-            answer = await self._pool.call(self.slave.address, request, 5)
-        except UNKNOWN:
-            return
-        state = dict(KVTable.from_json(answer.body).table).get("replication", "")
-        if state.startswith("stopped"):
+        if (await self._figures(self.slave)).get("replication", "").startswith("stopped"):
             await self._give_up_the_slave_s()
             await trio.sleep(SETTLE_SECONDS)
+
+    async def _figures(self, machine: Machine) -> dict[str, str]:
+        answer = await self._ask(machine, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return dict(KVTable.from_json(answer.body).table)
+
+    async def _ask(self, machine: Machine, code: int, fields: dict[str, str] | None = None) -> Command:
+        """An operator's question, asked again when the line breaks."""
+        with trio.fail_after(60):
+            while True:
+                with suppress(*UNKNOWN):
+                    answer = await self._pool.call(machine.address, Command.request(code, fields or {}), 5)
+                    if answer.code == ResponseCode.SUCCESS:
+                        return answer
+                    self._lost(f"the operator was answered {answer.code} {answer.remark}")
+                await trio.sleep(0.1)
 
 
 def campaign(seed: int, runs: int, steps: int = 6) -> int:

@@ -74,6 +74,7 @@ def simulate(scenario: Callable[[], Awaitable[None]], seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scheduler, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
         patch.setattr(scheduler, "_r", random.Random(seed))
+        patch.setattr(service, "ENDURED", ())  # loops that fail and go on are faults, too
         with bare_errors():
             trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
@@ -193,6 +194,8 @@ class World:
     chance: random.Random
     ledger: Ledger = field(factory=Ledger)
     machines: list[Machine] = field(factory=list)
+    ahead_ms: int = 0
+    """How far all wall clocks were set forward: hours that nobody simulates."""
 
     @classmethod
     def of(cls, seed: int, nursery: trio.Nursery) -> World:
@@ -202,7 +205,7 @@ class World:
 
     def now_ms(self) -> int:
         """The wall clock of all machines."""
-        return START_MS + int(trio.current_time() * 1000)
+        return START_MS + self.ahead_ms + int(trio.current_time() * 1000)
 
     def hosts(self) -> list[str]:
         return [machine.name for machine in self.machines] + list(OTHERS)
@@ -311,17 +314,22 @@ class Producers:
             return
         if decision == "commit":
             kept = {machine: Promise.WRITTEN for machine in sent.promises if machine == self.machine.name}
-            self.world.ledger.committed(sent.body, kept)
+            self.world.ledger.committed(sent.body, kept, self.world.now_ms())
         else:
             self.world.ledger.rolled_back(sent.body)
 
     async def delete(self) -> None:
-        """Make a topic with some messages and delete it, again and again, until cancelled."""
+        """Make topics with some messages and delete them, again and again, until cancelled."""
         while True:
-            for number in range(self.world.chance.randrange(1, 6)):
-                await self._ask(send("Gone", b"gone %d" % number, queue_id=number % 2))
-            await trio.sleep(self.world.chance.choice([0, 0.4, 3]))
-            await self._ask(Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "Gone"}))
+            chance = self.world.chance
+            topic = chance.choice(["Gone", "Gone", "Past", "Over"])
+            for number in range(chance.randrange(1, 6)):
+                answer = await self._ask(send(topic, b"gone %d" % number, queue_id=number % 2))
+                if answer is not None and answer.code:
+                    self.refusals.append(f"{answer.code} {answer.remark}")
+            await trio.sleep(chance.choice([0, 0.4, 3]))
+            topic = chance.choice(["Gone", "Gone", "Past", "Over"])
+            await self._ask(Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": topic}))
 
     async def consume(self) -> None:
         """Commit the ends of queues as a consumer that reads everything at once, until cancelled."""
@@ -331,7 +339,8 @@ class Producers:
             asked = {"topic": topic, "queueId": str(queue_id)}
             answer = await self._ask(Command.request(RequestCode.GET_MAX_OFFSET, asked))
             if answer is not None and answer.code == 0:
-                header = UpdateConsumerOffsetRequestHeader(GROUP, topic, queue_id, int(answer.ext["offset"]))
+                group = self.world.chance.choice([GROUP, GROUP, "others"])
+                header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, int(answer.ext["offset"]))
                 await self._ask(Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
 
     async def _ask(self, request: Command) -> Command | None:
@@ -434,8 +443,10 @@ def look(world: World, machine: Machine, disk: MemoryDisk, least: Promise, now_m
     over it raises. `now_ms` is when it starts again.
     """
     left = Left(machine, disk, world.now_ms() if now_ms is None else now_ms)
+    repeats = {body: sent.may_repeat for body, sent in world.ledger.sent.items()}
+    world.ledger.interrupted(left.now_ms)  # what was under way may be there twice, on this disk
     try:
-        _check(world, left, least, settled=False)
+        world.ledger.check(machine.name, left.read(), left.now_ms, least=least, settled=False)
         for topic, queue_id in QUEUES:
             told = left.broker.offsets.get(GROUP, topic, queue_id)
             if told > left.broker.store.max_offset(topic, queue_id):
@@ -443,21 +454,12 @@ def look(world: World, machine: Machine, disk: MemoryDisk, least: Promise, now_m
         if left.broker.is_slave:
             return
         left.wait(left.now_ms + LONGEST_MS)
-        _check(world, left, least, settled=True)
+        world.ledger.check(machine.name, left.read(), left.now_ms, least=least)
         _check_halves(world, left, least)
-    finally:
-        left.close()
-
-
-def _check(world: World, left: Left, least: Promise, *, settled: bool) -> None:
-    """What was under way may be there twice, on this disk."""
-    repeats = {body: sent.may_repeat for body, sent in world.ledger.sent.items()}
-    world.ledger.interrupted(left.now_ms)
-    try:
-        world.ledger.check(left.machine.name, left.read(), left.now_ms, least=least, settled=settled)
     finally:
         for body, repeat in repeats.items():
             world.ledger.sent[body].may_repeat = repeat
+        left.close()
 
 
 def _check_halves(world: World, left: Left, least: Promise) -> None:

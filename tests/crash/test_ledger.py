@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .ledger import LATE_MS, Ledger, Lost, Promise
+from .ledger import LATE_MS, RECENT_MS, Ledger, Lost, Promise
 
 QUEUE = ("Orders", 0)
 WRITTEN, SYNCED = {"master": Promise.WRITTEN}, {"master": Promise.SYNCED}
@@ -64,7 +64,7 @@ def test_a_transaction_is_seen_once_it_is_committed(ledger: Ledger) -> None:
     assert [sent.body for sent in ledger.open_halves("master", Promise.SYNCED)] == [b"half"]
     ledger.committing(b"half")
     assert wrong(ledger, b"a", b"b", b"half") == wrong(ledger, b"a", b"b") == ""
-    ledger.committed(b"half", WRITTEN)
+    ledger.committed(b"half", WRITTEN, 50)
     assert "not there: half b'half'" in wrong(ledger, b"a", b"b")
     ledger.power_cut("master", 50)
     assert [sent.body for sent in ledger.open_halves("master", Promise.SYNCED)] == [b"half"]
@@ -72,6 +72,25 @@ def test_a_transaction_is_seen_once_it_is_committed(ledger: Ledger) -> None:
     ledger.rolled_back(b"half")
     assert ledger.open_halves("master", Promise.SYNCED) == []
     assert "was rolled back" in wrong(ledger, b"a", b"half")
+
+
+def test_what_was_delivered_long_before_an_accident_comes_once(ledger: Ledger) -> None:
+    ledger.committing(b"half")
+    ledger.committed(b"half", SYNCED, 100)
+    ledger.interrupted(100 + RECENT_MS)
+    for body in (b"late", b"half"):
+        assert "2 times" in wrong(ledger, b"a", b"b", b"late", b"half", body, now_ms=200)
+    ledger.interrupted(99 + RECENT_MS)
+    assert wrong(ledger, b"a", b"b", b"late", b"late", b"half", b"half", now_ms=200) == ""
+
+
+def test_what_a_master_has_removed_is_not_needed_and_what_is_younger_is(ledger: Ledger) -> None:
+    ledger.expired(2, {QUEUE: 1})
+    assert wrong(ledger, b"a", b"b") == ""
+    assert ledger.complaints("master", {QUEUE: [(1, b"b")]}, 50) == []
+    assert "not there: plain b'b'" in wrong(ledger)
+    ledger.expired(1, {QUEUE: 2})
+    assert "not there: plain b'b'" in wrong(ledger)
 
 
 def test_what_is_refused_or_deleted(ledger: Ledger) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from rmq.broker import ha, replication
 from rmq.broker.acknowledgement import Acknowledgement
-from rmq.broker.ha import REPORT, MasterSession, SlaveSession
+from rmq.broker.ha import REPORT, Expired, MasterSession, SlaveSession
+from rmq.broker.replica_state import DeliveryProgress
 from rmq.broker.timer import Timers
 from rmq.broker.transaction import Transactions
 from rmq.errors import CorruptRecord, RemoteProtocolError, StoreError
@@ -407,6 +408,22 @@ def a_slave_cuts_whatever_its_master_has_not(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replication, "check_cut", lambda *args: None)
 
 
+def a_slave_away_for_too_long_is_stuck(patch: pytest.MonkeyPatch) -> None:
+    """A slave whose master has removed what comes next compares logs that have nothing in common."""
+    real = replication.begin
+
+    def begin(*args: Any) -> None:
+        with suppress(Expired):
+            real(*args)
+
+    patch.setattr(replication, "begin", begin)
+
+
+def progress_of_deliveries_not_copied(patch: pytest.MonkeyPatch) -> None:
+    """A slave made master delivers again what its master has delivered."""
+    patch.setattr(DeliveryProgress, "take", lambda self, told: None)
+
+
 def timers_forgotten_at_a_start(patch: pytest.MonkeyPatch) -> None:
     """What waits for its time is not read from the log again."""
     patch.setattr(Timers, "load", lambda self, data: None)
@@ -437,6 +454,8 @@ FAULTS: list[tuple[Plant, Callable[[], None]]] = [
     (unknown_commits_dropped, power_windows),
     (timers_forgotten_at_a_start, power_windows),
     (a_slave_cuts_whatever_its_master_has_not, operators),
+    (a_slave_away_for_too_long_is_stuck, operators),
+    (progress_of_deliveries_not_copied, operators),
 ]
 
 

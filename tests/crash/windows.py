@@ -1,21 +1,23 @@
 """Power cuts in the windows between two syncs of different files, while everything is under way.
 
 A broker in simulated time gets messages of every kind: plain, in batches, delayed, for a time of day,
-transactions that end or do not; consumers commit offsets; a topic is made and deleted; files are small, so
-that logs, queues and index files fill up. Before each sync and after each change of its disk an image is made
-now and then: what a power cut at that moment may leave. Each is opened, and some once more after a second
-cut. Between, the broker is stopped, killed or loses its power itself, its disk fills up, or its descriptors
-are used up.
+transactions that end or do not; consumers commit offsets; topics are made and deleted; files are small, so
+that logs, queues and index files fill up, and in one run of three the tables of topics, offsets and timers
+are full soon, too. Before each sync and after each change of its disk an image is made now and then: what a
+power cut at that moment may leave. Each is opened, and some once more after a second cut. Between, the
+broker is stopped, killed or loses its power itself, its disk fills up, or its descriptors are used up.
 """
 
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Final, cast
 
+import pytest
 import trio
 from attrs import define, field
 
+from rmq.broker.timer import Timers
 from rmq.errors import RmqError
 from rmq.store.config import FlushDiskType
 from rmq.testing.disk import MemoryDisk
@@ -24,6 +26,9 @@ from .ledger import Lost, Promise
 from .simulation import Left, Machine, Producers, World, keeps, look, simulate
 
 SYNC: dict[str, Any] = {"flush_disk_type": FlushDiskType.SYNC_FLUSH}
+NARROW: dict[str, Any] = {"max_auto_created_topics": 15, "max_consumer_offsets": 1}
+"""Room for one or two topics beside RocketMQ's own and those that are kept, and for some of the readers."""
+TIMERS: Final = 4
 
 
 @define(eq=False)
@@ -38,12 +43,24 @@ class Windows:
     lost: Lost | None = None
     _chance: random.Random = field(init=False)
 
+    @property
+    def is_narrow(self) -> bool:
+        """Whether its tables are full soon."""
+        return self.seed % 3 == 0
+
     async def run(self) -> None:
         """Raises Lost, with the seed and the number of the image."""
+        with pytest.MonkeyPatch.context() as patch:
+            if self.is_narrow:
+                patch.setitem(cast(Any, Timers.__init__).__kwdefaults__, "limit", TIMERS)
+            await self._run()
+
+    async def _run(self) -> None:
         self._chance = random.Random(-self.seed)
         async with trio.open_nursery() as nursery:
             world = World.of(self.seed, nursery)
-            machine = world.machine(store=SYNC if self.seed % 4 else None)
+            store = SYNC if self.seed % 4 else None
+            machine = world.machine(NARROW if self.is_narrow else None, store)
             async with world.pool() as pool:
                 producers = Producers(world, machine, pool, keeps(machine))
                 await self._start(world, machine)

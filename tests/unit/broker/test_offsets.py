@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from rmq.broker.offsets import decode_offsets, encode_offsets
 from rmq.broker.tables import drain
-from rmq.errors import RemoteProtocolError
+from rmq.errors import RemoteProtocolError, ResponseError
+from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.protocol import json
 from rmq.protocol.bodies import ConsumerOffsetSerializeWrapper
 from rmq.protocol.codes import RequestCode
@@ -420,6 +421,19 @@ def test_pairs_of_a_topic_and_a_group_have_a_limit() -> None:
     assert "maxConsumerOffsets" in answers[2].remark
     desk.offsets.delete_topic("U")
     assert commit(desk, "g", "V").code == 0
+
+
+def test_the_progress_of_transactions_is_kept_however_many_pairs_there_are() -> None:
+    """Or a full table ends each pass of the check-back that finds an ended transaction."""
+    desk = filled()
+    desk.settings.replace(evolve(desk.config, max_consumer_offsets=1), desk.store.config)
+    assert commit(desk, "g").code == 0
+    for topic in (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC):
+        desk.offsets.put(TRANSACTION_GROUP, topic, {0: 5})
+        assert desk.offsets.get(TRANSACTION_GROUP, topic, 0) == 5
+    for group, topic in ((TRANSACTION_GROUP, "T"), ("h", TRANS_HALF_TOPIC)):
+        with pytest.raises(ResponseError, match="maxConsumerOffsets"):
+            desk.offsets.put(group, topic, {0: 5})
 
 
 def test_a_negative_offset_leaves_no_row() -> None:

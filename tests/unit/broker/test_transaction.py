@@ -11,9 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from rmq.broker.transaction import STEP_MESSAGES, TRANSACTION_GROUP, Transactions
+from rmq.broker.transaction import STEP_MESSAGES, Transactions
 from rmq.errors import DiskFull, ResponseError, StoreError
-from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, StoredMessage
+from rmq.message import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    TRANS_OP_HALF_TOPIC,
+    TRANSACTION_GROUP,
+    StoredMessage,
+)
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, SYS_ROLLBACK, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
