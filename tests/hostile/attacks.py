@@ -26,7 +26,13 @@ from attrs import define, field
 
 from rmq.errors import RmqError
 from rmq.message import parse_offset_message_id
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from rmq.protocol.bodies import (
+    CheckClientRequestBody,
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+)
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
@@ -308,6 +314,33 @@ def filters(attacker: Attacker) -> None:
             pull(TOPIC, subscription=text, expression_type="SQL92", sys_flag=PULL_SUBSCRIPTION),
         ]
     repeat(attacker, *commands)
+
+
+@attack("10 filters that are each another")
+def ever_new_filters(attacker: Attacker) -> None:
+    def commands() -> Iterator[Command]:
+        for number in itertools.count():
+            text = f"a = {os.getpid()}{number}" + " OR a = 1" * 880
+            yield pull(TOPIC, subscription=text, expression_type="SQL92", sys_flag=PULL_SUBSCRIPTION)
+            body = CheckClientRequestBody(
+                "c", "readers", SubscriptionData(TOPIC, f"{text}0", expression_type="SQL92")
+            )
+            yield Command.request(RequestCode.CHECK_CLIENT_CONFIG, None, body.to_json())
+
+    flood(attacker, commands)
+
+
+@attack("11 all tables, and the progress of all")
+def tables(attacker: Attacker) -> None:
+    def commands() -> Iterator[Command]:
+        for number in range(4_000):
+            yield send(f"Table{os.getpid()}-{number}", b"t")
+        while True:
+            yield Command.request(RequestCode.GET_ALL_TOPIC_CONFIG)
+            yield Command.request(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            yield Command.request(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+
+    flood(attacker, commands)
 
 
 @attack("11 statistics in one go")
