@@ -141,8 +141,9 @@ class Broker(Endpoint):
         self.offsets = Offsets(settings, self.topics, store, slave=slave)
         self.offsets.group_exists = self.groups.exists
         self.clients = Clients(settings, groups=self.groups, topics=self.topics, clock=self.clock)
-        self.filters = FilterTable(settings, now_ms)
+        self.filters = FilterTable(settings, now_ms, self.clock)
         self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
+        self.clients.check_filter = self.filters.compiled
         self.locks = Locks(self.clock)
         return Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
 

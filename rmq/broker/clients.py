@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.filter import is_tag_type, message_filter
+from rmq.broker.filter import is_tag_type
 from rmq.broker.members import ClientIds, Conflicts, ConsumerGroup, Member, terms_of, with_past_versions
 from rmq.errors import InvalidName, for_code
 from rmq.message import TEXT_LENGTH_MAX, retry_topic, validate_group, validate_text
@@ -75,6 +75,7 @@ class Clients:
         self.conflicts = Conflicts(settings)
         self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
         self.emptied: Callable[[str], None] = lambda group: None
+        self.check_filter: Callable[[SubscriptionData, str], object] = lambda wanted, peer: None
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -432,7 +433,7 @@ class Clients:
                     f"The broker does not support consumer to filter message by {wanted.expression_type}; "
                     "set enablePropertyFilter=true on the broker",
                 )
-            message_filter(wanted)
+            self.check_filter(wanted, connection.peer_address)
         return request.reply()
 
     def _on_consumer_connections(self, request: Command, connection: Any, now: int) -> Command:

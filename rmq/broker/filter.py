@@ -35,6 +35,7 @@ from rmq.protocol.codes import ResponseCode
 from rmq.protocol.json import JAVA
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import property_bytes
+from rmq.remoting.limits import AddressRate, network_of
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
@@ -199,6 +200,9 @@ CHARACTERS_MAX: Final = 1 << 20
 AT_ONCE: Final = 2_048
 """Characters of expressions that are compiled in a second as they come, each 2 to 5 us; others wait for the
 first pull that needs them. A heartbeat may bring sixty that take 25 ms each."""
+COMPILED_BURST_SECONDS: Final = 16
+"""An address may have `AT_ONCE` characters a second compiled by what it asks, and save them up so long: a
+client has as many expressions as groups, who attacks has another one in each pull."""
 
 SLICE_ROWS: Final = 100
 
@@ -240,13 +244,15 @@ class Filter:
 
 
 class FilterTable:
-    """The filters by topic and group. `now_ms` is wall time."""
+    """The filters by topic and group. `now_ms` is wall time, `clock` is in seconds."""
 
-    def __init__(self, settings: Settings, now_ms: Callable[[], int]) -> None:
+    def __init__(self, settings: Settings, now_ms: Callable[[], int], clock: Callable[[], float]) -> None:
         self._settings = settings
         self._was_on = settings.broker.enable_property_filter
         self.dirty = False
         self._now_ms = now_ms
+        self._clock = clock
+        self._rate = AddressRate(AT_ONCE, COMPILED_BURST_SECONDS)
         config = settings.broker
         self._bloom = BloomFilter(
             config.max_error_rate_of_bloom_filter, config.expect_consumer_num_use_filter
@@ -269,10 +275,32 @@ class FilterTable:
         """The group's filter for the topic, dead or alive; None for a group that filters by tags."""
         return self._table.get(topic, {}).get(group)
 
-    def usable(self, topic: str, group: str) -> Filter | None:
-        """As `get`, compiled if it was not; None too when it cannot be, and then it is not there any more."""
+    def usable(self, topic: str, group: str, peer: str | None = None) -> Filter | None:
+        """As `get`, compiled if it was not; None too when it cannot be, and then it is not there any more.
+
+        Raises ResponseError when the address of the `peer` that asks has had too much compiled.
+        """
         known = self.get(topic, group)
-        return known if known is None or known.is_compiled or self._compile(known) else None
+        if known is None or known.is_compiled:
+            return known
+        if peer is not None:
+            self._check_rate(known.expression, peer)
+        return known if self._compile(known) else None
+
+    def compiled(self, wanted: SubscriptionData, peer: str) -> MessageFilter | None:
+        """`message_filter` of an expression that a peer asks about. Raises ResponseError, also when its
+        address has had too much compiled."""
+        self._check_rate(wanted.sub_string, peer)
+        return message_filter(wanted)
+
+    def _check_rate(self, expression: str, peer: str) -> None:
+        address = network_of(peer)
+        if not self._rate.take(address, self._clock(), len(expression)):
+            raise for_code(
+                ResponseCode.SYSTEM_BUSY,
+                f"[OVERLOAD]system busy, start flow control for a while: {address} has had more than "
+                f"{AT_ONCE} characters of filter expressions compiled in a second",
+            )
 
     def row(self, topic: str, group: str) -> dict[str, Any] | None:
         """The group's filter for the topic as it stands in the file."""

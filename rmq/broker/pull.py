@@ -17,7 +17,6 @@ from attrs import frozen
 from rmq.broker.filter import (
     MessageFilter,
     is_tag_type,
-    message_filter,
     parse_subscription,
     record_properties,
     tag_matcher,
@@ -191,7 +190,7 @@ class Pull:
     ) -> Plan:
         self._check_queue(header, connection)
         if header.sys_flag & PULL_SUBSCRIPTION:
-            return self._plan_of_request(header)
+            return self._plan_of_request(header, connection)
         subscription = self._registered(header, group)
         key = (header.topic, header.consumer_group, None)
         plan = self._plans.get(key)
@@ -200,12 +199,12 @@ class Pull:
                 plan = self._remember(key, self._plan_of_tags(subscription))
             return plan
         self._check_switch(subscription)
-        known = self._filter(header)
+        known = self._filter(header, connection)
         if plan is None or plan.filter is not known:
             plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
         return plan
 
-    def _plan_of_request(self, header: PullMessageRequestHeader) -> Plan:
+    def _plan_of_request(self, header: PullMessageRequestHeader, connection: Connection) -> Plan:
         expression = header.subscription or ""
         key = (header.topic, expression, header.expression_type or "TAG")
         plan = self._plans.get(key)
@@ -215,7 +214,7 @@ class Pull:
                 plan = self._plan_of_tags(wanted)
             else:
                 self._check_switch(wanted)
-                plan = self._plan_of_filter(wanted, message_filter(wanted))
+                plan = self._plan_of_filter(wanted, self._filters.compiled(wanted, connection.peer_address))
             self._remember(key, plan)
         return plan
 
@@ -242,9 +241,9 @@ class Pull:
             raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return subscription
 
-    def _filter(self, header: PullMessageRequestHeader) -> Filter:
+    def _filter(self, header: PullMessageRequestHeader, connection: Connection) -> Filter:
         """The filter that the group's heartbeats brought, as new as the puller's."""
-        known = self._filters.usable(header.topic, header.consumer_group)
+        known = self._filters.usable(header.topic, header.consumer_group, connection.peer_address)
         if known is None:
             raise for_code(
                 ResponseCode.FILTER_DATA_NOT_EXIST,

@@ -1,7 +1,8 @@
-"""What one connection, one server and one process may use: Limits and Budget."""
+"""What one connection, one address, one server and one process may use: Limits, AddressRate and Budget."""
 
 from __future__ import annotations
 
+import ipaddress
 from heapq import nlargest
 from operator import itemgetter
 from typing import Final, Protocol
@@ -139,3 +140,53 @@ class Budget:
             del self._holders[holder]
             self.cuts += 1
             holder.cut(f"it held {size} bytes, the most of all, and the budget of {self.most} is used up")
+
+
+ADDRESSES_MAX: Final = 10_000
+
+
+class AddressRate:
+    """How much of something each address may have in a second: a token bucket for each, as one time (GCRA).
+
+    `burst_seconds` is for how long the rate may be saved up. An address whose bucket is full is not kept. Of
+    more than `ADDRESSES_MAX` that come at the same time, those that were not seen for longest are forgotten,
+    which gives them a full bucket.
+    """
+
+    def __init__(self, per_second: float, burst_seconds: float) -> None:
+        """0 a second: as much as they like."""
+        self._step = 1 / per_second if per_second else 0.0
+        self._burst = burst_seconds
+        self._full_at: dict[str, float] = {}  # address -> when its bucket will be full; last seen last
+
+    def take(self, address: str, now: float, count: int = 1) -> bool:
+        """Whether an address may have `count` more now, in seconds; one that may not takes nothing.
+
+        Of what is left it may take more than there is, so that no `count` is too much for ever.
+        """
+        full_at = max(now, self._full_at.pop(address, now))
+        allowed = full_at + self._step / 2 < now + self._burst
+        if self._step:
+            self._full_at[address] = full_at + self._step * count * allowed
+            self._forget(now)
+        return allowed
+
+    def _forget(self, now: float) -> None:
+        """Drop full buckets, two at most: a call adds one at most, and each costs the same."""
+        for _ in range(2):
+            oldest = next(iter(self._full_at))
+            if self._full_at[oldest] > now and len(self._full_at) <= ADDRESSES_MAX:
+                break
+            del self._full_at[oldest]
+
+
+def network_of(peer: str) -> str:
+    """The IPv4 address, or the IPv6 network of 64 bits, that a peer of this ``ip:port`` is counted under."""
+    host = peer.rpartition(":")[0]
+    if not host.startswith("["):
+        return host
+    try:
+        address = ipaddress.IPv6Address(host[1:-1])
+    except ValueError:
+        return host
+    return str(ipaddress.IPv6Network((int(address), 64), strict=False))

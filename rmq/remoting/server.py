@@ -8,7 +8,6 @@ file of its log stops taking messages, a client that is refused tries again.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import math
 import sys
@@ -22,7 +21,7 @@ import trio
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.limits import AddressRate, Budget, Limits, network_of
 from rmq.remoting.network import Network, accept_stream
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
@@ -186,39 +185,8 @@ NEW_PER_SECOND: Final = 50
 """New connections of one address in a second, unless a setting says otherwise."""
 BURST_SECONDS: Final = 4
 """For how long the rate may be saved up: so many times as many come at once, after a restart for example."""
-ADDRESSES_MAX: Final = 10_000
 
 Serve = Callable[[Stream], Awaitable[None]]
-
-
-class ConnectionRate:
-    """How often each address may connect: a token bucket for each, kept as one time (GCRA).
-
-    An address whose bucket is full is not kept. Of more than `ADDRESSES_MAX` that connect at the same time,
-    those that were not seen for longest are forgotten, which gives them a full bucket.
-    """
-
-    def __init__(self, per_second: float) -> None:
-        """0: as often as they like."""
-        self._step = 1 / per_second if per_second else 0.0
-        self._full_at: dict[str, float] = {}  # address -> when its bucket will be full; last seen last
-
-    def take(self, address: str, now: float) -> bool:
-        """Whether an address may connect now, `now` in seconds; one that may not takes nothing."""
-        full_at = max(now, self._full_at.pop(address, now))
-        allowed = full_at + self._step / 2 < now + BURST_SECONDS
-        if self._step:
-            self._full_at[address] = full_at + self._step * allowed
-            self._forget(now)
-        return allowed
-
-    def _forget(self, now: float) -> None:
-        """Drop full buckets, two at most: a call adds one at most, and each costs the same."""
-        for _ in range(2):
-            oldest = next(iter(self._full_at))
-            if self._full_at[oldest] > now and len(self._full_at) <= ADDRESSES_MAX:
-                break
-            del self._full_at[oldest]
 
 
 class Acceptor:
@@ -226,7 +194,7 @@ class Acceptor:
 
     `connections` bounds all of them, `per_address` those of one address (an IPv6 network of 64 bits counts as
     one); 0 is half of all, so that one machine never takes every place. `per_second` bounds how often one
-    address may connect (`ConnectionRate`): accepting, handshakes and first reads cost more than requests do.
+    address may connect (`AddressRate`): accepting, handshakes and first reads cost more than requests do.
     `share` is how much of the descriptors that connections may have this service may take. `refused` counts
     by reason.
     """
@@ -243,7 +211,7 @@ class Acceptor:
         self.most = max(1, int(min(connections, self._descriptors * share)))
         self.per_address = min(per_address or max(1, self.most // 2), self.most)
         self.per_second = per_second
-        self._rate = ConnectionRate(per_second)
+        self._rate = AddressRate(per_second, BURST_SECONDS)
         self.open = 0
         self.refused: Counter[str] = Counter()
         self._addresses: Counter[str] = Counter()
@@ -269,7 +237,7 @@ class Acceptor:
                 self._complain(listener, error)
                 await trio.sleep(PAUSE_SECONDS)
                 continue
-            address = _network(stream.peer)
+            address = network_of(stream.peer)
             reason = self._refusal(stream, address)
             if reason:
                 self.refused[reason] += 1
@@ -319,18 +287,6 @@ class Acceptor:
             if not self._addresses[address]:
                 del self._addresses[address]
             await trio.aclose_forcefully(stream)
-
-
-def _network(peer: str) -> str:
-    """The IPv4 address, or the IPv6 network of 64 bits, that a peer of this ``ip:port`` is counted under."""
-    host = peer.rpartition(":")[0]
-    if not host.startswith("["):
-        return host
-    try:
-        address = ipaddress.IPv6Address(host[1:-1])
-    except ValueError:
-        return host
-    return str(ipaddress.IPv6Network((int(address), 64), strict=False))
 
 
 def raise_descriptor_limit() -> None:

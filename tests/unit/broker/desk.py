@@ -115,7 +115,8 @@ class Desk:
             self.settings, groups=self.groups, topics=self.topics, clock=self.clock.seconds
         )
         self.locks = Locks(self.clock.seconds)
-        self.filters = FilterTable(self.settings, lambda: self.clock.now)
+        self.filters = FilterTable(self.settings, lambda: self.clock.now, self.clock.seconds)
+        self.clients.check_filter = self.filters.compiled
         self.query = Query(self.store, self.clients, self.filters)
         tables = Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
         self.progress = Progress(self.settings, self.store, tables)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -380,6 +382,50 @@ def test_filters_that_come_together_are_compiled_when_they_are_needed(
     answer = rig.one(plain(topic="X"))
     assert answer.code == ResponseCode.FILTER_DATA_NOT_EXIST
     assert len(saved(rig) or ()) == 61
+
+
+def check(expression: str) -> Command:
+    body = CheckClientRequestBody("c@1", "readers", sql(expression)).to_json()
+    return Command.request(RequestCode.CHECK_CLIENT_CONFIG, None, body)
+
+
+def inline(expression: str) -> Command:
+    return pull(subscription=expression, expression_type="SQL92", sys_flag=4)
+
+
+@pytest.mark.parametrize("ask", [check, inline])
+def test_ever_new_expressions_of_an_address_are_compiled_slowly(
+    rig: Rig, ask: Callable[[str], Command]
+) -> None:
+    """A flood of them held everybody up for 30 ms each time: others waited 145 ms, not 25."""
+    text = " OR ".join(["n = 1"] * 800)
+    attacker, again = Wire("10.9.9.9:1"), Wire("10.9.9.9:2")
+    in_one_go = filter_module.AT_ONCE * filter_module.COMPILED_BURST_SECONDS
+
+    def codes(count: int, wire: Wire) -> list[int]:
+        return [rig.one(ask(f"{text} OR n = {next(numbers)}"), wire=wire).code for _ in range(count)]
+
+    numbers = count(2)
+    told = codes(20, attacker)
+    assert told.count(0) == in_one_go // len(text) + 1
+    assert set(told) == {0, ResponseCode.SYSTEM_BUSY}
+    assert codes(2, again) == [ResponseCode.SYSTEM_BUSY] * 2
+    assert rig.one(ask("n > 2")).code == 0  # of another address
+    rig.let_pass(60_000)
+    assert codes(1, again) == [0]
+
+
+def test_a_group_s_expressions_count_for_who_pulls_with_them(rig: Rig) -> None:
+    text = " OR ".join(["n = 1"] * 800)
+    topics = [f"T{number}" for number in range(20)]
+    announce(rig, *(sql(text, topic=topic) for topic in topics))
+    rig.ask(*(send(topic) for topic in topics))
+    told = [rig.one(plain(topic=topic)).code for topic in topics]
+    assert told[0] != ResponseCode.SYSTEM_BUSY
+    assert told[-1] == ResponseCode.SYSTEM_BUSY
+    assert [rig.one(plain(topic=topic)).code for topic in topics] == told  # what is compiled costs nothing
+    rig.let_pass(5_000)
+    assert rig.one(plain(topic=topics[-1])).code == told[0]
 
 
 def test_expressions_together_have_a_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig) -> None:

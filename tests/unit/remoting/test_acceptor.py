@@ -15,8 +15,7 @@ from trio.testing import MockClock
 from rmq.metrics import connection_metrics
 from rmq.remoting import Acceptor, Stream
 from rmq.remoting import server as module
-from rmq.remoting.limits import Budget
-from rmq.remoting.server import ConnectionRate, _network
+from rmq.remoting.limits import AddressRate, Budget, network_of
 from rmq.testing import MemoryNetwork
 
 from .peers import RawPeer
@@ -145,16 +144,16 @@ async def test_an_address_that_connects_again_and_again_is_refused_and_others_ar
 
 
 def test_a_bucket_fills_again_at_its_rate_and_only_so_far() -> None:
-    rate = ConnectionRate(50)
+    rate = AddressRate(50, 4)
     assert sum(rate.take("a", 1.0) for _ in range(1000)) == 200
     assert sum(rate.take("a", 1.0 + tick / 1000) for tick in range(1, 1001)) == 50
     assert sum(rate.take("a", 1e6) for _ in range(1000)) == 200
-    assert all(ConnectionRate(0).take("a", 1.0) for _ in range(1000))
+    assert all(AddressRate(0, 4).take("a", 1.0) for _ in range(1000))
 
 
 def test_what_is_known_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ADDRESSES_MAX", 100)
-    rate = ConnectionRate(1)
+    monkeypatch.setattr("rmq.remoting.limits.ADDRESSES_MAX", 100)
+    rate = AddressRate(1, 4)
     for number in range(1000):
         assert rate.take(f"10.0.0.{number}", 0.0)
     assert len(rate._full_at) == 100
@@ -164,10 +163,10 @@ def test_what_is_known_of_addresses_is_bounded(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_ipv6_network_counts_as_one_address() -> None:
-    assert _network("[2001:db8::1]:99") == _network("[2001:db8::ffff:1]:98") == "2001:db8::/64"
-    assert _network("[2001:db8:0:1::1]:99") != _network("[2001:db8::1]:99")
-    assert _network("10.0.0.1:99") == "10.0.0.1"
-    assert _network("?") == ""
+    assert network_of("[2001:db8::1]:99") == network_of("[2001:db8::ffff:1]:98") == "2001:db8::/64"
+    assert network_of("[2001:db8:0:1::1]:99") != network_of("[2001:db8::1]:99")
+    assert network_of("10.0.0.1:99") == "10.0.0.1"
+    assert network_of("?") == ""
 
 
 @pytest.mark.parametrize(
