@@ -116,19 +116,18 @@ class TupleReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> Sequence[InputPartition]:
+        from rmq.spark.options import store_options
         from rmq.spark.schema import spark_schema
-        from rmq.spark.store_options import StoreOptions
         from rmq.spark.store_source import StoreReader
 
-        options = StoreOptions.of({"path": self.options["path"], "chunkBytes": "64m"})
+        options = store_options({"path": self.options["path"], "chunkBytes": "64m"})
         return StoreReader(options, spark_schema()).partitions()[: int(self.options["chunks"])]
 
     def read(self, partition: Any) -> Iterator[tuple[Any, ...]]:
         from datetime import UTC, datetime
 
         from rmq.protocol.record import decode_record
-        from rmq.spark.store_files import give_back
-        from rmq.spark.store_scan import Batch, ChunkScan
+        from rmq.spark.store_files import Batch, ChunkScan, give_back
 
         buffer = partition.file.map()
         scan = ChunkScan(buffer, partition.file.base, len(buffer), Batch(1 << 14, 8 << 20))

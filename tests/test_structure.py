@@ -27,7 +27,7 @@ ASYNC_PLACES = (
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/embedded.py",
     "rmq/spark/cluster.py",
-    "rmq/spark/reading.py",
+    "rmq/spark/pull.py",
     "rmq/spark/sink.py",
     "rmq/plugin.py",  # Plugin.run, which a plugin may override
 )

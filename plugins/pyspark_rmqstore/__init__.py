@@ -23,15 +23,14 @@ class DefaultSource(DataSource):
         return "rmqstore"
 
     def schema(self) -> StructType:
+        from rmq.spark.options import store_options
         from rmq.spark.schema import spark_schema
-        from rmq.spark.store_options import StoreOptions
 
-        return spark_schema(nullable=StoreOptions.of(self.options).may_be_null)
+        return spark_schema(nullable=store_options(self.options).may_be_null)
 
     def reader(self, schema: StructType) -> StoreReader:
-        from rmq.spark.store_options import StoreOptions
-        from rmq.spark.store_pushdown import PushdownStoreReader
-        from rmq.spark.store_source import StoreReader
+        from rmq.spark.options import store_options
+        from rmq.spark.store_source import PushdownStoreReader, StoreReader
 
-        options = StoreOptions.of(self.options)
+        options = store_options(self.options)
         return PushdownStoreReader(options, schema) if options.pushdown else StoreReader(options, schema)

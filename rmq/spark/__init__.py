@@ -10,34 +10,32 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rmq.spark.pipelines.archive import archive, read_archive
-    from rmq.spark.pipelines.compaction import compact
-    from rmq.spark.pipelines.deadletters import count_letters, dead_letters, resend
+    from rmq.spark.pipelines.archive import archive, compact, read_archive
+    from rmq.spark.pipelines.audit import audit_store
+    from rmq.spark.pipelines.dead_letters import count_letters, dead_letters, resend
     from rmq.spark.pipelines.lag import record_lag, report_lag
     from rmq.spark.pipelines.profile import profile_topics
-    from rmq.spark.pipelines.replay import replay
-    from rmq.spark.pipelines.sending import Run
-    from rmq.spark.pipelines.store_audit import audit_store
+    from rmq.spark.pipelines.replay import Run, replay
     from rmq.spark.pipelines.trace import analyse_traces
     from rmq.spark.runtime import register, session
     from rmq.spark.sink import without_duplicates
 
 # Name -> the module that has it.
 _PLACES = {
-    "Run": "pipelines.sending",
+    "Run": "pipelines.replay",
     "analyse_traces": "pipelines.trace",
     "archive": "pipelines.archive",
-    "audit_store": "pipelines.store_audit",
-    "compact": "pipelines.compaction",
-    "count_letters": "pipelines.deadletters",
-    "dead_letters": "pipelines.deadletters",
+    "audit_store": "pipelines.audit",
+    "compact": "pipelines.archive",
+    "count_letters": "pipelines.dead_letters",
+    "dead_letters": "pipelines.dead_letters",
     "profile_topics": "pipelines.profile",
     "read_archive": "pipelines.archive",
     "record_lag": "pipelines.lag",
     "register": "runtime",
     "replay": "pipelines.replay",
     "report_lag": "pipelines.lag",
-    "resend": "pipelines.deadletters",
+    "resend": "pipelines.dead_letters",
     "session": "runtime",
     "without_duplicates": "sink",
 }

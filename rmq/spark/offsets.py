@@ -1,4 +1,4 @@
-"""Offsets of many queues: their canonical JSON, limits, splitting, and what counts as loss. Pure.
+"""Offsets of many queues: their canonical JSON, limits, splitting, what counts as loss, and a file of them.
 
 An offset is that of the next message to read. Spark compares offsets as JSON text, so there is one text for
 one set of offsets: `{"v":1,"topics":{"Orders":{"broker-a":{"0":123,"1":98}}}}`, names sorted, queues by
@@ -7,14 +7,19 @@ number.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from rmq.errors import ConfigError, RmqError
+from rmq.files import sync_folder
 from rmq.message import MessageQueue
 
 EARLIEST: Final = -2
@@ -249,3 +254,41 @@ def lost(losses: Sequence[str]) -> DataLoss:
         f"messages are lost to this query: {shown}. Retention may be too short or a topic was deleted. "
         "With failOnDataLoss=false what is lost is skipped and logged"
     )
+
+
+# --- a file of offsets ---
+
+
+def read_kept(path: Path) -> Offsets | None:
+    """The offsets that `keep` wrote; None without a file. Raises ConfigError when it cannot be read."""
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError("stateLocation", str(path), f"a readable file ({error.strerror})") from None
+    return parse_offsets(text, str(path))
+
+
+def keep(path: Path, offsets: Offsets) -> Offsets:
+    """Write offsets, once for ever: whole and on the disk when this returns, and never over others.
+
+    Returns what is kept: these, or those of whoever came first. Raises ConfigError when the folder cannot be
+    written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
+            file.write(offsets_text(offsets).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(file.name, path)  # unlike a rename, it never replaces
+        finally:
+            os.unlink(file.name)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise ConfigError("stateLocation", str(path.parent), f"a folder to write to ({error})") from None
+    kept = read_kept(path)
+    assert kept is not None
+    return kept

@@ -1,4 +1,4 @@
-"""The options of the data source `rmq`, checked: the words of Spark's Kafka connector where they fit.
+"""The options of the data sources `rmq` and `rmqstore`: words of Spark's Kafka connector where they fit.
 
 An unknown option or a wrong value is a ConfigError that says what was expected. Secrets are in no text made
 from these values.
@@ -31,6 +31,7 @@ DEFAULT_GROUP: Final = "rmq-spark"
 
 _ALSO_CALLED: Final = {"subscribe": "topic", "subscribepattern": "topicPattern", "namesrvaddr": "nameServer"}
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
+_STORE_WORDS: Final = {"via", "oncorrupt"}
 _STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger", "state_location")
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
@@ -185,7 +186,7 @@ class ReadOptions(ConnectOptions):
         """The topics that are named."""
         if self.assign:
             return tuple(dict.fromkeys(queue.topic for queue in self.queues))
-        return tuple(dict.fromkeys(filter(None, (name.strip() for name in self.topic.split(",")))))
+        return _names(self.topic)
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -234,9 +235,54 @@ class WriteOptions(ConnectOptions):
     )
 
 
+@frozen(kw_only=True)
+class StoreOptions:
+    """What to read of a store's files. Made by `store_options`."""
+
+    path: str = setting("", help="The folder of a store, or the commitlog folder in it; required")
+    topic: str = setting("", help="Topics, separated by commas; empty: all")
+    via: str = setting(
+        "commitlog",
+        help="Find records by the `commitlog`, or by the `consumequeue` of each topic that is named",
+        validator=one_of("commitlog", "consumequeue"),
+    )
+    broker_name: str = setting("", help="The value of the column `brokerName`; files do not tell it")
+    verify_crc: bool = setting(False, help="Compare each body with its CRC")
+    decompress: bool = setting(True, help="Decompress bodies")
+    on_corrupt: str = setting(
+        "fail",
+        help="What is no whole record: `fail`; `skip`: log it and go on; `report`: and give a row for it",
+        validator=one_of("fail", "skip", "report"),
+    )
+    chunk_bytes: int | None = setting(
+        None,
+        help="The part of a file that a task reads; default: an eighth of the log, 64 to 256 MiB",
+        unit="bytes",
+        validator=optional(at_least(1)),
+    )
+    batch_rows: int = setting(16_384, help="Rows of an Arrow batch, at most", validator=at_least(1))
+    batch_bytes: int = setting(
+        8 * MIB, help="Bytes of its bodies, unless one is longer", unit="bytes", validator=at_least(1)
+    )
+    pushdown: bool = setting(
+        False, help="Read only what filters may let through; see docs/spark.md for what Spark then needs"
+    )
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that are named; empty for all."""
+        return _names(self.topic)
+
+    @property
+    def may_be_null(self) -> bool:
+        """Whether any column may be null: reports of damage have few."""
+        return self.on_corrupt == "report"
+
+
 def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Check the options of a read. Raises ConfigError."""
     options = _load(ReadOptions, given)
+    _check_connection(options)
     _check_selection(options)
     _check_range(options, streaming)
     if options.filter and options.filter_sql:
@@ -256,6 +302,7 @@ def null_columns(given: Mapping[str, str]) -> frozenset[str]:
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Check the options of a write. Raises ConfigError."""
     options = _load(WriteOptions, given)
+    _check_connection(options)
     if options.topic:
         validate_topic(options.topic)
     if "/" in options.run_id or not options.run_id.isprintable():
@@ -264,25 +311,44 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
     return options
 
 
-C = TypeVar("C", bound=ConnectOptions)
+def store_options(given: Mapping[str, str]) -> StoreOptions:
+    """Check the options of a read of a store's files. Raises ConfigError."""
+    words = {name: text.lower() if name.lower() in _STORE_WORDS else text for name, text in given.items()}
+    options = _load(StoreOptions, words, "rmqstore")
+    lacking: tuple[str, str] | None = None
+    if not options.path:
+        lacking = "path", "the folder of a store: .load('/path/of/store')"
+    elif options.topic and not options.topics:
+        lacking = "topic", "at least one topic"
+    elif options.via == "consumequeue" and not options.topics:
+        lacking = "topic", "the topics to read by their consume queues"
+    if lacking is not None:
+        raise ConfigError(lacking[0], "", lacking[1], "an option of rmqstore")
+    return options
 
 
-def _load(cls: type[C], given: Mapping[str, str]) -> C:
-    names = {java_key(field).lower(): java_key(field) for field in attrs.fields(cls)}
+C = TypeVar("C")
+
+
+def _load(cls: type[C], given: Mapping[str, str], source: str = "rmq") -> C:
+    """The options of a class, by their names in any case. Raises ConfigError."""
+    names = {java_key(field).lower(): java_key(field) for field in attrs.fields(cls)}  # type: ignore[arg-type]
     arguments: dict[str, str] = {}
     for key, value in given.items():
         lowered = key.lower()
-        name = names.get(lowered) or _ALSO_CALLED.get(lowered)
+        name = names.get(lowered) or (_ALSO_CALLED.get(lowered) if source == "rmq" else None)
         if name is not None and name.lower() in names:
             arguments[name] = value
-        elif lowered not in _SPARKS_OWN:
-            raise ConfigError(f"option {key}", "***", known_options("rmq", key, names.values()))
+        elif lowered not in _SPARKS_OWN or source != "rmq":
+            raise ConfigError(f"option {key}", "***", known_options(source, key, names.values()))
     try:
-        options = load(cls, arguments=arguments, environment={})
+        return load(cls, arguments=arguments, environment={})
     except ConfigError as error:
-        raise ConfigError(error.key, error.value, error.expected, "an option of rmq") from None
-    _check_connection(options)
-    return options
+        raise ConfigError(error.key, error.value, error.expected, f"an option of {source}") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
 
 
 def known_options(source: str, given: str, names: Iterable[str]) -> str:

@@ -1,11 +1,12 @@
-"""Records of a commit log or of a pull's answer as Arrow columns, many at once.
+"""Records of a commit log or of a pull's response as Arrow columns, many at once.
 
 What is decoded is what `rmq.protocol.record.decode_record` decodes (the form of a record is described there),
 but for thousands of records with a fixed number of numpy and Arrow calls:
 
 - the fixed fields are gathered by position into one array of structures;
-- texts and bodies are copied together (`rmq.spark.slots`);
-- properties are split at their two separators, which a scan finds for all records (`rmq.spark.pieces`).
+- texts and bodies are copied together (`rmq.spark.arrays`);
+- properties are split at their two separators, which a scan finds for all records (`rmq.spark.properties`);
+- records are found by their sizes, from several places at the same time.
 
 Only compressed bodies are looped over, and all bodies when their CRC is checked.
 """
@@ -13,26 +14,30 @@ Only compressed bodies are looped over, and all bodies when their CRC is checked
 from __future__ import annotations
 
 import logging
+import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
+from math import isqrt
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from attrs import frozen
 
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_HOST_BITS, SYS_STOREHOST_V6
-from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text
-from rmq.spark.pieces import Pieces
+from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part
+from rmq.spark.arrays import Array, at_every_byte, decode_utf8, gather, offsets_and_bytes, take_bytes
+from rmq.spark.properties import Properties
 from rmq.spark.schema import COLUMNS, arrow_schema
-from rmq.spark.slots import bytes_of, readable, slots
-from rmq.spark.walk import every, gather, walk
 
-Array: TypeAlias = np.ndarray[Any, Any]
 Data: TypeAlias = bytes | memoryview | Array
+
+MAGIC: Final = re.compile(re.escape(MESSAGE_MAGIC.to_bytes(4, "big")))
+"""Where a record may begin: four bytes before."""
 
 _TYPES: Final = {"i": ">i4", "I": ">u4", "q": ">i8", "8s": "=u8"}
 HEAD: Final = np.dtype([(name, _TYPES[code]) for name, code in FIELDS])
@@ -46,6 +51,8 @@ _WIDER: Final = 12  # bytes that an IPv6 host takes more
 _OFFSETS_END: Final = 1 << 31  # Arrow's offsets are 32-bit numbers
 _HEX: Final = np.frombuffer(b"".join(b"%02X" % byte for byte in range(256)), np.uint16)
 
+
+Take: TypeAlias = Callable[[Array], tuple[Any, int]]
 
 log = logging.getLogger(__name__)
 
@@ -107,20 +114,6 @@ def decode_batch(
     )
 
 
-def record_starts(data: Data, at: int = 0, end: int | None = None) -> Array:
-    """The positions of the records that follow each other from `at` on and begin before `end`.
-
-    The last may reach past `end`, not past `data`. Raises CorruptRecord with the position at which no whole
-    record begins. Only sizes and magics are looked at.
-    """
-    buffer = as_bytes(data)
-    stop = len(buffer) if end is None else end
-    starts, reached = walk(buffer, at, stop)
-    if reached < stop:
-        raise CorruptRecord("record", reached, "size and magic are not those of a whole record")
-    return starts
-
-
 def as_bytes(data: Data) -> Array:
     """The bytes as an array, not copied."""
     return data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
@@ -180,7 +173,7 @@ class Records:
         self._topic_at = topic_at + 1
         properties_at = self._topic_at + self._topic
         self._refuse(properties_at + 2 > end, "the topic is longer than the record")
-        self._text = every(self._bytes, np.dtype(">i2"))[properties_at].astype(np.int64)
+        self._text = at_every_byte(self._bytes, np.dtype(">i2"))[properties_at].astype(np.int64)
         self._text_at = properties_at + 2
         self._refuse(self._text_at + self._text != end, "size and lengths do not agree")
 
@@ -222,7 +215,7 @@ class Records:
     # --- columns ---
 
     def topics(self) -> pa.Array:
-        return readable(slots(self._bytes, self._topic_at, self._topic))
+        return decode_utf8(take_bytes(self._bytes, self._topic_at, self._topic))
 
     def broker_names(self) -> pa.Array:
         return pa.repeat(pa.scalar(self._broker_name, pa.string()), len(self._at))
@@ -254,7 +247,7 @@ class Records:
         texts = [host_text(host.tobytes()) for host in found.dictionary.to_numpy()]
         wide = np.flatnonzero(self.head["sys_flag"] & v6)
         if len(wide):
-            longer = slots(self._bytes, at[wide], _HOST.itemsize + _WIDER).dictionary_encode()
+            longer = take_bytes(self._bytes, at[wide], _HOST.itemsize + _WIDER).dictionary_encode()
             codes = codes.copy()
             codes[wide] = longer.indices.to_numpy() + len(texts)
             texts += [host_text(host) for host in longer.dictionary.to_pylist()]
@@ -263,7 +256,7 @@ class Records:
     def bodies(self) -> pa.Array:
         self.open_bodies(None)
         if not self._opened:
-            return slots(self._bytes, self._body_at, self._body)
+            return take_bytes(self._bytes, self._body_at, self._body)
         view = self._bytes.data
         begins, ends = self._body_at.tolist(), (self._body_at + self._body).tolist()
         # Each opened body is let go once it is copied: a single one may be as big as all others.
@@ -336,7 +329,7 @@ class Records:
         if len(missing) == 0:
             return unique
         wide = (self.head["sys_flag"][missing] & SYS_STOREHOST_V6) != 0
-        hosts = slots(self._bytes, self._store_host_at[missing], _HOST.itemsize + _WIDER * wide)
+        hosts = take_bytes(self._bytes, self._store_host_at[missing], _HOST.itemsize + _WIDER * wide)
         offsets = self.head["physical_offset"][missing]
         each = pa.py_buffer(np.arange(len(missing) + 1, dtype=np.int32) * 8)
         places = pa.Array.from_buffers(
@@ -348,16 +341,16 @@ class Records:
     # --- properties ---
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self._bytes, self._text_at, self._text)
+    def _properties(self) -> Properties:
+        return Properties(self._bytes, self._text_at, self._text)
 
     def property(self, name: str) -> pa.Array:
         """The values of one property, null where a record has none."""
-        return self._pieces.values_of(name)
+        return self._properties.values_of(name)
 
     def properties(self) -> pa.Array:
         """All properties as maps."""
-        offsets, names, values = self._pieces.unrepeated()
+        offsets, names, values = self._properties.unrepeated()
         return pa.MapArray.from_arrays(pa.array(offsets), names, values, COLUMNS["properties"][1])
 
 
@@ -369,7 +362,7 @@ def _offset(name: str) -> int:
 
 def _hex(values: pa.Array) -> pa.Array:
     """The bytes as upper-case hex."""
-    ends, content = bytes_of(values)
+    ends, content = offsets_and_bytes(values)
     digits = _HEX[content]
     return pa.Array.from_buffers(
         pa.string(), len(values), [None, pa.py_buffer(ends * 2), pa.py_buffer(digits)]
@@ -396,3 +389,136 @@ _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "flag": lambda records: records.number("flag"),
     "preparedTransactionOffset": lambda records: records.number("prepared_transaction_offset"),
 }
+
+
+# --- how many at once ---
+
+
+@frozen
+class Batch:
+    """How many records are decoded together: at most `rows`, and `size` bytes unless one is longer."""
+
+    rows: int
+    size: int
+
+    def cut(self, places: Array) -> Iterator[slice]:
+        """The parts of records that begin at these ascending places, in bytes."""
+        at = 0
+        while at < len(places):
+            fits = int(np.searchsorted(places, places[at] + self.size))
+            end = max(min(at + self.rows, fits), at + 1)
+            yield slice(at, end)
+            at = end
+
+
+def each_fitting(starts: Array, take: Take) -> Iterator[Any]:
+    """What `take` makes of the records at these ascending places, as often as it is needed for all of them.
+
+    When it raises CorruptRecord, so does this, but after all that comes before the bad record.
+    """
+    room = len(starts)
+    while len(starts):
+        try:
+            found, taken = take(starts[:room])
+        except CorruptRecord as error:
+            yield from each_fitting(starts[starts < error.offset], take)
+            raise
+        yield found
+        # Where little fits, few are tried: each try looks at all that it is given.
+        starts, room = starts[taken:], 2 * taken
+
+
+# --- where records begin ---
+#
+# A record's size leads to the next one, so records make a chain, and a chain is followed step by step. To
+# follow it with few numpy calls, a search for the magic gives many places to begin from, and all these chains
+# take their steps together. A chain must arrive at exactly the place where the next one began: then that
+# place was a record's start, and not a body that holds the magic. When one does not, the bytes are looked
+# through again one record after the other.
+
+_PAIR: Final = part("size", "magic")
+_PAIRS: Final = np.dtype(">u8")  # size and magic as one number
+_FIRST: Final = 64  # records that are read one by one, to know their size
+_FEW: Final = 2048  # records up to which one by one is quicker
+_LONG: Final = 8192  # bytes of a record from which on the search for magics costs more than it saves
+
+
+def record_starts(data: Data, at: int = 0, end: int | None = None) -> Array:
+    """The positions of the records that follow each other from `at` on and begin before `end`.
+
+    The last may reach past `end`, not past `data`. Raises CorruptRecord with the position at which no whole
+    record begins. Only sizes and magics are looked at.
+    """
+    buffer = as_bytes(data)
+    stop = len(buffer) if end is None else end
+    starts, reached = find_records(buffer, at, stop)
+    if reached < stop:
+        raise CorruptRecord("record", reached, "size and magic are not those of a whole record")
+    return starts
+
+
+def find_records(buffer: Array, at: int, end: int) -> tuple[Array, int]:
+    """The positions of the records that follow each other from `at` on and begin before `end`, and the
+    position after the last.
+
+    That one is below `end` where no whole record begins. Only sizes and magics are looked at.
+    """
+    first, reached = _one_by_one(buffer, at, end, _FIRST)
+    if reached >= end or len(first) < _FIRST:
+        return first, reached
+    mean = (reached - at) // _FIRST
+    count = (end - reached) // mean
+    begins = None
+    if count > _FEW and mean < _LONG:
+        # A step of all chains costs ten times what finding a place to begin costs: so the sum is least.
+        begins = _begins(buffer, reached, end, mean * isqrt(count // 10))
+    rest = _together(buffer, begins, end) if begins is not None else None
+    if rest is None:
+        rest = _one_by_one(buffer, reached, end, len(buffer))
+    return np.concatenate((first, rest[0])), rest[1]
+
+
+def _one_by_one(buffer: Array, at: int, end: int, most: int) -> tuple[Array, int]:
+    view = buffer.data
+    found: list[int] = []
+    last = len(buffer) - FIXED_SIZE
+    while at < end and at <= last and len(found) < most:
+        size, magic = _PAIR.unpack_from(view, at)
+        if magic != MESSAGE_MAGIC or size < FIXED_SIZE or at + size > len(view):
+            break
+        found.append(at)
+        at += size
+    return np.array(found, np.int64), at
+
+
+def _begins(buffer: Array, at: int, end: int, stride: int) -> Array:
+    """Places to begin chains from, the first being `at`; the others may be false."""
+    begins = [at]
+    view = buffer.data
+    found = MAGIC.search(view, at + stride, end)
+    while found is not None:
+        begins.append(found.start() - 4)
+        found = MAGIC.search(view, found.end() + stride, end)
+    return np.array(begins, np.int64)
+
+
+def _together(buffer: Array, begins: Array, end: int) -> tuple[Array, int] | None:
+    """Follow all chains; None when one does not arrive where the next began."""
+    pairs = at_every_byte(buffer, _PAIRS)
+    last = len(buffer) - FIXED_SIZE
+    at, stop = begins, np.append(begins[1:], end)
+    steps, reached = [], end
+    while len(at):
+        found = pairs[np.minimum(at, last)].astype(np.uint64)
+        after = at + (found >> np.uint64(32)).astype(np.int64)
+        good = (found & np.uint64(0xFFFF_FFFF)) == MESSAGE_MAGIC
+        good &= (after >= at + FIXED_SIZE) & (after <= len(buffer)) & (at <= last)
+        # Only the last chain may end at what is no record, or reach over its stop.
+        if (~good | (after > stop))[stop != end].any():
+            return None
+        if stop[-1] == end:
+            reached = int(after[-1] if good[-1] else at[-1])
+        steps.append(at[good])
+        going = good & (after < stop)
+        at, stop = after[going], stop[going]
+    return np.sort(np.concatenate(steps)), reached

@@ -7,15 +7,16 @@ what was written twice: `without_duplicates`.
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-from attrs import frozen
+from attrs import define, field, frozen
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
@@ -40,11 +41,11 @@ from rmq.spark.encoding import (
     property_texts,
 )
 from rmq.spark.options import MIB, WriteOptions, write_options
-from rmq.spark.pace import Pace
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame
+
 
 BYTES_AT_ONCE: Final = 16 * MIB
 """An Arrow batch with more is written in pieces."""
@@ -260,3 +261,33 @@ class Sender:
 
 _CHOICE: Final = ("topic", "queueId", "brokerName", "shardingKey", "delayLevel")
 """Columns that say where and how a row is sent."""
+
+
+# --- so many messages a second ---
+
+SLICES_A_SECOND: Final = 10
+LATE_SECONDS: Final = 1.0
+"""What was missed for longer is not made up for."""
+
+
+@define
+class Pace:
+    """Lets `rate` a second through: `wait(count)` returns when the next `count` may go."""
+
+    rate: int
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _next_at: float | None = field(default=None, init=False)
+
+    @property
+    def step(self) -> int:
+        """How many to let through at once."""
+        return max(self.rate // SLICES_A_SECOND, 1)
+
+    def wait(self, count: int) -> None:
+        """Return when they may go."""
+        now = self.clock()
+        next_at = now if self._next_at is None else max(self._next_at, now - LATE_SECONDS)
+        if next_at > now:
+            self.sleep(next_at - now)
+        self._next_at = next_at + count / self.rate

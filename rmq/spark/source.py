@@ -1,4 +1,4 @@
-"""Reading topics in batches and streams: the plans, made in the driver. See `reading` for the tasks.
+"""Reading topics in batches and streams: the plans, made in the driver. See `pull` for the tasks.
 
 A read is exact because a range [start, stop) of a queue is always the same messages: Spark keeps the ranges
 in its checkpoint, and whatever of a range is missing raises DataLoss (or is skipped and logged).
@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlsplit
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -20,27 +22,34 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from rmq.errors import ConfigError
 from rmq.message import MessageQueue
-from rmq.spark.bounds import batch_bounds, first_offsets
 from rmq.spark.cluster import Cluster
 from rmq.spark.offsets import (
+    EARLIEST,
+    LATEST,
     Offsets,
     Plan,
+    keep,
     limited,
     lost,
     offsets_of,
     offsets_tree,
     plan,
+    read_kept,
     split,
 )
-from rmq.spark.options import ReadOptions, read_options
+from rmq.spark.options import ReadOptions, ending, read_options, starting
 from rmq.spark.pushdown import SPARE_MS, Conditions, Span, clipped, is_ensured
 from rmq.spark.schema import asked_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-POLL_SECONDS = 0.1
+
+FILE_NAME: Final = "startingOffsets.json"
+"""In `stateLocation`: the first offsets of a stream."""
+POLL_SECONDS: Final = 0.1
 """Spark asks for new messages without a pause; this is the pause."""
 
 log = logging.getLogger(__name__)
@@ -60,7 +69,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
 
 
 def _read(options: ReadOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from rmq.spark.reading import read_range
+    from rmq.spark.pull import read_range
 
     if partition.value is None:  # what Spark makes of an empty list of partitions
         return iter(())
@@ -254,3 +263,93 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ready = sum(max(offset - begin.get(queue, offset), 0) for queue, offset in end.items())
         waited_ms = (time.monotonic() - self._batch_at) * 1000
         return ready < least and waited_ms < self._options.max_trigger_delay_ms
+
+
+# --- where a read begins and ends ---
+
+
+def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offsets]:
+    """The first and the last offsets of a batch, fixed now."""
+    queues = cluster.queues()
+    start = _resolved(cluster, queues, starting(options, streaming=False), options.starting_timestamp)
+    end = _resolved(cluster, queues, ending(options), options.ending_timestamp)
+    return start, end
+
+
+def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
+    """The first offsets of a stream: the ones kept before, else those that the options say, kept from now on
+    in `stateLocation` or by the broker as committed offsets of `groupId`.
+
+    Raises ConfigError when the folder cannot be used, or holds the offsets of another query."""
+    if options.state_location:
+        return _kept_in_file(cluster, options)
+    wanted = starting(options, streaming=True)
+    moves = wanted in (LATEST, "timestamp") or (isinstance(wanted, dict) and LATEST in wanted.values())
+    queues = cluster.queues()
+    if not moves:
+        return _resolved(cluster, queues, wanted, None)
+    recorded = cluster.recorded(queues)
+    kept = {queue: offset for queue, offset in recorded.items() if offset is not None}
+    if len(kept) < len(queues):
+        found = _resolved(cluster, queues, wanted, options.starting_timestamp)
+        fresh = {queue: offset for queue, offset in found.items() if queue not in kept}
+        cluster.commit(fresh)
+        kept |= fresh
+    return kept
+
+
+def _resolved(
+    cluster: Cluster, queues: list[MessageQueue], wanted: str | int | Offsets, timestamp_ms: int | None
+) -> Offsets:
+    if wanted == "timestamp":
+        assert timestamp_ms is not None
+        return cluster.at_time(queues, timestamp_ms)
+    if isinstance(wanted, dict):
+        _check_named(queues, wanted)
+    bounds = cluster.bounds(queues)
+    if wanted == "group":
+        committed = cluster.committed(queues)
+        return {queue: bounds[queue][0] if (at := committed[queue]) is None else at for queue in queues}
+    marks = wanted if isinstance(wanted, dict) else dict.fromkeys(queues, int(wanted))
+    named = {EARLIEST: 0, LATEST: 1}
+    return {queue: bounds[queue][named[at]] if at < 0 else at for queue, at in marks.items()}
+
+
+def _check_named(queues: list[MessageQueue], offsets: Offsets) -> None:
+    for what, found in (("lacks", set(queues) - set(offsets)), ("also names", set(offsets) - set(queues))):
+        if found:
+            shown = ", ".join(sorted(f"{q.topic}/{q.broker_name}/{q.queue_id}" for q in found)[:5])
+            raise ConfigError(
+                "offsets",
+                f"JSON that {what} {len(found)} queues: {shown}",
+                "all queues of the topics, no others",
+            )
+
+
+# --- the file ---
+
+
+def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
+    path = _folder(options.state_location) / FILE_NAME
+    kept = read_kept(path)
+    if kept is None:
+        wanted = starting(options, streaming=True)
+        found = _resolved(cluster, cluster.queues(), wanted, options.starting_timestamp)
+        kept = keep(path, found)
+        log.info("the first offsets are kept in %s", path)
+    chosen = set(options.topics)
+    others = sorted({queue.topic for queue in kept} - chosen)
+    if others and not options.topic_pattern:
+        raise ConfigError(
+            "stateLocation",
+            options.state_location,
+            f"a folder of this query's own: {path} is of the topics {', '.join(others)}",
+        )
+    return kept
+
+
+def _folder(location: str) -> Path:
+    parts = urlsplit(location)
+    if len(parts.scheme) > 1 and parts.scheme != "file":
+        raise ConfigError("stateLocation", location, "a folder that the driver sees as a file system's")
+    return Path(unquote(parts.path) if parts.scheme == "file" else location)

@@ -13,7 +13,7 @@ from rmq.message import tags_code
 from rmq.protocol.codes import CompressionType
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, compress, compressed_flag, encode_batch
-from rmq.spark.pipelines import store_audit as audit
+from rmq.spark.pipelines import audit
 from rmq.store.disk import RealDisk
 from rmq.store.scan import Scanned, parse
 from rmq.store.store import Store

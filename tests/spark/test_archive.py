@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from rmq.errors import ConfigError
 from rmq.spark import archive, compact, read_archive
 from rmq.spark.pipelines import archive as archive_module
-from rmq.spark.pipelines.folder import ArchiveFolder
+from rmq.spark.pipelines.archive_folder import ArchiveFolder
 from rmq.spark.pipelines.progress import Progress
 from tests.spark.cluster import Pair, running
 
@@ -78,7 +78,7 @@ def test_files_are_what_other_tools_read(spark: SparkSession, pair: Pair, tmp_pa
     assert {str(date) for date in table["date"].to_pylist()} == stored
 
 
-@pytest.mark.parametrize("moment", ["write", "publish", "compact_partition"])
+@pytest.mark.parametrize("moment", ["write_parquet", "publish", "compact_partition"])
 def test_a_crash_neither_loses_nor_doubles(
     spark: SparkSession,
     pair: Pair,

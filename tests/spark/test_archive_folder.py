@@ -12,9 +12,9 @@ from contextlib import suppress
 import pytest
 
 from rmq.errors import ConfigError
-from rmq.spark.pipelines import folder as folder_module
-from rmq.spark.pipelines.compaction import crowds
-from rmq.spark.pipelines.folder import ArchiveFolder, ArchiveInUse
+from rmq.spark.pipelines import archive_folder as folder_module
+from rmq.spark.pipelines.archive import crowds
+from rmq.spark.pipelines.archive_folder import ArchiveFolder, ArchiveInUse
 
 PLACE = pathlib.Path("date=2026-11-21", "topic=Orders")
 PATCHED = ("os.rename", "os.link", "os.replace", "shutil.rmtree")

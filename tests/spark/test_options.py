@@ -15,8 +15,15 @@ from rmq.config import java_key
 from rmq.errors import ConfigError, InvalidName
 from rmq.message import MessageQueue
 from rmq.spark.offsets import EARLIEST, LATEST
-from rmq.spark.options import ReadOptions, WriteOptions, ending, read_options, starting, write_options
-from rmq.spark.store_options import OPTIONS as STORE_OPTIONS
+from rmq.spark.options import (
+    ReadOptions,
+    StoreOptions,
+    WriteOptions,
+    ending,
+    read_options,
+    starting,
+    write_options,
+)
 
 GIVEN = {"nameServer": "127.0.0.1:9876", "topic": "Orders"}
 ACL = {"accessKey": "reader", "secretKey": "hunter2-hunter2"}
@@ -154,7 +161,7 @@ def test_the_secret_is_in_no_text(tmp_path: pathlib.Path) -> None:
     [
         [java_key(field) for field in attrs.fields(ReadOptions)],
         [java_key(field) for field in attrs.fields(WriteOptions)],
-        list(STORE_OPTIONS),
+        [java_key(field) for field in attrs.fields(StoreOptions)],
     ],
 )
 def test_every_option_is_in_the_tables(names: list[str]) -> None:

@@ -18,14 +18,12 @@ from pyspark.sql import datasource as ds
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.protocol.record import Record
-from rmq.spark import source, store_pushdown
-from rmq.spark.options import read_options
+from rmq.spark import source, store_source
+from rmq.spark.options import read_options, store_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Span
 from rmq.spark.schema import spark_schema
 from rmq.spark.source import BatchReader, PushdownBatchReader
-from rmq.spark.store_options import StoreOptions
-from rmq.spark.store_pushdown import PushdownStoreReader
-from rmq.spark.store_source import StoreReader
+from rmq.spark.store_source import PushdownStoreReader, StoreReader
 from rmq.store.disk import RealDisk
 from tests.spark.cluster import Pair, running
 from tests.spark.records import V4
@@ -321,14 +319,14 @@ VIAS = [{}, {"topic": "A,B", "via": "consumequeue"}, {"topic": "B", "chunkBytes"
 def test_a_store_has_the_rows_that_the_filters_let_through(
     store: pathlib.Path, via: dict[str, str], pushed: list[Any]
 ) -> None:
-    options, schema = StoreOptions.of({"path": str(store), **via}), spark_schema(COLUMNS)
+    options, schema = store_options({"path": str(store), **via}), spark_schema(COLUMNS)
     every = rows_of(StoreReader(options, schema))
     found = rows_of(PushdownStoreReader(options, schema), pushed)
     assert passing(found, pushed) == passing(every, pushed)
 
 
 def test_a_store_by_a_clock_that_was_set_back_loses_nothing(store: pathlib.Path) -> None:
-    options, schema = StoreOptions.of({"path": str(store)}), spark_schema(COLUMNS)
+    options, schema = store_options({"path": str(store)}), spark_schema(COLUMNS)
     every = rows_of(StoreReader(options, schema))
     times = [row["storeTimestamp"] for row in every]
     assert times[34] > times[36]  # the first of a file
@@ -358,7 +356,7 @@ def test_a_store_by_a_clock_that_was_set_back_loses_nothing(store: pathlib.Path)
 def test_less_of_a_store_is_read(
     store: pathlib.Path, options: dict[str, str], pushed: Any, read: int
 ) -> None:
-    reader = PushdownStoreReader(StoreOptions.of({"path": str(store), **options}), spark_schema(COLUMNS))
+    reader = PushdownStoreReader(store_options({"path": str(store), **options}), spark_schema(COLUMNS))
     assert len(rows_of(reader, [pushed])) == read
 
 
@@ -370,7 +368,7 @@ def test_rows_that_tell_of_damage_are_left_to_spark(store: pathlib.Path, tmp_pat
     with open(folder / f"{0:020d}", "r+b") as log:
         log.seek(600)
         log.write(bytes(300))
-    options = StoreOptions.of({"path": str(tmp_path), "onCorrupt": "report"})
+    options = store_options({"path": str(tmp_path), "onCorrupt": "report"})
     schema = spark_schema(COLUMNS, nullable=True)
     every = rows_of(StoreReader(options, schema))
     assert sum(row["topic"] is None for row in every) == 1
@@ -384,8 +382,8 @@ def test_rows_that_tell_of_damage_are_left_to_spark(store: pathlib.Path, tmp_pat
 
 
 def test_a_file_without_a_first_record_is_read(store: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_pushdown, "parse", lambda *_, **__: None)
-    reader = PushdownStoreReader(StoreOptions.of({"path": str(store)}), spark_schema(COLUMNS))
+    monkeypatch.setattr(store_source, "parse", lambda *_, **__: None)
+    reader = PushdownStoreReader(store_options({"path": str(store)}), spark_schema(COLUMNS))
     assert len(rows_of(reader, [ds.LessThan(("storeTimestamp",), at(START_MS))])) == 90
 
 

@@ -248,11 +248,11 @@ def test_any_changed_byte_gives_rows_or_the_error(made: list[Record], place: int
     assert refused in starts
 
 
-# --- the walk ---
+# --- where records begin ---
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_long_walk_finds_each_record(seed: int) -> None:
+def test_each_of_many_records_is_found(seed: int) -> None:
     chance = random.Random(seed)
     made = [simple(body=chance.randbytes(chance.randrange(300))) for _ in range(3000)]
     data, starts = encoded(made)
@@ -262,20 +262,20 @@ def test_a_long_walk_finds_each_record(seed: int) -> None:
     assert record_starts(data, starts[500], middle).tolist() == starts[500:1001]
 
 
-def test_bodies_that_hold_records_do_not_mislead_the_walk() -> None:
+def test_bodies_that_hold_records_do_not_mislead_the_search() -> None:
     inner, _ = encoded([simple() for _ in range(40)])
     data, starts = encoded([simple(body=inner[: number * 7]) for number in range(1200)])
 
     assert record_starts(data).tolist() == starts
 
 
-def test_long_records_are_walked_too() -> None:
+def test_long_records_are_found_too() -> None:
     data, starts = encoded([simple(body=bytes(20_000)) for _ in range(200)])
     assert record_starts(data).tolist() == starts
 
 
 @pytest.mark.parametrize("cut", [3, 2999])
-def test_the_walk_names_the_place_without_a_record(cut: int) -> None:
+def test_the_search_names_the_place_without_a_record(cut: int) -> None:
     data, starts = encoded([simple() for _ in range(3000)])
     broken = bytearray(data)
     broken[starts[cut] + 4] = 0

@@ -15,8 +15,8 @@ from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.message import Message
 from rmq.spark import Run, count_letters, dead_letters, replay, resend
-from rmq.spark.pace import Pace
 from rmq.spark.pipelines.progress import Progress, lag_of
+from rmq.spark.sink import Pace
 from tests.spark.cluster import Pair, running
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.spark.bounds import FILE_NAME
+from rmq.spark.source import FILE_NAME
 from tests.spark.cluster import Pair, running
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from pyspark.sql import SparkSession
 from rmq.errors import ConfigError, CorruptRecord, StoreError
 from rmq.protocol.codes import SYS_COMPRESSED, CompressionType
 from rmq.protocol.record import Record, compress, encode_record
-from rmq.spark import store_files, store_scan
+from rmq.spark import store_files
+from rmq.spark.options import StoreOptions, store_options
 from rmq.spark.schema import COLUMNS, spark_schema
-from rmq.spark.store_options import StoreOptions
 from rmq.spark.store_source import StoreReader, chunk_size
 from rmq.store.disk import RealDisk
 from tests.spark.records import V4, V6, records, rows_of
@@ -74,7 +74,7 @@ def log_bytes(root: Path) -> bytes:
 
 def read(root: Path, columns: list[str] | None = None, **options: object) -> list[Row]:
     given = {name: str(value) for name, value in options.items()}
-    options = StoreOptions.of({"path": str(root), **given})
+    options = store_options({"path": str(root), **given})
     reader = StoreReader(options, spark_schema(columns, nullable=options.may_be_null))
     reader = pickle.loads(pickle.dumps(reader))
     rows: list[Row] = []
@@ -191,7 +191,7 @@ def inflating(root: Path, count: int, size: int) -> bytes:
 def test_bodies_that_grow_fill_several_batches(tmp_path: Path, options: dict[str, object]) -> None:
     log = inflating(tmp_path, 60, 20_000)
     given = {"path": str(tmp_path), "batchBytes": "50000", **options}
-    reader = StoreReader(StoreOptions.of({name: str(value) for name, value in given.items()}), spark_schema())
+    reader = StoreReader(store_options({name: str(value) for name, value in given.items()}), spark_schema())
 
     batches = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert all(batch.num_rows <= 5 and batch.nbytes < 55_000 for batch in batches)
@@ -225,7 +225,7 @@ def test_a_task_needs_little_memory_whatever_bodies_grow_to(tmp_path: Path) -> N
     code = (
         "import sys; from pathlib import Path\n"
         "from rmq.spark.schema import spark_schema\n"
-        "from rmq.spark.store_options import StoreOptions\n"
+        "from rmq.spark.options import StoreOptions\n"
         "from rmq.spark.store_source import chunk_size, StoreReader\n"
         "reader = StoreReader(StoreOptions(path=sys.argv[1]), spark_schema())\n"
         "print(sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part)))\n"
@@ -448,14 +448,14 @@ def test_the_filler_of_a_queue_is_no_unit(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"chunkByte": "5"}, "option chunkByte.*expected chunkBytes.*option of rmqstore: path, topic"),
-        ({"chunkbytes": "0"}, "chunkBytes.*above 0"),
+        ({"chunkbytes": "0"}, "chunkBytes.*at least 1"),
         ({"batchRows": "many"}, "batchRows.*a whole number"),
         ({"batchRows": "64k"}, "batchRows.*a whole number"),
-        ({"chunkBytes": "-1"}, "chunkBytes.*above 0"),
+        ({"chunkBytes": "-1"}, "chunkBytes.*at least 1"),
         ({"topic": " , "}, "at least one topic"),
         ({"onCorrupt": "ignore"}, "onCorrupt.*fail, skip, report"),
-        ({"verifyCrc": "yes"}, "verifyCrc.*true, false"),
-        ({"via": "consumequeue"}, "option topic"),
+        ({"verifyCrc": "yes"}, "verifyCrc.*true or false"),
+        ({"via": "consumequeue"}, "topic.*consume queues"),
         ({"via": "consumequeue", "topic": "Nowhere"}, "Nowhere.*consume queues"),
         ({"path": ""}, r"\.load"),
         ({"path": "/nowhere"}, "/nowhere.*can be read"),
@@ -464,7 +464,7 @@ def test_the_filler_of_a_queue_is_no_unit(tmp_path: Path) -> None:
 def test_a_wrong_option_is_named(golden: Path, options: dict[str, str], message: str) -> None:
     given = {"path": str(golden / "store"), **options}
     with pytest.raises(ConfigError, match=message):
-        StoreReader(StoreOptions.of(given), spark_schema()).partitions()
+        StoreReader(store_options(given), spark_schema()).partitions()
 
 
 def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_file_that_goes_away_is_named(store: Path) -> None:
 
 
 def test_the_search_before_a_chunk_is_bounded(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_scan, "_BEFORE", 500)
+    monkeypatch.setattr(store_files, "_BEFORE", 500)
     assert len(read(store, chunkBytes=3000)) == 60
 
 

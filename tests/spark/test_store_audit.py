@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rmq.errors import ConfigError
-from rmq.spark.pipelines import store_audit as audit
-from rmq.spark.pipelines.store_audit import StoreAudit, audit_store
+from rmq.spark.pipelines import audit
+from rmq.spark.pipelines.audit import StoreAudit, audit_store
 from rmq.store.audit import check
 from rmq.store.disk import ReadOnlyDisk
 from tests.spark.faults import (

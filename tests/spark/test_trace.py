@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.trace import TraceType, decode
-from rmq.spark.pipelines.report_html import Line, bar_chart, line_chart, page, table
+from rmq.spark.pipelines.report import Line, bar_chart, line_chart, page, table
 from rmq.spark.pipelines.trace import analyse_traces, trace_rows
 from tests.spark.traces import make_traces, reference, table_of
 

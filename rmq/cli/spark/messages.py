@@ -16,10 +16,9 @@ from rmq.cli.values import Position, as_duration, as_position, time_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from rmq.spark.pipelines.archive import Archived
-    from rmq.spark.pipelines.compaction import Compacted
+    from rmq.spark.pipelines.archive import Archived, Compacted
     from rmq.spark.pipelines.progress import Watch
-    from rmq.spark.pipelines.sending import Run, SentAgain
+    from rmq.spark.pipelines.replay import Run, SentAgain
 
 T = TypeVar("T")
 

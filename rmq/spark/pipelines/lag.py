@@ -26,7 +26,7 @@ from rmq.errors import ConfigError, ConsumerNotOnline
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
-from rmq.spark.pipelines.report_html import Line, heading, line_chart, table, write_page
+from rmq.spark.pipelines.report import Line, heading, line_chart, table, write_page
 
 CHARTS: Final = 24
 _SCHEMA: Final = pa.schema(

@@ -14,8 +14,16 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
-from rmq.spark.pipelines.report_html import Line, bar_chart, heading, line_chart, table, write_page
-from rmq.spark.pipelines.windows import begin_of, window_for
+from rmq.spark.pipelines.report import (
+    Line,
+    bar_chart,
+    begin_of,
+    heading,
+    line_chart,
+    table,
+    window_for,
+    write_page,
+)
 
 COLUMNS: Final = ("topic", "brokerName", "queueId", "body", "tags", "keys", "properties", "storeTimestamp")
 """The columns of messages that are read."""

@@ -1,20 +1,77 @@
-"""Replay: messages of an archive or of a range of a topic are sent to a topic again, at a rate."""
+"""Replay: messages of an archive or of a range of a topic are sent to a topic again, at a rate.
+
+A message that is sent has the key ``run/topic@broker-queue-offset`` of the row that it was, as property
+`rmqSparkKey`, and an id made of the same. A run that is started again looks first which of its keys are in
+the target already: so what is stored is not sent twice, also when nobody has heard that it was stored. What
+is sent twice all the same (a task that Spark ran again, a send that was in the network when its process
+died) has the same key twice, for readers to drop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from attrs import fields, frozen
+
+from rmq.config import java_key
 from rmq.errors import ConfigError
-from rmq.message import RESERVED_PROPERTIES
+from rmq.message import RESERVED_PROPERTIES, MessageQueue
+from rmq.spark.cluster import Cluster
 from rmq.spark.encoding import KEY_PROPERTY, SHARDING_PROPERTY
-from rmq.spark.pipelines.progress import Watch, unwatched
-from rmq.spark.pipelines.sending import ROW_KEY, Run, SentAgain, place_key, send_again
+from rmq.spark.offsets import Offsets, keep, offsets_text, read_kept
+from rmq.spark.options import ConnectOptions, ReadOptions, read_options
+from rmq.spark.pipelines.progress import POLL_SECONDS, Progress, Watch, beside, unwatched
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+
+ROW_KEY: Final = "rowKey"
+
+_RUN_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_CONNECTION: Final = {java_key(one).lower() for one in fields(ConnectOptions)} | {"namesrvaddr"}
+
 KEPT: Final = ("tags", "keys", "properties")
+
+
+@frozen
+class Run:
+    """A run of sending again. `id` names it: the same id goes on with the same run; empty: a new one.
+
+    `state` is a folder where is kept how far the target topics were when the run began. Without it a run
+    with an id looks through all of the target. `rate`: so many messages a second at most (0: no limit); then
+    one task sends, in the order in which the rows were stored."""
+
+    id: str = ""
+    state: str | Path | None = None
+    rate: int = 0
+
+    def __attrs_post_init__(self) -> None:
+        if self.id and not _RUN_ID.fullmatch(self.id):
+            raise ConfigError("run id", self.id, "1 to 64 letters, digits and . _ -")
+        if self.rate < 0:
+            raise ConfigError("rate", self.rate, "messages a second, or 0 for no limit")
+
+
+@frozen
+class SentAgain:
+    """What a run has sent. `already` counts its messages that were there before, `left_out` the rows
+    without a topic that is there."""
+
+    run_id: str
+    sent: int
+    already: int
+    left_out: int
+    seconds: float
+
+
 NEW_RUN: Final = Run()
 
 
@@ -77,3 +134,116 @@ def own_properties(*prefixes: str) -> Column:
         return found
 
     return F.map_filter("properties", is_own)
+
+
+# --- sending rows again, once for each run ---
+
+
+def place_key() -> Column:
+    """``topic@broker-queue-offset`` of a row."""
+    from pyspark.sql import functions as F
+
+    return F.concat("topic", F.lit("@"), "brokerName", F.lit("-"), "queueId", F.lit("-"), "queueOffset")
+
+
+def send_again(
+    rows: DataFrame, options: Mapping[str, str], topics: Iterable[str], run: Run, watch: Watch = unwatched
+) -> SentAgain:
+    """Send rows to `topics`, which are all that they name. `options` are those of the sink.
+
+    Beside the sink's columns, `rowKey` (without the run) among them, the rows have `origin`, the place and
+    time by which they are put in order."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    began = time.monotonic()
+    look = _Target(options, topics)
+    run_id = run.id or uuid.uuid4().hex
+    rows = rows.withColumn(ROW_KEY, F.concat(F.lit(f"{run_id}/"), ROW_KEY))
+    keys = look.keys(rows, run_id, run)
+    already = 0 if keys is None else keys.count()
+    if keys is not None and already:
+        rows = rows.join(keys, ROW_KEY, "left_anti")
+    counted = Observation()
+    rows = _in_order(rows, run.rate).observe(counted, F.count(F.lit(1)).alias("sent"))
+    with look.watched(watch):
+        rows.write.format("rmq").options(**options, runId=run_id, rate=run.rate).mode("append").save()
+    if keys is not None:
+        keys.unpersist()
+    return SentAgain(run_id, counted.get["sent"], already, 0, time.monotonic() - began)
+
+
+def _in_order(rows: DataFrame, rate: int) -> DataFrame:
+    """The rows of a queue in one task and in their order; with a rate, all by the time of their storing."""
+    places = [f"origin.{name}" for name in ("topic", "brokerName", "queueId")]
+    if not rate:
+        rows = rows.repartition(*places).sortWithinPartitions(*places, "origin.queueOffset")
+    else:
+        rows = rows.orderBy("origin.storeTimestamp", *places, "origin.queueOffset").coalesce(1)
+    return rows.drop("origin")
+
+
+# --- what is there already ---
+
+
+class _Target:
+    """The topics that a run sends to."""
+
+    def __init__(self, options: Mapping[str, str], topics: Iterable[str]) -> None:
+        self._names = sorted(topics)
+        self._connection = options
+        self._ends: Offsets = {}
+
+    def keys(self, rows: DataFrame, run_id: str, run: Run) -> DataFrame | None:
+        """The keys of the run that are in the topics; None when it is new."""
+        from pyspark.sql import functions as F
+
+        with Cluster(self._options()) as cluster:
+            bounds = cluster.bounds(cluster.queues())
+        self._ends = {queue: most for queue, (_, most) in bounds.items()}
+        path = None if run.state is None else Path(run.state) / f"{run_id}.json"
+        kept = None if path is None else read_kept(path)
+        begin = {queue: (kept or {}).get(queue, least) for queue, (least, _) in bounds.items()}
+        if not run.id or not begin:
+            _keep(path, self._ends)
+            return None
+        options = target_options(self._connection, sorted({queue.topic for queue in begin}))
+        options["startingOffsets"] = offsets_text(begin)
+        reader = rows.sparkSession.read.format("rmq").options(**options)
+        key = F.col("properties").getItem(KEY_PROPERTY)
+        found = reader.schema("properties map<string,string>").load().select(key.alias(ROW_KEY))
+        found = found.where(F.startswith(ROW_KEY, F.lit(f"{run_id}/"))).distinct().cache()
+        if kept is None:
+            _keep(path, self._ends if found.isEmpty() else begin)
+        return found
+
+    @contextmanager
+    def watched(self, watch: Watch) -> Iterator[None]:
+        """Tell `watch` by how much the topics grow during the block, whoever sends to them."""
+        if watch is unwatched:
+            yield
+            return
+        with beside(lambda done: self._watch(watch, done)):
+            yield
+
+    def _watch(self, watch: Watch, done: threading.Event) -> None:
+        with Cluster(self._options()) as cluster:
+            while not done.wait(POLL_SECONDS):
+                bounds = cluster.bounds(self._ends)
+                grown = sum(most - self._ends[queue] for queue, (_, most) in bounds.items())
+                watch(Progress(grown, None, "messages"))
+
+    def _options(self) -> ReadOptions:
+        return read_options(target_options(self._connection, self._names), streaming=False)
+
+
+def target_options(options: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
+    """Options to read those of the topics that are there, made of a sink's options."""
+    found = {name: text for name, text in options.items() if name.lower() in _CONNECTION}
+    return {**found, "topicPattern": "|".join(map(re.escape, topics))}
+
+
+def _keep(path: Path | None, offsets: Mapping[MessageQueue, int]) -> None:
+    if path is not None and offsets:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        keep(path, dict(offsets))

@@ -25,8 +25,7 @@ from pyspark.sql import functions as F
 
 from rmq.protocol.trace import CONTEXT_END, FIELD_END, TraceMessageType, TraceType
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
-from rmq.spark.pipelines.report_html import Line, heading, line_chart, table, write_page
-from rmq.spark.pipelines.windows import begin_of, window_for
+from rmq.spark.pipelines.report import Line, begin_of, heading, line_chart, table, window_for, write_page
 
 SEND: Final = "send"
 DELIVER: Final = "deliver"

@@ -8,24 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from attrs import frozen
+from attrs import define, frozen
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
 
 from rmq.message import PROPERTY_TAGS, SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
 from rmq.protocol.codes import SYS_PREPARED
 from rmq.protocol.properties import due_time
-from rmq.spark.pipelines.parts import frame_of_parts
-from rmq.spark.records import HEAD, Records
-from rmq.spark.store_files import LogFile, log_end, queue_folders, queue_range, queue_topics, queue_units
-from rmq.spark.store_scan import Batch, ChunkScan, Damage
-from rmq.spark.walk import gather, walk
-
-Array: TypeAlias = np.ndarray[Any, Any]
+from rmq.spark.arrays import Array, gather
+from rmq.spark.records import HEAD, Batch, Records, find_records
+from rmq.spark.store_files import (
+    ChunkScan,
+    Damage,
+    LogFile,
+    log_end,
+    queue_folders,
+    queue_range,
+    queue_topics,
+    queue_units,
+)
 
 CHUNK: Final = 64 << 20
 UNITS_AT_ONCE: Final = 1 << 18
@@ -107,7 +114,7 @@ def find_log(files: Sequence[LogFile]) -> Log:
     good = log_end(list(files)) or files[0].base
     for file in files:
         if file.base <= good < file.base + file.size:
-            _, reached = walk(file.map(), good - file.base, file.size)
+            _, reached = find_records(file.map(), good - file.base, file.size)
             return Log(tuple(files), file.base + reached)
     return Log(tuple(files), good)
 
@@ -246,3 +253,50 @@ def _is_record(log: Log, places: Array) -> Array:
             head = gather(file.map(), HEAD, places[here] - file.base)
             found[here] = head["physical_offset"] == places[here]
     return found
+
+
+# --- a frame of what a function reads, part by part ---
+#
+# That is what `mapInArrow` is for, but it asks for pandas; a data source of our own does not.
+
+P = TypeVar("P")
+
+
+@define(slots=False)
+class Number(InputPartition):
+    """Which of the parts."""
+
+    value: int
+
+
+def frame_of_parts(
+    spark: SparkSession, parts: Sequence[P], read: Callable[[P], Iterator[pa.RecordBatch]], columns: str
+) -> DataFrame:
+    """A frame of what `read` gives of each part: a task for each. Parts and function must pickle.
+
+    `columns` is a schema as Spark writes it; the batches must have the same columns in the same order.
+    """
+    if not parts:
+        return spark.createDataFrame([], columns)
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> Sequence[InputPartition]:
+            return [Number(number) for number in range(len(parts))]
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            assert isinstance(partition, Number)
+            return read(parts[partition.value])
+
+    class Parts(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "rmq-parts"
+
+        def schema(self) -> str:
+            return columns
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            return Reader()
+
+    spark.dataSource.register(Parts)  # in the place of the last one: a frame keeps its own
+    return spark.read.format(Parts.name()).load()

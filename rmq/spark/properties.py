@@ -1,4 +1,4 @@
-"""Properties' texts of many records, split at their two separators all together."""
+"""The properties of many records: their texts split at the two separators 0x01 and 0x02 all together."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rmq.spark.slots import bytes_of, readable, slots
-from rmq.spark.walk import Array, every
+from rmq.spark.arrays import Array, at_every_byte, decode_utf8, offsets_and_bytes, take_bytes
 
 _WORD: Final = np.dtype(">u8")
 _BITS, _BYTE = np.uint64(64), np.uint64(8)
@@ -19,17 +18,18 @@ _FEW: Final = 12  # properties of a record up to which comparing each with each 
 _ROW: Final = np.uint64(40)  # bits below the number of a row
 
 
-class Pieces:
-    """The pieces of properties texts that have a name and a value, of all records in one sequence.
+class Properties:
+    """The properties of many records, one after the other, as two arrays `names` and `values`.
 
-    Each text is taken with the byte before it, which becomes a separator: so each piece begins with one. A
-    name ends at the first 0x01 of its piece; pieces without name or value are dropped. U+FFFD stands for what
-    is not UTF-8. `offsets` has the number of each record's first piece, and at the end the number of pieces.
+    Those of record i are properties `offsets[i]` to `offsets[i + 1]`. A name ends at the first 0x01 after a
+    0x02; what has no name or no value is dropped. U+FFFD stands for what is not UTF-8.
     """
 
     def __init__(self, buffer: Array, at: Array, size: Array) -> None:
+        # Each text is taken with the byte before it, which becomes a separator: each property then begins
+        # with one.
         filled = size > 0
-        ends, texts = bytes_of(slots(buffer, at - filled, size + filled))
+        ends, texts = offsets_and_bytes(take_bytes(buffer, at - filled, size + filled))
         joined = _padded(texts)
         joined[ends[:-1][filled]] = 2
         if joined.max() >= 0x80:
@@ -53,23 +53,29 @@ class Pieces:
 
     @cached_property
     def rows(self) -> Array:
-        """For each piece the number of its record."""
+        """For each property the number of its record."""
         return np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
 
     @cached_property
     def names(self) -> pa.Array:
-        return slots(self._joined, self._begins + 1, self._names_end - self._begins - 1).view(pa.string())
+        """The names of all properties."""
+        return take_bytes(self._joined, self._begins + 1, self._names_end - self._begins - 1).view(
+            pa.string()
+        )
 
     @cached_property
     def values(self) -> pa.Array:
-        return slots(self._joined, self._names_end + 1, self._ends - self._names_end - 1).view(pa.string())
+        """Their values."""
+        return take_bytes(self._joined, self._names_end + 1, self._ends - self._names_end - 1).view(
+            pa.string()
+        )
 
     @cached_property
     def _words(self) -> tuple[Array, Array]:
         """Each name's first eight bytes as a number, and its length: a short name is known by these two."""
         begins = self._begins + 1
         size = (self._names_end - begins).view(np.uint64)
-        words = every(self._joined, _WORD)[begins].astype(np.uint64)
+        words = at_every_byte(self._joined, _WORD)[begins].astype(np.uint64)
         words >>= _BITS - _BYTE * np.minimum(size, _WORD.itemsize)
         return words, size
 
@@ -119,5 +125,5 @@ def _padded(texts: Array) -> Array:
 def _readable(ends: Array, joined: Array) -> tuple[Array, Array]:
     """The texts between `ends`, and where they are then, with U+FFFD for what is not UTF-8, like RocketMQ."""
     content = [None, pa.py_buffer(ends), pa.py_buffer(joined)]
-    ends, texts = bytes_of(readable(pa.Array.from_buffers(pa.binary(), len(ends) - 1, content)))
+    ends, texts = offsets_and_bytes(decode_utf8(pa.Array.from_buffers(pa.binary(), len(ends) - 1, content)))
     return ends, _padded(texts)

@@ -29,10 +29,9 @@ from rmq.remoting.loop import bare_errors
 from rmq.spark.cluster import Loop, client_of
 from rmq.spark.offsets import QueueRange, lost
 from rmq.spark.options import ReadOptions
-from rmq.spark.records import decode_batch, record_starts
+from rmq.spark.records import decode_batch, each_fitting, record_starts
+from rmq.spark.runtime import prepare_worker
 from rmq.spark.schema import arrow_schema
-from rmq.spark.store_scan import each_fitting
-from rmq.spark.worker import settle
 
 REMOVING = "MESSAGE_WAS_REMOVING"
 PASSING = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable)
@@ -56,7 +55,7 @@ def read_range(options: ReadOptions, wanted: QueueRange, schema: pa.Schema) -> I
     hidden = bool(options.tags) and "tags" not in schema.names
     decoded = schema.append(arrow_schema(["tags"])[0]) if hidden else schema
     tags = pa.array(sorted(options.tags)) if options.tags else None
-    settle()
+    prepare_worker()
     with Loop() as loop:
         puller = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
         reader = loop.enter(RangeReader(puller, wanted, options))

@@ -22,7 +22,7 @@ from attrs import frozen
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from rmq.spark.pipelines.audit_scan import Log, find_log, record_frame, unit_frame
+from rmq.spark.pipelines.audit_frames import Log, find_log, record_frame, unit_frame
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
 from rmq.spark.store_files import log_files, queue_topics
 from rmq.store.audit import known_topics

@@ -19,18 +19,25 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import unquote
 
 from attrs import asdict, frozen
 
 from rmq.errors import ConfigError, RmqError
 from rmq.files import read_file, replace_file
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _OWN: Final = "_rmq"
+COMPRESSION: Final = "zstd"
+"""Of the Parquet files."""
 
 
 class ArchiveInUse(RmqError):
@@ -190,3 +197,32 @@ def _link(path: Path, to: Path) -> None:
         os.link(path, to)
     except OSError:  # a file system without hard links
         shutil.copy2(path, to)
+
+
+# --- Parquet files of messages, written by Spark ---
+
+
+def write_parquet(frame: DataFrame, folder: Path, *, partition: Sequence[str] = ()) -> None:
+    """Write rows as Parquet files into a folder that is not there yet."""
+    frame.write.mode("error").option("compression", COMPRESSION).parquet(
+        str(folder), partitionBy=[*partition]
+    )
+
+
+def row_counts(folder: Path) -> Iterator[tuple[Path, int]]:
+    """The files of a folder, with their numbers of rows."""
+    for path in sorted(folder.rglob("*.parquet")):
+        yield path, row_count(path)
+
+
+def row_count(path: Path) -> int:
+    """How many rows a file says it has."""
+    import pyarrow.parquet as pq
+
+    return int(pq.read_metadata(path).num_rows)
+
+
+def names_of(partition: str) -> tuple[str, str]:
+    """(date, topic) of ``date=.../topic=...``."""
+    date, topic = (unquote(part.partition("=")[2]) for part in partition.split("/")[-2:])
+    return date, topic

@@ -1,4 +1,7 @@
-"""Reports as one HTML file: tables and charts, drawn as SVG in it. Nothing is loaded from elsewhere."""
+"""Reports as one HTML file: tables and charts, drawn as SVG in it; and the windows of time they count by.
+
+Nothing is loaded from elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 
 from rmq.files import replace_file
 
@@ -18,6 +23,10 @@ LEFT: Final = 70
 RIGHT: Final = 12
 TOP: Final = 12
 BOTTOM: Final = 34
+_SECONDS: Final = (1, 10, 60, 300, 900, 3600, 6 * 3600, 24 * 3600)
+WINDOWS_MS: Final = tuple(seconds * 1000 for seconds in (*_SECONDS, 7 * 24 * 3600))
+"""Of these the first that gives no more than MOST windows is taken."""
+MOST: Final = 240
 _COLOURS: Final = ("#2f6fde", "#e0802b", "#2a9d6f", "#c0392b", "#7d5bbe", "#8a8a8a")
 _STYLE: Final = """
 :root{color-scheme:light dark}
@@ -174,3 +183,16 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
     return f"{value:,.0f}" if value == int(value) else f"{value:,.2f}"
+
+
+# --- windows of time for tables and charts ---
+
+
+def window_for(length_ms: int) -> int:
+    """A length of window, in ms, for a chart of so long a time."""
+    return next((window for window in WINDOWS_MS if length_ms <= window * MOST), WINDOWS_MS[-1])
+
+
+def begin_of(at: str, window_ms: int) -> Column:
+    """The start, as a timestamp `begin`, of the window that a column of ms since 1970 lies in."""
+    return F.timestamp_millis(F.col(at) - F.pmod(F.col(at), F.lit(window_ms))).alias("begin")

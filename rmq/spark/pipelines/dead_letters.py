@@ -23,11 +23,13 @@ from rmq.spark.cluster import Cluster
 from rmq.spark.encoding import SHARDING_PROPERTY
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.progress import Watch, unwatched
-from rmq.spark.pipelines.replay import NEW_RUN, origin, own_properties
-from rmq.spark.pipelines.sending import (
+from rmq.spark.pipelines.replay import (
+    NEW_RUN,
     ROW_KEY,
     Run,
     SentAgain,
+    origin,
+    own_properties,
     place_key,
     send_again,
     target_options,

@@ -17,7 +17,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.record import Record
 from rmq.spark.offsets import DataLoss, QueueRange
 from rmq.spark.options import read_options
-from rmq.spark.reading import RangeReader, _decoded, queue_offsets
+from rmq.spark.pull import RangeReader, _decoded, queue_offsets
 from rmq.spark.records import record_starts
 from rmq.spark.schema import asked_schema
 from tests.spark.records import V4, encoded
