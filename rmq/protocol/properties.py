@@ -270,8 +270,7 @@ def unit_code(topic: bytes, properties: bytes, store_timestamp: int, delays: Map
         if due is not None:
             return due
     elif topic == _TIMER:
-        due_ms = property_value(properties, b"TIMER_OUT_MS\x01")
-        return int(due_ms) if due_ms is not None and due_ms.isdigit() else 0
+        return timer_due(property_value(properties, b"TIMER_OUT_MS\x01"))
     tags = property_value(properties, b"TAGS\x01")
     return tags_code(tags.decode("utf-8", JAVA)) if tags else 0
 
@@ -335,6 +334,13 @@ class TagsAndKeys:
         return known
 
 
+def timer_due(text: bytes | None) -> int:
+    """When a record of the timer's topic is due, in ms since 1970, by its property TIMER_OUT_MS; 0 when that
+    is none.
+    """
+    return int(text) if text is not None and text.isdigit() else 0
+
+
 def due_time(level: bytes | None, store_timestamp: int, delays: Mapping[int, int]) -> int | None:
     """When a record of that delay level is due; None without a level. A level above the table's is its
     highest.
@@ -359,8 +365,10 @@ def index_keys(properties: bytes) -> tuple[str, ...]:
 
 
 def has_unit(sys_flag: int) -> bool:
-    """Whether a record gets a queue unit: not when it is PREPARED or ROLLBACK."""
-    return not sys_flag & SYS_PREPARED
+    """Whether a record gets a queue unit: not when it is PREPARED or ROLLBACK (which has both bits). Holds
+    for numpy arrays too.
+    """
+    return sys_flag & SYS_PREPARED == 0
 
 
 def is_indexed(sys_flag: int) -> bool:

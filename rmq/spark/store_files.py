@@ -22,7 +22,7 @@ from rmq.errors import ConfigError, CorruptRecord, StoreError
 from rmq.protocol.record import offset_of
 from rmq.spark.arrays import Array, at_every_byte
 from rmq.spark.records import MAGIC, Batch, Records, Take, each_fitting, find_records
-from rmq.store.consumequeue import FILLER_SIZE, UNIT
+from rmq.store.consumequeue import UNIT, is_unit
 from rmq.store.scan import is_blank, parse
 
 _NAME: Final = re.compile(r"[0-9]{20}")
@@ -107,7 +107,7 @@ def queue_units(path: str, first: int = 0, end: int | None = None) -> QueueUnits
             parts.append(_read_units(file, begin, stop - begin))
             offsets.append(np.arange(base + begin, base + begin + len(parts[-1])))
     units, places = np.concatenate(parts), np.concatenate(offsets)
-    used = (units["size"] > 0) & (units["size"] != FILLER_SIZE)
+    used = is_unit(units["size"])
     fields = [units[name][used].astype(units[name].dtype.newbyteorder("=")) for name in _UNITS.names or ()]
     return QueueUnits(places[used], *fields)
 

@@ -21,6 +21,7 @@ from rmq.protocol.properties import has_unit
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decode_record, part
 from rmq.store.audit_index import IndexAudit
 from rmq.store.audit_queue import QueueAudits
+from rmq.store.audit_rules import DAMAGE, NO_FILE, OPEN_NOTE, TORN
 from rmq.store.checkpoint import SIZE as CHECKPOINT_SIZE
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import Disk
@@ -114,10 +115,10 @@ def check(
     """
     report = Report(folder, commit_log, clean_stop=not disk.exists(os.path.join(folder, "abort")))
     if not report.clean_stop:
-        report.notes.append("abort is there: a broker runs on it, or was killed; the next start recovers")
+        report.notes.append(OPEN_NOTE)
     runs = log_runs(disk, report)
     queues = QueueAudits(disk, folder, delays or delay_table(DELAY_LEVELS), report.add)
-    queues.load(runs[0].start if runs else 0, known_topics(disk, folder))
+    queues.load(runs[0].start if runs else 0, known_topics(disk, folder), is_open=not report.clean_stop)
     index = IndexAudit(disk, os.path.join(folder, "index"), report.add)
     index.load(runs[0].start if runs else 0, lambda offset: _record_at(runs, offset))
     report.index_slots, report.index_file_size = index.slots, index.file_size
@@ -133,6 +134,8 @@ def check(
     report.queues, report.units = len(queues), queues.units
     report.index_files, report.index_entries = index.file_count, index.entry_count
     report.notes += index.notes
+    if queues.pending:
+        report.notes.append(f"{queues.pending} units at the ends of queues are not written yet")
     _check_checkpoint(disk, folder, report, last)
     _check_config(disk, folder, report)
     return report
@@ -162,7 +165,7 @@ def log_runs(disk: Disk, report: Report) -> list[Segments]:
             continue
         if not runs or base != runs[-1].stop:
             if base != after:
-                report.add("log file missing", path, after, f"files from {after} to {base} are not there")
+                report.add(NO_FILE, path, after, f"files from {after} to {base} are not there")
             runs.append(Segments(disk, place, usual, limit=OpenFiles(16), mapped=True, ordered=True))
         runs[-1].bases.append(base)
         after = base + usual
@@ -240,7 +243,7 @@ def _records(
         reason = _why(run, position)
         report.gaps.append(Gap(position, following.position, reason, tail=False))
         skipped = following.position - position
-        report.add("damage", run.path(position), position, f"{reason}; {skipped} bytes until the next record")
+        report.add(DAMAGE, run.path(position), position, f"{reason}; {skipped} bytes until the next record")
         position = following.position
 
 
@@ -258,12 +261,15 @@ def _note_tail(run: Segments, position: int, report: Report, *, final: bool) -> 
     if used > position:
         reason = _why(run, position)
         report.gaps.append(Gap(position, used, reason, tail=final))
-        kind = "torn tail" if final else "damage"
+        if final and not report.clean_stop:
+            report.notes.append(f"{used - position} bytes after the last record are not whole yet")
+            return
+        kind = TORN if final else DAMAGE
         report.add(
             kind, run.path(position), position, f"{reason}; no record after it, {used - position} bytes"
         )
     elif not final:
-        report.add("damage", run.path(position), position, "the log ends here, but more files follow")
+        report.add(DAMAGE, run.path(position), position, "the log ends here, but more files follow")
 
 
 def _last_used(run: Segments, position: int) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from struct import Struct, unpack
 
 from rmq.protocol.properties import index_keys, is_indexed
+from rmq.store.audit_rules import is_kept
 from rmq.store.disk import Disk, Segment
 from rmq.store.index import HEADER, KeyHash
 from rmq.store.scan import Scanned
@@ -186,7 +187,7 @@ class IndexAudit:
         """Entries of records that are not in the log; but those of expired records may stay."""
         while self._next is not None and self._next[3] < position:
             path, at, _, offset, _ = self._next
-            if offset >= self._log_start or offset < 0:
+            if is_kept(offset, self._log_start):
                 self._add("index entry extra", path, at, f"no record with keys starts at {offset}")
             self._next = next(self._entries, None)
 

@@ -11,7 +11,17 @@ from collections import Counter
 from collections.abc import Callable
 
 from rmq.protocol.properties import has_unit, unit_code
-from rmq.store.consumequeue import FILLER_SIZE, UNIT, UNIT_FORM, Unit, queue_folder
+from rmq.store.audit_rules import (
+    EXTRA,
+    MISSING,
+    differences,
+    is_compared,
+    is_kept,
+    is_pending,
+    is_replaced,
+    kept_topics,
+)
+from rmq.store.consumequeue import UNIT, UNIT_FORM, Unit, is_unit, queue_folder
 from rmq.store.disk import Disk
 from rmq.store.scan import Scanned
 from rmq.store.segments import OpenFiles, Segments
@@ -30,6 +40,8 @@ class QueueAudit:
     def __init__(self, files: Segments) -> None:
         self.files = files
         self.next = -1  # the queue offset after the last record's; -1 without any
+        self.position = -1  # of the last record
+        self.last = -1  # the queue offset of the last unit; -1 without any
         self.held: list[tuple[str, int, str]] = []
         self.expected = 0
         self._cached = range(0)
@@ -67,20 +79,26 @@ class QueueAudits:
         self._add = add
         self._table: dict[tuple[bytes, int], QueueAudit] = {}
         self._deleted: set[bytes] = set()
-        self._known: frozenset[str] | None = None
+        self._kept: frozenset[str] | None = None
+        self._is_open = False
         self._limit = OpenFiles(128)
         self._log_start = 0
         self.units = 0
+        self.pending = 0  # units that are only not written yet
         self.file_size = 0  # of some queue's files
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def load(self, log_start: int, known: frozenset[str] | None) -> None:
-        """Find the queues' files. `known` topics: others without a folder count as deleted."""
-        self._log_start, self._known = log_start, known
+    def load(self, log_start: int, known: frozenset[str] | None, *, is_open: bool) -> None:
+        """Find the queues' files. `known` topics: others without a folder count as deleted. `is_open`: a
+        broker runs on the store, or was killed.
+        """
+        self._log_start, self._is_open = log_start, is_open
         place = os.path.join(self._root, "consumequeue")
-        for topic in self._disk.list(place):
+        topics = self._disk.list(place)
+        self._kept = kept_topics(known, topics)
+        for topic in filter(is_compared, topics):
             for queue_id in self._disk.list(os.path.join(place, topic)):
                 if queue_id.isascii() and queue_id.isdecimal():
                     self._make(topic.encode(), int(queue_id))
@@ -109,7 +127,7 @@ class QueueAudits:
         """Whether the unit of its place is this record's; None when there is no unit."""
         queue = self._table.get((record.topic, record.queue_id)) if has_unit(record.sys_flag) else None
         unit = queue.unit(record.queue_offset) if queue is not None else None
-        if unit is None or not 0 < unit[1] < FILLER_SIZE:
+        if unit is None or not is_unit(unit[1]):
             return None
         return unit[:2] == (record.position, record.size)
 
@@ -118,37 +136,41 @@ class QueueAudits:
         queue = self._table.get((record.topic, record.queue_id))
         if queue is None:
             name = record.topic.decode("utf-8", "replace")
-            if self._known is not None and name not in self._known:
+            if not is_compared(name) or (self._kept is not None and name not in self._kept):
                 return
             queue = self._make(record.topic, record.queue_id)
         index = record.queue_offset
-        if index < queue.next:
+        if is_replaced(queue.position, queue.next - 1, record.position, index):
             queue.held.clear()
         elif queue.next >= 0:
             for missing in range(queue.next, min(index, queue.next + 1000)):
                 self._gap(queue, missing)
-        queue.next = index + 1
+        queue.next, queue.position = index + 1, record.position
         queue.expected += 1
         self._compare(queue, index, record)
 
     def _gap(self, queue: QueueAudit, index: int) -> None:
         """A queue offset whose record is not in the log."""
         unit = queue.unit(index)
-        if unit is not None and unit[1] > 0:
-            queue.held.append(("queue unit extra", index, f"its record at {unit[0]} is not there"))
+        if unit is not None and is_unit(unit[1]):
+            queue.last = max(queue.last, index)
+            if is_kept(unit[0], self._log_start):
+                queue.held.append((EXTRA, index, f"its record at {unit[0]} is not there"))
 
     def _compare(self, queue: QueueAudit, index: int, record: Scanned) -> None:
         unit = queue.unit(index)
         where = f"of offset {index}, for the record at {record.position}"
-        if unit is None or unit[1] <= 0 or unit[1] == FILLER_SIZE:
-            queue.held.append(("queue unit missing", index, where))
+        if unit is None or not is_unit(unit[1]):
+            queue.held.append((MISSING, index, where))
             return
+        queue.last = max(queue.last, index)
         code = unit_code(record.topic, record.properties, record.store_timestamp, self._delays)
         wanted = (record.position, record.size, code)
-        for name, found, right in zip(("offset", "size", "tags code"), unit, wanted, strict=True):
-            if found != right:
-                detail = f"{where}: {name} {found}, expected {right}"
-                queue.held.append((f"queue unit {name}", index, detail))
+        if unit == wanted:
+            return
+        for at, (kind, is_wrong) in enumerate(differences(wanted, unit).items()):
+            if is_wrong:
+                queue.held.append((kind, index, f"{where}: {unit[at]}, expected {wanted[at]}"))
 
     def finish(self) -> None:
         """The log is at its end: look at what the files have beyond it."""
@@ -156,6 +178,9 @@ class QueueAudits:
             self.units += queue.expected
             self._look_beyond(queue)
             for kind, index, detail in queue.held:
+                if kind == MISSING and is_pending(index, queue.last, self._is_open):
+                    self.pending += 1
+                    continue
                 path, at = queue.path(index)
                 self._add(kind, path, at, detail)
 
@@ -170,6 +195,8 @@ class QueueAudits:
             physical, size, _ = unit
             if size == 0 and physical == 0:
                 return  # the end of the units
-            if size != FILLER_SIZE and physical >= self._log_start:
-                queue.held.append(("queue unit extra", index, f"no record at {physical} has offset {index}"))
+            if is_unit(size):
+                queue.last = max(queue.last, index)
+                if is_kept(physical, self._log_start):
+                    queue.held.append((EXTRA, index, f"no record at {physical} has offset {index}"))
             index += 1

@@ -13,6 +13,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from struct import Struct
+from typing import Any
 
 from rmq.errors import StoreError
 from rmq.store.disk import Disk
@@ -27,6 +28,13 @@ FILLER_SIZE = 0x7FFFFFFF
 _FILLER = UNIT_FORM.pack(0, FILLER_SIZE, 0)
 
 Unit = tuple[int, int, int]  # physical offset, size, tags code
+
+
+def is_unit(size: Any) -> Any:
+    """Whether a unit with this size stands for a record: it is neither unused room nor the filler that is put
+    before the first unit of a queue that does not begin at 0. Holds for numpy arrays too.
+    """
+    return (size > 0) & (size != FILLER_SIZE)
 
 
 class ConsumeQueue:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from struct import Struct
 from typing import Final, NamedTuple
@@ -13,7 +13,7 @@ from rmq.message import tags_code
 from rmq.protocol.codes import CompressionType
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, compress, compressed_flag, encode_batch
-from rmq.spark.pipelines import audit
+from rmq.store import audit_rules as rules
 from rmq.store.disk import RealDisk
 from rmq.store.scan import Scanned, parse
 from rmq.store.store import Store
@@ -149,8 +149,9 @@ def _put(store: Store, number: int, chance: random.Random) -> None:
 # --- the faults ---
 
 
-def inject(root: Path, count: int, chance: random.Random) -> set[Fault]:
-    """Put `count` faults of all kinds into a store, each at another message."""
+def inject(root: Path, count: int, chance: random.Random, kinds: Sequence[str] | None = None) -> set[Fault]:
+    """Put `count` faults of these kinds, or all, into a store, each at another message."""
+    kinds = kinds or _KINDS
     files = StoreFiles(root)
     chosen = chance.sample(files.with_units(), count)
     places = {record.position for record in files.records}
@@ -158,9 +159,9 @@ def inject(root: Path, count: int, chance: random.Random) -> set[Fault]:
     found = set()
     for number, record in enumerate(chosen):
         topic, queue = record.topic.decode(), record.queue_id
-        kind = _KINDS[number % len(_KINDS)]
+        kind = kinds[number % len(kinds)]
         fault = Fault(kind, topic, queue, record.queue_offset, record.position)
-        if kind == audit.EXTRA:
+        if kind == rules.EXTRA:
             offset = ends[topic, queue]
             ends[topic, queue] += 1
             place = chance.choice(
@@ -168,7 +169,7 @@ def inject(root: Path, count: int, chance: random.Random) -> set[Fault]:
             )
             files.append_unit(topic, queue, offset, (place, record.size, 0))
             fault = Fault(kind, topic, queue, offset, place)
-        elif kind == audit.WRONG_PLACE:
+        elif kind == rules.WRONG_PLACE:
             place = chance.choice([record.position + 3, chance.choice(files.records).position, -5, 1 << 50])
             place = place if place != record.position else 7
             files.write_unit(record, lambda _, size, code, place=place: (place, size, code))
@@ -216,10 +217,10 @@ def _move(files: StoreFiles, record: Scanned, chance: random.Random) -> None:
 
 
 _INJECT: Final[dict[str, Callable[[StoreFiles, Scanned, random.Random], None]]] = {
-    audit.MISSING: _lose,
-    audit.WRONG_SIZE: _resize,
-    audit.WRONG_TAGS: _retag,
-    audit.BAD_CRC: _flip,
-    audit.WRONG_OFFSET: _move,
+    rules.MISSING: _lose,
+    rules.WRONG_SIZE: _resize,
+    rules.WRONG_CODE: _retag,
+    rules.BAD_CRC: _flip,
+    rules.WRONG_RECORD: _move,
 }
-_KINDS: Final = (*_INJECT, audit.EXTRA, audit.WRONG_PLACE)
+_KINDS: Final = (*_INJECT, rules.EXTRA, rules.WRONG_PLACE)

@@ -44,7 +44,7 @@ def test_audit_tells_what_is_wrong(rmq: Run, golden: Path, tmp_path: Path) -> No
     file.write_bytes(bytes(20) + file.read_bytes()[20:])
 
     told = json.loads(rmq("audit", tmp_path / "store", "-o", "json", status=1))
-    assert (told["records"], told["units"], told["faults"]) == (182, 181, {"missing unit": 1})
+    assert (told["records"], told["units"], told["faults"]) == (182, 181, {"queue unit missing": 1})
     [finding] = told["parts"]
     assert (finding["topic"], finding["queueId"], finding["queueOffset"]) == ("DelayTopic", 1, 0)
 

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rmq.errors import ConfigError
-from rmq.spark.pipelines import audit
 from rmq.spark.pipelines.audit import StoreAudit, audit_store
+from rmq.store import audit_rules as rules
 from rmq.store.audit import check
 from rmq.store.disk import ReadOnlyDisk
 from tests.spark.faults import (
@@ -71,6 +71,19 @@ def test_every_fault_is_found_and_nothing_else(spark: SparkSession, store: Path,
     assert spark.read.parquet(str(tmp_path / "found")).count() == FAULTS
 
 
+def test_spark_and_the_store_check_say_the_same(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    shutil.copytree(store, tmp_path / "store")
+    kinds = (rules.MISSING, rules.EXTRA, rules.WRONG_PLACE, rules.WRONG_SIZE, rules.WRONG_CODE)
+    injected = inject(tmp_path / "store", 100, random.Random(SEED), kinds)
+    light = tmp_path / "store" / "consumequeue" / "%LMQ%light" / "0"
+    shutil.copytree(tmp_path / "store" / "consumequeue" / "Orders" / "0", light)
+
+    result = audit_store(spark, str(tmp_path / "store"))
+    assert found(result) == injected
+    by_kind = {fault.kind: fault.count for fault in result.faults}
+    assert check(ReadOnlyDisk(), str(tmp_path / "store")).counts == by_kind == dict.fromkeys(kinds, 20)
+
+
 def unit_at(place: int, size: int, code: int) -> tuple[int, int, int]:
     return 0, 0, 0
 
@@ -98,13 +111,16 @@ def test_what_is_no_fault(spark: SparkSession, tmp_path: Path) -> None:
         files.write_unit(one, unit_at)
 
     closed = audit_store(spark, str(tmp_path))
-    expected = {Fault(audit.MISSING, "Kept", one.queue_id, one.queue_offset, one.position) for one in last}
+    expected = {Fault(rules.MISSING, "Kept", one.queue_id, one.queue_offset, one.position) for one in last}
     assert found(closed) == expected
 
     (tmp_path / "abort").touch()
     running = audit_store(spark, str(tmp_path))
     assert running.is_clean
     assert "4 units" in running.notes[-1]
+    checked = check(ReadOnlyDisk(), str(tmp_path))
+    assert checked.is_clean, checked.findings
+    assert "4 units at the ends of queues are not written yet" in checked.notes
 
 
 def test_damage_a_torn_tail_and_a_file_that_is_missing(
@@ -122,8 +138,8 @@ def test_damage_a_torn_tail_and_a_file_that_is_missing(
 
     result = audit_store(spark, str(tmp_path / "store"))
     lost = [one for one in files.with_units() if base <= one.position < base + LOG_FILE]
-    units = {Fault(audit.EXTRA, one.topic.decode(), *one[2:4], one.position) for one in [broken, *lost]}
-    places = {(audit.DAMAGE, broken.position), (audit.TORN, end), (audit.NO_FILE, base)}
+    units = {Fault(rules.EXTRA, one.topic.decode(), *one[2:4], one.position) for one in [broken, *lost]}
+    places = {(rules.DAMAGE, broken.position), (rules.TORN, end), (rules.NO_FILE, base)}
     assert found(result) == units | {Fault(kind, None, None, None, place) for kind, place in places}
 
 

@@ -1,8 +1,8 @@
 """Store audit: each record of a commit log against the unit that its queue has for it, joined by Spark.
 
-What counts as a fault is what `rmq store check` says, for stores of any size: records and units meet in a
-full outer join by the physical offset, so the memory needed does not grow with the store. Index, checkpoint
-and configuration are not looked at here.
+What counts as a fault is what `rmq store check` says (the rules are those of `rmq.store.audit_rules`), for
+stores of any size: records and units meet in a full outer join by the physical offset, so the memory needed
+does not grow with the store. Index, checkpoint and configuration are not looked at here.
 
 No faults are: units of records that retention has removed; records of topics that were deleted, also when
 they were made again; PREPARED and ROLLBACK records, which have no unit; and, while a broker runs or after it
@@ -26,6 +26,24 @@ from rmq.spark.pipelines.audit_frames import Log, find_log, record_frame, unit_f
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
 from rmq.spark.store_files import log_files, queue_topics
 from rmq.store.audit import known_topics
+from rmq.store.audit_rules import (
+    BAD_CRC,
+    DAMAGE,
+    EXTRA,
+    KINDS,
+    MISSING,
+    NO_FILE,
+    OPEN_NOTE,
+    TORN,
+    WRONG_CODE,
+    WRONG_PLACE,
+    WRONG_RECORD,
+    WRONG_SIZE,
+    differences,
+    is_pending,
+    is_replaced,
+    kept_topics,
+)
 from rmq.store.config import DELAY_LEVELS, delay_table
 from rmq.store.disk import ReadOnlyDisk
 from rmq.store.scan import is_blank
@@ -34,20 +52,6 @@ COLUMNS: Final = ("kind", "topic", "queueId", "queueOffset", "physicalOffset", "
 _SCHEMA: Final = (
     "kind string, topic string, queueId int, queueOffset bigint, physicalOffset bigint, detail string"
 )
-
-MISSING: Final = "missing unit"
-EXTRA: Final = "extra unit"
-WRONG_PLACE: Final = "wrong physical offset"
-WRONG_OFFSET: Final = "wrong queue offset"
-WRONG_SIZE: Final = "wrong size"
-WRONG_TAGS: Final = "wrong tags code"
-BAD_CRC: Final = "bad CRC"
-DAMAGE: Final = "damage"
-TORN: Final = "torn tail"
-NO_FILE: Final = "missing log file"
-KINDS: Final = (
-    MISSING, EXTRA, WRONG_PLACE, WRONG_OFFSET, WRONG_SIZE, WRONG_TAGS, BAD_CRC, DAMAGE, TORN, NO_FILE
-)  # fmt: skip
 
 
 @frozen
@@ -150,14 +154,17 @@ def _suspects(records: DataFrame, units: DataFrame, seen: Observation) -> DataFr
         & F.col("queueOffset").eqNullSafe(F.col("unitOffset"))
     )
     both = wants_unit & has_unit
+    place, columns = F.col("place"), ("size", "tagsCode", "unitSize", "unitCode")
+    size, code, unit_size, unit_code = map(F.col, columns)
+    wrong = differences((place, size, code), (place, unit_size, unit_code))
     kinds = {
         DAMAGE: F.col("damage").isNotNull(),
         BAD_CRC: F.coalesce("badCrc", F.lit(False)),
         MISSING: wants_unit & ~has_unit,
         EXTRA: has_unit & ~wants_unit,
-        WRONG_OFFSET: both & ~same,
-        WRONG_SIZE: both & same & (F.col("size") != F.col("unitSize")),
-        WRONG_TAGS: both & same & (F.col("tagsCode") != F.col("unitCode")),
+        WRONG_RECORD: both & ~same,
+        # Not WRONG_PLACE: they are joined by the place. A unit elsewhere is missing here, and extra there.
+        **{kind: both & same & wrong[kind] for kind in (WRONG_SIZE, WRONG_CODE)},
     }
     found = F.array_compact(F.array(*(F.when(condition, F.lit(kind)) for kind, condition in kinds.items())))
     return pairs.withColumn("kinds", found).where(F.size("kinds") > 0)
@@ -177,7 +184,7 @@ def _judged(store: _Store, suspects: DataFrame, units: DataFrame) -> tuple[DataF
     each = each.join(own, ["topic", "queueId", "queueOffset", "place"], "left")
     kind, served = F.col("kind"), F.col("served").isNotNull()
     each = each.where((kind != MISSING) | ~served)
-    each = each.withColumn("kind", F.when((kind == WRONG_OFFSET) & served, EXTRA).otherwise(kind)).persist()
+    each = each.withColumn("kind", F.when((kind == WRONG_RECORD) & served, EXTRA).otherwise(kind)).persist()
     missing = _real(store, each.where(kind == MISSING), units, suspects).persist()
     pending = missing.where("isPending").count()
     found = _folded(missing.where("not isPending"), each.where(kind != MISSING)).distinct()
@@ -186,9 +193,9 @@ def _judged(store: _Store, suspects: DataFrame, units: DataFrame) -> tuple[DataF
 
 def _real(store: _Store, missing: DataFrame, units: DataFrame, suspects: DataFrame) -> DataFrame:
     """Records without a unit that should have one; `isPending`: it may be that it is not written yet."""
-    known = known_topics(ReadOnlyDisk(), store.path)
-    if known is not None:
-        missing = missing.where(F.col("topic").isin([*known, *queue_topics(store.path)]))
+    kept = kept_topics(known_topics(ReadOnlyDisk(), store.path), queue_topics(store.path))
+    if kept is not None:
+        missing = missing.where(F.col("topic").isin([*kept]))
     keys = ["unitTopic", "unitQueueId", "unitOffset"]
     doubtful = suspects.where("unitSize is not null").select(*keys)
     queues = (
@@ -200,13 +207,14 @@ def _real(store: _Store, missing: DataFrame, units: DataFrame, suspects: DataFra
             F.max("unitOffset").alias("last"),
         )
     )
-    # The queue begins after the record, and not with a higher offset: the topic was deleted and made again.
-    replaced = (F.col("place") < F.col("firstPlace")) & (F.col("queueOffset") >= F.col("first"))
-    at_end = F.col("last").isNull() | (F.col("queueOffset") > F.col("last"))
+    # The later record is that of the queue's first unit: what was stored before it has no unit any more.
+    first = F.col("firstPlace"), F.col("first")
+    replaced = is_replaced(F.col("place"), F.col("queueOffset"), *first)
+    last = F.coalesce("last", F.lit(-1))
     return (
         missing.join(queues, ["topic", "queueId"], "left")
         .where(~F.coalesce(replaced, F.lit(False)))
-        .withColumn("isPending", at_end & F.lit(store.is_open))
+        .withColumn("isPending", is_pending(F.col("queueOffset"), last, F.lit(store.is_open)))
     )
 
 
@@ -215,12 +223,12 @@ def _folded(missing: DataFrame, others: DataFrame) -> DataFrame:
     names = ("unitTopic", "unitQueueId", "unitOffset", "rightPlace")
     columns = ("topic", "queueId", "queueOffset", "place")
     slots = [F.col(column).alias(name) for column, name in zip(columns, names, strict=True)]
-    others = others.withColumn("isCrossed", F.col("kind").isin(EXTRA, WRONG_OFFSET))
+    others = others.withColumn("isCrossed", F.col("kind").isin(EXTRA, WRONG_RECORD))
     lone = missing.select(*slots, F.lit(True).alias("isCrossed"))
     # A unit that hit another record than its own, which is a lone one: if no second unit names the record
     # that was hit, that one lacks its unit too. (Of longer chains not all links are told apart.)
     keys = [*names[:3], "isCrossed"]
-    strange = others.where(F.col("kind") == WRONG_OFFSET)
+    strange = others.where(F.col("kind") == WRONG_RECORD)
     hit = strange.join(lone, keys, "left_semi")
     hit = hit.join(strange.join(lone, keys, "left_anti").select("place"), "place", "left_anti")
     lost = lone.union(hit.select(*slots, "isCrossed")).distinct()
@@ -238,9 +246,9 @@ def _described(pairs: DataFrame) -> DataFrame:
         MISSING: F.lit("the record has no unit"),
         EXTRA: _why_extra(),
         WRONG_PLACE: _text("it names {place}, its record is at {rightPlace}"),
-        WRONG_OFFSET: _text("the record says {topic}/{queueId} offset {queueOffset}"),
+        WRONG_RECORD: _text("the record says {topic}/{queueId} offset {queueOffset}"),
         WRONG_SIZE: _text("the unit says {unitSize} bytes, the record {size}"),
-        WRONG_TAGS: _text("the unit says {unitCode}, the record's is {tagsCode}"),
+        WRONG_CODE: _text("the unit says {unitCode}, the record's is {tagsCode}"),
         BAD_CRC: F.lit("the body is not the one that was stored"),
         DAMAGE: _text("{size} bytes: {damage}"),
     }
@@ -300,6 +308,6 @@ def _torn_bytes(log: Log) -> int:
 
 def _notes(store: _Store, pending: int) -> Iterator[str]:
     if store.is_open:
-        yield "abort is there: a broker runs on it, or was killed; what its next start mends is no fault here"
+        yield OPEN_NOTE
     if pending:
         yield f"{pending} units at the ends of queues are not written yet"

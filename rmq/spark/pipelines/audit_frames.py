@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.message import PROPERTY_TAGS, SCHEDULE_TOPIC, TIMER_TOPIC, tags_code
-from rmq.protocol.codes import SYS_PREPARED
-from rmq.protocol.properties import due_time
+from rmq.protocol.properties import due_time, has_unit, timer_due
 from rmq.spark.arrays import Array, gather
 from rmq.spark.records import HEAD, Batch, Records, find_records
 from rmq.spark.store_files import (
@@ -33,12 +32,11 @@ from rmq.spark.store_files import (
     queue_topics,
     queue_units,
 )
+from rmq.store.audit_rules import is_compared, is_kept
 
 CHUNK: Final = 64 << 20
 UNITS_AT_ONCE: Final = 1 << 18
 BATCH: Final = Batch(rows=16384, size=8 << 20)
-LMQ_PREFIX: Final = "%LMQ%"
-"""Queues of RocketMQ's light topics: their units name records of other topics, so they are not compared."""
 
 RECORD_SCHEMA: Final = pa.schema(
     [
@@ -143,6 +141,7 @@ def _scan(chunk: Chunk, *, delays: Mapping[int, int]) -> Iterator[pa.RecordBatch
 def _records(buffer: Array, delays: Mapping[int, int], starts: Array) -> pa.RecordBatch:
     records = Records(buffer, starts, "")
     topics = records.topics()
+    sys_flag: Any = records.head["sys_flag"]
     rows = len(starts)
     return pa.RecordBatch.from_arrays(
         [
@@ -152,7 +151,7 @@ def _records(buffer: Array, delays: Mapping[int, int], starts: Array) -> pa.Reco
             records.column("queueId"),
             records.column("queueOffset"),
             pa.array(unit_codes(records, topics, delays)),
-            pa.array((records.head["sys_flag"] & SYS_PREPARED) == 0),
+            pa.array(has_unit(sys_flag)),
             pa.array(~records.crc_matches()),
             pa.nulls(rows, pa.string()),
         ],
@@ -175,7 +174,7 @@ def unit_codes(records: Records, topics: pa.Array, delays: Mapping[int, int]) ->
         codes = np.where(scheduled & (delay >= 0), stored + delay, codes)
     timed = pc.equal(topics, TIMER_TOPIC).to_numpy(zero_copy_only=False)
     if timed.any():
-        due = _by_value(records.property("TIMER_OUT_MS"), lambda ms: int(ms) if ms.isdigit() else 0, 0)
+        due = _by_value(records.property("TIMER_OUT_MS"), lambda ms: timer_due(ms.encode()), 0)
         codes = np.where(timed, due, codes)
     return codes
 
@@ -207,7 +206,7 @@ def unit_frame(spark: SparkSession, folder: str, log: Log) -> DataFrame:
 
 def _queue_parts(folder: str) -> Iterator[Units]:
     for topic in queue_topics(folder):
-        if topic.startswith(LMQ_PREFIX):
+        if not is_compared(topic):
             continue
         for queue_id, place in queue_folders(folder, topic).items():
             first, end = queue_range(place)
@@ -232,7 +231,7 @@ def _packed(parts: Iterator[Units]) -> list[list[Units]]:
 def _read_units(parts: list[Units], *, log: Log) -> Iterator[pa.RecordBatch]:
     for part in parts:
         units = queue_units(part.folder, part.first, part.end)
-        kept = (units.physical_offset >= log.start) | (units.physical_offset < 0)
+        kept = is_kept(units.physical_offset, log.start)
         late = np.flatnonzero(units.physical_offset >= log.end)
         kept[late[_is_record(log, units.physical_offset[late])]] = False
         offset, place, size, code = (field[kept] for field in units)
