@@ -10,6 +10,7 @@ from rmq.store.disk import Disk
 
 SIZE = 4096
 _TIMES = Struct(">qqq")
+# Java's. Store times of several threads were not in order there, and a clock may be set back a little.
 _MARGIN_MS = 3000
 
 

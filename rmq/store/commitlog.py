@@ -112,12 +112,15 @@ class CommitLog:
         gathered.
         """
         self._check()
+        assert self.end <= self.position
         try:
             for address, chunks in self._groups:
                 self.segments.write(address, b"".join(chunks))
         except BaseException:
             self._dirty = True
             raise
+        # From here on readers see the records, and a flush in another thread counts them in. Nothing before
+        # this line may be acknowledged, nothing after it can fail.
         self.end = self.position
         self._groups = []
         self._chunks = []
@@ -141,6 +144,8 @@ class CommitLog:
         """Bytes of a failed write must never be found by a recovery, so they go before anything else is
         written.
         """
+        # Synced before the next record is written: a power cut could keep the old bytes behind the new
+        # record's place and lose the record, and a recovery would take what was never acknowledged for good.
         self.segments.truncate(self.end)
         segment = self.segments.at(self.end) if self.end else None
         if segment is not None:
@@ -203,7 +208,11 @@ class CommitLog:
         with self._flush_lock:
             if self.failure:
                 raise StoreError(self.failure)
+            # The time first: a commit in between raises `end` before the time, so the time is always that of
+            # a record before `end`. And `end` before the sync begins: what a commit adds meanwhile is not
+            # counted, for the kernel may have passed its pages already.
             timestamp, end = self.timestamp, self.end
+            assert self.flushed <= end, "a cut takes `flushed` back with it"
             if end > self.flushed:
                 try:
                     self.segments.sync(self.flushed, end)
@@ -226,6 +235,7 @@ class CommitLog:
         with self._flush_lock:
             timestamp, end = self.timestamp, self.end
             if self.failure:
+                # Nothing was committed since it failed, so `end` stays while this writes.
                 self.write_again(self.flushed, end, doubted=True)
                 self.segments.sync(self.flushed, end)
                 self.flushed, self.flushed_timestamp = end, timestamp
@@ -259,7 +269,10 @@ class CommitLog:
 
     def truncate(self, end: int) -> None:
         """Cut the log; all from `end` on is gone and never found again."""
+        assert self.segments.start <= end, "a cut before the first byte would leave a log without a beginning"
         with self._flush_lock:
+            # The file `abort` says less before the bytes go. After a crash in between, what comes in their
+            # place would count as synced otherwise.
             self._note_cut(end)
             self.segments.truncate(end)
             self.end = end

@@ -185,8 +185,12 @@ class ConsumeQueue:
         if not self.tail:
             return
         at = self._tail_start * UNIT
+        assert self._tail_start + len(self.tail) // UNIT == self.end, "the tail ends where the queue ends"
+        # A queue that begins in the middle of a file (a slave's, or one whose older records expired): Java
+        # reads units of size 0 there as the end of the queue, a filler as nothing.
         if not self._files.bases and at % self._files.file_size:
             self._files.write(at - at % self._files.file_size, _FILLER * (at % self._files.file_size // UNIT))
+        # Taken back first: `sync` in another thread sees it changed and does not move it on over these bytes.
         self._synced = min(self._synced, at)
         self._files.write(at, bytes(self.tail))  # a view in a traceback would keep the tail from growing
         self._tail_start = self.end
@@ -257,7 +261,9 @@ class ConsumeQueue:
         """
         self.trimmed_to = log_start
         self.start = self.first_at(log_start)
-        # The last unit stays, since it says where the queue ends.
+        assert self.start <= self.end
+        # The last unit stays, since it says where the queue ends: without it the next start would begin the
+        # queue at 0, and consumers that are further on would wait for ever.
         keep = min(self.start, max(self.end - 1, 0))
         keep -= keep % self.units_per_file
         if keep > self._tail_start:

@@ -199,6 +199,8 @@ class Queues:
 
         Thread-safe. Raises StoreError.
         """
+        # Read before the queues are taken: what the other thread writes from here on counts for the next
+        # call.
         written_ms = self.written_ms
         queues = []
         while self._unsynced:
@@ -210,7 +212,7 @@ class Queues:
                 for queue in queues:
                     queue.sync()
         except StoreError:
-            self._unsynced.update(dict.fromkeys(queues))
+            self._unsynced.update(dict.fromkeys(queues))  # none of them counts as synced
             raise
         return written_ms
 

@@ -88,7 +88,11 @@ class Recoverer:
         """
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
         records, end, cut = self._scan_log(start)
+        assert start <= end, "a scan never ends before it began"
+        # First queues are cut to the log, then what they lack is made: a unit must never name a place after
+        # the log's end, where other records will come.
         self._cut(end, torn=cut)
+        assert self.commit_log.end == self.commit_log.flushed == end
         rebuilt = tuple((queue.topic, queue.queue_id) for queue in self._short)
         if self._short:
             self._rebuild_short(end)
@@ -108,11 +112,15 @@ class Recoverer:
         segments = self.commit_log.segments
         segments.load()
         if not segments.bases or rebuild:
+            # No unit is believed. The queues begin at 0, and at the offset of the first record that they
+            # have.
             for queue in self.queues.table.values():
                 queue.restart(0)
             return segments.start
         if clean:
             return self._start_clean()
+        # Units of records from `start` on are made again, whether they are there or not: of those files
+        # nobody knows which of their pages reached the medium.
         start = self._file_vouched_for(checkpoint.replay_from_ms)
         self._load_queues(
             lambda queue: lambda index, unit: not self._is_unit_before(start, queue, index, unit)
@@ -169,6 +177,8 @@ class Recoverer:
         scan = Scan(segments, start, check_crc=self.check_crc)
         records = 0
         held: Scanned | None = None
+        # A record gets its unit when the next one was seen: of the last it must first be known whether its
+        # end was torn off, since a unit cannot be taken back from a queue that was written.
         for record in scan:
             if held is not None:
                 self.restore(held)
@@ -251,6 +261,8 @@ class Recoverer:
         if position + size <= queue.known_to or queue in self._short:
             return
         if queue_offset > queue.next and self._is_short(queue):
+            # Older units are missing, so this one cannot be put behind them yet. Once the scan is through,
+            # all of the queue's records from there on are gone through again.
             queue.known_to = queue.physical_end()
             self._short[queue] = max(queue.known_to, self.commit_log.start)
             return

@@ -48,6 +48,7 @@ class ReplicaStore(StoreView):
             is_start = physical_offset >= 0 and physical_offset % self._log.file_size == 0
             if self._log.end != self._log.start or not is_start:
                 raise self._out_of_range(physical_offset)
+            # An empty log may begin anywhere: a master whose oldest files expired sends what it still has.
             if self._log.segments.bases:  # files without a record
                 self._log.segments.remove_all()
             self._log.open_at(physical_offset, 0)
@@ -57,6 +58,9 @@ class ReplicaStore(StoreView):
 
     def _queue_raw(self) -> Sequence[Arrival]:
         """Make units and index entries of the whole records that came."""
+        # After the last whole record come a part of one, or a BLANK. Of a BLANK that is not all there yet the
+        # scan goes to the next file at once, which is past the log's end.
+        assert self._raw_whole <= min(self._raw_position, self._log.end)
         scan = Scan(self._log.segments, self._raw_position, stop=self._log.end)
         records = list(scan)
         self._raw_position = position = scan.position
@@ -93,12 +97,15 @@ class ReplicaStore(StoreView):
         if not self._log.start <= physical_offset <= self._log.end:
             raise self._out_of_range(physical_offset)
         self._rollback()
+        # Queues before the log: a crash in between leaves records without units, which the next start makes,
+        # and not units that name places where the new master's records will be.
         self._queues.truncate(physical_offset)
         self._log.truncate(physical_offset)
         self._raw_position = self._raw_whole = physical_offset
         self._index.truncate(physical_offset)
         self._log.timestamp = self._log.flushed_timestamp = last_ms = self._last_stored_ms()
         if self._checkpoint is not None:
+            # The records that come next may be older than those that went, and none of them is synced.
             with self._sync_lock:
                 self._checkpoint.lower(last_ms)
             self._vouch_for_less(self._checkpoint)
@@ -134,6 +141,7 @@ class ReplicaStore(StoreView):
             raise StoreError(
                 f"an earlier log lies in {self.aside}: look whether it is still needed, remove it"
             )
+        # Synced first: what lies aside is the only copy of what this broker acknowledged as a master.
         self.flush()
         self.disk.move(self.config.commit_log_path, self.aside)
         with self._sync_lock:

@@ -88,6 +88,8 @@ class Reput:
         )
         records = list(islice(scan, limit))
         entries = list(entries_of(records))
+        # A crash may have come between two keys of a record. A second entry for a key would answer a query
+        # with the message twice.
         if entries and entries[0][2] == self._index.end_offset:
             entries[0] = self._rest_of(entries[0])
         self._index.add(entries, now_ms)

@@ -72,11 +72,13 @@ def expired_files(
     """
     oldest = now_ms - config.file_reserved_time * 3_600_000
     count = 0
+    # From the second file on: each one's first record says how old the file before it is.
     for base in log.segments.bases[1 : most + 1]:
         stored = log.store_timestamp(base)
         if not forced and (stored < 0 or stored > oldest):
             break
         if base > log.end:
-            break
+            break  # made ahead: the file before it is the one that is written to
         count += 1
+    assert count < max(len(log.segments.bases), 1), "the last file stays"
     return count

@@ -218,6 +218,8 @@ class Store(StoreSync, ReplicaStore):
             self._rollback()
             while self._reput.behind is None and self._reput.step(COUNT_BACKLOG, self._now_ms()):
                 pass
+            # In this order, so that a kill in between leaves what a crash leaves: `abort` goes last, when all
+            # that it stands for is on the medium.
             self._queues.write_all(self._log.timestamp)
             self.flush()
             self.flush_queues()
@@ -390,6 +392,8 @@ class Store(StoreSync, ReplicaStore):
         except BaseException:
             self._rollback()
             raise
+        # After the commit, see CommitLog.flush. The units follow the record, never the other way: a unit
+        # without its record would send a consumer to a place where another record comes.
         self._log.timestamp = self._batch_ms
         self._raw_position = self._raw_whole = self._log.end
         arrivals = self._take_units()
@@ -413,6 +417,7 @@ class Store(StoreSync, ReplicaStore):
                 self._reput.step(COUNT_BACKLOG // 4, self._now_ms())
 
     def _rollback(self) -> None:
+        # The offsets that `put` gave out are given out again: nobody was told of them.
         for queue in self._owners:
             queue.next = queue.end
         self._units, self._owners, self._entries = [], [], []
@@ -454,6 +459,9 @@ class Store(StoreSync, ReplicaStore):
         most = len(self._log.segments.bases) if reason == "asked" else MOST_FILES
         forced = reason == "forced"
         files = expired_files(self._log, self.config, now_ms, forced=forced, most=most) if reason else 0
+        assert not files or files < len(self._log.segments.bases), "the last file says where the log ends"
+        # The log's files go first. A reader that comes upon a unit whose record is gone is sent on, so queues
+        # and index can follow at leisure; a record without a unit would never be read.
         for _ in range(files):
             self._log.segments.remove_first()
         if not files:

@@ -52,6 +52,8 @@ class StoreSync:
             if self._unvouched:
                 return
             try:
+                # Each says up to when all was written before its sync began. The checkpoint takes these, not
+                # the time of the last record: a unit that came meanwhile is not on the medium.
                 written_ms = self._queues.sync()
                 index_ms = self._index.sync()
             except StoreError:
@@ -70,6 +72,8 @@ class StoreSync:
         with self._sync_lock:
             checkpoint = self._checkpoint
             if checkpoint is not None:
+                # A time that is too low costs a longer scan, one that is too high loses records: so it is
+                # that of the last flush, even if the log has got on.
                 checkpoint.log_ms = self._log.flushed_timestamp
                 checkpoint.flush()
 
