@@ -24,6 +24,7 @@ import trio.testing  # noqa: F401 - for the forks
 
 from tests.mutants.coverage_map import CoverageMap
 from tests.mutants.mutations import Mutation, choose, mutations
+from tests.mutants.warm import OUT_OF_TIME, NotPlanted, Warm, wait
 
 ROOT: Final = pathlib.Path(__file__).resolve().parents[2]
 AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
@@ -37,15 +38,16 @@ AREAS: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
 """Share of each area in 380 mutations, and its modules; a module belongs to the last area that names it."""
 UNCOUNTED: Final = ("rmq/store/audit", "rmq/store/repair", "rmq/broker/stats", "rmq/broker/metrics")
 """Modules that no message passes."""
-TESTS: Final = ("tests/unit", "tests/wire", "tests/stateful")
-MOST_SECONDS: Final = 10.0
-"""Of tests that are run for one mutation; the quickest, and those of its module, come first."""
-AGAIN_SECONDS: Final = 120.0
+TESTS: Final = tuple(f"tests/{name}" for name in ("unit", "wire", "stateful", "crash", "fuzz", "hostile"))
+"""Of these the tests that always run."""
+MOST_SECONDS: Final = 20.0
+"""Of tests that are run for one mutation; those of its module, then the quickest, come first."""
+AGAIN_SECONDS: Final = 600.0
 """For one that survived these."""
-GOOD: Final = 10
-"""For so many lines the tests are run without a mutation first."""
-SLACK_SECONDS: Final = 20.0
-"""How long a run may take beside four times that of its tests."""
+LEFT: Final = ("survived", "not covered", "not judged")
+"""Outcomes of those that were not caught."""
+SLACK_SECONDS: Final = 10.0
+"""How long a test may take beside four times of what it took for the map."""
 MOST_BYTES: Final = 8 << 30
 """Address space of a run: a loop without an end does not take the machine along."""
 EQUIVALENT: Final = pathlib.Path(__file__).with_name("equivalent.txt")
@@ -75,10 +77,9 @@ def main() -> int:
         return 0
     results = Results(folder / f"results-{chosen.seed}.jsonl")
     if chosen.again:
-        found = [one for one in _all(sorted(AREAS), "") if results.known.get(one.key) == "survived"]
+        found = [one for one in _all(sorted(AREAS), "") if results.known.get(one.key) in LEFT]
     trees = [_copy(folder / f"job{number}" / "tree") for number in range(chosen.jobs)]
     covered = _map(folder / "map.json", trees, fresh=chosen.fresh_map)
-    _check_good(found, covered, trees[0])
     left = [one for one in found if chosen.again or one.key not in results.known]
     most = AGAIN_SECONDS if chosen.again else MOST_SECONDS
     shares = [(left[number :: chosen.jobs], tree) for number, tree in enumerate(trees)]
@@ -89,10 +90,43 @@ def main() -> int:
 def _try_all(
     some: list[Mutation], covered: CoverageMap, tree: pathlib.Path, most_seconds: float, results: Results
 ) -> None:
-    for number, mutation in enumerate(some):
-        outcome, seconds = _try(mutation, covered, tree, most_seconds)
-        results.add(mutation, outcome, seconds)
-        print(f"{tree.parent.name} {number + 1}/{len(some)} {outcome}: {mutation}", flush=True)
+    """In a process of its own: collect the tests once, then fork for each mutation."""
+    say = functools.partial(print, file=os.fdopen(os.dup(1), "w"), flush=True)
+    ended = False
+
+    def use(warm: Warm) -> None:
+        nonlocal ended
+        names: dict[str, list[Mutation]] = {}
+        for number, mutation in enumerate(some):
+            began = time.monotonic()
+            outcome, test = _try(mutation, covered, tree, most_seconds, warm)
+            results.add(mutation, outcome, time.monotonic() - began, test)
+            say(f"{tree.parent.name} {number + 1}/{len(some)} {outcome}: {mutation}")
+            names.setdefault(test, []).append(mutation)
+        for test in _failing(warm, [name for name in names if "::" in name], tree):
+            for mutation in names[test]:
+                results.add(mutation, "not judged", 0.0, test)
+                say(f"{tree.parent.name} {test} fails without it: {mutation}")
+        ended = True
+
+    _enter(tree)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 1)
+        pytest.main([*_pytest(), *TESTS], plugins=[Warm(use)])
+    if not ended:
+        sys.exit("the tests could not be collected")
+
+
+def _failing(warm: Warm, tests: list[str], tree: pathlib.Path) -> list[str]:
+    """Those that fail without a mutation: what they caught is not judged."""
+    failing: list[str] = []
+    left = sorted(tests)
+    while test := warm.run(dict.fromkeys(left, 60.0), lambda: None, tree.parent / "note.txt"):
+        if test not in left:
+            break
+        failing.append(test)
+        left = left[left.index(test) + 1 :]
+    return failing
 
 
 def _in_processes(tasks: list[Callable[[], None]]) -> None:
@@ -166,16 +200,20 @@ def _copy(tree: pathlib.Path) -> pathlib.Path:
 
 
 def _map(path: pathlib.Path, trees: list[pathlib.Path], *, fresh: bool) -> CoverageMap:
-    if fresh or not path.exists():
-        print("running the tests once, to learn which executes what", flush=True)
-        files = sorted(
-            str(file.relative_to(ROOT)) for name in TESTS for file in (ROOT / name).rglob("test_*.py")
-        )
-        parts = [path.with_name(f"map-{number}.json") for number in range(len(trees))]
-        shares = [(part, files[number :: len(trees)], trees[number]) for number, part in enumerate(parts)]
+    """Which test executes which line; only files of tests that are new or have changed are run."""
+    found = sorted(file for name in TESTS for file in (ROOT / name).rglob("test_*.py"))
+    tests = {str(file.relative_to(ROOT)): file.read_text() for file in found}
+    known = CoverageMap.joined([]) if fresh or not path.exists() else CoverageMap.load(path)
+    files = known.stale(tests)
+    known = known.without([*files, *(set(known.files) - set(tests))])
+    if files:
+        print(f"running {len(files)} files of tests once, to learn which executes what", flush=True)
+        parts = [path.with_name(f"map-{number}.json") for number in range(min(len(trees), len(files)))]
+        shares = [(part, files[number :: len(parts)], trees[number]) for number, part in enumerate(parts)]
         _in_processes([functools.partial(_map_part, *share) for share in shares])
-        CoverageMap.joined([CoverageMap.load(part) for part in parts]).save(path)
-    return CoverageMap.load(path)
+        known = CoverageMap.joined([known, *map(CoverageMap.load, parts)])
+        known.save(path)
+    return known
 
 
 def _map_part(path: pathlib.Path, tests: list[str], tree: pathlib.Path) -> None:
@@ -189,41 +227,48 @@ def _environment(tree: pathlib.Path) -> dict[str, str]:
 
 
 def _pytest() -> list[str]:
-    return ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no"]
+    policy = ["-o", "tmp_path_retention_policy=none"]
+    return ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no", *policy]
 
 
 def _try(
-    mutation: Mutation, covered: CoverageMap, tree: pathlib.Path, most_seconds: float
-) -> tuple[str, float]:
-    """What becomes of it: caught, caught by the time limit, survived, or no test executes the line."""
+    mutation: Mutation, covered: CoverageMap, tree: pathlib.Path, most_seconds: float, warm: Warm
+) -> tuple[str, str]:
+    """What becomes of it (caught, caught by the time limit, survived, no test executes the line), and by
+    which test.
+    """
     path = tree / mutation.path
     good = path.read_text()
-    tests, seconds = covered.of(mutation.path, mutation.line, good, most_seconds)
-    if not tests:
-        return "not covered", 0.0
+    seconds = covered.of(mutation.path, mutation.line, good, most_seconds)
+    if not seconds:
+        return "not covered", ""
+    limits = {test: SLACK_SECONDS + 4 * taken for test, taken in seconds.items()}
+    is_planted = True
+    try:
+        plant = functools.partial(warm.plant, str(path), good, mutation.apply(good))
+        failed = warm.run(limits, plant, tree.parent / "note.txt")
+    except NotPlanted:
+        is_planted, failed = False, ""
+    if not failed and (not is_planted or covered.is_at_import(mutation.path, mutation.line)):
+        failed = _try_cold(mutation, good, list(seconds), tree, 60 + 4 * sum(seconds.values()))
+    if failed == OUT_OF_TIME:
+        return "caught by the time limit", ""
+    return ("caught", failed) if failed else ("survived", "")
+
+
+def _try_cold(mutation: Mutation, good: str, tests: list[str], tree: pathlib.Path, limit: float) -> str:
+    """In a process that imports all of it after the line has changed."""
+    path = tree / mutation.path
     arguments = tree.parent / "tests.txt"
     arguments.write_text("\n".join(tests))
-    began = time.monotonic()
     try:
         path.write_text(mutation.apply(good))
         _forget_bytecode(path)
-        status = _run([*_pytest(), "-x", f"@{arguments}"], tree, SLACK_SECONDS + 4 * seconds)
+        status = _run([*_pytest(), "-x", f"@{arguments}"], tree, limit)
     finally:
         path.write_text(good)
         _forget_bytecode(path)
-    outcome = {0: "survived", None: "caught by the time limit"}.get(status, "caught")
-    return outcome, time.monotonic() - began
-
-
-def _check_good(mutations: list[Mutation], covered: CoverageMap, tree: pathlib.Path) -> None:
-    """Without a mutation the tests pass. Exits when they do not: then nothing would be proved."""
-    for mutation in mutations[:: max(1, len(mutations) // GOOD)]:
-        source = (tree / mutation.path).read_text()
-        tests, seconds = covered.of(mutation.path, mutation.line, source, MOST_SECONDS)
-        arguments = tree.parent / "tests.txt"
-        arguments.write_text("\n".join(tests))
-        if tests and _run([*_pytest(), "-x", f"@{arguments}"], tree, SLACK_SECONDS + 4 * seconds) != 0:
-            sys.exit(f"the tests of {mutation.path}:{mutation.line} fail without a mutation: see {arguments}")
+    return {0: "", None: OUT_OF_TIME}.get(status, "a fresh start")
 
 
 def _forget_bytecode(path: pathlib.Path) -> None:
@@ -233,24 +278,11 @@ def _forget_bytecode(path: pathlib.Path) -> None:
 
 
 def _run(arguments: list[str], tree: pathlib.Path, seconds: float) -> int | None:
-    """The exit status of pytest; None when it took too long. Whatever it started is ended with it."""
+    """The exit status of pytest; None when it took too long."""
     process = os.fork()
     if not process:
         _be_pytest(arguments, tree)
-    deadline = time.monotonic() + seconds
-    try:
-        while time.monotonic() < deadline:
-            ended, status = os.waitpid(process, os.WNOHANG)
-            if ended:
-                return os.waitstatus_to_exitcode(status)
-            time.sleep(0.05)
-        return None
-    finally:
-        for number in (process, -process):  # before and after it has a session of its own
-            with suppress(OSError):
-                os.kill(number, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(process, 0)
+    return wait(process, seconds)
 
 
 def _be_pytest(arguments: list[str], tree: pathlib.Path) -> NoReturn:
@@ -258,18 +290,24 @@ def _be_pytest(arguments: list[str], tree: pathlib.Path) -> NoReturn:
     status = 1
     try:
         os.setsid()
-        os.chdir(tree)
-        os.environ.update(_environment(tree))
-        for name in [name for name in sys.modules if name.partition(".")[0] in ("rmq", "tests")]:
-            del sys.modules[name]
-        sys.path[:] = [str(tree), str(tree / "plugins"), *(p for p in sys.path if not _is_ours(p))]
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+        _enter(tree)
         with open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
             status = int(pytest.main(arguments))
     finally:
         os._exit(status)
+
+
+def _enter(tree: pathlib.Path) -> None:
+    """Work in this copy from now on: modules that are imported come from it."""
+    os.chdir(tree)
+    os.environ.update(_environment(tree))
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("rmq", "tests")]:
+        del sys.modules[name]
+    sys.path[:] = [str(tree), str(tree / "plugins"), *(p for p in sys.path if not _is_ours(p))]
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _is_ours(folder: str) -> bool:
@@ -293,9 +331,10 @@ class Results:
         """Read once more: other processes write to the file, too."""
         return Results(self._path)
 
-    def add(self, mutation: Mutation, outcome: str, seconds: float) -> None:
+    def add(self, mutation: Mutation, outcome: str, seconds: float, test: str) -> None:
         self.known[mutation.key] = outcome
         row = {"key": mutation.key, "line": mutation.line, "outcome": outcome, "seconds": round(seconds, 1)}
+        row["test"] = test
         with self._path.open("a") as file:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
@@ -304,7 +343,7 @@ def _report(found: list[Mutation], results: Results) -> int:
     known = EQUIVALENT.read_text() if EQUIVALENT.exists() else ""
     harmless = {line for line in known.splitlines() if "|" in line and not line.startswith(("#", " "))}
     judged = [one for one in found if one.key not in harmless]
-    left = [one for one in judged if results.known.get(one.key) in ("survived", "not covered")]
+    left = [one for one in judged if results.known.get(one.key) in LEFT]
     caught = len(judged) - len(left)
     print(
         f"\n{len(found)} mutations; {len(found) - len(judged)} change nothing; "

@@ -114,8 +114,12 @@ def _edits(tree: ast.Module, lines: Sequence[str]) -> Iterator[_Edit]:
 
 def _is_unseen(node: ast.AST) -> bool:
     """Log lines, messages of errors, asserts, what only type checkers read, and texts for people."""
-    if isinstance(node, (ast.Assert, ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)):
-        return not isinstance(node, ast.Raise)
+    if isinstance(node, (ast.Assert, ast.JoinedStr, ast.Import, ast.ImportFrom)):
+        return True
+    if isinstance(node, ast.Raise):  # of what another class defines
+        return isinstance(node.exc, ast.Name) and node.exc.id == "NotImplementedError"
+    if isinstance(node, ast.If) and not node.orelse and all(map(_is_unseen, node.body)):
+        return True
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         return True
     if isinstance(node, ast.FunctionDef) and node.name in ("__repr__", "__str__"):
@@ -180,7 +184,10 @@ def _of_statement(node: ast.stmt) -> Iterator[_Edit]:
     ):
         yield from _whole(node, "pass", "assignment left out")
     elif isinstance(node, ast.Return) and node.value is not None:
-        if not (isinstance(node.value, ast.Constant) and node.value.value is None):
+        # Who asks for the truth of False sees no other answer in None; that it is True is another mutation.
+        if not (
+            isinstance(node.value, ast.Constant) and (node.value.value is None or node.value.value is False)
+        ):
             yield from _whole(node, "return None", "result left out")
     elif isinstance(node, ast.Return):
         yield from _whole(node, "pass", "return left out")

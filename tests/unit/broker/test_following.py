@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 from trio.testing import MockClock
 
 from rmq.broker import service
@@ -486,6 +486,27 @@ async def test_what_was_not_reported_is_cut_for_a_rocketmq_master() -> None:
     follower._reported = unit[0] + unit[1]
     await follower._align(NO_STREAM, None)
     assert rig.bodies("Orders") == [b"a", b"b"]
+
+
+async def test_a_log_set_aside_for_a_rocketmq_master_begins_anew_where_its_log_begins() -> None:
+    rig, master, follower = beside_java([b"a", b"b", b"c"], [b"x"] * 5)
+    rig.store.config = evolve(rig.store.config, ha_diverged_log=DivergedLog.aside)
+    start = await follower._align(NO_STREAM, None)
+    rig.broker.append_raw(start, master.store.read_raw(start, 1 << 20))
+    assert rig.bodies("Orders") == [b"x"] * 5
+
+
+async def test_a_slave_says_at_once_what_it_has(autojump_clock: MockClock, pairs: Pairs) -> None:
+    """Not with its next report of every five seconds: producers wait for it."""
+    async with pairs() as pair:
+        await pair.master(MemoryDisk(1))
+        await pair.slave(MemoryDisk(2))
+        await trio.sleep(20)
+        for _ in range(5):
+            await trio.sleep(1.3)
+            began = trio.current_time()
+            await pair.send(1)
+            assert trio.current_time() - began < 0.1
 
 
 async def test_a_slave_made_master_and_an_old_master_made_slave(

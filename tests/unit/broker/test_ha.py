@@ -41,12 +41,8 @@ FILE = 65536
 
 
 def open_store(folder: Path, **settings: Any) -> Store:
-    config = StoreConfig(
-        store_path_root_dir=str(folder),
-        mapped_file_size_commit_log=FILE,
-        mapped_file_size_consume_queue=2000,
-        **settings,
-    )
+    sizes = {"mapped_file_size_commit_log": FILE, "mapped_file_size_consume_queue": 2000}
+    config = StoreConfig(store_path_root_dir=str(folder), **sizes | settings)
     store = Store(RealDisk(), config, store_host=bytes(8), now_ms=lambda: 1_800_000_000_000)
     store.load()
     return store
@@ -119,6 +115,21 @@ def test_frames_are_cut_at_the_batch_size_and_at_file_ends(tmp_path: Path, most:
     master_store.close()
     assert frames[0] == (0, min(most, FILE))
     assert all(offset // FILE == (offset + size - 1) // FILE for offset, size in frames)
+
+
+def test_no_frame_is_larger_than_a_slave_s_buffer(tmp_path: Path) -> None:
+    """Whatever haTransferBatchSize says: RocketMQ's slave never has a larger one whole."""
+    settings = {"mapped_file_size_commit_log": 1 << 23, "ha_transfer_batch_size": 1 << 30}
+    store = open_store(tmp_path, **settings)
+    fill(store, 10, 600_000)
+    master = MasterSession(store, 0.0)
+    master.received(REPORT.pack(0), 0.0)
+    sizes = []
+    while frame := master.frame(0.0):
+        sizes.append(len(frame))
+    assert sizes[0] == SLAVE_FRAME_MAX
+    assert sum(sizes) - FRAME.size * len(sizes) == store.max_physical_offset
+    store.close()
 
 
 def test_an_empty_slave_begins_with_the_newest_file(stores: tuple[Store, Store]) -> None:
@@ -292,6 +303,20 @@ def test_a_slave_far_behind_is_not_waited_for() -> None:
     rig.broker.acknowledgement.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     (answer,) = rig.ask(send())
     assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
+
+
+def test_a_slave_as_far_behind_as_it_may_not_be_is_not_waited_for() -> None:
+    """haSlaveFallbehindMax is the first distance that is too far, as in RocketMQ."""
+    (first,) = Rig().ask(send())
+    assert first.code == 0
+    for more, wanted in ((0, [ResponseCode.SLAVE_NOT_AVAILABLE]), (1, [])):
+        rig = Rig()
+        rig.ask(send())
+        size = rig.store.max_physical_offset
+        role = BrokerRole.SYNC_MASTER
+        rig = Rig(store={"broker_role": role, "ha_slave_fallbehind_max": size + more})
+        rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+        assert [answer.code for answer in rig.ask(send())] == wanted
 
 
 def test_disk_and_slave_are_both_waited_for() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rmq.broker.filter import VERSION_AHEAD_MS
-from rmq.broker.waits import TRIES_OF_A_QUEUE
+from rmq.broker.waits import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
 from rmq.message import tags_code
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import (
@@ -371,6 +371,16 @@ def test_a_send_looks_at_a_bounded_number_of_waiting_pulls() -> None:
         pass
     assert all(bodies(answer) == "a" for reader in readers for answer in reader.take())
     assert rig.broker.waits.held == 0
+
+
+def test_each_arrival_may_look_at_as_many_waiting_pulls_as_any_other() -> None:
+    rig = Rig()
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    for number in range(2 * TRIES_OF_A_TURN):
+        reader = Wire()
+        assert rig.ask(pull(offset=number, sys_flag=WAITING), wire=reader) == []
+        fill(rig, "a")
+        assert bodies(*reader.take()) == "a", "at once, without a step"
 
 
 def test_without_long_polling_a_pull_waits_a_short_time_and_no_arrival_answers_it() -> None:

@@ -25,6 +25,7 @@ def around(shape: tuple[str, bool, str, bool], key: str) -> str:
 
 @given(st.lists(TEXTS | st.builds(around, AROUND, KEYS), max_size=6), AROUND, st.lists(KEYS, max_size=4))
 @example([], ("", False, "TAGS\x01a", True), ["A1", "", "A2"])
+@example(["UNIQ_KEY\x01A1\x02KEYS\x01o", "UNIQ_KEY\x01A2\x02KEYS\x01o"], ("", False, "", False), [])
 @example(["UNIQ_KEY\x01A1\x02UNIQ_KEY\x01A1", "UNIQ_KEY\x01A2\x02UNIQ_KEY\x01A1"], ("", False, "", False), [])
 @example(["XUNIQ_KEY\x01A1\x02KEYS\x01A1", "XUNIQ_KEY\x01A2\x02KEYS\x01A1"], ("", False, "", False), [])
 def test_remembered_is_read_anew(

@@ -86,6 +86,13 @@ def test_a_filter_of_the_same_version_does_not_take_over(rig: Rig) -> None:
     assert bodies(rig.one(plain())) == "34"
 
 
+def test_only_expressions_make_filters(rig: Rig) -> None:
+    announce(rig, SubscriptionData(topic="Orders", sub_string="*", sub_version=1))
+    assert (rig.broker.filters.get("Orders", "readers"), saved(rig)) == (None, None)
+    announce(rig, sql("", version=2))
+    assert (rig.broker.filters.get("Orders", "readers"), saved(rig)) == (None, None)
+
+
 def test_a_filter_that_cannot_be_compiled_is_not_there(rig: Rig) -> None:
     announce(rig, sql("n >"))
     answer = rig.one(plain())

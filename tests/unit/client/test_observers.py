@@ -83,6 +83,22 @@ def test_what_is_sent_and_consumed_is_traced(both: Play, cluster: Cluster) -> No
     both(scenario, cluster)
 
 
+async def test_a_trace_tells_how_long_consuming_took(
+    setting: World, clock: MockClock, cluster: Cluster
+) -> None:
+    cluster["a"].put("T", 0, b"x")
+    async with (
+        connect(setting, MessageTrace()) as client,
+        client.consumer("c", {"T": "*"}, consume_from="first") as consumer,
+    ):
+        await trio.sleep(7)
+        async with await anext(consumer):
+            await trio.sleep(2)
+        await trio.sleep(1)
+    (after,) = [row for row in rows(cluster) if row.type is TraceType.SUB_AFTER]
+    assert after.cost_ms == pytest.approx(2000, abs=1)
+
+
 async def test_transactions_and_delays_are_told_apart(
     setting: World, clock: MockClock, cluster: Cluster
 ) -> None:

@@ -302,6 +302,23 @@ class TestRetries:
         assert isinstance(caught.value.__cause__, SystemBusy)
         assert sum(sends(setting.cluster).values()) == 3
 
+    async def test_attempts_at_the_same_broker_are_a_moment_apart(self, clock: MockClock) -> None:
+        cluster = Cluster.of("a")
+        cluster.topic("T")
+        cluster["a"].script(SEND, *[ResponseCode.SYSTEM_BUSY] * 2)
+        async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
+            began = trio.current_time()
+            await producer.send(Message("T", b"x"))
+            assert trio.current_time() - began == pytest.approx(0.1)
+
+    async def test_a_delay_of_nothing_is_none_below_nothing(self, setting: World, clock: MockClock) -> None:
+        async with setting.connect() as client, client.producer("p") as producer:
+            assert (await producer.send(Message("T", b"x", delay_ms=0))).status == "SEND_OK"
+            assert (await producer.send(Message("T", b"x", deliver_at_ms=0))).status == "SEND_OK"
+            for wrong in ({"delay_ms": -1}, {"deliver_at_ms": -1}, {"delay_level": -1}):
+                with pytest.raises(MessageIllegal, match="not negative"):
+                    await producer.send(Message("T", b"x", **wrong))  # type: ignore[arg-type]
+
     async def test_retry_times_bounds_the_attempts(self, setting: World, clock: MockClock) -> None:
         setting.cluster["a"].script(SEND, *[ResponseCode.SYSTEM_BUSY] * 9)
         setting.cluster["b"].script(SEND, *[ResponseCode.SYSTEM_BUSY] * 9)

@@ -91,6 +91,8 @@ async def test_it_waits_only_when_told_to(setting: World, clock: MockClock) -> N
             batch = await puller.pull(QUEUE, 70, wait=10)
         assert batch.messages[0].body == b"late"
         assert trio.current_time() == pytest.approx(began + 3)
+        waits = [one.ext["suspendTimeoutMillis"] for one in setting.cluster["a"].seen if one.code == PULL]
+        assert waits == ["0", "10000"], "the broker holds the answer: it is not asked again and again"
 
 
 async def put_later(setting: World, seconds: float) -> None:

@@ -87,6 +87,11 @@ def test_by_config_gives_what_was_written_down() -> None:
     assert rebalance.by_config(mine)([queue("a:1")], ["x"], "y") == mine
 
 
+def test_who_is_not_among_the_members_gets_nothing() -> None:
+    nearby = rebalance.machine_room_nearby(rebalance.averagely, lambda queue: "R1", lambda client: "R1")
+    assert nearby([queue("a:1")], ["c"], "another") == []
+
+
 def test_a_broker_without_a_room_is_an_error() -> None:
     nearby = rebalance.machine_room_nearby(rebalance.averagely, lambda queue: "", lambda client: "R1")
     with pytest.raises(ValueError, match="no machine room for MessageQueue"):

@@ -268,6 +268,27 @@ def test_global_white_addresses_go_to_a_known_file_only(guarded: Guarded, tmp_pa
     answer = ask(globalWhiteAddrs="*", aclFileFullPath=str(other))
     assert (answer.code, other.exists()) == (211, False)
     assert ask(globalWhiteAddrs="1.2").code == 211
+    more = guarded.file.parent / "acl" / "more.yml"
+    more.parent.mkdir()
+    more.write_text("accounts: [{accessKey: more001, secretKey: fresh-secret-1}]")
+    assert guarded.plugin.files.poll()
+    assert ask(globalWhiteAddrs="10.3.3.3", aclFileFullPath=str(more)).code == 0
+    assert "10.3.3.3" in more.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("default_topic_perm", "defaultTopicPerm"), ("default_group_perm", "defaultGroupPerm")]
+)
+def test_a_default_permission_is_changed_and_stays_when_it_is_not_named(
+    guarded: Guarded, name: str, key: str
+) -> None:
+    def told() -> object:
+        accounts = yaml.safe_load(guarded.file.read_text())["accounts"]
+        return next(account for account in accounts if account["accessKey"] == "owner01").get(key)
+
+    for given, wanted in (("PUB", "PUB"), ("", "PUB"), ("DENY", "DENY")):
+        assert guarded.update("owner01", **{name: given}).code == 0
+        assert told() == wanted
 
 
 def test_versions_are_those_of_the_files(guarded: Guarded) -> None:

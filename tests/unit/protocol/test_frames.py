@@ -109,6 +109,16 @@ def _members(captured: dict[str, Any]) -> dict[str, Any]:
     return values if isinstance(values, dict) else {entry["name"]: entry for entry in values}
 
 
+def test_a_large_frame_s_header_is_read_as_soon_as_it_is_there() -> None:
+    """Not with the first byte behind it: who is refused by it may wait for that before it sends more."""
+    frame = frames.encode(Command.request(10, {"a": "b"}, b"x" * 100_000))
+    size = 8 + int.from_bytes(frame[5:8], "big")
+    for at in (4, 8, size - 1, size):
+        decoder = frames.Decoder(ask_from=10_000)
+        assert decoder.feed(frame[:at]) == []
+        assert (decoder.head is not None) == (at == size)
+
+
 # --- binary headers seen before ---
 
 ROOTS = {

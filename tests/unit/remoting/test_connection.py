@@ -12,7 +12,7 @@ from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, 
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits
-from rmq.remoting.stream import Stream
+from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.testing import MemoryNetwork
 
 from .peers import CODE, Custom, Echo, Silent, linked, request
@@ -339,6 +339,55 @@ async def test_a_bug_at_the_end_of_a_connection_is_logged(
         await link.peer.stream.aclose()
         await link.ended.wait()
         assert "a bug" in caplog.text
+
+
+async def test_a_stream_that_fails_in_an_unknown_way_ends_the_connection_and_is_logged(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also when nobody but the writer sees it."""
+    network = MemoryNetwork(window=50)
+    async with linked(Silent(), network=network) as link:
+        asked = request(b"x" * 500)
+        await link.peer.send(asked)
+        await wait_all_tasks_blocked()
+        ours = link.connection._stream
+        works = ours.wait_send_all_might_not_block
+
+        async def fail() -> None:
+            ours.wait_send_all_might_not_block = works  # type: ignore[method-assign]
+            raise KeyError("a bug")
+
+        ours.wait_send_all_might_not_block = fail  # type: ignore[method-assign]
+        link.connection.reply(asked.reply(body=b"y" * 500))
+        with trio.fail_after(60):
+            await link.ended.wait()
+        assert link.endpoint.gone == [link.connection]
+        assert "a bug" in caplog.text
+
+
+async def test_nothing_follows_half_a_frame(autojump_clock: MockClock) -> None:
+    """Who cancels a send of a whole piece, as over WebSocket, does not know how much of it has gone."""
+
+    class Slow(MemoryNetwork):
+        def pair(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+            ours, theirs = super().pair(*args, **kwargs)
+
+            class Whole(PrefixedStream):
+                async def send_all(self, data):  # type: ignore[no-untyped-def]
+                    await super().send_all(data[:10])
+                    await trio.sleep_forever()
+
+            whole = Whole(b"", ours)
+            whole.sends_now = False
+            whole.send_now = lambda buffers: 0  # type: ignore[method-assign]
+            return whole, theirs
+
+    async with linked(network=Slow(seed=1)) as link:
+        asked = request(b"x")
+        await link.peer.send(asked)
+        assert await link.peer.stream.receive_some() == encode(asked.reply(body=b"x"))[:10]
+        link.connection.close()
+        assert await link.peer.ended()
 
 
 async def test_an_answer_that_has_no_frame_is_an_error_to_its_asker(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -172,6 +173,16 @@ def test_java_cannot_lock_what_we_locked(tmp_path: Path) -> None:
     lock.release()
     assert (tmp_path / "lock").read_bytes() == b"lock"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_lock_outlives_a_look_at_its_file(tmp_path: Path) -> None:
+    """A POSIX lock alone goes when any descriptor of the file is closed."""
+    path = tmp_path / "lock"
+    lock = RealDisk().lock(str(path))
+    assert path.read_bytes() == b"lock"
+    with path.open("r+b") as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    lock.release()
 
 
 def test_the_first_sync_of_a_new_file_syncs_its_folder(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,14 @@ def test_entries_are_found_newest_first_and_by_time() -> None:
     assert index.find("Orders", "same", START_MS + 10_000, 1 << 60, 64) == []
     assert index.find("Orders", "other", 0, 1 << 60, 64) == []
     assert index.find("Other", "same", 0, 1 << 60, 64) == []
+
+
+def test_both_ends_of_a_time_count() -> None:
+    index = make()
+    index.add([entry(number) for number in range(10)], START_MS)
+    assert index.find("Orders", "K5", START_MS + 5000, START_MS + 5000, 9) == [500]
+    assert index.find("Orders", "K5", START_MS + 5001, START_MS + 9000, 9) == []
+    assert index.find("Orders", "K5", START_MS, START_MS + 4999, 9) == []
 
 
 def test_a_full_file_is_followed_by_another() -> None:
@@ -197,6 +206,8 @@ def test_a_file_of_another_size_is_made_again() -> None:
 def test_trim_and_truncate() -> None:
     index = make()
     index.add([entry(number) for number in range(100)], START_MS)
+    assert index.trim(1700) == 0
+    assert index.trim(1800) == 0, "the record of its last entry is the first of the log"
     assert index.trim(2000) == 1
     assert index.find("Orders", "K5", 0, 1 << 60, 9) == []
     assert index.find("Orders", "K19", 0, 1 << 60, 9) == [1900]
@@ -233,6 +244,39 @@ def test_the_index_catches_up_after_it_was_off(enabled: bool) -> None:
     assert len(again.query("Orders", "shared", 200, 0, 1 << 60)) == (64 if enabled else 0)
     for number in (0, 50, 100):
         assert len(again.query("Orders", f"K{number}", 9, 0, 1 << 60)) == enabled
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_the_index_goes_on_behind_damage(follows: bool) -> None:
+    disk = MemoryDisk()
+    settings = {"message_index_enable": False, "mapped_file_size_commit_log": 1 << 16}
+    store = open_store(disk, **settings)
+    for number in range(20):
+        send(store, record("x", unique=f"K{number}"))
+    broken = 9 if follows else 19
+    unit = store.unit("Orders", 0, broken)
+    assert unit is not None
+    store.close()
+    again = open_store(disk, **settings | {"message_index_enable": True})
+    disk.flip(f"{ROOT}/commitlog/{0:020d}", unit[0] + 4)  # its magic
+    while again.dispatch(30):
+        pass
+    found = [
+        len(again.lookup("Orders", f"K{number}", 9, 0, 1 << 60).physical_offsets) for number in range(20)
+    ]
+    assert found == [int(number != broken) for number in range(20)]
+
+
+def test_hashes_of_ever_new_keys_take_little_memory() -> None:
+    made = KeyHash()
+    tracemalloc.start()
+    try:
+        for number in range(60_000):
+            made("Orders", f"{number:08d}abc")
+        assert tracemalloc.get_traced_memory()[0] < 3 << 20
+    finally:
+        tracemalloc.stop()
+    assert made("Orders", "00000000abc") == KeyHash()("Orders", "00000000abc")
 
 
 def test_commit_helps_when_the_backlog_is_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,6 +131,30 @@ def test_a_queue_trimmed_and_cut_to_nothing_in_memory_goes_on() -> None:
     queue.truncate(1000)
     add(queue, (1000, 100, 7))
     assert queue.unit(10) == (1000, 100, 7)
+
+
+@pytest.mark.parametrize("start", [0, 4, 9, 10, 17, 25])
+def test_the_parts_of_a_queue_end_where_its_files_end(start: int) -> None:
+    queue = make_queue(MemoryDisk())
+    for number in range(26):
+        add(queue, (number * 100, 100, number))
+    queue.trim(start * 100)
+    parts = list(queue.file_ranges())
+    assert [index for low, stop in parts for index in range(low, stop)] == list(range(start, 26))
+    assert [stop for _, stop in parts] == [stop for stop in (10, 20, 26) if stop > start]
+    assert queue.next_file(start) == start // 10 * 10 + 10
+
+
+def test_a_queue_that_is_removed_leaves_no_file_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    queue = ConsumeQueue(RealDisk(), str(tmp_path / "0"), "Orders", 0, 200, OpenFiles(4))
+    for number in range(26):
+        add(queue, (number * 100, 100, number))
+    queue.write()
+    assert len(os.listdir("/proc/self/fd")) > before
+    queue.remove()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not (tmp_path / "0").exists()
 
 
 @pytest.mark.parametrize("written", [0, 3, 10, 13, 20, 27])
@@ -280,6 +307,15 @@ def test_segments_are_one_address_space(sizes: list[int]) -> None:
         assert bytes(segments.read(at, 1) or b"") == (model[at : at + 1] if at < cut else b"\0")
 
 
+def test_no_power_cut_takes_a_log_file_and_leaves_a_later_one() -> None:
+    disk = MemoryDisk(1)
+    segments = Segments(disk, "/log", 128, limit=OpenFiles(9), mapped=True, ordered=True)
+    for address in (0, 128, 256):
+        segments.make(address)
+        for seed in range(8):
+            assert disk.image(seed).list("/log") == [f"{base:020d}" for base in segments.bases]
+
+
 def test_flush_syncs_what_is_committed_and_no_more() -> None:
     disk = MemoryDisk()
     log = CommitLog(disk, "/log", 4096)
@@ -332,8 +368,6 @@ def test_checkpoint_keeps_three_times_in_4096_bytes() -> None:
 
 def test_ten_thousand_queues_need_few_descriptors(tmp_path: object) -> None:
     """The real thing on a small scale; benchmarks/micro_store.py measures it with 10,000."""
-    import os
-
     store = open_store(RealDisk(), root=str(tmp_path), mapped_file_size_commit_log=1 << 20)
     before = len(os.listdir("/proc/self/fd"))
     for number in range(600):
