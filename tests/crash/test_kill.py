@@ -1,8 +1,10 @@
 """Real processes, killed by SIGKILL under load: no acknowledged message may be lost.
 
 RMQ_KILL_CYCLES says how often (200 for the broker alone, a quarter of that for master and slave in turn).
-Each cycle sends from several tasks, kills in the middle, starts again, and goes on with the same store. At
-the end every message that a producer was told SEND_OK for must be read back, with its own body.
+Each cycle sends from several tasks, delayed messages and transactions too, kills in the middle, starts again,
+and goes on with the same store. At the end, when all is due and brokers have asked for the transactions that
+they did not hear the end of, every message that a producer was told SEND_OK for must be read back, with its
+own body, and nothing that was rolled back.
 """
 
 from __future__ import annotations
@@ -11,8 +13,8 @@ import os
 import pathlib
 import random
 import shutil
-import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -33,7 +35,7 @@ from rmq.store.store import Store
 from tests.interop.rocketmq import BROKER_SETTINGS, Process, Processes, free_port
 
 from .ledger import Found
-from .load import SENDERS, TOPIC, Load, read_all
+from .load import CHECKS, SENDERS, TOPIC, Load, now_ms
 
 pytestmark = pytest.mark.crash
 
@@ -48,25 +50,31 @@ def processes(tmp_path: pathlib.Path) -> Iterator[Processes]:
         yield started
 
 
-async def load(namesrv: str, senders: Load, kill: trio.Event, killed: trio.Event) -> None:
-    """Send from several tasks until the broker has been killed."""
+async def load(
+    namesrv: str, senders: Load, kill: trio.Event, killed: trio.Event, *, later: bool = True
+) -> None:
+    """Send from several tasks until the broker has been killed. `later`: also what is seen later only."""
+    chance = random.Random(senders.sent)
     async with (
         rmq.connect(namesrv) as client,
-        client.producer("killers") as producer,
+        client.transactional_producer("killers", senders.decided) as producer,
         trio.open_nursery() as nursery,
     ):
         for sender in range(SENDERS):
             nursery.start_soon(senders.send, producer, sender)
+        if later:
+            nursery.start_soon(senders.delay, producer, SENDERS, chance)
+            nursery.start_soon(senders.transact, producer, SENDERS + 1, chance)
         await kill.wait()
         await killed.wait()
         nursery.cancel_scope.cancel()
 
 
-async def cycle(namesrv: str, senders: Load, victim: Process, seconds: float) -> None:
+async def cycle(namesrv: str, senders: Load, victim: Process, seconds: float, *, later: bool = True) -> None:
     """Load the broker, kill `victim` after some time."""
     kill, killed = trio.Event(), trio.Event()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(load, namesrv, senders, kill, killed)
+        nursery.start_soon(partial(load, namesrv, senders, kill, killed, later=later))
         before = senders.acknowledged
         with trio.move_on_after(20):
             while senders.acknowledged < before + 20:
@@ -80,15 +88,16 @@ async def cycle(namesrv: str, senders: Load, victim: Process, seconds: float) ->
 def test_a_broker_killed_again_and_again_loses_nothing(processes: Processes, tmp_path: pathlib.Path) -> None:
     chance, senders = random.Random(SEED), Load()
     namesrv = processes.rmq_namesrv()
-    settings = {"flushDiskType": "SYNC_FLUSH", "listenPort": str(free_port())}
+    settings = {"flushDiskType": "SYNC_FLUSH", "listenPort": str(free_port())} | CHECKS
     for number in range(CYCLES):
         broker = processes.rmq_broker(namesrv, tmp_path / "store", **settings)
         trio.run(cycle, namesrv, senders, broker, chance.random() * 0.3)
         if number % 25 == 24:
             print(f"{number + 1} kills, {senders.acknowledged} acknowledged", flush=True)
     processes.rmq_broker(namesrv, tmp_path / "store", **settings)
-    found = trio.run(read_all, namesrv)
+    found = trio.run(senders.settle, namesrv)
     print(f"seed {SEED}: {CYCLES} kills, {senders.acknowledged} acknowledged of {senders.sent} sent")
+    print(f"  {senders.kinds()}")
     assert senders.acknowledged >= 20 * CYCLES
     senders.check(found)
 
@@ -96,7 +105,7 @@ def test_a_broker_killed_again_and_again_loses_nothing(processes: Processes, tmp
 def test_master_and_slave_killed_in_turn_lose_nothing(processes: Processes, tmp_path: pathlib.Path) -> None:
     chance, senders = random.Random(SEED), Load()
     namesrv = processes.rmq_namesrv()
-    master = {"durability": "replicated", "brokerName": "pair", "listenPort": str(free_port())}
+    master = {"durability": "replicated", "brokerName": "pair", "listenPort": str(free_port())} | CHECKS
     slave = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": "pair", "listenPort": str(free_port())}
     running = {
         "master": processes.rmq_broker(namesrv, tmp_path / "master", **master),
@@ -108,8 +117,8 @@ def test_master_and_slave_killed_in_turn_lose_nothing(processes: Processes, tmp_
         trio.run(cycle, namesrv, senders, running[victim], chance.random() * 0.3)
         settings = master if victim == "master" else slave
         running[victim] = processes.rmq_broker(namesrv, tmp_path / victim, **settings)
-    found = trio.run(read_all, namesrv)
-    print(f"seed {SEED}: {cycles} kills in turn, {senders.acknowledged} acknowledged")
+    found = trio.run(senders.settle, namesrv)
+    print(f"seed {SEED}: {cycles} kills in turn, {senders.acknowledged} acknowledged: {senders.kinds()}")
     assert senders.acknowledged >= 10 * cycles
     senders.check(found)
 
@@ -134,10 +143,6 @@ def read_folder(folder: pathlib.Path) -> Found:
     return found
 
 
-def now_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 async def until_stopped(address: str) -> str:
     """Until a slave says that it follows no more; why."""
     with trio.fail_after(60):
@@ -158,7 +163,7 @@ def test_a_master_started_without_its_disk_takes_nothing_from_its_slave(
     slave = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": "pair", "listenPort": str(free_port())}
     leader = processes.rmq_broker(namesrv, tmp_path / "master", **master)
     follower = processes.rmq_broker(namesrv, tmp_path / "slave", **slave)
-    trio.run(cycle, namesrv, senders, leader, 0.5)
+    trio.run(partial(cycle, namesrv, senders, leader, 0.5, later=False))
     assert senders.acknowledged > 0
     (tmp_path / "master").rename(tmp_path / "right")
     leader = processes.rmq_broker(namesrv, tmp_path / "master", **master)
