@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     from rmq.errors import ConnectFailed as ConnectFailed
     from rmq.errors import ConnectionLost as ConnectionLost
     from rmq.errors import CorruptRecord as CorruptRecord
+    from rmq.errors import InvalidMessage as InvalidMessage
+    from rmq.errors import InvalidMessageType as InvalidMessageType
     from rmq.errors import InvalidName as InvalidName
+    from rmq.errors import InvalidType as InvalidType
     from rmq.errors import LocalProtocolError as LocalProtocolError
     from rmq.errors import MessageIllegal as MessageIllegal
     from rmq.errors import NoPermission as NoPermission
@@ -80,9 +83,10 @@ _MODULES = {
         "COMMIT ROLLBACK UNKNOWN Decision DiscardedHalf Transaction TransactionalProducer"
     ),
     "rmq.errors": (
-        "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidName LocalProtocolError"
-        " MessageIllegal NoPermission NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError"
-        " RmqError SendFailed ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist"
+        "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"
+        " InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal NoPermission"
+        " NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
+        " ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist"
     ),
     "rmq.message": "Message MessageQueue StoredMessage",
     "rmq.protocol.signature": "Credentials",

@@ -24,15 +24,43 @@ class RmqError(Exception):
     broker: str = ""
 
 
-class ConfigError(RmqError):
-    """A setting has a wrong value: `key`, `value`, what was `expected`, and where it was written."""
+class ConfigError(RmqError, ValueError):
+    """A setting or an argument has a wrong value: `key`, `value`, what was `expected`, and where it was
+    written."""
 
     hint = "correct the setting where it is written"
 
     def __init__(self, key: str, value: object, expected: str, source: str = "") -> None:
         where = f" ({source})" if source else ""
-        super().__init__(f"{key} = {value!r}{where}: expected {expected}")
+        super().__init__(f"{key} = {value!r:.200}{where}: expected {expected}")
         self.key, self.value, self.expected, self.source = key, value, expected, source
+
+
+class InvalidType(ConfigError, TypeError):
+    """An argument is of a wrong type: `key`, `value`, what was `expected`."""
+
+    hint = "correct the call"
+
+
+def check_type(argument: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Raises InvalidType unless `value` is one of `kinds`; True and False are no numbers."""
+    if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
+        raise InvalidType(argument, value, expected)
+
+
+def check_number(argument: str, value: object, least: float, *, whole: bool = True) -> None:
+    """Raises InvalidType unless `value` is a number, ConfigError when it is less than `least`."""
+    kind, expected = ((int,), "an int") if whole else ((int, float), "a number")
+    check_type(argument, value, kind, f"{expected}, at least {least:g}")
+    assert isinstance(value, (int, float))
+    if not value >= least:  # so written, NaN is refused
+        raise ConfigError(argument, value, f"{expected}, at least {least:g}")
+
+
+def check_callable(argument: str, value: object, expected: str) -> None:
+    """Raises InvalidType unless `value` can be called."""
+    if not callable(value):
+        raise InvalidType(argument, value, expected)
 
 
 class InvalidName(RmqError, ValueError):
@@ -203,6 +231,20 @@ class MessageIllegal(ResponseError):
 
     code = 13
     hint = "correct the message as the remark says"
+
+
+class InvalidMessage(MessageIllegal, ValueError):
+    """A message, or a batch, that cannot be sent: the remark names the field, what was given and what is
+    allowed. Raised before anything is sent."""
+
+    hint = "correct the message"
+
+    def __str__(self) -> str:
+        return self.remark
+
+
+class InvalidMessageType(InvalidMessage, TypeError):
+    """A field of a message is of a wrong type: the remark names it, what was given and what is expected."""
 
 
 class ServiceNotAvailable(ResponseError):

@@ -15,10 +15,11 @@ from datetime import datetime
 from functools import lru_cache
 from itertools import accumulate, repeat
 from operator import mul
+from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from rmq.errors import InvalidName, LocalProtocolError
+from rmq.errors import InvalidMessage, InvalidMessageType, InvalidName, InvalidType, LocalProtocolError
 
 # --- properties ---
 
@@ -102,13 +103,20 @@ _NAME = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 
 def validate_topic(topic: str) -> str:
-    """`topic` itself. Raises InvalidName unless it is 1 to 127 of the characters ``%|a-zA-Z0-9_-``."""
-    return _validated("topic", topic)
+    """`topic` itself. Raises InvalidName unless it is 1 to 127 of the characters ``%|a-zA-Z0-9_-``, and
+    InvalidType when it is no text."""
+    try:
+        return _validated("topic", topic)
+    except TypeError:
+        raise InvalidType("topic", topic, "the name of a topic as text") from None
 
 
 def validate_group(group: str) -> str:
-    """`group` itself. Raises InvalidName; the rule is that of topics (a group names a retry topic)."""
-    return _validated("group", group)
+    """`group` itself. Raises as `validate_topic`; the rule is the same (a group names a retry topic)."""
+    try:
+        return _validated("group", group)
+    except TypeError:
+        raise InvalidType("group", group, "the name of a group as text") from None
 
 
 def validate_text(kind: str, text: str) -> str:
@@ -193,7 +201,46 @@ class MessageQueue:
 
 
 def _keys(value: str | Iterable[str]) -> tuple[str, ...]:
-    return tuple(value.split()) if isinstance(value, str) else tuple(value)
+    if isinstance(value, str):
+        return tuple(value.split())
+    try:
+        keys = tuple(value)
+    except TypeError:
+        raise InvalidMessageType(remark=f"keys = {value!r}: expected text, or a list of texts") from None
+    for key in keys:
+        if not isinstance(key, str):
+            raise InvalidMessageType(remark=f"keys = {value!r}: expected text, or a list of texts")
+        if key.split() != [key]:  # brokers and consumers take keys apart at blanks
+            raise InvalidMessage(remark=f"keys = {value!r}: expected keys without blanks, not {key!r}")
+    return keys
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_properties(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value)) and all(map(_is_text, value.values()))
+
+
+_TYPES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
+    "topic": (_is_text, "the name of a topic as text"),
+    "body": (lambda value: isinstance(value, (bytes, bytearray, memoryview)), "bytes"),
+    "tags": (lambda value: value is None or _is_text(value), "one tag as text, or None"),
+    "properties": (_is_properties, "a dict of texts, name to value"),
+    "flag": (_is_int, "an int"),
+    "delay_level": (_is_int, "an int, one of the levels of messageDelayLevel; 0 for none"),
+    "deliver_at_ms": (
+        lambda value: value is None or _is_int(value),
+        "a time as an int, ms since 1970, or None",
+    ),
+    "delay_ms": (lambda value: value is None or _is_int(value), "an int, ms, or None"),
+}
+"""For each field of a message, what it may be."""
 
 
 @define(eq=False)
@@ -203,6 +250,10 @@ class Message:
     `deliver_at_ms` (ms since 1970) or `delay_ms` name any delivery time up to 40 days ahead; that is
     RocketMQ 5's, which 4.9's own brokers do not know: they deliver at once. Only one of the three is given.
     `properties` are the application's own: names and values are text without the characters 0x01 and 0x02.
+    `keys` are texts without blanks; one text is taken apart at its blanks.
+
+    Raises InvalidMessageType, a TypeError, for a field of a wrong type, and InvalidMessage, a ValueError, for
+    a key with a blank.
     """
 
     topic: str
@@ -215,6 +266,31 @@ class Message:
     wait_store: bool = field(default=True, kw_only=True)
     deliver_at_ms: int | None = field(default=None, kw_only=True)
     delay_ms: int | None = field(default=None, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        self.check_types()
+
+    def check_types(self) -> None:
+        """Raises InvalidMessageType, which names the field, unless each field is of its type."""
+        # Told at one go from the others, as this runs for every message.
+        if not (
+            type(self.topic) is str
+            and type(self.body) is bytes
+            and (self.tags is None or type(self.tags) is str)
+            and type(self.properties) is dict
+            and (
+                not self.properties
+                or {*map(type, self.properties), *map(type, self.properties.values())} == {str}
+            )
+            and type(self.flag) is int
+            and type(self.delay_level) is int
+            and self.deliver_at_ms is None
+            and self.delay_ms is None
+        ):
+            for name, (is_allowed, expected) in _TYPES.items():
+                value = getattr(self, name)
+                if not is_allowed(value):
+                    raise InvalidMessageType(remark=f"{name} = {value!r:.200}: expected {expected}")
 
     @property
     def is_delayed(self) -> bool:

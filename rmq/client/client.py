@@ -7,7 +7,7 @@ import os
 import random
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from types import NoneType, TracebackType
 from typing import Any
 
 import anyio
@@ -24,11 +24,11 @@ from rmq.client.pull_consumer import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
 from rmq.client.servers import parse_name_servers
 from rmq.client.session import Session
-from rmq.client.subscription import ConsumerOptions, OnError, Sql
+from rmq.client.subscription import ConsumerOptions, OnError, Sql, full_topics
 from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
 from rmq.clock import wall_clock_ms
-from rmq.errors import LocalProtocolError
-from rmq.message import UniqueIds, with_namespace
+from rmq.errors import InvalidType, LocalProtocolError, check_number, check_type
+from rmq.message import UniqueIds, validate_group, with_namespace
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
@@ -127,6 +127,17 @@ class Client:
         plugins: Sequence[Observer] = (),
     ) -> None:
         self._name_servers = parse_name_servers(namesrv)
+        for name, value, kinds, expected in (
+            ("client_id", client_id, (str, NoneType), "text"),
+            ("tls", tls, (TlsConfig, NoneType), "an rmq.TlsConfig"),
+            ("config", config, (ClientConfig, NoneType), "an rmq.ClientConfig"),
+            ("plugins", plugins, Sequence, "a list of rmq.Observer"),
+        ):
+            check_type(name, value, kinds, expected)
+        if not isinstance(credentials, (Credentials, NoneType)):  # what it holds is no text for a log
+            raise InvalidType("credentials", type(credentials), "rmq.Credentials")
+        for plugin in plugins:
+            check_type("plugins", plugin, Observer, "a list of rmq.Observer")
         self._chance = random.Random()
         self._address = local_address(self._name_servers[0])
         self.client_id = client_id or new_client_id(self._address, self._chance)
@@ -233,7 +244,7 @@ class Client:
             max_reconsume_times=max_reconsume_times,
             ordered=ordered,
         )
-        wanted = {self._full(topic): expression for topic, expression in topics.items()}
+        wanted = full_topics(topics, self.config.namespace)
         return Consumer(self._entered(), self._full(group), wanted, options)
 
     def pull_consumer(self, group: str) -> PullConsumer:
@@ -255,6 +266,7 @@ class Client:
 
         Raises NoPermission when their topic may not be read, and as `PullConsumer.pull`. Cancelled: nothing
         has happened."""
+        check_number("limit", limit, 0)
         return await Redrive(self._entered(), self._full(group)).letters(letters, limit)
 
     async def redrive(
@@ -282,6 +294,7 @@ class Client:
         order in which they were given up. One that was resumed stays in the list.
 
         Raises as `PullConsumer.pull`. Cancelled: nothing has happened."""
+        check_number("limit", limit, 0)
         return await discarded_halves(self._entered(), limit)
 
     async def resume_transaction(self, half: DiscardedHalf) -> None:
@@ -290,8 +303,8 @@ class Client:
         be resumed. Resumed twice, it may be committed twice."""
         await resume(self._entered(), half)
 
-    def _full(self, name: str) -> str:
-        return with_namespace(self.config.namespace, name)
+    def _full(self, group: str) -> str:
+        return with_namespace(self.config.namespace, validate_group(group))
 
     def _entered(self) -> Session:
         if self._session is None:

@@ -58,6 +58,11 @@ class ClientConfig:
     max_message_size: int = setting(
         4 * MIB, help="A longer body, or batch, is refused before it is sent", unit="bytes"
     )
+    max_delay_level: int = setting(
+        18,
+        help="Levels in the brokers' messageDelayLevel; a message with a higher one is refused",
+        validator=at_least(1),
+    )
     compress_over: int = setting(
         4 * KIB,
         help="A body of this length or more is compressed; 0 never",

@@ -15,7 +15,7 @@ from rmq.client.group_member import GroupMember
 from rmq.client.message_view import PulledMessage
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql
-from rmq.errors import ConfigError
+from rmq.errors import check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.loop import TaskScope, as_async, bare_errors
 
@@ -120,6 +120,8 @@ class Consumer:
         administrator sends goes to `handler` beside these. Cancelled: handlers are cancelled; their messages
         are not consumed and are delivered again.
         """
+        check_number("concurrency", concurrency, 1)
+        check_callable("handler", handler, "a function of a message")
         call = self._observers.handler(self.group, as_async(handler, concurrency))
         with self._member.handling(call):
             await self._run_workers(concurrency, self._work, call)
@@ -129,8 +131,9 @@ class Consumer:
         retried as one. For handlers that write many messages at once, and for the highest rates. Cancelled:
         as `run`.
         """
-        if batch < 1:
-            raise ConfigError("batch", batch, "at least 1")
+        check_number("batch", batch, 1)
+        check_number("concurrency", concurrency, 1)
+        check_callable("handler", handler, "a function of a list of messages")
         call = self._observers.handler(self.group, as_async(handler, concurrency), batches=True)
         with self._member.handling(lambda message: call([message])):
             await self._run_workers(concurrency, self._work_batches, call, batch)
@@ -138,8 +141,6 @@ class Consumer:
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
-        if concurrency < 1:
-            raise ConfigError("concurrency", concurrency, "at least 1")
         with bare_errors():
             async with anyio.create_task_group() as tasks:
                 for _ in range(concurrency):

@@ -26,6 +26,7 @@ from rmq.errors import (
     QueryNotFound,
     ResponseError,
     RmqError,
+    check_number,
 )
 from rmq.message import (
     PROPERTY_RETRY_TOPIC,
@@ -223,7 +224,9 @@ class Redrive:
         broker can be reached or takes anything, the run ends with that error. Cancelled, or ended by an
         error: what is sent is sent; the next run goes on behind it. Raises as `letters` and `Producer.send`.
         """
-        if rate is not None and rate <= 0:
+        if rate is not None:
+            check_number("rate", rate, 0, whole=False)
+        if rate == 0:
             raise ConfigError("rate", rate, "more than 0 messages a second")
         done, sender, next_at = Redriven(), Sender(self.session, GROUP), self.session.now()
         async with aclosing(self._read(chosen)) as reading:

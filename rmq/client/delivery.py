@@ -24,7 +24,7 @@ from rmq.client.process_queue import ProcessQueue
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import NETWORK_ERRORS, LocalProtocolError, ResponseError, RmqError
+from rmq.errors import NETWORK_ERRORS, LocalProtocolError, ResponseError, RmqError, check_number
 from rmq.message import (
     PROPERTY_MAX_RECONSUME_TIMES,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -119,6 +119,7 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
+        check_number("delay_level", delay_level, -1)
         super().__init__(reason)
         self.reason = reason
         self.delay_level = delay_level
@@ -364,14 +365,14 @@ class Delivery:
     open, it is delivered again here.
     """
 
-    __slots__ = ("_deliveries", "_in_flight", "_open", "_pulled", "_tokens")
+    __slots__ = ("_deliveries", "_in_flight", "_is_open", "_pulled", "_tokens")
 
     def __init__(self, deliveries: Deliveries, message: PulledMessage) -> None:
         self._deliveries = deliveries
         self._pulled = message
         self._in_flight = InFlight((message,))
         self._tokens: list[tuple[Observer, Any]] = []
-        self._open = True
+        self._is_open = True
 
     @property
     def message(self) -> StoredMessage:
@@ -379,7 +380,7 @@ class Delivery:
         return self._pulled
 
     async def __aenter__(self) -> StoredMessage:
-        if not self._open:
+        if not self._is_open:
             raise LocalProtocolError("a delivery is consumed once")
         deliveries = self._deliveries
         deliveries.hold(self._in_flight)
@@ -400,8 +401,8 @@ class Delivery:
             elif isinstance(error, Exception):
                 await self._fail(error)
                 return not deliveries.raises(error)
-            elif self._open:
-                self._open = False
+            elif self._is_open:
+                self._is_open = False
                 deliveries.redeliver_later([self._pulled])
         finally:
             deliveries.release(self._in_flight)
@@ -409,8 +410,8 @@ class Delivery:
 
     def done(self) -> None:
         """Consumed, before the end of the block or without one. Repeating it does nothing."""
-        if self._open:
-            self._open = False
+        if self._is_open:
+            self._is_open = False
             message = self._pulled
             window = message.window
             assert window is not None
@@ -421,13 +422,14 @@ class Delivery:
 
         Cancelled: it is delivered again here, or sent back.
         """
-        if self._open:
-            self._open = False
+        check_number("delay_level", delay_level, -1)
+        if self._is_open:
+            self._is_open = False
             await self._deliveries.failed(self._pulled, None, delay_level)
 
     async def _fail(self, error: Exception) -> None:
-        if self._open:
-            self._open = False
+        if self._is_open:
+            self._is_open = False
             await self._deliveries.failed(self._pulled, error)
         else:
             log.error("an error after the end of message %s", self._pulled.message_id, exc_info=error)

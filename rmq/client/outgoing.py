@@ -12,7 +12,7 @@ from typing import Final
 from attrs import define, evolve, frozen
 
 from rmq.client.config import ClientConfig
-from rmq.errors import MessageIllegal, RemoteProtocolError
+from rmq.errors import InvalidMessage, InvalidMessageType, InvalidType, RemoteProtocolError, check_type
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     NOT_SENDABLE_TOPICS,
@@ -102,8 +102,11 @@ def pack(
     code: int = SEND,
 ) -> Outgoing:
     """Check one message and make it ready; `extra` are properties of RocketMQ's own. Raises InvalidName,
-    MessageIllegal."""
-    topic = message.topic
+    InvalidMessage."""
+    try:
+        topic = message.topic
+    except AttributeError:
+        raise InvalidType("message", message, "an rmq.Message") from None
     check_topic(topic)
     if config.namespace:
         topic = with_namespace(config.namespace, topic)
@@ -112,7 +115,7 @@ def pack(
     _check_body(body, config.max_message_size)
     if config.compress_over and len(body) >= config.compress_over:
         body, sys_flag = compress(body, level=config.compress_level), sys_flag | COMPRESSED
-    properties = properties_text(message, unique_id, extra)
+    properties = properties_text(message, unique_id, extra, config.max_delay_level)
     return Outgoing(topic, bytes(body), sys_flag, message.flag, properties, unique_id, code=int(code))
 
 
@@ -124,10 +127,12 @@ def pack_batch(
 ) -> list[Outgoing]:
     """Check a batch and make it ready: one topic, no delays, one `wait_store`; one request for each
     `max_message_size` bytes. `extras` are further properties of each message. Raises InvalidName,
-    MessageIllegal.
+    InvalidMessage.
     """
     if not messages:
-        raise MessageIllegal(remark="the batch is empty")
+        raise InvalidMessage(remark="the batch is empty")
+    for message in messages:
+        check_type("messages", message, Message, "a list of rmq.Message")
     first = messages[0]
     check_topic(first.topic)
     most = config.max_message_size
@@ -142,7 +147,7 @@ def pack_batch(
         text = properties_text(message, unique_id, {**own, **extra} if extras else own)
         piece = encode_batch([(message.flag, message.body, text)])
         if len(piece) > most:
-            raise MessageIllegal(
+            raise InvalidMessage(
                 remark=f"message {unique_id} of the batch has {len(piece)} bytes with its properties, at most"
                 f" {most} are allowed (max_message_size)"
             )
@@ -161,77 +166,85 @@ def pack_batch(
 
 
 def check_topic(topic: str) -> None:
-    """Raises InvalidName, or MessageIllegal for topics that the brokers keep to themselves."""
+    """Raises InvalidName, or InvalidMessage for topics that the brokers keep to themselves."""
     validate_topic(topic)
     if topic in NOT_SENDABLE_TOPICS:
-        raise MessageIllegal(remark=f"{topic} is a topic of the system: applications do not send to it")
+        raise InvalidMessage(remark=f"{topic} is a topic of the system: applications do not send to it")
 
 
 def _check_body(body: bytes, most: int) -> None:
     if not isinstance(body, (bytes, bytearray, memoryview)):
-        raise MessageIllegal(remark=f"the body is a {type(body).__name__}, not bytes")
+        raise InvalidMessageType(remark=f"the body is a {type(body).__name__}, not bytes")
     if not body:
-        raise MessageIllegal(remark="the body is empty; RocketMQ takes messages of one byte or more")
+        raise InvalidMessage(remark="the body is empty; RocketMQ takes messages of one byte or more")
     if len(body) > most:
-        raise MessageIllegal(
+        raise InvalidMessage(
             remark=f"the body has {len(body)} bytes, at most {most} are allowed (max_message_size)"
         )
 
 
 def _check_fits(message: Message, first: Message) -> None:
     if message.topic != first.topic:
-        raise MessageIllegal(
+        raise InvalidMessage(
             remark=f"the messages of a batch have one topic, not {first.topic} and {message.topic}"
         )
     if message.is_delayed:
-        raise MessageIllegal(remark="a message of a batch cannot be delayed")
+        raise InvalidMessage(remark="a message of a batch cannot be delayed")
     if message.wait_store != first.wait_store:
-        raise MessageIllegal(remark="the messages of a batch have the same wait_store")
+        raise InvalidMessage(remark="the messages of a batch have the same wait_store")
     if message.topic.startswith(RETRY_PREFIX):
-        raise MessageIllegal(remark="messages to retry topics are not sent in batches")
+        raise InvalidMessage(remark="messages to retry topics are not sent in batches")
 
 
-def properties_text(message: Message, unique_id: str, extra: Mapping[str, str] | None = None) -> str:
-    """The property text of a message. Raises MessageIllegal for names and values that it cannot carry."""
+def properties_text(
+    message: Message, unique_id: str, extra: Mapping[str, str] | None = None, max_delay_level: int = 18
+) -> str:
+    """The property text of a message. Raises InvalidMessage for names and values that it cannot carry."""
     own = message.properties
     if not (own or extra or message.keys or message.tags or message.is_delayed):
         wait = "true" if message.wait_store else "false"
         return f"{PROPERTY_UNIQUE_KEY}\x01{unique_id}\x02WAIT\x01{wait}"
+    message.check_types()  # again: its fields can be set
     if not RESERVED_PROPERTIES.isdisjoint(own):
         names = ", ".join(sorted(RESERVED_PROPERTIES.intersection(own)))
-        raise MessageIllegal(remark=f"the property names {names} are RocketMQ's own")
+        raise InvalidMessage(remark=f"the property names {names} are RocketMQ's own")
     merged = with_properties(message, {PROPERTY_UNIQUE_KEY: unique_id})
     if message.is_delayed:
-        merged |= _delivery_time(message)
+        merged |= _delivery_time(message, max_delay_level)
     if extra is not None:
         merged |= extra
     return checked_properties(merged)
 
 
-def _delivery_time(message: Message) -> dict[str, str]:
+def _delivery_time(message: Message, max_delay_level: int) -> dict[str, str]:
     times = (message.delay_level or None, message.deliver_at_ms, message.delay_ms)
     if sum(time is not None for time in times) > 1:
-        raise MessageIllegal(remark="only one of delay_level, deliver_at_ms and delay_ms is possible")
+        raise InvalidMessage(remark="only one of delay_level, deliver_at_ms and delay_ms is possible")
     if any(time is not None and time < 0 for time in times):
-        raise MessageIllegal(remark="a delay or a delivery time is not negative")
+        raise InvalidMessage(remark="a delay or a delivery time is not negative")
+    if message.delay_level > max_delay_level:
+        raise InvalidMessage(
+            remark=f"delay_level = {message.delay_level}: expected at most {max_delay_level}, the number of"
+            " levels that brokers have (max_delay_level)"
+        )
     if message.deliver_at_ms is not None:
         return {PROPERTY_DELIVER_MS: str(message.deliver_at_ms)}
     return {PROPERTY_DELAY_MS: str(message.delay_ms)} if message.delay_ms is not None else {}
 
 
 def checked_properties(properties: dict[str, str]) -> str:
-    """The text of a property map. Raises MessageIllegal when it cannot be read back."""
+    """The text of a property map. Raises InvalidMessage when it cannot be read back."""
     try:
         text = encode_properties(properties)
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise MessageIllegal(remark=f"a property is not Unicode text: {error}") from None
+        raise InvalidMessage(remark=f"a property is not Unicode text: {error}") from None
     if text.count("\x01") != len(properties) or text.count("\x02") != len(properties) - 1:
-        raise MessageIllegal(remark="property names and values cannot have the characters 0x01 and 0x02")
+        raise InvalidMessage(remark="property names and values cannot have the characters 0x01 and 0x02")
     if "\0" in text:
-        raise MessageIllegal(remark=NUL_IN_PROPERTIES)
+        raise InvalidMessage(remark=NUL_IN_PROPERTIES)
     if size > PROPERTIES_MAX:
-        raise MessageIllegal(remark=f"the properties have {size} bytes, at most {PROPERTIES_MAX} are allowed")
+        raise InvalidMessage(remark=f"the properties have {size} bytes, at most {PROPERTIES_MAX} are allowed")
     return text
 
 
@@ -335,11 +348,11 @@ def request_properties(client_id: str, timeout: float) -> dict[str, str]:
 def reply_to(
     asked: StoredMessage, body: bytes, unique_id: str, config: ClientConfig
 ) -> tuple[Outgoing, MessageQueue]:
-    """The reply to `asked`, and where to send it. Raises MessageIllegal when it is no request."""
+    """The reply to `asked`, and where to send it. Raises InvalidMessage when it is no request."""
     given = asked.properties
     cluster, to = given.get(PROPERTY_CLUSTER), given.get(PROPERTY_REPLY_TO_CLIENT)
     if not cluster or not to or PROPERTY_CORRELATION_ID not in given:
-        raise MessageIllegal(
+        raise InvalidMessage(
             remark=f"message {asked.message_id} is no request: only what `request` sent can be replied to"
         )
     extra = {

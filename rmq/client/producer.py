@@ -29,6 +29,8 @@ from rmq.errors import (
     RemoteProtocolError,
     ReplyTimeout,
     RmqError,
+    check_number,
+    check_type,
     for_code,
 )
 from rmq.message import (
@@ -37,6 +39,7 @@ from rmq.message import (
     MessageQueue,
     StoredMessage,
     validate_group,
+    validate_topic,
     with_namespace,
 )
 from rmq.protocol.codes import RECALL_MESSAGE, RequestCode, ResponseCode
@@ -98,9 +101,9 @@ class Producer:
         was lost. With `queue`, or with `sharding_key` (equal keys go to one queue, the same as a Java
         producer's), there is one attempt.
 
-        Raises InvalidName and MessageIllegal before anything is sent; NoRoute; the ResponseError that no
-        other broker would change; SendFailed when all attempts failed, but with `queue` or `sharding_key`
-        the error of the one attempt. Cancelled: the message may or may not be stored.
+        Raises InvalidName, InvalidMessage and InvalidType before anything is sent; NoRoute; the ResponseError
+        that no other broker would change; SendFailed when all attempts failed, but with `queue` or
+        `sharding_key` the error of the one attempt. Cancelled: the message may or may not be stored.
         """
         if self._session.observers:
             return await self._observed(message, queue, sharding_key, {}, 0)
@@ -164,6 +167,7 @@ class Producer:
         say how many messages are stored; the rest is not sent. Cancelled: of the request that was on its
         way all may be stored or none; those before are stored, and those behind are not sent.
         """
+        check_type("messages", messages, Sequence, "a list of rmq.Message")
         if not self._session.observers:
             return await self._send_parts(messages, None, queue, sharding_key)
         extras: list[dict[str, str]] = [{} for _ in messages]
@@ -219,7 +223,7 @@ class Producer:
 
         Raises NoRoute. Cancelled: nothing has happened."""
         self._check_open()
-        full = with_namespace(self._session.config.namespace, topic)
+        full = with_namespace(self._session.config.namespace, validate_topic(topic))
         return (await self._sender.rotation(full, self._sender.timeout)).route.publish_queues
 
     async def send_oneway(
@@ -228,8 +232,8 @@ class Producer:
         """Send without waiting for an answer: nobody knows whether it is stored.
 
         Returns when the message is handed to the connection, which may take time while the broker does not
-        read. Raises InvalidName, MessageIllegal, NoRoute, ConnectFailed. Cancelled: it may or may not be on
-        its way.
+        read. Raises InvalidName, InvalidMessage, InvalidType, NoRoute, ConnectFailed. Cancelled: it may or
+        may not be on its way.
         """
         outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
         self._check_open()
@@ -240,6 +244,7 @@ class Producer:
         returns its id. Raises LocalProtocolError for what is no handle, NoRoute, ResponseError when it is
         too late. Cancelled: it may or may not be recalled."""
         self._check_open()
+        check_type("handle", handle, str, "the recall_handle of a SendResult")
         try:
             place = RecallHandle.parse(handle)
         except RemoteProtocolError:
@@ -269,6 +274,8 @@ class Producer:
         Raises as `send`, and ReplyTimeout when no reply came. Cancelled: a reply is dropped."""
         self._check_open()
         session = self._session
+        check_type("message", message, Message, "an rmq.Message")
+        check_number("timeout", timeout, 0, whole=False)
         check_topic(message.topic)
         extra, unique_id = request_properties(session.client_id, timeout), ""
         with (
@@ -287,6 +294,7 @@ class Producer:
         Raises MessageIllegal when it is no request, and the ResponseError of the broker when its sender is
         gone. Cancelled: the reply may or may not have gone out."""
         session = self._session
+        check_type("message", message, StoredMessage, "the message that is replied to, as it was delivered")
         outgoing, queue = reply_to(message, body, session.unique_ids.next(), session.config)
         if session.routes.master(queue.broker_name) is None:
             full = with_namespace(session.config.namespace, message.topic)

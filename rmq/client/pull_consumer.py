@@ -16,8 +16,8 @@ from rmq.client.message_view import PulledMessage
 from rmq.client.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullTemplate, RawPull, first_since
 from rmq.client.rebalance import Strategy, averagely
 from rmq.client.session import Session
-from rmq.client.subscription import ALL, ConsumerOptions, Sql, subscription
-from rmq.errors import LocalProtocolError, NoPermission, NoRoute
+from rmq.client.subscription import ALL, ConsumerOptions, Sql, full_topics, subscription
+from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, check_type
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
@@ -154,9 +154,7 @@ class PullConsumer:
         the end of the block) has shown that it was consumed. Raises ConfigError, InvalidName,
         LocalProtocolError when it has queues already, ResponseError when a broker does not let the group in.
         Cancelled: it has left again and has no queues."""
-        full = {
-            with_namespace(self._session.config.namespace, topic): wanted for topic, wanted in topics.items()
-        }
+        full = full_topics(topics, self._session.config.namespace)
         await self._begin_polling(full, self._options(consume_from, auto_commit, strategy))
 
     async def assign(
@@ -164,7 +162,7 @@ class PullConsumer:
     ) -> None:
         """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`.
         Cancelled: it has no queues."""
-        named = frozenset(queues)
+        named = frozenset(_queues("queues", queues))
         topics = dict.fromkeys((queue.topic for queue in named), ALL)
         await self._begin_polling(topics, self._options(consume_from, auto_commit, queues=named))
 
@@ -201,6 +199,8 @@ class PullConsumer:
     async def poll(self, max_messages: int = 32, timeout: float = 5.0) -> list[StoredMessage]:
         """The next messages of the assigned queues, at most so many; none when there are none for `timeout`
         seconds. Those of the poll before count as consumed. Cancelled: no message is lost."""
+        check_number("max_messages", max_messages, 1)
+        check_number("timeout", timeout, 0, whole=False)
         return await self._started().poll(max_messages, timeout)
 
     async def commit_polled(self) -> None:
@@ -210,11 +210,11 @@ class PullConsumer:
 
     def pause(self, *queues: MessageQueue) -> None:
         """Let `poll` take nothing from these queues."""
-        self._started().pause(queues)
+        self._started().pause(_queues("queues", queues))
 
     def resume(self, *queues: MessageQueue) -> None:
         """Let `poll` take from them again."""
-        self._started().resume(queues)
+        self._started().resume(_queues("queues", queues))
 
     def _started(self) -> _Polling:
         if self._polling is None:
@@ -245,6 +245,7 @@ class PullConsumer:
         """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
         there is none. Cancelled: nothing has happened.
         """
+        check_number("timestamp_ms", timestamp_ms, 0)
         await self._ensure_route(queue)
         return await first_since(self._session, self.group, queue, timestamp_ms)
 
@@ -259,11 +260,14 @@ class PullConsumer:
         """Commit: the group goes on with the message at `offset`. Cancelled: it may or may not be
         committed.
         """
+        check_number("offset", offset, 0)
         await self._ensure_route(queue)
         await self._session.brokers.update_offset(self.group, queue, offset)
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Let the next `pull` without an offset begin here, or `poll`, where the queue is pulled for it."""
+        check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+        check_number("offset", offset, 0)
         if self._polling is not None:
             self._polling.seek(queue, offset)
         self._positions[queue] = offset
@@ -293,6 +297,10 @@ class PullConsumer:
         while there is nothing. An offset outside the queue is corrected as the broker says. Cancelled:
         nothing has happened, and the position stays.
         """
+        check_number("max_messages", max_messages, 1)
+        check_number("wait", wait, 0, whole=False)
+        if offset is not None:
+            check_type("offset", offset, int, "an int, the offset of a message in the queue")
         await self._ensure_route(queue)
         at = await self.position(queue) if offset is None else offset
         template = self._template(queue, expression)
@@ -368,12 +376,22 @@ class PullConsumer:
     async def _ensure_route(self, queue: MessageQueue) -> None:
         """Have the address of the queue's broker."""
         self._check_open()
+        check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
         if self._session.routes.reader(queue.broker_name) is None:
             await self._session.refresh(queue.topic)
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise LocalProtocolError(f"the pull consumer of {self.group} is not open: use it in its block")
+
+
+def _queues(argument: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """The queues that an application names. Raises InvalidType when one is none."""
+    check_type(argument, queues, Iterable, "rmq.MessageQueue, any number")
+    found = list(queues)
+    for queue in found:
+        check_type(argument, queue, MessageQueue, "rmq.MessageQueue, any number")
+    return found
 
 
 # Whole topics, for tools: what they hold now, queue by queue.

@@ -26,6 +26,7 @@ from rmq.errors import (
     SendFailed,
     ServiceNotAvailable,
     SystemBusy,
+    check_type,
     for_code,
 )
 from rmq.message import MessageQueue, without_namespace
@@ -58,11 +59,13 @@ class Sender:
         began = session.now()
         deadline = began + self.timeout
         if queue is not None:
+            check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
             return await self._attempt(outgoing, queue, began, deadline)
         rotation = session.routes.get(outgoing.topic)
         if rotation is None or not rotation.is_writable:
             rotation = await self.rotation(outgoing.topic, self.timeout)
         if sharding_key is not None:
+            check_type("sharding_key", sharding_key, str, "text")
             queue = select_by_key(rotation.route.publish_queues, sharding_key)
             return await self._attempt(outgoing, queue, began, deadline)
         # The loop stands here, not in a function of its own: each frame is paid for by every send.
@@ -94,6 +97,10 @@ class Sender:
         """Hand a request without an answer to a connection. Raises NoRoute, ConnectFailed. Cancelled: it may
         or may not be on its way.
         """
+        if queue is not None:
+            check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+        elif sharding_key is not None:
+            check_type("sharding_key", sharding_key, str, "text")
         session, timeout = self._session, self.timeout
         rotation = await self.rotation(outgoing.topic, timeout)
         if queue is None and sharding_key is not None:

@@ -22,6 +22,7 @@ from rmq.errors import (
     QueryNotFound,
     RemoteProtocolError,
     ResponseError,
+    check_type,
     for_code,
 )
 from rmq.message import MessageQueue, StoredMessage, with_namespace
@@ -58,6 +59,7 @@ from rmq.protocol.headers import (
     encode,
 )
 from rmq.protocol.properties import REASON
+from rmq.remoting.address import split_address
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -67,11 +69,23 @@ FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 
 
 def parse_name_servers(text: str | Sequence[str]) -> list[str]:
-    """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none."""
+    """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none, or for one
+    that is no address."""
+    expected = "at least one name server as host:port, or with tls://, ws:// or wss:// before it"
+    check_type("namesrv", text, (str, Sequence), expected)
     pieces = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
+    for piece in pieces:
+        check_type("namesrv", piece, str, expected)
     addresses = [piece.strip() for piece in pieces if piece.strip()]
     if not addresses:
-        raise ConfigError("namesrv", text, "at least one name server as host:port, such as 127.0.0.1:9876")
+        raise ConfigError("namesrv", text, expected)
+    for address in addresses:
+        try:
+            port = split_address(address).port
+        except ConfigError:
+            port = 0
+        if port == 0:
+            raise ConfigError("namesrv", address, expected)
     return addresses
 
 

@@ -14,8 +14,8 @@ from typing import Literal
 from attrs import frozen
 
 from rmq.client.rebalance import Strategy
-from rmq.errors import ConfigError
-from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic
+from rmq.errors import ConfigError, check_callable, check_number, check_type
+from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic, with_namespace
 from rmq.protocol.bodies import SubscriptionData
 
 OnError = Literal["retry", "raise"]
@@ -42,6 +42,13 @@ class ConsumerOptions:
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
             raise ConfigError("consume_from", self.consume_from, "'first', 'last' or a time in ms since 1970")
+        if not isinstance(self.consume_from, str):
+            check_number("consume_from", self.consume_from, 0)
+        check_callable("strategy", self.strategy, "a function such as rmq.client.rebalance.averagely")
+        check_type("broadcasting", self.broadcasting, bool, "True or False")
+        check_type("ordered", self.ordered, bool, "True or False")
+        if self.max_reconsume_times is not None:
+            check_number("max_reconsume_times", self.max_reconsume_times, 0)
         if self.on_error not in ("retry", "raise"):
             raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
 
@@ -57,10 +64,19 @@ class Sql:
 
 
 def sql(expression: str) -> Sql:
-    """Subscribe by an SQL92 expression over message properties. Raises ConfigError when it is empty."""
+    """Subscribe by an SQL92 expression over message properties. Raises ConfigError when it is empty,
+    InvalidType when it is no text."""
+    check_type("subscription", expression, str, "an SQL92 expression as text, such as amount > 100")
     if not expression.strip():
         raise ConfigError("subscription", expression, "an SQL92 expression, such as amount > 100")
     return Sql(expression)
+
+
+_WANTED = "'*', tags such as 'paid || refunded', or rmq.sql(...)"
+
+
+def _check_wanted(topic: str, wanted: object) -> None:
+    check_type(f"subscription to {topic}", wanted, (str, Sql), _WANTED)
 
 
 def subscription(topic: str, wanted: str | Sql, version: int) -> SubscriptionData:
@@ -69,6 +85,7 @@ def subscription(topic: str, wanted: str | Sql, version: int) -> SubscriptionDat
     Raises InvalidName for the topic, ConfigError for an expression without any tag.
     """
     validate_topic(topic)
+    _check_wanted(topic, wanted)
     if isinstance(wanted, Sql):
         return SubscriptionData(
             topic=topic, sub_string=wanted.expression, sub_version=version, expression_type="SQL92"
@@ -77,9 +94,7 @@ def subscription(topic: str, wanted: str | Sql, version: int) -> SubscriptionDat
         return SubscriptionData(topic=topic, sub_string=ALL, sub_version=version)
     tags = frozenset(filter(None, (part.strip() for part in wanted.split("||"))))
     if not tags:
-        raise ConfigError(
-            f"subscription to {topic}", wanted, "'*', tags such as 'paid || refunded', or rmq.sql(...)"
-        )
+        raise ConfigError(f"subscription to {topic}", wanted, _WANTED)
     return SubscriptionData(
         topic=topic,
         sub_string=wanted,
@@ -99,3 +114,11 @@ def subscriptions(
     if retry:
         wanted[retry_topic(group)] = ALL
     return {topic: subscription(topic, expression, version) for topic, expression in wanted.items()}
+
+
+def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, str | Sql]:
+    """`topics` with names as the cluster knows them. Raises InvalidType when it is no dict."""
+    check_type("topics", topics, Mapping, "a dict, topic to what is wanted of it, such as {'Orders': '*'}")
+    for topic, wanted in topics.items():
+        _check_wanted(topic, wanted)
+    return {with_namespace(namespace, validate_topic(topic)): wanted for topic, wanted in topics.items()}

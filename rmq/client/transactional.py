@@ -20,12 +20,12 @@ from rmq.client.producer import Producer
 from rmq.client.pull_consumer import read_topic
 from rmq.client.session import Session
 from rmq.errors import (
-    ConfigError,
     ConnectFailed,
+    InvalidMessage,
     LocalProtocolError,
-    MessageIllegal,
     NoRoute,
     SendFailed,
+    check_callable,
     for_code,
 )
 from rmq.message import (
@@ -82,8 +82,7 @@ class TransactionalProducer(Producer):
 
     def __init__(self, session: Session, group: str, check_back: CheckBack) -> None:
         super().__init__(session, group)
-        if not callable(check_back):
-            raise ConfigError("check_back", check_back, "a function of a message that gives a decision")
+        check_callable("check_back", check_back, "a function of a message that gives a decision")
         self._check_back = as_async(check_back, CHECKS_AT_ONCE)
         self._limiter = anyio.CapacityLimiter(CHECKS_AT_ONCE)
         self._checking: set[str] = set()
@@ -113,7 +112,7 @@ class TransactionalProducer(Producer):
 
     async def _send_half(self, message: Message, queue: MessageQueue | None, key: str | None) -> SendResult:
         if message.is_delayed:
-            raise MessageIllegal(remark="a message of a transaction cannot be delayed")
+            raise InvalidMessage(remark="a message of a transaction cannot be delayed")
         session = self._session
         extra = {PROPERTY_TRANSACTION_PREPARED: "true", PROPERTY_PRODUCER_GROUP: self.group}
         began = session.now()

@@ -87,8 +87,7 @@ def index_keys(context: TraceContext) -> list[str]:
     """The keys by which the trace message is found: ids and keys of the messages, each once."""
     found: dict[str, None] = {}
     for bean in context.beans:
-        found[bean.message_id] = None
-        found |= dict.fromkeys((bean.keys or "").split())
+        found |= dict.fromkeys(f"{bean.message_id} {bean.keys or ''}".split())
     return list(found)
 
 
