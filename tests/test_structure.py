@@ -45,6 +45,13 @@ def test_async_stays_in_the_shells(source: str) -> None:
     assert not found, f"{source} is asynchronous in lines {found}"
 
 
+def test_the_page_on_the_design_names_all_asynchronous_places() -> None:
+    rules = (ROOT / "docs" / "design" / "README.md").read_text("utf-8").split("## Packages")[0]
+
+    entries = [place for place in ASYNC_PLACES if not place.endswith("/__main__.py")]
+    assert [place for place in entries if f"`{place}`" not in rules] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_between_pages_lead_somewhere(page: str) -> None:
     path = ROOT / page

@@ -1,4 +1,4 @@
-"""The nursery tree of a broker: every loop of it is in this file.
+"""The nursery tree of a broker: every task of it is started in this file.
 
     broker
     ├── inner
