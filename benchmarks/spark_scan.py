@@ -127,7 +127,8 @@ class TupleReader(DataSourceReader):
         from datetime import UTC, datetime
 
         from rmq.protocol.record import decode_record
-        from rmq.spark.store_files import Batch, ChunkScan, give_back
+        from rmq.spark.records import Batch
+        from rmq.spark.store_files import ChunkScan, give_back
 
         buffer = partition.file.map()
         scan = ChunkScan(buffer, partition.file.base, len(buffer), Batch(1 << 14, 8 << 20))

@@ -158,7 +158,7 @@ def _bar() -> Iterator[Step]:
 
 def _show(report: Report) -> None:
     console = Console()
-    table = Table("part", "figures", title=f"store {report.folder}", title_justify="left")
+    table = Table("part", "metrics", title=f"store {report.folder}", title_justify="left")
     table.add_row("log", f"{report.records} records, {report.log_start} to {report.log_end}")
     table.add_row("queues", f"{report.queues} with {report.units} units")
     table.add_row("index", f"{report.index_files} files with {report.index_entries} entries")

@@ -48,7 +48,7 @@ class Tail:
     """The state of one run: which queues are followed, how many messages may still be printed."""
 
     options: TailOptions
-    puller: PullConsumer
+    consumer: PullConsumer
     nursery: trio.Nursery
     left: int | None
     queues: set[MessageQueue] = field(factory=set)
@@ -101,10 +101,10 @@ async def show_messages(target: Target, options: TailOptions, most: int | None) 
     """Prints what `options` say, at most `most` messages. Raises as a pull consumer."""
     import trio
 
-    async with target.connect() as client, client.pull_consumer(GROUP) as puller:
+    async with target.connect() as client, client.pull_consumer(GROUP) as consumer:
         with first_error():
             async with trio.open_nursery() as nursery:
-                state = Tail(options, puller, nursery, most)
+                state = Tail(options, consumer, nursery, most)
                 await _begin(state, options.start)
                 while options.end is None:
                     await trio.sleep(LOOK_AGAIN_SECONDS)
@@ -113,24 +113,24 @@ async def show_messages(target: Target, options: TailOptions, most: int | None) 
 
 async def _begin(state: Tail, start: Position) -> None:
     """Starts a task for each queue that has none yet."""
-    for queue in await state.puller.message_queues(state.options.topic):
+    for queue in await state.consumer.message_queues(state.options.topic):
         if queue not in state.queues:
             state.queues.add(queue)
-            at = await _offset_at(state.puller, queue, start)
+            at = await _offset_at(state.consumer, queue, start)
             end = (
                 None
                 if state.options.end is None
-                else await _offset_at(state.puller, queue, state.options.end)
+                else await _offset_at(state.consumer, queue, state.options.end)
             )
             state.nursery.start_soon(_follow, state, queue, at, end)
 
 
-async def _offset_at(puller: PullConsumer, queue: MessageQueue, start: Position) -> int:
+async def _offset_at(consumer: PullConsumer, queue: MessageQueue, start: Position) -> int:
     if start == "first":
-        return await puller.min_offset(queue)
+        return await consumer.min_offset(queue)
     if start == "last":
-        return await puller.max_offset(queue)
-    return await puller.search_offset(queue, start)
+        return await consumer.max_offset(queue)
+    return await consumer.search_offset(queue, start)
 
 
 async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) -> None:
@@ -143,7 +143,7 @@ async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) ->
     wait = WAIT_SECONDS if end is None else 0.0
     while end is None or at < end:
         try:
-            found = await state.puller.pull(
+            found = await state.consumer.pull(
                 queue, at, max_messages=BATCH, expression=state.options.wanted, wait=wait
             )
         except passing as error:

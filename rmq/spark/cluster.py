@@ -75,13 +75,13 @@ class Cluster:
         self._options = options
         self._patience = options.pull_timeout_ms / 1000
         self._loop = Loop()
-        self._puller: PullConsumer
+        self._consumer: PullConsumer
 
     def __enter__(self) -> Self:
         self._loop.__enter__()
         try:
             client = self._loop.enter(client_of(self._options))
-            self._puller = self._loop.enter(client.pull_consumer(self._options.group))
+            self._consumer = self._loop.enter(client.pull_consumer(self._options.group))
         except BaseException:
             self._loop.__exit__(None, None, None)
             raise
@@ -106,23 +106,23 @@ class Cluster:
         """For each queue the offset of the first message stored then or later."""
 
         async def search(queue: MessageQueue) -> int:
-            return await self._puller.search_offset(queue, timestamp_ms)
+            return await self._consumer.search_offset(queue, timestamp_ms)
 
         return self._ask(search, queues)
 
     def committed(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
         """Where the group goes on in each queue; None where it never was."""
-        return self._ask(lambda queue: self._puller.committed(queue), queues)
+        return self._ask(lambda queue: self._consumer.committed(queue), queues)
 
     def recorded(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int | None]:
         """The same from the brokers' own tables, which do not say 0 of what was never committed."""
-        return self._ask(lambda queue: self._puller.recorded(queue), queues)
+        return self._ask(lambda queue: self._consumer.recorded(queue), queues)
 
     def commit(self, offsets: Offsets) -> None:
         """Commit offsets for the group."""
 
         async def commit(queue: MessageQueue) -> None:
-            await self._puller.commit(queue, offsets[queue])
+            await self._consumer.commit(queue, offsets[queue])
 
         self._ask(commit, offsets)
 
@@ -132,16 +132,16 @@ class Cluster:
         options = self._options
         topics: Iterable[str] = options.topics
         if options.topic_pattern:
-            topics = _matching(options.topic_pattern, await self._patiently(self._puller.topics))
+            topics = _matching(options.topic_pattern, await self._patiently(self._consumer.topics))
         found: list[MessageQueue] = []
         for topic in topics:
-            found += await self._patiently(self._puller.message_queues, topic, waits_for=waits_for)
+            found += await self._patiently(self._consumer.message_queues, topic, waits_for=waits_for)
         if options.queues:
             return [queue for queue in options.queues if queue in found]
         return found
 
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        return await self._puller.min_offset(queue), await self._puller.max_offset(queue)
+        return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
 
     def _ask(
         self, question: Callable[[MessageQueue], Awaitable[T]], queues: Iterable[MessageQueue]

@@ -204,13 +204,13 @@ def encode(body: pa.Array, properties: pa.Array) -> pa.Array:
     )
 
 
-def chunks(pieces: pa.Array, most: int) -> list[tuple[int, int, pa.Buffer]]:
+def chunks(messages: pa.Array, most: int) -> list[tuple[int, int, pa.Buffer]]:
     """(first row, end row, bytes) of batches of up to `most` bytes, or of one message that is longer."""
-    offsets = _offsets(pieces)
+    offsets = _offsets(messages)
     found: list[tuple[int, int, pa.Buffer]] = []
-    data = pieces.buffers()[2]
+    data = messages.buffers()[2]
     at = 0
-    while at < len(pieces):
+    while at < len(messages):
         end = int(np.searchsorted(offsets, offsets[at] + most, "right")) - 1
         end = max(end, at + 1)
         found.append((at, end, data.slice(int(offsets[at]), int(offsets[end] - offsets[at]))))
@@ -284,6 +284,6 @@ def _fixed(rows: Array) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), count, buffers)
 
 
-def _offsets(pieces: pa.Array) -> Array:
-    found = np.frombuffer(pieces.buffers()[1], np.int32)
-    return found[pieces.offset : pieces.offset + len(pieces) + 1].astype(np.int64)
+def _offsets(messages: pa.Array) -> Array:
+    found = np.frombuffer(messages.buffers()[1], np.int32)
+    return found[messages.offset : messages.offset + len(messages) + 1].astype(np.int64)

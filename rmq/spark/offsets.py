@@ -169,11 +169,11 @@ def split(ranges: Sequence[QueueRange], *, min_partitions: int = 0, max_records:
     missing = max(min_partitions - len(full), 0)
     spare = [len(one) - 1 for one in full]
     extra = _pro_rata(spare, min(missing, sum(spare)))
-    pieces: list[QueueRange] = []
+    parts: list[QueueRange] = []
     for one, more in zip(full, extra, strict=True):
         least = -(-len(one) // max_records) if max_records else 1
-        pieces += _cut(one, max(1 + more, least))
-    return pieces
+        parts += _cut(one, max(1 + more, least))
+    return parts
 
 
 def _cut(one: QueueRange, count: int) -> list[QueueRange]:

@@ -57,8 +57,8 @@ def read_range(options: ReadOptions, wanted: QueueRange, schema: pa.Schema) -> I
     tags = pa.array(sorted(options.tags)) if options.tags else None
     prepare_worker()
     with Loop() as loop:
-        puller = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
-        reader = loop.enter(RangeReader(puller, wanted, options))
+        consumer = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
+        reader = loop.enter(RangeReader(consumer, wanted, options))
         while (records := loop.call(reader.next)) is not None:
             data, starts = records
             for batch in _decoded(data, starts, options, decoded, wanted.queue.broker_name):
@@ -116,8 +116,8 @@ class _Slice:
 class RangeReader:
     """Pulls a range ahead of who takes it: `async with RangeReader(...) as reader`."""
 
-    def __init__(self, puller: PullConsumer, wanted: QueueRange, options: ReadOptions) -> None:
-        self._puller = puller
+    def __init__(self, consumer: PullConsumer, wanted: QueueRange, options: ReadOptions) -> None:
+        self._consumer = consumer
         self._queue = wanted.queue
         self._at = wanted.start
         self._stop = wanted.stop
@@ -169,42 +169,42 @@ class RangeReader:
         """Have as many slices under way as may be."""
         length = self._stride * (FILTERED_SLICE if self._filtered else 1)
         while self._at < self._stop and len(self._slices) < self._options.pulls_in_flight:
-            piece = _Slice(self._at, min(self._at + length, self._stop))
-            self._at = piece.stop
-            self._slices.append(piece)
-            self._tasks.start_soon(self._pull_slice, piece)
+            one = _Slice(self._at, min(self._at + length, self._stop))
+            self._at = one.stop
+            self._slices.append(one)
+            self._tasks.start_soon(self._pull_slice, one)
 
-    async def _pull_slice(self, piece: _Slice) -> None:
+    async def _pull_slice(self, one: _Slice) -> None:
         try:
-            at = piece.start
-            while at < piece.stop:
-                at = await self._advance(piece, at)
+            at = one.start
+            while at < one.stop:
+                at = await self._advance(one, at)
         except Exception as error:  # for whoever takes the slice
-            piece.error = error
+            one.error = error
         finally:
-            piece.done.set()
+            one.done.set()
 
-    async def _advance(self, piece: _Slice, at: int) -> int:
+    async def _advance(self, one: _Slice, at: int) -> int:
         """One pull; where the slice goes on."""
-        asked = min(piece.stop - at, self._options.pull_batch)
+        asked = min(one.stop - at, self._options.pull_batch)
         answer = await self._pull(at, asked)
         if answer.code == ResponseCode.SUCCESS:
-            return self._take(piece, at, asked, answer)
+            return self._take(one, at, asked, answer)
         if answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and answer.status != REMOVING:
             if self._filtered and answer.next_offset > at:
-                return self._passed_over(at, min(answer.next_offset, piece.stop), answer)
+                return self._passed_over(at, min(answer.next_offset, one.stop), answer)
             if answer.next_offset == at:
                 await anyio.sleep(PAUSE_SECONDS)
                 return at
         ahead = answer.next_offset if answer.code != ResponseCode.PULL_NOT_FOUND else 0
-        return self._missing(at, min(ahead, piece.stop) if ahead > at else piece.stop, answer)
+        return self._missing(at, min(ahead, one.stop) if ahead > at else one.stop, answer)
 
     async def _pull(self, at: int, count: int) -> RawPull:
         """Pull, again and again while the broker is not there or too busy."""
         deadline = anyio.current_time() + self._options.pull_timeout_ms / 1000
         while True:
             try:
-                return await self._puller.pull_raw(
+                return await self._consumer.pull_raw(
                     self._queue, at, max_messages=count, expression=self._options.expression
                 )
             except PASSING as error:
@@ -213,26 +213,26 @@ class RangeReader:
                 log.info("pull from %s at %d: %s", self._queue, at, error)
             await anyio.sleep(PAUSE_SECONDS)
 
-    def _take(self, piece: _Slice, at: int, asked: int, answer: RawPull) -> int:
+    def _take(self, one: _Slice, at: int, asked: int, answer: RawPull) -> int:
         """Keep the records of an answer that belong to the slice; where it goes on."""
         body = answer.body
         starts = record_starts(body)
         offsets = queue_offsets(body, starts)
-        low, high = np.searchsorted(offsets, (at, piece.stop))
+        low, high = np.searchsorted(offsets, (at, one.stop))
         begin = int(starts[low]) if low < len(starts) else len(body)
         end = int(starts[high]) if high < len(starts) else len(body)
         if end > begin:
-            piece.parts.append(body if end - begin == len(body) else memoryview(body)[begin:end])
-            piece.starts.append(starts[low:high] - begin)
-            piece.count += int(high - low)
+            one.parts.append(body if end - begin == len(body) else memoryview(body)[begin:end])
+            one.starts.append(starts[low:high] - begin)
+            one.count += int(high - low)
         if self._filtered:
-            return self._passed_over(at, min(max(answer.next_offset, at + 1), piece.stop), answer)
+            return self._passed_over(at, min(max(answer.next_offset, at + 1), one.stop), answer)
         mine = offsets[low:high]
         self._learn(asked, len(mine))
         expected = np.arange(at, at + len(mine))
         if len(mine) and np.array_equal(mine, expected):
             return at + len(mine)
-        return self._missing_between(at, mine, piece.stop, answer)
+        return self._missing_between(at, mine, one.stop, answer)
 
     def _missing_between(self, at: int, offsets: Any, stop: int, answer: RawPull) -> int:
         if not len(offsets):

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 BYTES_AT_ONCE: Final = 16 * MIB
-"""An Arrow batch with more is written in pieces."""
+"""An Arrow batch with more is written in parts."""
 PAUSE_SECONDS: Final = 0.2
 
 log = logging.getLogger(__name__)
@@ -136,28 +136,28 @@ def write_rows(options: WriteOptions, batches: Iterator[pa.RecordBatch], prefix:
         client = client_of(options, send_timeout_ms=options.send_timeout_ms, retry_times=options.retries)
         sender = Sender(loop, loop.enter(loop.enter(client).producer(options.producer_group)), options)
         rows = 0
-        for piece in _paced(chain.from_iterable(map(_pieces, batches)), options.rate):
-            piece = keyed(piece, options.dedupe_key)
-            has_keys = "rowKey" in piece.schema.names
-            sender.send(piece, ColumnKeys(piece) if has_keys else RowKeys(prefix, rows, len(piece)))
-            rows += len(piece)
+        for part in _paced(chain.from_iterable(map(_slices, batches)), options.rate):
+            part = keyed(part, options.dedupe_key)
+            has_keys = "rowKey" in part.schema.names
+            sender.send(part, ColumnKeys(part) if has_keys else RowKeys(prefix, rows, len(part)))
+            rows += len(part)
         sender.finish()
         return Sent(rows, sender.requests, sender.late)
 
 
-def _paced(pieces: Iterable[pa.RecordBatch], rate: int) -> Iterator[pa.RecordBatch]:
+def _paced(parts: Iterable[pa.RecordBatch], rate: int) -> Iterator[pa.RecordBatch]:
     if not rate:
-        yield from pieces
+        yield from parts
         return
     pace = Pace(rate)
-    for piece in pieces:
-        for at in range(0, len(piece), pace.step):
-            one = piece.slice(at, pace.step)
+    for part in parts:
+        for at in range(0, len(part), pace.step):
+            one = part.slice(at, pace.step)
             pace.wait(len(one))
             yield one
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     step = max(len(batch) * BYTES_AT_ONCE // max(batch.nbytes, 1), 1)
     for at in range(0, len(batch), step):
         yield batch.slice(at, step)

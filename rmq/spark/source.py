@@ -82,12 +82,12 @@ def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
         raise lost(found.losses)
     for loss in found.losses:
         log.warning("skipped, since failOnDataLoss is false: %s", loss)
-    pieces = split(
+    ranges = split(
         found.ranges,
         min_partitions=options.min_partitions,
         max_records=options.max_records_per_partition,
     )
-    return [InputPartition(piece) for piece in pieces]
+    return [InputPartition(one) for one in ranges]
 
 
 def _up_to(target: Offsets, known: Offsets, end: Offsets) -> Offsets:

@@ -165,9 +165,9 @@ def _magics_backwards(buffer: Array) -> Iterator[int]:
     end = len(buffer)
     while end > 0:
         begin = max(end - _BACKWARDS, 0)
-        piece = buffer[begin : end + 3]  # a magic may lie over the border
-        if piece.any():
-            found = [begin + match.start() - 4 for match in MAGIC.finditer(piece.data)]
+        part = buffer[begin : end + 3]  # a magic may lie over the border
+        if part.any():
+            found = [begin + match.start() - 4 for match in MAGIC.finditer(part.data)]
             yield from (at for at in reversed(found) if at >= 0)
         give_back(buffer, begin, end)
         end = begin

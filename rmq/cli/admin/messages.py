@@ -227,11 +227,11 @@ async def print_messages(
     print_body: bool,
 ) -> None:
     """Print the messages of a topic, queue by queue."""
-    async with client.pull_consumer(TOOLS_GROUP) as puller:
-        for queue in await puller.message_queues(topic):
-            first, last = await _bounds(puller, queue, begin, end)
+    async with client.pull_consumer(TOOLS_GROUP) as consumer:
+        for queue in await consumer.message_queues(topic):
+            first, last = await _bounds(consumer, queue, begin, end)
             echo(f"minOffset={first}, maxOffset={last}, {java_text(queue)}")
-            async for message in _between(puller, queue, first, last, expression):
+            async for message in _between(consumer, queue, first, last, expression):
                 _print_line(message, charset if print_body else None)
             echo("-" * 56)
 
@@ -259,9 +259,9 @@ async def print_queue(
     """Print the messages of a queue, or count them by tag."""
     queue = MessageQueue(topic, broker, queue_id)
     tags: Counter[str] = Counter()
-    async with client.pull_consumer(TOOLS_GROUP) as puller:
-        first, last = await _bounds(puller, queue, begin, end)
-        async for message in _between(puller, queue, first, last, how["expression"]):
+    async with client.pull_consumer(TOOLS_GROUP) as consumer:
+        first, last = await _bounds(consumer, queue, begin, end)
+        async for message in _between(consumer, queue, first, last, how["expression"]):
             tags[message.tags or ""] += 1
             if how["print_all"]:
                 _print_line(message, how["charset"] if how["print_body"] else None)
@@ -272,21 +272,21 @@ async def print_queue(
 
 
 async def _bounds(
-    puller: PullConsumer, queue: MessageQueue, begin: int | None, end: int | None
+    consumer: PullConsumer, queue: MessageQueue, begin: int | None, end: int | None
 ) -> tuple[int, int]:
     """The offsets between two times: from the first on, before the last."""
-    first = await puller.min_offset(queue) if begin is None else await puller.search_offset(queue, begin)
-    last = await puller.max_offset(queue) if end is None else await puller.search_offset(queue, end)
+    first = await consumer.min_offset(queue) if begin is None else await consumer.search_offset(queue, begin)
+    last = await consumer.max_offset(queue) if end is None else await consumer.search_offset(queue, end)
     return first, last
 
 
 async def _between(
-    puller: PullConsumer, queue: MessageQueue, first: int, last: int, expression: str = "*"
+    consumer: PullConsumer, queue: MessageQueue, first: int, last: int, expression: str = "*"
 ) -> AsyncIterator[StoredMessage]:
     offset = first
     while offset < last:
         wanted = min(PULL_MESSAGES, last - offset)
-        found = await puller.pull(queue, offset, max_messages=wanted, expression=expression)
+        found = await consumer.pull(queue, offset, max_messages=wanted, expression=expression)
         for message in found.messages:
             if message.queue_offset < last:
                 yield message
@@ -339,19 +339,19 @@ async def consume_messages(
     """Read messages of a topic, or of one queue, oldest first; offsets stay as they are."""
     _check_place(broker, queue_id, offset)
     begin, end = _check_times(times["begin"], times["end"])
-    async with client.pull_consumer(group) as puller:
+    async with client.pull_consumer(group) as consumer:
         queues = [
-            queue for queue in await puller.message_queues(topic) if broker in (None, queue.broker_name)
+            queue for queue in await consumer.message_queues(topic) if broker in (None, queue.broker_name)
         ]
         if queue_id is not None and broker is not None:
             queues = [MessageQueue(topic, broker, queue_id)]
         for queue in queues:
-            first, last = await _bounds(puller, queue, begin, end)
+            first, last = await _bounds(consumer, queue, begin, end)
             first = max(first, offset or 0)
             if last - first > count:
                 echo(f"The older {count} message of the {queue.queue_id} queue will be provided")
                 last = first + count
-            async for message in _between(puller, queue, first, last):
+            async for message in _between(consumer, queue, first, last):
                 echo("Consume ok")
                 _print_line(message, "UTF-8")
                 count -= 1

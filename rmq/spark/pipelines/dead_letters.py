@@ -1,7 +1,7 @@
-"""Dead letters: what groups have given up, counted, and chosen ones sent again.
+"""Dead letters: messages that groups have given up, counted, and chosen ones sent again.
 
-Our brokers note origin, reason and times; of letters of RocketMQ 4.9's the topic, the id and the times are
-known.
+Our brokers note origin, reason and times in properties; of RocketMQ 4.9's dead letters the topic, the id and
+the number of times are known.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def _word(name: str) -> Column:
 
 
 def count_letters(letters: DataFrame, bucket: Bucket = "hour") -> DataFrame:
-    """How many letters there are for each group, topic, tag, reason, number of times and hour (or minute or
-    day) of their death, most first; with the times of the first and the last."""
+    """How many dead letters there are for each group, topic, tag, reason, number of times and hour (or
+    minute or day) of their death, most first; with the times of the first and the last.
+    """
     from pyspark.sql import functions as F
 
     grouped = letters.groupBy(*GROUPED, F.date_trunc(bucket, "diedAt").alias("died"))
@@ -98,10 +99,10 @@ def resend(
 ) -> SentAgain:
     """Send dead letters to the topics that they came from again, or all to `to`; once for each run.
 
-    `letters` is what `dead_letters` gave, or a part of it. A message keeps its id, tags, keys and
-    properties, and says which letter it was (DLQ_REDRIVE_KEY), as with `rmq dlq redrive`. Letters whose topic
-    nobody noted or that is gone are left out and counted. The letters stay where they are. `options`, `run`
-    and errors are those of `replay`.
+    `letters` is what `dead_letters` gave, or a part of it. A message keeps its id, tags, keys and properties,
+    and says which letter it was (DLQ_REDRIVE_KEY), as with `rmq dlq redrive`. Dead letters whose topic nobody
+    noted or that is gone are left out and counted. They stay in the dead letter topics. `options`, `run` and
+    errors are those of `replay`.
     """
     from pyspark.sql import functions as F
 

@@ -37,10 +37,11 @@ CHARTS: Final = 12
 
 @frozen
 class TopicProfile:
-    """A topic in figures. Sizes are of bodies, in bytes; `rate` is in messages a second, from first to last.
-    `keyless` messages have no key; `repeated_keys` keys are on several messages. A skew is the share of the
-    fullest queue (or most frequent tag) times their number: 1 is even. `form` is the most frequent form of
-    bodies; `compressed_to` the share of their size that zlib leaves of a sample."""
+    """The metrics of a topic. Sizes are of bodies, in bytes; `rate` is in messages a second, from first to
+    last. `keyless` messages have no key; `repeated_keys` keys are on several messages. A skew is the share
+    of the fullest queue (or most frequent tag) times their number: 1 is even. `form` is the most frequent
+    form of bodies; `compressed_to` the share of their size that zlib leaves of a sample.
+    """
 
     topic: str
     messages: int
@@ -89,8 +90,8 @@ def profile_topics(
         tables: dict[str, list[Row]] = {}
         for name, frame in profile_tables(rows, window).items():
             tables[name] = frame.collect()
-            told = spark.createDataFrame(tables[name], frame.schema)
-            told.coalesce(1).write.mode("overwrite").parquet(f"{output}/{name}")
+            collected = spark.createDataFrame(tables[name], frame.schema)
+            collected.coalesce(1).write.mode("overwrite").parquet(f"{output}/{name}")
         left = _compressed(messages, {one["topic"]: one["messages"] for one in counted})
         parts = tuple(_profile(one, tables, left) for one in counted)
         topics = spark.createDataFrame([astuple(one) for one in parts], _TOPICS)
@@ -165,7 +166,7 @@ def _frequent(counted: DataFrame, name: str) -> DataFrame:
 
 
 def _overview(rows: DataFrame) -> list[dict[str, Any]]:
-    """The figures of each topic; a topic more costs a row."""
+    """The metrics of each topic, a row for each."""
     counted = rows.groupBy("topic").agg(
         F.count("*").alias("messages"),
         F.sum("size").alias("bytes"),
