@@ -64,7 +64,7 @@ from rmq.errors import (
     StoreError,
 )
 from rmq.profile import applied
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.limits import Budget
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
@@ -102,13 +102,15 @@ async def run(
     plugin_settings: Mapping[str, str] | None = None,
     stop: trio.Event | None = None,
     also: dict[str, str] | None = None,
+    front: Callable[[Endpoint], Endpoint] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
 
     `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
     broker or none could be reached; `also` is filled with what else it listens for, and where. Without `disk`
-    files are real and syncs run in a thread; a simulation gives its own, and `now_ms`. Raises ConfigError,
+    files are real and syncs run in a thread; a simulation gives its own, and `now_ms`. `front` is given the
+    broker and makes the endpoint that clients' connections get in its place: a test's. Raises ConfigError,
     PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`, and then nothing is left running;
     later CorruptRecord when a broken disk lost the log's end.
     """
@@ -121,6 +123,8 @@ async def run(
         config, store_config, ports, disk or RealDisk(), now_ms or wall_clock_ms, plugin_settings or {}
     )
     service = _Service(broker, ports, network=network, guard=guard, threads=disk is None)
+    if front is not None:
+        service.endpoint = front(broker)
     stop = trio.Event() if stop is None else stop
     if also is not None:
         also |= ({} if ports.slaves is None else {"slaves": ports.slaves.address}) | broker.hooks.listens()
@@ -178,6 +182,7 @@ class _Service:
         threads: bool,
     ) -> None:
         self.broker = broker
+        self.endpoint: Endpoint = broker
         self.store = broker.store
         self._ports = ports
         self._network = network
@@ -236,7 +241,7 @@ class _Service:
                 serving = partial(
                     serve_listeners,
                     self._ports.clients,
-                    self.broker,
+                    self.endpoint,
                     limits=client_limits(self.broker.config),
                     tls=self._tls,
                     acceptor=self._acceptors["clients"],

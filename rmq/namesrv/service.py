@@ -37,7 +37,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.address import join_address
-from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
@@ -57,10 +57,12 @@ async def run(
     tls: TlsConfig | None = None,
     network: Network | None = None,
     also: dict[str, str] | None = None,
+    front: Callable[[Endpoint], Endpoint] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Be a name server until cancelled; `started` gets the addresses as bound, `also` is filled with what
-    else it listens on.
+    else it listens on. `front` is given the name server and makes the endpoint that connections get in its
+    place: a test's.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved
@@ -103,7 +105,7 @@ async def run(
                     serve,
                     network,
                     [address],
-                    server,
+                    server if front is None else front(server),
                     limits=limits,
                     tls=tls,
                     acceptor=acceptor,

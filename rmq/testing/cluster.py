@@ -1,0 +1,255 @@
+"""A cluster in memory: real name servers and brokers over a `MemoryNetwork`, each broker on a `MemoryDisk`.
+
+    async with Cluster("a", "b", topics={"Orders": 2}) as cluster, cluster.connect() as client:
+        ...
+
+It runs in the caller's trio loop and in no thread. Under trio's `MockClock` two hours pass as soon as nobody
+has anything to do before then; wall time, as stamped on messages, goes with that clock.
+
+`cluster["a"]` is the front of broker a: what came to it, and what it shall answer in the broker's place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Final
+
+import trio
+from attrs import evolve
+
+from rmq.broker import service as broker_service
+from rmq.broker.config import BrokerConfig
+from rmq.client.client import Client, connect
+from rmq.client.config import ClientConfig
+from rmq.message import StoredMessage
+from rmq.namesrv import service as namesrv_service
+from rmq.namesrv.config import NamesrvConfig
+from rmq.protocol.bodies import TopicRouteData
+from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
+from rmq.protocol.headers import GetRouteInfoRequestHeader
+from rmq.remoting.loop import bare_errors
+from rmq.remoting.network import Network
+from rmq.store.config import StoreConfig
+from rmq.testing.disk import MemoryDisk
+from rmq.testing.front import BrokerFront, Front
+from rmq.testing.network import MemoryNetwork
+
+START_MS: Final = 1_700_000_000_000
+"""Wall time in ms when trio's clock stands at 0."""
+WAIT_SECONDS: Final = 30.0
+"""What a cluster may take for a topic to be known, or for a broker to stop."""
+STORE: Final = StoreConfig(
+    store_path_root_dir="/store",
+    mapped_file_size_commit_log=1 << 20,
+    mapped_file_size_consume_queue=6000,
+    max_hash_slot_num=1000,
+    max_index_num=4000,
+    flush_interval_commit_log=10_000,
+)
+"""Small files, and loops that seldom have work: each turn of one costs when hours pass at once."""
+
+
+class Cluster:
+    """Name servers and brokers, which run while the block lasts.
+
+    `topics` are names with their numbers of queues on each broker. `network` is a MemoryNetwork of one's own,
+    or another network, whose servers all listen on loopback then. `store` are settings of all stores, and
+    the rest those of all brokers.
+    """
+
+    def __init__(
+        self,
+        *brokers: str,
+        name_servers: int = 1,
+        topics: Mapping[str, int] | None = None,
+        network: Network | None = None,
+        store: Mapping[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        self.network: Network = MemoryNetwork(seed=1) if network is None else network
+        self.name_servers = [Front() for _ in range(name_servers)]
+        self.brokers = {name: BrokerFront(name) for name in brokers}
+        self.disks: dict[str, MemoryDisk] = {}
+        self.topics = dict(topics or {})
+        self.store, self.settings = dict(store or {}), settings
+        self._stops: dict[str, tuple[trio.Event, trio.Event]] = {}
+        self._wall_ms: int | None = None
+        self._life: contextlib.AbstractAsyncContextManager[None] | None = None
+        self._nursery: trio.Nursery | None = None
+
+    def __getitem__(self, broker: str) -> BrokerFront:
+        return self.brokers[broker]
+
+    async def __aenter__(self) -> Cluster:
+        self._life = self._lives()
+        await self._life.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        assert self._life is not None
+        return await self._life.__aexit__(kind, error, traceback)
+
+    @asynccontextmanager
+    async def _lives(self) -> AsyncIterator[None]:
+        with tempfile.TemporaryDirectory(prefix="rmq-") as folder, bare_errors():
+            async with trio.open_nursery() as self._nursery:
+                for number, front in enumerate(self.name_servers, 1):
+                    await self._start_name_server(number, front, folder)
+                for name in self.brokers:
+                    await self.start(name)
+                for topic, queues in self.topics.items():
+                    await self.create_topic(topic, queues)
+                yield
+                with trio.CancelScope(shield=True):
+                    for name in self.brokers:
+                        await self.stop(name)
+                self._nursery.cancel_scope.cancel()
+
+    # ---- servers ----
+
+    @property
+    def namesrv_address(self) -> str:
+        """The addresses of the name servers, as clients take them."""
+        return ";".join(front.address for front in self.name_servers)
+
+    def now_ms(self) -> int:
+        """Wall time in ms, as brokers see it."""
+        return START_MS + int(trio.current_time() * 1000) if self._wall_ms is None else self._wall_ms
+
+    @contextmanager
+    def at(self, wall_ms: int) -> Iterator[None]:
+        """Have brokers stamp this time on what comes in the block, which must not wait."""
+        self._wall_ms = wall_ms
+        try:
+            yield
+        finally:
+            self._wall_ms = None
+
+    async def start(self, broker: str, *, store: Mapping[str, Any] | None = None, **settings: Any) -> None:
+        """Start a broker: a new one, or one that has stopped, on the disk that it had. Settings go before
+        those of the cluster. When this returns the name servers know it. Raises as the broker's service."""
+        assert self._nursery is not None, "the cluster does not run"
+        front = self.brokers.setdefault(broker, BrokerFront(broker))
+        disk = self.disks.setdefault(broker, MemoryDisk(seed=1))
+        network, host, port = self._place(f"10.0.1.{1 + list(self.disks).index(broker)}", 10911)
+        own: dict[str, Any] = {
+            "namesrv_addr": self.namesrv_address,
+            "broker_name": broker,
+            "broker_ip1": host,
+            "listen_port": port,
+            "enable_property_filter": True,
+        }
+        stop, stopped = self._stops[broker] = trio.Event(), trio.Event()
+        run = partial(
+            broker_service.run,
+            BrokerConfig(**own | self.settings | settings),
+            evolve(STORE, **self.store | dict(store or {})),
+            network=network,
+            disk=disk,
+            now_ms=self.now_ms,
+            stop=stop,
+            front=front.before,
+        )
+        addresses = await self._nursery.start(_until_stopped, run, stopped)
+        front.address = addresses[0]
+
+    async def stop(self, broker: str) -> None:
+        """Stop a broker as SIGTERM does, and wait until it has."""
+        stop, stopped = self._stops[broker]
+        stop.set()
+        with trio.fail_after(WAIT_SECONDS):
+            await stopped.wait()
+
+    async def create_topic(
+        self,
+        topic: str,
+        queues: int = 4,
+        *,
+        brokers: Sequence[str] = (),
+        perm: int = PERM_READ | PERM_WRITE,
+    ) -> None:
+        """Make a topic on these brokers (all), or change it there; when this returns the name servers know
+        it. Raises ResponseError."""
+        wanted = dict.fromkeys(brokers or self.brokers, queues)
+        for name in wanted:
+            self[name].create_topic(topic, queues, perm)
+        with trio.fail_after(WAIT_SECONDS):
+            while not all(self._knows(front, topic, perm, wanted) for front in self.name_servers):
+                await trio.sleep(0.001)
+
+    def _knows(self, front: Front, topic: str, perm: int, wanted: Mapping[str, int]) -> bool:
+        answer = front.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic))
+        if answer.code != ResponseCode.SUCCESS:
+            return False
+        queues = TopicRouteData.from_json(answer.body).queue_datas
+        known = {one.broker_name: one.read_queue_nums for one in queues if one.perm == perm}
+        return wanted.items() <= known.items()
+
+    async def _start_name_server(self, number: int, front: Front, folder: str) -> None:
+        assert self._nursery is not None
+        network, host, port = self._place(f"10.0.0.{number}", 9876)
+        config = NamesrvConfig(
+            bind_address=host,
+            listen_port=port,
+            kv_config_path=f"{folder}/kvConfig-{number}.json",
+            config_store_path=f"{folder}/namesrv-{number}.properties",
+        )
+        run = partial(namesrv_service.run, config, network=network, front=front.before)
+        (front.address,) = await self._nursery.start(run)
+
+    def _place(self, host: str, port: int) -> tuple[Network, str, int]:
+        if isinstance(self.network, MemoryNetwork):
+            return self.network.host(host), host, port
+        return self.network, "127.0.0.1", 0
+
+    # ---- clients, time and faults ----
+
+    def connect(self, **settings: Any) -> Client:
+        """A client; `settings` are those of ClientConfig, beside `client_id`, `credentials` and `plugins`."""
+        known = {
+            name: settings.pop(name) for name in ("client_id", "credentials", "plugins") if name in settings
+        }
+        network = self.network.host("10.0.9.1") if isinstance(self.network, MemoryNetwork) else self.network
+        return connect(self.namesrv_address, network=network, config=ClientConfig(**settings), **known)
+
+    def sent(self, topic: str) -> list[StoredMessage]:
+        """What the brokers hold of a topic, in the order in which they stored it."""
+        found = [message for front in self.brokers.values() for message in front.messages(topic)]
+        return sorted(found, key=lambda one: (one.store_timestamp, one.physical_offset))
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass; under a MockClock it is gone at once."""
+        await trio.sleep(seconds)
+
+    def slow(self, seconds: float) -> None:
+        """Have all bytes take so long from now on."""
+        self._memory.latency = (seconds, seconds)
+
+    def cut(self, broker: str | None = None) -> None:
+        """Break the connections of a broker, or all: both ends see a reset."""
+        self._memory.cut(None if broker is None else self[broker].address.partition(":")[0])
+
+    @property
+    def _memory(self) -> MemoryNetwork:
+        assert isinstance(self.network, MemoryNetwork), "only a network in memory has faults"
+        return self.network
+
+
+async def _until_stopped(
+    run: Callable[..., Any],
+    stopped: trio.Event,
+    *,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    await run(task_status=task_status)
+    stopped.set()

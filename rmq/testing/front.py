@@ -1,0 +1,339 @@
+"""A front: the endpoint before a server's own, which counts requests, and answers those that a test scripts.
+
+`Wire` is a connection without a network. By it the front asks the server as a peer of its own, so that a test
+needs no way into a server but the protocol.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from typing import Any, Final, TypeVar, cast
+
+from rmq.errors import TopicNotExist, for_code
+from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
+from rmq.protocol.bodies import (
+    ConsumerData,
+    ConsumerOffsetSerializeWrapper,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    SubscriptionGroupConfig,
+    TopicStatsTable,
+    UnlockBatchRequestBody,
+)
+from rmq.protocol.codes import (
+    PERM_READ,
+    PERM_WRITE,
+    PULL_SUBSCRIPTION,
+    ConsumeFromWhere,
+    ConsumeType,
+    MessageModel,
+    RequestCode,
+    ResponseCode,
+)
+from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, encode
+from rmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    GetConsumerListByGroupRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    PullMessageRequestHeader,
+    SendMessageRequestHeader,
+    UnregisterClientRequestHeader,
+    UpdateConsumerOffsetRequestHeader,
+)
+from rmq.protocol.record import decode_records
+from rmq.remoting.connection import Connection
+from rmq.remoting.endpoint import Endpoint
+
+HANG: Final = "hang"
+"""A scripted answer: none."""
+CUT: Final = "cut"
+"""A scripted answer: the connection ends."""
+
+Answer = int | str | Callable[[Command, Connection], Command | None]
+"""A response code, HANG, CUT, or what makes the response; None from it: there is none (yet)."""
+
+T = TypeVar("T")
+
+
+class Wire:
+    """A connection as a server sees one; `received` are the commands written to it, decoded."""
+
+    def __init__(self, peer: str = "10.0.0.1:40001", local: str = "10.0.0.9:10911") -> None:
+        self.peer_address = peer
+        self.local_address = local
+        self.state: dict[str, Any] = {}
+        self.closed = self.is_busy = False
+        self.received: list[Command] = []
+        self._decoder = Decoder()
+
+    def write(self, frame: bytes | Sequence[bytes]) -> None:
+        """Take a frame, or several, encoded."""
+        self.received += self._decoder.feed(frame if isinstance(frame, bytes) else b"".join(frame))
+
+    def reply(self, response: Command) -> None:
+        """Take a response."""
+        self.write(encode(response))
+
+    def notify(self, command: Command) -> None:
+        """Take a request."""
+        self.write(encode(command))
+
+    def close(self, reason: str = "", cause: BaseException | None = None) -> None:
+        """Be closed by the server."""
+        self.closed = True
+
+    def take(self) -> list[Command]:
+        """What was received since the last time."""
+        taken, self.received = self.received, []
+        return taken
+
+
+class Front(Endpoint):
+    """Stands before one server, over all its starts. `address` is where clients reach it, `seen` are the
+    requests that came, `connections` those that are open."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self.seen: list[Command] = []
+        self.connections: list[Connection] = []
+        self._scripts: dict[int, deque[Answer]] = defaultdict(deque)
+        self._server: Endpoint | None = None
+        self._wire = Wire()
+        self.call: Callable[[Callable[[], Any]], Any] | None = None
+        """Runs a function in the server's loop, where that is another thread's."""
+
+    def before(self, server: Endpoint) -> Endpoint:
+        """Stand before a server that starts."""
+        self._server, self._wire = server, Wire()
+        self.connections.clear()
+        return self
+
+    @property
+    def server(self) -> Endpoint:
+        """The server behind it."""
+        assert self._server is not None, "it has not been started"
+        return self._server
+
+    def script(self, code: int, *answers: Answer) -> None:
+        """Answer the next requests of a code so, one each, after those that are scripted already."""
+        self._scripts[code].extend(answers)
+
+    def requests(self, code: int) -> list[Command]:
+        """The requests of a code that came, in order."""
+        return [request for request in self.seen if request.code == code]
+
+    def count(self, code: int) -> int:
+        """How many requests of a code came."""
+        return len(self.requests(code))
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Run a function in the server's loop, and return what it returns."""
+        return work() if self.call is None else cast(T, self.call(work))
+
+    def ask(self, code: int, header: Any = None, body: bytes = b"", wire: Wire | None = None) -> Command:
+        """What the server answers a peer in this process, at once; what is scripted does not count here."""
+        request = Command.request(code, header, body)
+        return self.do(lambda: self._asked(request, wire or self._wire))
+
+    def _asked(self, request: Command, wire: Wire) -> Command:
+        self.server.handle(Decoder().feed(encode(request)), cast(Connection, wire))
+        answers = [one for one in wire.take() if one.is_response and one.opaque == request.opaque]
+        assert len(answers) == 1, f"request {request.code} is not answered at once"
+        return answers[0]
+
+    def answer(self, request: Command, connection: Connection) -> Command | None:
+        """Have the server handle a request that a script has taken: its answer, which the peer does not get.
+        None when the server answers later, or never."""
+        held = _Held(connection)
+        self.server.handle([request], cast(Connection, held))
+        return next((one for one in held.received if one.opaque == request.opaque), None)
+
+    # ---- what connections bring ----
+
+    def on_open(self, connection: Connection) -> None:
+        """A peer has come."""
+        self.connections.append(connection)
+        self.server.on_open(connection)
+
+    def handle(self, requests: list[Command], connection: Connection) -> int:
+        """Answer the first request if it is scripted; else hand over all before the next one that is."""
+        scripts = self._scripts
+        count = next((n for n, one in enumerate(requests) if scripts.get(one.code)), len(requests))
+        if count:
+            noted = [copy(request) for request in requests[:count]]  # held requests forget what they were
+            taken = self.server.handle(requests if count == len(requests) else requests[:count], connection)
+            taken = count if taken is None else taken
+            self.seen += noted[:taken]
+            return taken
+        request = requests[0]
+        self.seen.append(copy(request))
+        answer = self._scripted(scripts[request.code].popleft(), request, connection)
+        if answer is not None and not request.is_oneway:
+            connection.reply(answer)
+        return 1
+
+    def _scripted(self, answer: Answer, request: Command, connection: Connection) -> Command | None:
+        if callable(answer):
+            return answer(request, connection)
+        if isinstance(answer, int):
+            return request.reply(answer, "as scripted")
+        if answer == CUT:
+            connection.close("as scripted")
+        return None
+
+    def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
+        """A large body is on its way."""
+        return self.server.on_head(head, body_bytes, connection)
+
+    def on_response(self, response: Command, connection: Connection) -> None:
+        """A peer has answered the server."""
+        self.server.on_response(response, connection)
+
+    def on_close(self, connection: Connection) -> None:
+        """A peer has gone."""
+        if connection in self.connections:
+            self.connections.remove(connection)
+        self.server.on_close(connection)
+
+
+class _Held(Wire):
+    """A peer's connection whose answers stay here."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection.peer_address, connection.local_address)
+        self.state = connection.state
+
+
+class BrokerFront(Front):
+    """The front of a broker, and what tests want of brokers in few words: each asks by the protocol."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def _ok(self, code: int, header: Any = None, body: bytes = b"") -> Command:
+        answer = self.ask(code, header, body)
+        if answer.code != ResponseCode.SUCCESS:
+            raise for_code(answer.code, answer.remark, self.address)
+        return answer
+
+    def create_topic(self, topic: str, queues: int, perm: int = PERM_READ | PERM_WRITE) -> None:
+        """Make a topic, or change it; name servers hear of it a moment later. Raises ResponseError."""
+        header = CreateTopicRequestHeader(topic, AUTO_CREATE_TOPIC, queues, queues, perm, "SINGLE_TAG")
+        self._ok(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+
+    def configure_group(self, group: str, **settings: Any) -> None:
+        """Give a group other settings: those of SubscriptionGroupConfig."""
+        body = SubscriptionGroupConfig(group, **settings).to_json()
+        self._ok(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, body)
+
+    def put(self, topic: str, queue_id: int, body: bytes, properties: str = "") -> int:
+        """Send a message to a topic that exists; returns its offset. `properties` is their text as records
+        have it. Raises ResponseError."""
+        header = SendMessageRequestHeader(
+            producer_group="testing",
+            topic=topic,
+            default_topic=AUTO_CREATE_TOPIC,
+            default_topic_queue_nums=4,
+            queue_id=queue_id,
+            sys_flag=0,
+            born_timestamp=0,
+            flag=0,
+            properties=properties,
+        )
+        return int(self._ok(RequestCode.SEND_MESSAGE_V2, header, body).ext["queueOffset"])
+
+    def queues(self, topic: str) -> dict[int, tuple[int, int]]:
+        """Queue id -> first offset and end, of a topic that exists. Raises ResponseError."""
+        answer = self._ok(RequestCode.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader(topic))
+        table = TopicStatsTable.from_json(answer.body).offset_table
+        return {queue.queue_id: (ends.min_offset, ends.max_offset) for queue, ends in sorted(table.items())}
+
+    def messages(self, topic: str) -> list[StoredMessage]:
+        """All messages of a topic that can be pulled, queue by queue; none when it does not exist."""
+        found: list[StoredMessage] = []
+        try:
+            queues = self.queues(topic)
+        except TopicNotExist:
+            return found
+        for queue_id, (first, end) in queues.items():
+            while first < end:
+                pulled = self._pulled(topic, queue_id, first)
+                found += pulled
+                first = pulled[-1].queue_offset + 1
+        return found
+
+    def _pulled(self, topic: str, queue_id: int, offset: int) -> list[StoredMessage]:
+        header = PullMessageRequestHeader(
+            consumer_group="testing",
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=offset,
+            max_msg_nums=32,
+            sys_flag=PULL_SUBSCRIPTION,
+            commit_offset=0,
+            suspend_timeout_millis=0,
+            subscription="*",
+            sub_version=0,
+            expression_type="TAG",
+        )
+        return decode_records(self._ok(RequestCode.PULL_MESSAGE, header).body)
+
+    def offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> offset, of what a group has committed."""
+        answer = self._ok(RequestCode.GET_ALL_CONSUMER_OFFSET)
+        table = ConsumerOffsetSerializeWrapper.from_json(answer.body).offset_table
+        return dict(table.get(f"{topic}@{group}", {}))
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit an offset for a group."""
+        header = UpdateConsumerOffsetRequestHeader(group, topic, queue_id, offset)
+        self._ok(RequestCode.UPDATE_CONSUMER_OFFSET, header)
+
+    def members(self, group: str) -> list[str]:
+        """The client ids of a group; none when nobody is in it."""
+        answer = self.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, GetConsumerListByGroupRequestHeader(group))
+        if answer.code != ResponseCode.SUCCESS:
+            return []
+        return list(GetConsumerListByGroupResponseBody.from_json(answer.body).consumer_id_list)
+
+    def join(self, group: str, *client_ids: str) -> None:
+        """Have clients that nobody runs come into a group, each with a connection of its own."""
+        for number, client_id in enumerate(client_ids):
+            member = ConsumerData(
+                group,
+                ConsumeType.CONSUME_PASSIVELY.name,
+                MessageModel.CLUSTERING,
+                ConsumeFromWhere.CONSUME_FROM_LAST_OFFSET.name,
+            )
+            body = HeartbeatData(client_id, consumer_data_set=[member]).to_json()
+            self.ask(RequestCode.HEART_BEAT, None, body, Wire(f"10.0.8.1:{40001 + number}"))
+
+    def leave(self, group: str, *client_ids: str) -> None:
+        """Have clients leave a group, also such as do run."""
+        for client_id in client_ids:
+            header = UnregisterClientRequestHeader(client_id, consumer_group=group)
+            self._ok(RequestCode.UNREGISTER_CLIENT, header)
+
+    def lock(self, group: str, client_id: str, *queues: MessageQueue) -> frozenset[MessageQueue]:
+        """Lock queues for a client, or renew its locks: which of them it has now."""
+        body = LockBatchRequestBody(group, client_id, frozenset(queues)).to_json()
+        answer = self._ok(RequestCode.LOCK_BATCH_MQ, None, body)
+        return LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set
+
+    def unlock(self, group: str, client_id: str, *queues: MessageQueue) -> None:
+        """Give back locks of a client."""
+        body = UnlockBatchRequestBody(group, client_id, frozenset(queues)).to_json()
+        self._ok(RequestCode.UNLOCK_BATCH_MQ, None, body)
+
+    def holder(self, group: str, queue: MessageQueue, client_ids: Iterable[str]) -> str | None:
+        """Which of these clients has locked a queue; its lock counts as renewed. None: none of them."""
+        if self.lock(group, "nobody", queue):
+            self.unlock(group, "nobody", queue)
+            return None
+        return next((one for one in client_ids if self.lock(group, one, queue)), None)
