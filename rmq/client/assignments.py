@@ -11,6 +11,7 @@ import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import anyio
@@ -60,6 +61,9 @@ class _Lock:
     def holds_at(self, now: float) -> bool:
         return self.until > now and not self.connection.is_closed
 
+    def is_ours_at(self, now: float) -> bool:
+        return self.holds_at(now - (EXPIRY_SECONDS - TRUST_SECONDS))
+
 
 class QueueLocks:
     """The locks that one member of a group holds."""
@@ -74,6 +78,13 @@ class QueueLocks:
         """Whether the queue may be consumed now."""
         lock = self._locks.get(queue)
         return lock is not None and lock.holds_at(self._session.now())
+
+    def is_ours(self, queue: MessageQueue) -> bool:
+        """Whether no other member can have the queue: its broker cannot have given the lock to one yet. When
+        another can, it may have gone further, so nothing may be committed.
+        """
+        lock = self._locks.get(queue)
+        return lock is not None and lock.is_ours_at(self._session.now())
 
     async def acquire(self, queues: Sequence[MessageQueue]) -> frozenset[MessageQueue]:
         """Take or renew the locks of queues of one broker; returns those that are ours now.
@@ -143,10 +154,10 @@ class QueueLocks:
         got = await self.acquire(queues)
         # To be given the lock is not enough: if it could have expired at the broker since the last renewal,
         # another member may have had it meanwhile, and have gone further than we have.
-        latest = self._session.now() - (EXPIRY_SECONDS - TRUST_SECONDS)
+        now = self._session.now()
         for queue in queues:
             lock = before[queue]
-            if queue in got and lock is not None and lock.holds_at(latest):
+            if queue in got and lock is not None and lock.is_ours_at(now):
                 on_renewed(queue)
             else:
                 on_lost(queue)
@@ -399,17 +410,22 @@ class Assignments:
         window = self._dispatch.new_window(queue, queue_offset)
         if old is not None:
             self._dispatch.forget(old.window)
-        options = self._options
         puller = self.pullers[queue] = Puller(
             self._session,
             window,
             self._template(queue),
-            commits=options.auto_commit and not options.broadcasting,
+            may_commit=partial(self._commits_by_pulls, queue),
             on_messages=self._on_messages,
             on_offset_moved=self.start,
         )
         self._set_limits()
         self._tasks.start_soon(puller.run)
+
+    def _commits_by_pulls(self, queue: MessageQueue) -> bool:
+        return self._options.auto_commit and not self._options.broadcasting and self._may_commit(queue)
+
+    def _may_commit(self, queue: MessageQueue) -> bool:
+        return self._locks is None or self._locks.is_ours(queue)
 
     def _template(self, queue: MessageQueue) -> PullTemplate:
         """What the pulls of a queue have in common. Who is no member says in each what it wants."""
@@ -490,7 +506,8 @@ class Assignments:
             return
         by_broker: dict[str, list[ProcessQueue]] = {}
         for window in windows:
-            if window.commit_offset != window.committed:  # what the broker knows already is not told again
+            # What the broker knows already is not told again.
+            if window.commit_offset != window.committed and self._may_commit(window.queue):
                 by_broker.setdefault(window.queue.broker_name, []).append(window)
         async with anyio.create_task_group() as tasks:
             for changed in by_broker.values():

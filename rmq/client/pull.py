@@ -186,11 +186,11 @@ class Puller:
         window: ProcessQueue,
         template: PullTemplate,
         *,
-        commits: bool,
+        may_commit: Callable[[], bool],
         on_messages: Callable[[Sequence[PulledMessage]], None],
         on_offset_moved: Callable[[MessageQueue, int], None],
     ) -> None:
-        """`commits` sends what may be committed along with each pull. `on_messages` gets what a pull brought,
+        """While `may_commit()`, each pull commits what can be. `on_messages` gets what a pull brought,
         which is in the window already; `on_offset_moved(queue, next_offset)` is told that what was asked for
         is not there: the queue is to go on at another offset, and this puller ends.
         """
@@ -199,7 +199,7 @@ class Puller:
         self._on_messages = on_messages
         self._on_offset_moved = on_offset_moved
         self._template = template
-        self._commits = commits
+        self._may_commit = may_commit
         self._broker_id = MASTER_ID
         self._failures = 0
         self._scope = anyio.CancelScope()
@@ -226,7 +226,8 @@ class Puller:
     async def _pull(self) -> None:
         session, window, config = self._session, self.window, self._session.config
         broker_id, address = session.brokers.reader(window.queue, self._broker_id)
-        commit_offset = window.commit_offset if self._commits and broker_id == MASTER_ID else None
+        commits = broker_id == MASTER_ID and self._may_commit()
+        commit_offset = window.commit_offset if commits else None
         asked = window.next_offset
         request = self._template.request(asked, config.pull_batch_size, config.pull_suspend_ms, commit_offset)
         window.pulled_at_ms = session.now_ms()

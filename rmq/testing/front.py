@@ -102,6 +102,7 @@ class Front(Endpoint):
         self.seen: list[Command] = []
         self.connections: list[Connection] = []
         self._scripts: dict[int, deque[Answer]] = defaultdict(deque)
+        self._hooks: dict[int, Answer] = {}
         self._server: Endpoint | None = None
         self._wire = Wire()
         self.call: Callable[[Callable[[], Any]], Any] | None = None
@@ -122,6 +123,13 @@ class Front(Endpoint):
     def script(self, code: int, *answers: Answer) -> None:
         """Answer the next requests of a code so, one each, after those that are scripted already."""
         self._scripts[code].extend(answers)
+
+    def hook(self, code: int, answer: Answer | None) -> None:
+        """Answer all requests of a code so, but those that are scripted; None: as the server does again."""
+        if answer is None:
+            self._hooks.pop(code, None)
+        else:
+            self._hooks[code] = answer
 
     def requests(self, code: int) -> list[Command]:
         """The requests of a code that came, in order."""
@@ -161,9 +169,9 @@ class Front(Endpoint):
         self.server.on_open(connection)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
-        """Answer the first request if it is scripted; else hand over all before the next one that is."""
-        scripts = self._scripts
-        count = next((n for n, one in enumerate(requests) if scripts.get(one.code)), len(requests))
+        """Answer the first request if a test does so; else hand over all before the next such one."""
+        mine = (n for n, one in enumerate(requests) if self._scripts.get(one.code) or one.code in self._hooks)
+        count = next(mine, len(requests))
         if count:
             noted = [copy(request) for request in requests[:count]]  # held requests forget what they were
             taken = self.server.handle(requests if count == len(requests) else requests[:count], connection)
@@ -172,7 +180,9 @@ class Front(Endpoint):
             return taken
         request = requests[0]
         self.seen.append(copy(request))
-        answer = self._scripted(scripts[request.code].popleft(), request, connection)
+        script = self._scripts.get(request.code)
+        scripted = script.popleft() if script else self._hooks[request.code]
+        answer = self._scripted(scripted, request, connection)
         if answer is not None and not request.is_oneway:
             connection.reply(answer)
         return 1

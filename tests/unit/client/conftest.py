@@ -7,7 +7,8 @@ from functools import partial
 import pytest
 from trio.testing import MockClock
 
-from .cluster import Cluster
+from rmq.testing.cluster import Cluster
+
 from .world import Scenario, World, play, world
 
 Play = Callable[[Scenario, Cluster], None]
@@ -35,9 +36,7 @@ def clock(autojump_clock: MockClock) -> MockClock:
 @pytest.fixture
 def cluster() -> Cluster:
     """One broker with a topic of two queues; a module may have its own."""
-    made = Cluster.of("a")
-    made.topic("T", queues=2)
-    return made
+    return Cluster("a", topics={"T": 2})
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from trio.testing import MockClock
 from rmq.client.assignments import LocalOffsets, offsets_path
 from rmq.client.delivery import ConsumeTimeouts, InFlight
 from rmq.message import MessageQueue, StoredMessage
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
-from .test_consumer import fill, offsets, take
+from .test_consumer import fill, offsets, sent_back, take
 from .world import World
 
 T0 = MessageQueue("T", "a", 0)
@@ -122,10 +122,10 @@ class TestConsumeTimeouts:
         async def handle(message: StoredMessage) -> None:
             seen.append((message.body, message.reconsume_times))
             if message.body == b"0" and not message.reconsume_times:
-                await trio.sleep(2_000)
+                await trio.sleep(200)
                 raise ValueError("too late to matter")
 
-        async with setting.connect() as client, trio.open_nursery() as nursery:
+        async with setting.connect(consume_timeout_ms=60_000) as client, trio.open_nursery() as nursery:
             async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
 
                 async def loop() -> None:
@@ -135,12 +135,12 @@ class TestConsumeTimeouts:
 
                 for _ in range(2):
                     nursery.start_soon(loop if by_hand else consumer.run, *(() if by_hand else (handle,)))
-                await trio.sleep(899)
-                assert cluster["a"].sent_back == []
-                await trio.sleep(200)
-                assert [header.delay_level for header in cluster["a"].sent_back] == [3]
+                await trio.sleep(59)
+                assert sent_back(cluster) == []
+                await trio.sleep(80)
+                assert [header.delay_level for header in sent_back(cluster)] == [3]
                 assert offsets(cluster)[0] == 3
                 assert (b"0", 1) in seen
-                await trio.sleep(2_000)
-                assert len(cluster["a"].sent_back) == 1
+                await trio.sleep(200)
+                assert len(sent_back(cluster)) == 1
             nursery.cancel_scope.cancel()

@@ -18,8 +18,8 @@ from rmq.errors import ConfigError, LocalProtocolError
 from rmq.message import Message
 from rmq.protocol.codes import RequestCode
 from rmq.remoting.loop import TaskScope
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .world import world
 
 BACKENDS = pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -135,34 +135,32 @@ async def consume_some(client: rmq.Client, cluster: Cluster) -> None:
 
 
 async def test_a_cancelled_client_lets_its_consumer_commit(clock: MockClock) -> None:
-    cluster = Cluster.of("a")
-    cluster.topic("T", queues=1)
-    for number in range(9):
-        cluster["a"].put("T", 0, b"%d" % number)
+    cluster = Cluster("a", topics={"T": 1})
     async with world(cluster) as setting:
+        for number in range(9):
+            cluster["a"].put("T", 0, b"%d" % number)
         with trio.move_on_after(1):
             async with setting.connect() as client:
                 await consume_some(client, cluster)
-        assert cluster["a"].offsets["g", "T", 0] == 2
-        assert not cluster["a"].members["g"]
+        assert cluster["a"].offsets("g", "T") == {0: 2}
+        assert not cluster["a"].members("g")
 
 
 async def test_through_the_second_door_too(clock: MockClock) -> None:
-    cluster = Cluster.of("a")
-    cluster.topic("T", queues=1)
-    for number in range(9):
-        cluster["a"].put("T", 0, b"%d" % number)
+    cluster = Cluster("a", topics={"T": 1})
     async with world(cluster) as setting:
+        for number in range(9):
+            cluster["a"].put("T", 0, b"%d" % number)
         with trio.move_on_after(1):
             async with trio.open_nursery() as nursery:
                 client = await nursery.start(setting.connect().run)
                 nursery.start_soon(consume_some, client, cluster)
-        assert cluster["a"].offsets["g", "T", 0] == 2
-        assert not cluster["a"].members["g"]
+        assert cluster["a"].offsets("g", "T") == {0: 2}
+        assert not cluster["a"].members("g")
 
 
 async def test_a_client_does_not_wait_for_ever_for_those_who_stay(clock: MockClock) -> None:
-    cluster = Cluster.of("a")
+    cluster = Cluster("a")
     async with world(cluster) as setting:
         async with setting.connect() as client:
             producer = client.producer("p")
@@ -171,7 +169,7 @@ async def test_a_client_does_not_wait_for_ever_for_those_who_stay(clock: MockClo
 
 
 async def test_a_client_is_entered_once(clock: MockClock) -> None:
-    async with world(Cluster.of("a")) as setting:
+    async with world(Cluster("a")) as setting:
         client = setting.connect()
         async with client:
             pass
@@ -189,7 +187,7 @@ async def test_a_client_that_is_cancelled_on_its_way_in_leaves_nothing_behind(cl
 
 
 async def test_two_clients_have_two_names(clock: MockClock) -> None:
-    async with world(Cluster.of("a")) as setting:
+    async with world(Cluster("a")) as setting:
         one, two = setting.connect(), setting.connect()
         assert one.client_id != two.client_id
         assert "#" in one.client_id
@@ -199,8 +197,7 @@ async def test_two_clients_have_two_names(clock: MockClock) -> None:
 async def test_a_heartbeat_that_is_refused_is_no_disaster_and_told_once(
     clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cluster = Cluster.of("a")
-    cluster.topic("T")
+    cluster = Cluster("a", topics={"T": 4})
     cluster["a"].script(RequestCode.HEART_BEAT, 16, 16, 16)
     async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
         await producer.send(Message("T", b"x"))

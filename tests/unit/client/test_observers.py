@@ -17,10 +17,9 @@ from rmq.client.trace import WAITING_MAX, MessageTrace
 from rmq.client.transactional import Decision
 from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import RequestCode
-from rmq.protocol.properties import decode_properties
 from rmq.protocol.trace import TraceContext, TraceMessageType, TraceType, decode
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
 from .world import World
 
@@ -29,11 +28,7 @@ TRACE = "RMQ_SYS_TRACE_TOPIC"
 
 @pytest.fixture
 def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=1)
-    made.topic(TRACE, queues=1)
-    made["a"].script(RequestCode.END_TRANSACTION, *[lambda request, _: None] * 9)
-    return made
+    return Cluster("a", topics={"T": 1}, trace_topic_enable=True)
 
 
 def connect(world: World, *plugins: Observer, **settings: Any) -> rmq.Client:
@@ -42,7 +37,7 @@ def connect(world: World, *plugins: Observer, **settings: Any) -> rmq.Client:
 
 
 def rows(cluster: Cluster) -> list[TraceContext]:
-    return [row for record in cluster["a"].logs[TRACE, 0] for row in decode(record.body.decode())]
+    return [row for message in cluster["a"].messages(TRACE) for row in decode(message.body.decode())]
 
 
 async def unknown(message: StoredMessage) -> Decision:
@@ -77,7 +72,7 @@ def test_what_is_sent_and_consumed_is_traced(both: Play, cluster: Cluster) -> No
         assert [(row.success, row.context_code) for row in after] == [(False, 2)] + [(True, 0)] * 3
         assert [row.beans[0].retry_times for row in before] == [0, 0, 0, 1]
         assert {row.group for row in before + after} == {"c"}
-        keys = decode_properties(cluster["a"].logs[TRACE, 0][0].properties)["KEYS"].split()
+        keys = cluster["a"].messages(TRACE)[0].keys
         assert {result.message_id, "k1", "k2"} <= set(keys)
 
     both(scenario, cluster)
@@ -125,7 +120,6 @@ async def test_transactions_and_delays_are_told_apart(
 
 
 async def test_traces_are_not_traced(setting: World, clock: MockClock, cluster: Cluster) -> None:
-    cluster.topic(TRACE, queues=1)
     trace = MessageTrace()
     async with connect(setting, trace) as client, client.producer("p") as producer:
         await producer.send(Message(TRACE, b"a tool writes a trace"))
@@ -139,7 +133,7 @@ async def test_traces_are_not_traced(setting: World, clock: MockClock, cluster: 
                 assert b"Pub" in message.body
             await trio.sleep(2)
             assert list(trace._rows) == []
-    assert len(cluster["a"].logs[TRACE, 0]) == 2
+    assert len(cluster["a"].messages(TRACE)) == 2
 
 
 async def test_handlers_of_batches_are_traced_too(setting: World, clock: MockClock, cluster: Cluster) -> None:

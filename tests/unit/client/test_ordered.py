@@ -13,23 +13,27 @@ import rmq
 from rmq.client.client import Client
 from rmq.client.consumer import Consumer
 from rmq.client.delivery import Delivery
-from rmq.message import StoredMessage
+from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.properties import decode_properties
 from rmq.remoting.connection import Connection
+from rmq.testing.cluster import Cluster
+from rmq.testing.front import HANG
 
-from .cluster import HANG, Cluster
 from .conftest import Play
-from .test_consumer import fill, offsets, take
+from .test_consumer import fill, offsets, sent_back, take
 from .world import World
 
+CLIENTS = ("me", "1", "2")
 LOCK, UNLOCK = RequestCode.LOCK_BATCH_MQ, RequestCode.UNLOCK_BATCH_MQ
 
 
 class Order:
-    """A handler that checks that no two messages of a queue are there at once, and notes all."""
+    """A handler that checks that no two messages of a queue are there at once, and notes all. Where locks are
+    renewed meanwhile, `seconds` is such that no message ends at the moment when a lock does.
+    """
 
     def __init__(self, seconds: float = 0.01) -> None:
         self.seconds = seconds
@@ -55,7 +59,16 @@ class Order:
 
 
 def locked(cluster: Cluster, group: str = "g") -> dict[int, str]:
-    return {queue.queue_id: holder for (g, queue), (holder, _) in cluster["a"].locks.items() if g == group}
+    """Queue of T -> the client that has locked it."""
+    held = {n: cluster["a"].holder(group, MessageQueue("T", "a", n), CLIENTS) for n in (0, 1)}
+    return {number: client_id for number, client_id in held.items() if client_id is not None}
+
+
+def steal(cluster: Cluster, queue: MessageQueue) -> None:
+    """Have another client of the group lock a queue that is locked."""
+    for client_id in cluster["a"].members("g"):
+        cluster["a"].unlock("g", client_id, queue)
+    assert cluster["a"].lock("g", "other", queue)
 
 
 async def settle(consumer: Consumer, order: Order, count: int) -> None:
@@ -73,12 +86,12 @@ def note_unlocks(cluster: Cluster) -> list[tuple[str, int, int]]:
     noted: list[tuple[str, int, int]] = []
     broker = cluster["a"]
 
-    def unlock(request: Command, connection: Connection) -> Command:
+    def unlock(request: Command, connection: Connection) -> Command | None:
         body = UnlockBatchRequestBody.from_json(request.body)
         for queue in sorted(body.mq_set):
             if queue.topic == "T":
-                noted.append((body.client_id, queue.queue_id, broker.offsets["g", "T", queue.queue_id]))
-        return broker._unlock(request, connection)
+                noted.append((body.client_id, queue.queue_id, broker.offsets("g", "T")[queue.queue_id]))
+        return broker.answer(request, connection)
 
     broker.script(UNLOCK, *[unlock] * 20)
     return noted
@@ -198,7 +211,7 @@ class TestFailures:
             assert order.seen[0] == [0, 2, 4, 6]
             assert trio.current_time() - began < 3.2
             nursery.cancel_scope.cancel()
-        assert cluster["a"].sent_back == []
+        assert sent_back(cluster) == []
 
     async def test_queues_that_failed_together_go_on_however_late_the_clock_is(
         self, setting: World, clock: MockClock, cluster: Cluster
@@ -293,7 +306,7 @@ class TestLocks:
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 2)
-        cluster["a"].locks["g", cluster.queue("T", "a", 0)] = ("other", trio.current_time())
+        cluster["a"].lock("g", "other", MessageQueue("T", "a", 0))
         order = Order(0.0)
         async with (
             setting.connect() as client,
@@ -326,8 +339,8 @@ class TestLocks:
                         assert locked(cluster) == {0: "1", 1: "1"}  # its message goes on
                         await trio.sleep(10)
                         assert (first.queues, second.queues) == (
-                            [cluster.queue("%RETRY%g", "a", 0), cluster.queue("T", "a", 0)],
-                            [cluster.queue("T", "a", 1)],
+                            [MessageQueue("%RETRY%g", "a", 0), MessageQueue("T", "a", 0)],
+                            [MessageQueue("T", "a", 1)],
                         )
                         assert locked(cluster)[1] == "2"
                         await trio.sleep(60)
@@ -393,8 +406,8 @@ class TestLocks:
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 10, queues=1)
-        order = Order(10.0)
-        queue = cluster.queue("T", "a", 0)
+        order = Order(9.0)
+        queue = MessageQueue("T", "a", 0)
         async with (
             setting.connect() as client,
             client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
@@ -402,12 +415,12 @@ class TestLocks:
         ):
             nursery.start_soon(consumer.run, order)
             await trio.sleep(15)
-            cluster["a"].locks["g", queue] = ("other", trio.current_time())
+            steal(cluster, queue)
             await trio.sleep(10)
-            cluster["a"].offsets["g", "T", 0] = 8
+            cluster["a"].commit("g", "T", 0, 8)
             await trio.sleep(10)
             assert order.seen == {0: [0, 1, 2]}  # the third had begun when the lock was found lost
-            del cluster["a"].locks["g", queue]
+            cluster["a"].unlock("g", "other", queue)
             await trio.sleep(60)
             assert order.seen == {0: [0, 1, 2, 8, 9]}
             nursery.cancel_scope.cancel()
@@ -464,11 +477,11 @@ class TestLocks:
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 10, queues=1)
-        order, broker, queue = Order(10.0), cluster["a"], cluster.queue("T", "a", 0)
+        order, broker, queue = Order(11.0), cluster["a"], MessageQueue("T", "a", 0)
         began = trio.current_time()
 
         def late(request: Command, connection: Connection) -> Command | None:
-            return broker._lock(request, connection) if trio.current_time() >= began + 75 else None
+            return broker.answer(request, connection) if trio.current_time() >= began + 75 else None
 
         async with (
             setting.connect(lock_interval_ms=20_000) as client,
@@ -480,10 +493,10 @@ class TestLocks:
             broker.script(LOCK, *[late] * 100)
             await trio.sleep(47)
             assert order.seen == {0: [0, 1, 2]}  # the lock is not relied on after 30 s
-            broker.locks["g", queue] = ("other", trio.current_time())
+            steal(cluster, queue)
             await trio.sleep(5)
-            broker.offsets["g", "T", 0] = 8
-            del broker.locks["g", queue]
+            broker.commit("g", "T", 0, 8)
+            broker.unlock("g", "other", queue)
             await trio.sleep(60)
             assert order.seen == {0: [0, 1, 2, 8, 9]}
             nursery.cancel_scope.cancel()
@@ -492,7 +505,7 @@ class TestLocks:
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 10, queues=1)
-        order, broker = Order(10.0), cluster["a"]
+        order, broker = Order(12.0), cluster["a"]
         async with (
             setting.connect(lock_interval_ms=20_000) as client,
             client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
@@ -500,10 +513,9 @@ class TestLocks:
         ):
             nursery.start_soon(consumer.run, order)
             await trio.sleep(15)
-            for connection in list(broker.connections):
-                connection.close("restarted")
-            broker.locks.clear()
-            broker.offsets["g", "T", 0] = 8  # another member had the queue for a moment
+            await cluster.stop("a")
+            await cluster.start("a")
+            broker.commit("g", "T", 0, 8)  # another member had the queue for a moment
             await trio.sleep(80)
             assert order.seen == {0: [0, 1, 8, 9]}
             nursery.cancel_scope.cancel()
@@ -513,11 +525,11 @@ class TestLocks:
     ) -> None:
         """Not renewed for 40 s: not relied on meanwhile, but the broker kept it."""
         fill(cluster, 6, queues=1)
-        order, broker = Order(10.0), cluster["a"]
+        order, broker = Order(11.0), cluster["a"]
         began = trio.current_time()
 
         def late(request: Command, connection: Connection) -> Command | None:
-            return broker._lock(request, connection) if trio.current_time() >= began + 40 else None
+            return broker.answer(request, connection) if trio.current_time() >= began + 40 else None
 
         async with (
             setting.connect(lock_interval_ms=20_000) as client,
@@ -541,7 +553,8 @@ class TestLocks:
 
             def slow(request: Command, connection: Connection) -> None:
                 async def answer() -> None:
-                    response = broker._lock(request, connection)
+                    response = broker.answer(request, connection)
+                    assert response is not None
                     await trio.sleep(25)
                     connection.reply(response)
 
@@ -569,7 +582,7 @@ class TestLocks:
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
         fill(cluster, 2, queues=1)
-        order, queue = Order(30.0), cluster.queue("T", "a", 0)
+        order, queue = Order(30.0), MessageQueue("T", "a", 0)
         async with (
             setting.connect(lock_interval_ms=10_000) as client,
             client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
@@ -577,9 +590,9 @@ class TestLocks:
         ):
             nursery.start_soon(consumer.run, order)
             await trio.sleep(5)
-            cluster["a"].locks["g", queue] = ("other", trio.current_time())
+            steal(cluster, queue)
             await trio.sleep(10)
-            del cluster["a"].locks["g", queue]
+            cluster["a"].unlock("g", "other", queue)
             await trio.sleep(100)
             nursery.cancel_scope.cancel()
         assert (order.overlaps, order.seen) == (0, {0: [0, 0, 1]})
@@ -598,7 +611,7 @@ class TestLocks:
         ):
             nursery.start_soon(first.run, order)
             await trio.sleep(5)
-            first._member.reset_offsets("T", {cluster.queue("T", "a", 1): 0})
+            first._member.reset_offsets("T", {MessageQueue("T", "a", 1): 0})
             await trio.sleep(1)
             async with two.consumer("g", {"T": "*"}, **options) as second:  # type: ignore[arg-type]
                 nursery.start_soon(second.run, order)
@@ -639,7 +652,7 @@ class TestLocks:
         ):
             nursery.start_soon(consumer.run, order)
             await trio.sleep(2.5)
-            consumer._member.reset_offsets("T", {cluster.queue("T", "a", 0): 1})
+            consumer._member.reset_offsets("T", {MessageQueue("T", "a", 0): 1})
             await trio.sleep(6)
             assert order.seen == {0: [0, 1, 2, 1, 2, 3, 4, 5]}
             nursery.cancel_scope.cancel()

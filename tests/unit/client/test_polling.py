@@ -8,9 +8,10 @@ import trio
 from trio.testing import MockClock
 
 from rmq.errors import ConfigError, LocalProtocolError
-from rmq.protocol.codes import RequestCode
+from rmq.message import MessageQueue
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
 from .test_consumer import fill, offsets
 from .world import World
@@ -31,7 +32,7 @@ def test_what_was_polled_is_committed_at_the_end(both: Play, cluster: Cluster) -
         assert sorted(got) == list(range(100))
         assert [n for n in got if n % 2] == list(range(1, 100, 2))
         assert offsets(cluster) == {0: 50, 1: 50}
-        assert not cluster["a"].members["g"]
+        assert not cluster["a"].members("g")
 
     both(scenario, cluster)
 
@@ -113,7 +114,7 @@ async def test_assigned_queues_are_read_without_joining(
         await puller.assign([queue], consume_from="first")
         assert puller.assignment == [queue]
         assert [m.body for m in await puller.poll()] == [b"1", b"3", b"5"]
-        assert not cluster["a"].members["g"]
+        assert not cluster["a"].members("g")
     assert offsets(cluster) == {1: 3}
     pulls = [r for r in cluster["a"].seen if r.code == RequestCode.PULL_MESSAGE]
     assert {(r.ext["subscription"], int(r.ext["sysFlag"]) & 4) for r in pulls} == {("*", 4)}
@@ -121,14 +122,14 @@ async def test_assigned_queues_are_read_without_joining(
 
 async def test_seek(setting: World, clock: MockClock, cluster: Cluster) -> None:
     fill(cluster, 5, queues=1)
-    queue = cluster.queue("T", "a", 0)
+    queue = MessageQueue("T", "a", 0)
     async with setting.connect() as client, client.pull_consumer("g") as puller:
         await puller.assign([queue], consume_from="first")
         assert len(await puller.poll()) == 5
         puller.seek(queue, 3)
         assert [m.body for m in await puller.poll()] == [b"3", b"4"]
         with pytest.raises(LocalProtocolError, match="not assigned"):
-            puller.seek(cluster.queue("T", "a", 1), 0)
+            puller.seek(MessageQueue("T", "a", 1), 0)
 
 
 async def test_pause_and_resume(setting: World, clock: MockClock, cluster: Cluster) -> None:
@@ -136,7 +137,7 @@ async def test_pause_and_resume(setting: World, clock: MockClock, cluster: Clust
     async with setting.connect() as client, client.pull_consumer("g") as puller:
         await puller.subscribe({"T": "*"}, consume_from="first")
         await trio.sleep(1)
-        first = cluster.queue("T", "a", 0)
+        first = MessageQueue("T", "a", 0)
         puller.pause(first)
         assert [m.body for m in await puller.poll()] == [b"1", b"3"]
         cluster["a"].put("T", 0, b"4")
@@ -174,8 +175,9 @@ async def test_a_search_by_time_finds_the_first_whichever_near_one_the_broker_na
     setting: World, clock: MockClock, cluster: Cluster, wanted: int, first: int, named: int
 ) -> None:
     for number, stored_ms in enumerate([5, 10, *[20] * 40, 30]):
-        cluster["a"].put("T", 0, b"%d" % number, store_timestamp=stored_ms)
-    queue = cluster.queue("T", "a", 0)
+        with cluster.at(stored_ms):
+            cluster["a"].put("T", 0, b"%d" % number)
+    queue = MessageQueue("T", "a", 0)
     cluster["a"].script(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
         lambda request, _: request.reply(header={"offset": str(named)}),
@@ -188,7 +190,9 @@ async def test_a_group_that_begins_at_a_time_misses_nothing_of_that_ms(
     setting: World, clock: MockClock, cluster: Cluster
 ) -> None:
     for number, stored_ms in enumerate([5, *[20] * 40, 30]):
-        cluster["a"].put("T", 0, b"%d" % number, store_timestamp=stored_ms)
+        with cluster.at(stored_ms):
+            cluster["a"].put("T", 0, b"%d" % number)
+    cluster["a"].script(RequestCode.QUERY_CONSUMER_OFFSET, *[ResponseCode.QUERY_NOT_FOUND] * 3)
     cluster["a"].script(
         RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
         *[lambda request, _: request.reply(header={"offset": "21"})] * 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from itertools import pairwise
 
 import anyio
@@ -30,12 +31,16 @@ from rmq.errors import (
     SystemBusy,
 )
 from rmq.message import Message, MessageQueue
+from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.properties import decode_properties
+from rmq.protocol.command import Command
+from rmq.protocol.headers import GetProducerConnectionListRequestHeader
 from rmq.protocol.record import decompress
+from rmq.remoting.connection import Connection
+from rmq.testing.cluster import Cluster
+from rmq.testing.front import CUT, HANG, BrokerFront, Front
 from rmq.testing.network import MemoryNetwork
 
-from .cluster import CUT, HANG, Cluster
 from .conftest import Play
 from .world import World, world
 
@@ -46,9 +51,11 @@ ROUTE = RequestCode.GET_ROUTEINFO_BY_TOPIC
 
 @pytest.fixture
 def cluster() -> Cluster:
-    made = Cluster.of("a", "b")
-    made.topic("T", queues=2)
-    return made
+    return Cluster("a", "b", topics={"T": 2})
+
+
+def bodies(broker: BrokerFront, topic: str = "T") -> list[bytes]:
+    return [message.body for message in broker.messages(topic)]
 
 
 def sends(cluster: Cluster) -> dict[str, int]:
@@ -63,13 +70,14 @@ class TestBothLoops:
                 result = await producer.send(message)
             assert result.status == "SEND_OK"
             broker = cluster[result.message_queue.broker_name]
-            (record,) = broker.logs["T", result.message_queue.queue_id]
-            assert (record.body, record.flag, result.queue_offset) == (b"paid", 7, 0)
-            assert decode_properties(record.properties) == {
+            (stored,) = broker.messages("T")
+            assert stored.queue_id == result.message_queue.queue_id
+            assert (stored.body, stored.flag, result.queue_offset) == (b"paid", 7, 0)
+            assert stored.properties == {
                 "a": "b",
                 "KEYS": "42 43",
                 "TAGS": "x",
-                "WAIT": "true",
+                "CLUSTER": "DefaultCluster",
                 "UNIQ_KEY": result.message_id,
             }
 
@@ -88,9 +96,9 @@ class TestBothLoops:
                         tasks.start_soon(send, number)
                 assert [len(broker.connections) for broker in cluster.brokers.values()] == [1, 1]
             assert len(set(ids)) == 300
-            bodies = cluster["a"].bodies() + cluster["b"].bodies()
+            bodies = [message.body for message in cluster.sent("T")]
             assert sorted(map(int, bodies)) == list(range(300))
-            assert cluster.names[0].count(ROUTE) == 1  # asked once, whoever waited
+            assert cluster.name_servers[0].count(ROUTE) == 1  # asked once, whoever waited
 
         both(scenario, cluster)
 
@@ -100,7 +108,7 @@ class TestBothLoops:
                 result = await producer.send_batch([Message("T", b"%d" % n) for n in range(5)])
             assert len(set(result.message_ids)) == 5
             broker = cluster[result.message_queue.broker_name]
-            assert broker.bodies() == [b"0", b"1", b"2", b"3", b"4"]
+            assert bodies(broker) == [b"0", b"1", b"2", b"3", b"4"]
             assert broker.count(BATCH) == 1
 
         both(scenario, cluster)
@@ -110,7 +118,7 @@ class TestBothLoops:
             async with world.connect() as client, client.producer("p") as producer:
                 await producer.send_oneway(Message("T", b"x"), queue=MessageQueue("T", "a", 1))
                 await producer.send(Message("T", b"y"), queue=MessageQueue("T", "a", 1))
-            assert cluster["a"].bodies() == [b"x", b"y"]
+            assert bodies(cluster["a"]) == [b"x", b"y"]
             assert [request.is_oneway for request in cluster["a"].seen if request.code == SEND] == [
                 True,
                 False,
@@ -148,10 +156,13 @@ class TestBothLoops:
 
     def test_nothing_of_a_client_is_left(self, both: Play, cluster: Cluster) -> None:
         async def scenario(world: World) -> None:
+            fronts = (*cluster.name_servers, *cluster.brokers.values())
+            before = [len(front.connections) for front in fronts]
             async with world.connect() as client, client.producer("p") as producer:
                 await producer.send(Message("T", b"x"))
+                assert sum(len(front.connections) for front in fronts) > sum(before)
             with anyio.fail_after(5):
-                while any(server.connections for server in (*cluster.names, *cluster.brokers.values())):
+                while [len(front.connections) for front in fronts] != before:
                     await anyio.sleep(0.01)
 
         both(scenario, cluster)
@@ -185,6 +196,15 @@ class TestQueues:
                 await producer.send(Message("T", b"x"), queue=MessageQueue("T", "z", 1))
 
 
+def without(broker: str, names: Front, request: Command, connection: Connection) -> Command | None:
+    """What a name server answers when a broker no longer has the topic."""
+    answer = names.answer(request, connection)
+    assert answer is not None
+    route = TopicRouteData.from_json(answer.body)
+    route.queue_datas = [queues for queues in route.queue_datas if queues.broker_name != broker]
+    return request.reply(body=route.to_json())
+
+
 class TestRoutes:
     async def test_a_new_topic_is_made_by_the_first_message(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.producer("p") as producer:
@@ -193,11 +213,11 @@ class TestRoutes:
         assert queues == {MessageQueue("New", name, number) for name in "ab" for number in range(4)}
 
     async def test_no_route_names_who_was_asked_and_what_to_do(self, clock: MockClock) -> None:
-        cluster = Cluster.of("a", name_servers=2, auto_create=False)
+        cluster = Cluster("a", name_servers=2, auto_create_topic_enable=False)
         async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
             with pytest.raises(NoRoute) as caught:
                 await producer.send(Message("Missing", b"x"))
-        assert "'Missing' at 10.0.0.1:9, 10.0.0.2:9" in str(caught.value)
+        assert "'Missing' at 10.0.0.1:9876, 10.0.0.2:9876" in str(caught.value)
         assert any("create the topic 'Missing'" in note for note in caught.value.__notes__)
 
     async def test_no_route_says_why_a_name_server_did_not_answer(self, clock: MockClock) -> None:
@@ -207,19 +227,19 @@ class TestRoutes:
                 await producer.send(Message("T", b"x"))
 
     async def test_another_name_server_answers_when_one_is_down(self, clock: MockClock) -> None:
-        cluster = Cluster.of("a", name_servers=2)
-        cluster.names[0].script(ROUTE, *[CUT] * 9)
+        cluster = Cluster("a", name_servers=2)
+        cluster.name_servers[0].script(ROUTE, *[CUT] * 9)
         async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
             for topic in ("T1", "T2", "T3", "T4"):
-                cluster.topic(topic)
+                await cluster.create_topic(topic)
                 await producer.send(Message(topic, b"x"))
-        assert cluster.names[0].count(ROUTE) <= 1  # one failure, then it is left alone
-        assert cluster.names[1].count(ROUTE) == 4
+        assert cluster.name_servers[0].count(ROUTE) <= 1  # one failure, then it is left alone
+        assert cluster.name_servers[1].count(ROUTE) == 4
 
     async def test_a_topic_that_may_not_be_written_has_no_route_for_us(
         self, setting: World, clock: MockClock
     ) -> None:
-        setting.cluster.topic("ReadOnly", perm=4)
+        await setting.cluster.create_topic("ReadOnly", perm=4)
         async with setting.connect() as client, client.producer("p") as producer:
             with pytest.raises(NoRoute, match="no queue that may be written"):
                 await producer.send(Message("ReadOnly", b"x"))
@@ -227,7 +247,7 @@ class TestRoutes:
     async def test_routes_are_asked_for_again_every_30_s(self, setting: World, clock: MockClock) -> None:
         async with setting.connect() as client, client.producer("p") as producer:
             await producer.send(Message("T", b"x"))
-            setting.cluster.topic("T", queues=5)
+            await setting.cluster.create_topic("T", queues=5)
             await trio.sleep(31)
             queues = {(await producer.send(Message("T", b"x"))).message_queue for _ in range(10)}
         assert len(queues) == 10
@@ -237,7 +257,8 @@ class TestRoutes:
     ) -> None:
         async with setting.connect() as client, client.producer("p") as producer:
             await producer.send(Message("T", b"x"))
-            del setting.cluster.queues["T"]["a"]
+            (names,) = setting.cluster.name_servers
+            names.script(ROUTE, *[partial(without, "a", names)] * 99)
             setting.cluster["a"].script(SEND, *[ResponseCode.TOPIC_NOT_EXIST] * 9)
             for _ in range(20):
                 assert (await producer.send(Message("T", b"x"))).message_queue.broker_name == "b"
@@ -249,7 +270,7 @@ class TestRoutes:
     ) -> None:
         async with setting.connect() as client, client.producer("p") as producer:
             await producer.send(Message("T", b"x"))
-            setting.cluster.queues.clear()
+            setting.cluster.name_servers[0].script(ROUTE, *[ResponseCode.TOPIC_NOT_EXIST] * 99)
             await trio.sleep(100)
             await producer.send(Message("T", b"x"))
         assert sum(sends(setting.cluster).values()) == 2
@@ -268,7 +289,7 @@ class TestRetries:
             names = [(await producer.send(Message("T", b"x"))).message_queue.broker_name for _ in range(6)]
             assert trio.current_time() == pytest.approx(began, abs=0.01)
         assert set(names) == {"b"}
-        assert len(setting.cluster["b"].bodies()) == 6
+        assert len(bodies(setting.cluster["b"])) == 6
 
     async def test_a_broker_that_failed_is_avoided_and_then_forgiven(
         self, setting: World, clock: MockClock
@@ -338,7 +359,7 @@ class TestRetries:
         assert sum(sends(setting.cluster).values()) == 1
 
     async def test_one_broker_that_hangs_may_take_all_the_time(self, clock: MockClock) -> None:
-        cluster = Cluster.of("a")
+        cluster = Cluster("a")
         cluster["a"].script(SEND, HANG)
         async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
             began = trio.current_time()
@@ -354,16 +375,15 @@ class TestRetries:
                 await producer.send(Message("T", b"x"), queue=MessageQueue("T", "a", 0))
 
     async def test_a_broker_that_is_gone_is_replaced(self, cluster: Cluster, clock: MockClock) -> None:
-        network = MemoryNetwork()
         async with (
-            world(cluster, network) as setting,
+            world(cluster) as setting,
             setting.connect() as client,
             client.producer("p") as producer,
         ):
             for _ in range(4):
                 await producer.send(Message("T", b"x"))
             host = cluster["a"].address.partition(":")[0]
-            network.partition(host)
+            cluster.network.partition(host)
             began = trio.current_time()
             for _ in range(10):
                 assert (await producer.send(Message("T", b"x"))).message_queue.broker_name == "b"
@@ -437,7 +457,7 @@ class TestCutShort:
                 nursery.start_soon(send, producer)
                 await trio.sleep(0.5)
                 nursery.start_soon(_later, 0.7, late[0].set)
-            assert trio.current_time() == pytest.approx(1.2)
+            assert trio.current_time() == pytest.approx(1.2, abs=0.01)
             assert len(results) == 1
 
     async def test_a_closed_producer_says_so(self, setting: World, clock: MockClock) -> None:
@@ -450,6 +470,14 @@ class TestCutShort:
     async def test_a_client_is_used_inside_its_block(self) -> None:
         with pytest.raises(LocalProtocolError, match="client is not open"):
             rmq.connect("h:1").producer("p")
+
+
+def by_server(cluster: Cluster) -> list[list[Command]]:
+    """What clients asked of each server; brokers ask name servers too."""
+    return [
+        *[names.requests(ROUTE) for names in cluster.name_servers],
+        *[broker.seen for broker in cluster.brokers.values()],
+    ]
 
 
 async def _later(seconds: float, call: object) -> None:
@@ -465,7 +493,10 @@ class TestGroups:
             async with client.producer("p") as producer:
                 await producer.send(Message("T", b"x"))
                 await trio.sleep(0.5)
-                assert all("p" in broker.producers for broker in setting.cluster.brokers.values())
+                for broker in setting.cluster.brokers.values():
+                    header = GetProducerConnectionListRequestHeader("p")
+                    told = broker.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, header)
+                    assert b'"clientId":"me"' in told.body
             for broker in setting.cluster.brokers.values():
                 (left,) = [
                     request for request in broker.seen if request.code == RequestCode.UNREGISTER_CLIENT
@@ -495,9 +526,9 @@ class TestGroups:
         account = rmq.Credentials("someone", "secret")
         async with setting.connect(credentials=account) as client, client.producer("p") as producer:
             await producer.send(Message("T", b"x"))
-        for server in (*setting.cluster.names, *setting.cluster.brokers.values()):
-            assert all(request.ext["AccessKey"] == "someone" for request in server.seen)
-            assert all(re.fullmatch(r"[\w+/]{27}=", request.ext["Signature"]) for request in server.seen)
+        for requests in by_server(setting.cluster):
+            assert all(request.ext["AccessKey"] == "someone" for request in requests)
+            assert all(re.fullmatch(r"[\w+/]{27}=", request.ext["Signature"]) for request in requests)
 
     async def test_requests_are_proved_in_the_order_in_which_they_are_sent(
         self, setting: World, clock: MockClock
@@ -512,9 +543,9 @@ class TestGroups:
                 nursery.start_soon(producer.send, Message("T", b"x"))
                 nursery.start_soon(producer.send_oneway, Message("T", b"x"))
         accounts, proofs = Accounts({"someone": Account("someone", "secret")}), Proofs(wall_clock_ms)
-        for server in (*setting.cluster.names, *setting.cluster.brokers.values()):
-            assert len({request.ext["RmqNonce"].partition(".")[0] for request in server.seen}) == 1
-            for request in server.seen:
+        for requests in by_server(setting.cluster):
+            assert len({request.ext["RmqNonce"].partition(".")[0] for request in requests}) == 1
+            for request in requests:
                 assert identify(request, accounts, "10.0.0.1:1", proofs).signed
 
 

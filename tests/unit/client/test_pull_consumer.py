@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -10,10 +12,10 @@ import rmq
 from rmq.errors import LocalProtocolError, NoPermission, NoRoute
 from rmq.message import MessageQueue
 from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
-from .world import World
+from .world import World, world
 
 QUEUE = MessageQueue("T", "a", 0)
 PULL = RequestCode.PULL_MESSAGE
@@ -21,15 +23,26 @@ PULL = RequestCode.PULL_MESSAGE
 
 @pytest.fixture
 def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=2)
+    return Cluster("a", topics={"T": 2})
+
+
+def fill(cluster: Cluster) -> None:
+    """Seventy messages in queue 0, one each ms from the 1000th on."""
     for number in range(70):
-        made["a"].put("T", 0, b"%d" % number, f"TAGS\x01{'xy'[number % 2]}", store_timestamp=1000 + number)
-    return made
+        with cluster.at(1000 + number):
+            cluster["a"].put("T", 0, b"%d" % number, f"TAGS\x01{'xy'[number % 2]}")
+
+
+@pytest.fixture
+async def setting(cluster: Cluster) -> AsyncIterator[World]:
+    async with world(cluster) as made:
+        fill(cluster)
+        yield made
 
 
 def test_a_replay_from_a_time_on(both: Play, cluster: Cluster) -> None:
     async def scenario(world: World) -> None:
+        fill(cluster)
         bodies = []
         async with world.connect() as client, client.pull_consumer("replay") as puller:
             for queue in await puller.message_queues("T"):
@@ -39,12 +52,13 @@ def test_a_replay_from_a_time_on(both: Play, cluster: Cluster) -> None:
                     offset = batch.next_offset
                 await puller.commit(queue, offset)
         assert bodies == [b"%d" % number for number in range(10, 70)]
-        assert cluster["a"].offsets == {("replay", "T", 0): 70, ("replay", "T", 1): 0}
+        assert cluster["a"].offsets("replay", "T") == {0: 70, 1: 0}
 
     both(scenario, cluster)
 
 
 async def test_offsets_of_a_queue_and_of_the_group(setting: World, clock: MockClock) -> None:
+    setting.cluster["a"].script(RequestCode.QUERY_CONSUMER_OFFSET, ResponseCode.QUERY_NOT_FOUND)
     async with setting.connect() as client, client.pull_consumer("g") as puller:
         assert await puller.message_queues("T") == [QUEUE, MessageQueue("T", "a", 1)]
         assert (await puller.min_offset(QUEUE), await puller.max_offset(QUEUE)) == (0, 70)
@@ -54,7 +68,7 @@ async def test_offsets_of_a_queue_and_of_the_group(setting: World, clock: MockCl
 
 
 async def test_without_an_offset_it_goes_on_where_it_was(setting: World, clock: MockClock) -> None:
-    setting.cluster["a"].offsets["g", "T", 0] = 5
+    setting.cluster["a"].commit("g", "T", 0, 5)
     async with setting.connect() as client, client.pull_consumer("g") as puller:
         assert (await puller.pull(QUEUE, max_messages=2)).next_offset == 7
         assert (await puller.pull(QUEUE, max_messages=1)).messages[0].body == b"7"
@@ -76,7 +90,7 @@ async def test_pulls_say_what_they_want_of_the_topic(setting: World, clock: Mock
         batch = await puller.pull(QUEUE, 0, expression="x")
         assert {message.tags for message in batch.messages} == {"x"}
         await puller.pull(QUEUE, 0, expression=rmq.sql("a > 1"))
-    tags, sql = [request.ext for request in setting.cluster["a"].seen if request.code == PULL]
+    tags, *_, sql = [request.ext for request in setting.cluster["a"].seen if request.code == PULL]
     assert (tags["subscription"], tags["expressionType"], tags["sysFlag"]) == ("x", "TAG", "4")
     assert (sql["subscription"], sql["expressionType"]) == ("a > 1", "SQL92")
 

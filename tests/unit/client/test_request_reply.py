@@ -9,16 +9,17 @@ from trio.testing import MockClock
 
 import rmq
 from rmq.errors import LocalProtocolError, MessageIllegal, ReplyTimeout, ResponseError, SystemBusy
-from rmq.message import Message, StoredMessage, with_namespace, without_namespace
+from rmq.message import Message, MessageQueue, StoredMessage, with_namespace, without_namespace
 from rmq.protocol.codes import ILLEGAL_OPERATION, RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, ReplyMessageRequestHeader, SendMessageRequestHeader
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import compress, compressed_flag
 from rmq.remoting.connection import Connection
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
+from .test_consumer import sent_back
 from .world import World
 
 SEND = RequestCode.SEND_MESSAGE_V2
@@ -27,9 +28,7 @@ REPLY = RequestCode.SEND_REPLY_MESSAGE_V2
 
 @pytest.fixture
 def cluster() -> Cluster:
-    made = Cluster.of("a", "b")
-    made.topic("T", queues=1, brokers=["a"])
-    return made
+    return Cluster("a", topics={"T": 1})
 
 
 def push(connection: Connection, properties: str, body: bytes = b"17", sys_flag: int = 0) -> None:
@@ -48,6 +47,11 @@ def push(connection: Connection, properties: str, body: bytes = b"17", sys_flag:
         store_host="a",
     )
     connection.notify(Command.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, header, body))
+
+
+def taken(request: Command, _: Connection) -> Command:
+    """What a broker answers that has handed a reply on."""
+    return request.reply(header={"msgId": "0" * 32, "queueId": "0", "queueOffset": "0"})
 
 
 def stored(properties: dict[str, str], broker: str = "a") -> StoredMessage:
@@ -83,7 +87,7 @@ class TestRequests:
             assert isinstance(caught.value, TimeoutError)
             assert not caught.value.retriable
             (connection,) = cluster["a"].connections
-            words = decode_properties(cluster["a"].logs["T", 0][0].properties)
+            words = decode_properties(cluster["a"].requests(SEND)[0].ext["i"])
             push(connection, f"CORRELATION_ID\x01{words['CORRELATION_ID']}")  # too late: nobody minds
             await trio.sleep(0.1)
             await producer.send(Message("T", b"x"))
@@ -102,7 +106,7 @@ class TestRequests:
     async def test_a_reply_goes_to_the_broker_of_the_question(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
-        cluster["a"]._answers[REPLY] = cluster["a"]._send
+        cluster["a"].script(REPLY, taken)
         async with setting.connect() as client, client.producer("g") as producer:
             asked = stored({"CLUSTER": "C", "CORRELATION_ID": "7", "REPLY_TO_CLIENT": "asker", "TTL": "3000"})
             await producer.reply(asked, b"17")
@@ -137,7 +141,7 @@ class TestDeliveryTimes:
     ) -> None:
         async with setting.connect() as client, client.producer("g") as producer:
             await producer.send(message)
-        words = decode_properties(cluster["a"].logs["T", 0][0].properties)
+        words = decode_properties(cluster["a"].requests(SEND)[0].ext["i"])
         assert {name: words[name] for name in words if name not in ("UNIQ_KEY", "WAIT")} == expected
 
     @pytest.mark.parametrize(
@@ -189,7 +193,8 @@ class TestBatches:
         requests = [r for r in cluster["a"].seen if r.code == RequestCode.SEND_BATCH_MESSAGE]
         assert len(requests) == 3
         assert all(len(request.body) <= 1000 for request in requests)
-        assert cluster["a"].bodies()[:10] == [b"%d" % n * 100 for n in range(10)]
+        stored = [message.body for message in cluster["a"].messages("T")]
+        assert stored[:10] == [b"%d" % n * 100 for n in range(10)]
         assert [len(part.message_ids) for part in result.parts] == [5, 5]
         assert len(set(result.message_ids)) == 10
         assert (result.queue_offset, result.status) == (0, "SEND_OK")
@@ -203,9 +208,8 @@ class TestBatches:
     async def test_a_part_that_fails_says_how_far_it_came(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
-        accepted = cluster["a"]._send
-        cluster["a"].script(RequestCode.SEND_BATCH_MESSAGE, accepted, 2)
-        queue = cluster.queue("T", "a", 0)
+        cluster["a"].script(RequestCode.SEND_BATCH_MESSAGE, cluster["a"].answer, 2)
+        queue = MessageQueue("T", "a", 0)
         async with setting.connect(max_message_size=1000) as client, client.producer("g") as producer:
             with pytest.raises(SystemBusy) as caught:
                 await producer.send_batch([Message("T", b"x" * 100) for _ in range(10)], queue=queue)
@@ -252,11 +256,13 @@ class TestNamespaces:
                 with anyio.CancelScope() as scope:
                     await consumer.run(handle)
         broker = cluster[name]
-        assert {topic for topic, _ in broker.logs if broker.logs[topic, _]} == {"ns%T", "%RETRY%ns%g"}
+        assert len(broker.messages("ns%T")) == 2
+        assert [message.body for message in broker.messages("%RETRY%ns%g")]
+        assert broker.messages("T") == []
         assert set(seen) == {("T", 0), ("T", 1)}
-        words = decode_properties(broker.logs["ns%T", result.message_queue.queue_id][0].properties)
+        words = broker.messages("ns%T")[0].properties
         assert words["INSTANCE_ID"] == "ns"
-        assert broker.sent_back[0].origin_topic == "ns%T"
+        assert sent_back(cluster, name)[0].origin_topic == "ns%T"
 
 
 def test_all_names_are_there() -> None:

@@ -16,8 +16,8 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import Record, encode_record, host_bytes
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
 from .world import World
 
@@ -26,10 +26,7 @@ END = RequestCode.END_TRANSACTION
 
 @pytest.fixture
 def cluster() -> Cluster:
-    made = Cluster.of("a")
-    made.topic("T", queues=1)
-    made["a"].script(END, *[lambda request, _: None] * 200)
-    return made
+    return Cluster("a", topics={"T": 1})
 
 
 async def never(message: StoredMessage) -> Decision:
@@ -46,7 +43,8 @@ def ask(cluster: Cluster, unique: str, group: str = "g") -> None:
     header = CheckTransactionStateRequestHeader(5, 7000, unique, unique, "0" * 32)
     body = encode_record(record, host_bytes("127.0.0.1:10911"))
     (connection,) = cluster["a"].connections
-    connection.notify(Command.request(RequestCode.CHECK_TRANSACTION_STATE, header, body, oneway=True))
+    request = Command.request(RequestCode.CHECK_TRANSACTION_STATE, header, body, oneway=True)
+    cluster["a"].do(lambda: connection.notify(request))
 
 
 def test_a_block_that_ends_commits(both: Play, cluster: Cluster) -> None:
@@ -121,7 +119,8 @@ async def test_cancelled_nothing_is_sent(setting: World, clock: MockClock, clust
             async with producer.transaction(Message("T", b"x")):
                 await trio.sleep_forever()
         await trio.sleep(1)
-    assert cluster["a"].bodies() == [b"x"]
+    assert [half.body for half in cluster["a"].messages("RMQ_SYS_TRANS_HALF_TOPIC")] == [b"x"]
+    assert cluster["a"].messages("T") == []
     assert ends(cluster) == []
 
 

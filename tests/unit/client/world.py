@@ -1,24 +1,25 @@
-"""What the client's tests play in: a scripted cluster, a network, and clients of it."""
+"""A cluster while it is served, and scenarios that are played against it on both event loops."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 import anyio
 import attrs
+import trio
 import trio.testing
 
 import rmq
 from rmq.client.client import Client
 from rmq.client.config import ClientConfig
 from rmq.remoting.network import Network, TcpNetwork
-from rmq.testing.network import MemoryNetwork
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
-
-HANG_SECONDS = 120
+HANG_SECONDS = 20
 """On real time a test that takes longer has hung."""
 
 
@@ -38,12 +39,43 @@ class World:
 
 
 @asynccontextmanager
-async def world(cluster: Cluster, network: Network | None = None) -> AsyncIterator[World]:
-    """Serve `cluster`, by default in memory, where each server is a host: 10.0.0.1 on, name servers first."""
-    network = network or MemoryNetwork(seed=1)
-    place = "127.0.0.1:0" if isinstance(network, TcpNetwork) else "10.0.0.{}:9"
-    async with cluster.serve(network, lambda number: place.format(number + 1)) as names:
-        yield World(cluster, network, names)
+async def world(cluster: Cluster) -> AsyncIterator[World]:
+    """Serve `cluster` in memory, where each server is a host: 10.0.0.1 on, brokers from 10.0.1.1."""
+    async with cluster:
+        yield World(cluster, cluster.network, cluster.namesrv_address)
+
+
+@contextmanager
+def served_in_a_thread(cluster: Cluster) -> Iterator[World]:
+    """Serve `cluster` over sockets, on a trio loop of its own; what is sent back comes again at once."""
+    cluster.network = TcpNetwork()
+    cluster.store["message_delay_level"] = "0s 0s 0s"
+    running: Future[tuple[trio.lowlevel.TrioToken, trio.Event]] = Future()
+
+    async def serve() -> None:
+        token, own, end = trio.lowlevel.current_trio_token(), threading.get_ident(), trio.Event()
+
+        def call(work: Callable[[], Any]) -> Any:
+            here = threading.get_ident() == own
+            return work() if here else trio.from_thread.run_sync(work, trio_token=token)
+
+        for front in (*cluster.name_servers, *cluster.brokers.values()):
+            front.call = call
+        async with cluster:
+            running.set_result((token, end))
+            await end.wait()
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(trio.run, serve)
+        wait((running, done), HANG_SECONDS, FIRST_COMPLETED)
+        if running.done():
+            token, end = running.result()
+            try:
+                yield World(cluster, cluster.network, cluster.namesrv_address)
+            finally:
+                with suppress(trio.RunFinishedError):
+                    token.run_sync_soon(end.set)
+        done.result(HANG_SECONDS)
 
 
 Scenario = Callable[[World], Awaitable[None]]
@@ -51,11 +83,19 @@ Scenario = Callable[[World], Awaitable[None]]
 
 def play(loop: str, scenario: Scenario, cluster: Cluster) -> None:
     """Run a scenario: on trio in memory and in virtual time, on asyncio over sockets."""
+    if loop == "trio":
 
-    async def main() -> None:
-        with anyio.fail_after(HANG_SECONDS if loop == "asyncio" else 10_000):
-            async with world(cluster, TcpNetwork() if loop == "asyncio" else None) as made:
-                await scenario(made)
+        async def in_memory() -> None:
+            with trio.fail_after(10_000):
+                async with world(cluster) as made:
+                    await scenario(made)
 
-    clock = {"clock": trio.testing.MockClock(autojump_threshold=0)} if loop == "trio" else {}
-    anyio.run(main, backend=loop, backend_options=clock)
+        trio.run(in_memory, clock=trio.testing.MockClock(autojump_threshold=0))
+        return
+
+    async def over_sockets(made: World) -> None:
+        with anyio.fail_after(HANG_SECONDS):
+            await scenario(made)
+
+    with served_in_a_thread(cluster) as made:
+        anyio.run(over_sockets, made, backend="asyncio")
