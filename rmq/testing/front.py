@@ -67,7 +67,7 @@ class Wire:
         self.peer_address = peer
         self.local_address = local
         self.state: dict[str, Any] = {}
-        self.closed = self.is_busy = False
+        self.is_closed = self.is_busy = False
         self.received: list[Command] = []
         self._decoder = Decoder()
 
@@ -85,7 +85,7 @@ class Wire:
 
     def close(self, reason: str = "", cause: BaseException | None = None) -> None:
         """Be closed by the server."""
-        self.closed = True
+        self.is_closed = True
 
     def take(self) -> list[Command]:
         """What was received since the last time."""

@@ -17,39 +17,10 @@ from rmq.protocol.record import encode_batch, host_bytes
 from rmq.store.config import StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
+from rmq.testing.front import Wire
 
 START = 1_700_000_000_000
 ADDRESS = "10.0.0.9:10911"
-
-
-class Wire:
-    """A connection as the broker sees it; `received` are the commands written to it, decoded."""
-
-    def __init__(self, peer: str = "10.0.0.1:40001") -> None:
-        self.peer_address = peer
-        self.local_address = ADDRESS
-        self.state: dict[str, Any] = {}
-        self.is_closed = self.is_busy = False
-        self.received: list[Command] = []
-        self._decoder = Decoder()
-
-    def write(self, frame: bytes | Sequence[bytes]) -> None:
-        data = frame if isinstance(frame, bytes) else b"".join(frame)
-        self.received += self._decoder.feed(data)
-
-    def reply(self, response: Command) -> None:
-        self.write(encode(response))
-
-    def notify(self, command: Command) -> None:
-        self.write(encode(command))
-
-    def close(self, reason: str = "", cause: BaseException | None = None) -> None:
-        self.is_closed = True
-
-    def take(self) -> list[Command]:
-        """What was received since the last time."""
-        taken, self.received = self.received, []
-        return taken
 
 
 class Rig:
