@@ -15,8 +15,8 @@ from rmq.client.outgoing import pack
 from rmq.errors import ConfigError, InvalidMessage, InvalidMessageType, InvalidType, RmqError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.codes import RequestCode
+from rmq.testing.cluster import Cluster
 
-from .cluster import Cluster
 from .conftest import Play
 from .world import World
 
