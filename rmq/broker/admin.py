@@ -1,4 +1,4 @@
-"""What an administrator asks and tells the broker: topics, settings, metrics, cleaning."""
+"""What an administrator asks and tells the broker: topics, groups, settings, metrics, cleaning."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.groups import check_group
 from rmq.broker.topics import check_name
 from rmq.config import canonical, dump_properties, evolve, knows, parse_properties, properties_text
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
 from rmq.files import settings_saver
 from rmq.message import SYSTEM_TOPICS
-from rmq.protocol import bodies
+from rmq.protocol import bodies, json
 from rmq.protocol.codes import (
     PERM_INHERIT,
     PERM_READ,
@@ -24,6 +25,7 @@ from rmq.protocol.codes import (
 )
 from rmq.protocol.headers import (
     CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
     DeleteTopicRequestHeader,
     GetBrokerConfigResponseHeader,
     ViewBrokerStatsDataRequestHeader,
@@ -45,21 +47,30 @@ log = logging.getLogger("rmq.broker")
 
 
 class Admin:
-    """Changes topics and settings, and tells how the broker does.
+    """Changes topics, groups and settings, and tells how the broker does.
 
-    What it cannot reach itself is given to it by the owner: `settle()` commits what the running chunk has
-    put, `gauges()` gives more rows of the runtime metrics, and `delay_offsets()` the text of
-    delayOffset.json.
+    `settle()` commits what the running chunk has put, `gauges()` gives more rows of the runtime metrics, and
+    `delay_offsets()` the table of delayOffset.json.
     """
 
-    def __init__(self, settings: Settings, store: Store, tables: Tables) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        tables: Tables,
+        *,
+        settle: Callable[[], None],
+        gauges: Callable[[], Mapping[str, str]],
+        delay_offsets: Callable[[], Mapping[int, int]],
+    ) -> None:
         self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
-        self.settle: Callable[[], None] = lambda: None
-        self.gauges: Callable[[], Mapping[str, str]] = dict
-        self.delay_offsets: Callable[[], bytes] = bodies.DelayOffsetSerializeWrapper().to_json
+        self._settle = settle
+        self._gauges = gauges
+        self._delay_offsets = delay_offsets
         self._store = store
         self._topics = tables.topics
+        self._groups = tables.groups
         self._offsets = tables.offsets
         self._stats = tables.stats
 
@@ -70,6 +81,9 @@ class Admin:
             RequestCode.DELETE_TOPIC_IN_BROKER: self._on_delete_topic,
             RequestCode.GET_ALL_TOPIC_CONFIG: self._on_all_topics,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self._on_system_topics,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._on_update_group,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._on_all_groups,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self._on_delete_group,
             RequestCode.GET_BROKER_CONFIG: self._on_get_config,
             RequestCode.UPDATE_BROKER_CONFIG: self._on_update_config,
             RequestCode.GET_BROKER_RUNTIME_INFO: self._on_runtime_info,
@@ -83,7 +97,7 @@ class Admin:
     # --- topics ---
 
     def _on_update_topic(self, request: Command, connection: Any, now: int) -> Command:
-        self._refuse_on_slave()
+        self._refuse_on_slave("topics")
         header = request.read(CreateTopicRequestHeader)
         self._check_topic(header.topic)
         _check_shape(header)
@@ -101,11 +115,11 @@ class Admin:
         return request.reply()
 
     def _on_delete_topic(self, request: Command, connection: Any, now: int) -> Command:
-        self._refuse_on_slave()
+        self._refuse_on_slave("topics")
         topic = request.read(DeleteTopicRequestHeader).topic
         self._check_topic(topic)
         log.info("topic %s is deleted by %s", topic, connection.peer_address)
-        self.settle()  # a message of the same chunk must not write into files that are gone
+        self._settle()  # a message of the same chunk must not write into files that are gone
         self._topics.delete(topic, now)
         self._store.remove_topic(topic)
         self._offsets.delete_topic(topic)
@@ -117,9 +131,9 @@ class Admin:
         if self._topics.is_system(topic):
             raise _refused(f"The topic[{topic}] is conflict with system topic.")
 
-    def _refuse_on_slave(self) -> None:
+    def _refuse_on_slave(self, what: str) -> None:
         if self._settings.store.broker_role is BrokerRole.SLAVE:
-            raise _refused("a slave's topics are its master's: send this to the master broker")
+            raise _refused(f"a slave's {what} are its master's: send this to the master broker")
 
     def _on_all_topics(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(header={}, body=self._topics.to_json())
@@ -130,11 +144,34 @@ class Admin:
 
     def _on_clean_topics(self, request: Command, connection: Any, now: int) -> Command:
         """Remove the queues of topics that do not exist; those of the broker's own topics stay."""
-        self.settle()
+        self._settle()
         for topic in {topic for topic, _ in self._store.queues()}:
             if self._topics.get(topic) is None and not self._topics.is_system(topic):
                 log.warning("queues of topic %s are removed: there is no such topic", topic)
                 self._store.remove_topic(topic)
+        return request.reply()
+
+    # --- groups ---
+
+    def _on_update_group(self, request: Command, connection: Any, now: int) -> Command:
+        self._refuse_on_slave("groups")
+        config = bodies.SubscriptionGroupConfig.from_request(request.body)
+        check_group(config)
+        self._groups.update(config, now)
+        return request.reply()
+
+    def _on_all_groups(self, request: Command, connection: Any, now: int) -> Command:
+        return request.reply(body=self._groups.to_json())
+
+    def _on_delete_group(self, request: Command, connection: Any, now: int) -> Command:
+        self._refuse_on_slave("groups")
+        header = request.read(DeleteSubscriptionGroupRequestHeader)
+        group = header.group_name
+        if not self._groups.delete(group, now):
+            log.warning("group %s is to be deleted but does not exist", group)
+        if header.remove_offset:
+            self._offsets.delete_group(group)
+        self._stats.delete_group(group)
         return request.reply()
 
     # --- settings ---
@@ -200,7 +237,7 @@ class Admin:
             "startAcceptSendRequestTimeStamp": str(config.start_accept_send_request_time_stamp),
             **self._store_counts(),
             **self._stats.runtime(now),
-            **self.gauges(),
+            **self._gauges(),
         }
 
     def _store_counts(self) -> dict[str, str]:
@@ -239,7 +276,7 @@ class Admin:
         return request.reply(body=bodies.BrokerStatsData(*items).to_json())
 
     def _on_delay_offsets(self, request: Command, connection: Any, now: int) -> Command:
-        return request.reply(body=self.delay_offsets())
+        return request.reply(body=json.dumps_java({"offsetTable": self._delay_offsets()}))
 
     # --- cleaning ---
 

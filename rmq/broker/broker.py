@@ -23,6 +23,7 @@ from rmq.broker.config import Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
+from rmq.broker.long_answers import LongAnswers
 from rmq.broker.metrics import Timings, gauges_of
 from rmq.broker.offsets import Offsets
 from rmq.broker.progress import Progress
@@ -39,11 +40,10 @@ from rmq.broker.tables import Slices, TableFiles, Tables, drain
 from rmq.broker.timer import Recall, Timers
 from rmq.broker.topics import Topics
 from rmq.broker.transaction import Transactions
-from rmq.broker.waits import Waits
+from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.plugin import Hooks, PulledEvent, StoredEvent
-from rmq.protocol import json
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.endpoint import Endpoint
@@ -79,7 +79,10 @@ log = logging.getLogger("rmq.broker")
 class Broker(Endpoint):
     """One broker over an opened store: what connections hand their requests to.
 
-    `address` is what clients are told, `ha_address` what slaves are told.
+    `address` is what clients are told, `ha_address` what slaves are told. `work_clock` tells how long work
+    takes, where there is one that is cheaper to read than `clock`. `server_auth` knows requests of servers of
+    the cluster, `sign` makes ours known to them. `acceptors` let peers in, by the names of their ports;
+    `budget` bounds what peers may make us hold.
     """
 
     def __init__(
@@ -91,40 +94,48 @@ class Broker(Endpoint):
         ha_address: str,
         now_ms: Callable[[], int],
         clock: Callable[[], float],
+        work_clock: Callable[[], float] | None = None,
         chance: Random | None = None,
+        wake: Wakeups | None = None,
+        server_auth: ServerAuth | None = None,
+        sign: Callable[[Command], Command] | None = None,
+        acceptors: Mapping[str, Acceptor] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.settings = Settings(config, store.config)
         self.store = store
         self.settings.derive(lambda: store.configure(self.settings.store))
         self.now_ms = now_ms
         self.clock = clock
-        self.work_clock = clock  # for how long work takes: a service gives one that is cheap to read
+        self.work_clock = work_clock or clock
+        self.wake = wake or Wakeups()
         self.hooks = Hooks()
-        self.cluster: ServerAuth | None = None
+        self.server_auth = server_auth
         self.timings = Timings()
         self.connections = 0
-        self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
-        self.budget = Budget()  # what peers may make us hold
-        self.reput_wanted: Callable[[], None] = lambda: None
-        self.register_wanted: Callable[[], None] = lambda: None
-        self.flush_wanted: Callable[[], None] = lambda: None
-        self.deadline_wanted: Callable[[], None] = lambda: None
-        self.topics_wanted: Callable[[], None] = self.save_topics
+        self.acceptors: Mapping[str, Acceptor] = acceptors or {}
+        self.budget = budget or Budget()
         self._connection: Connection | None = None  # whose chunk is being handled
         self._chance = chance or Random()
         self._chunk_at = 0.0  # when its handling began
         self._complain_at = 0.0
-        self.log_flushed: Callable[[], None] = lambda: None  # a slave's: tells how far its log is synced
-        self.files = TableFiles(store)
-        self.replica = ReplicaState(store, address=address, chance=self._chance)
-        self.waits = Waits(clock, self._come_by)
         self._next_step = math.inf  # when `step_waits` is to be called
+        self.files = TableFiles(store)
         tables = self._make_tables()
         self._make_writers(tables)
         self._make_readers(tables)
         self._make_callers(address)
-        self._wire()
-        self.registration = Registration(self.settings, self.topics, address=address, ha_address=ha_address)
+        self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
+        take_progress = self.delivery.take
+        self.replica = ReplicaState(store, address=address, chance=self._chance, take_progress=take_progress)
+        self.registration = Registration(
+            self.settings,
+            self.topics,
+            address=address,
+            ha_address=ha_address,
+            sign=sign or (lambda command: command),
+        )
+        self.settings.watch(self.wake.register)  # they are told the permission
         self._load()
         self._handlers = self._collect_handlers()
 
@@ -134,25 +145,28 @@ class Broker(Endpoint):
         return self.settings.broker
 
     def _make_tables(self) -> Tables:
-        settings, store, now_ms, slave = self.settings, self.store, self.now_ms, self.is_slave
+        settings, store, now_ms = self.settings, self.store, self.now_ms
         self.stats = Stats(now_ms(), cluster=self.config.broker_cluster_name)
-        self.topics = Topics(settings, save=partial(self.files.save, "topics"), now_ms=now_ms)
-        self.groups = Groups(settings, partial(self.files.save, "subscriptionGroup"), now_ms, slave=slave)
-        self.offsets = Offsets(settings, self.topics, store, slave=slave)
-        self.offsets.group_exists = self.groups.exists
-        self.clients = Clients(settings, groups=self.groups, topics=self.topics, clock=self.clock)
+        save = self.files.save
+        self.topics = Topics(
+            settings, save=partial(save, "topics"), now_ms=now_ms, on_change=self._on_topics_change
+        )
+        self.groups = Groups(settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms)
+        self.offsets = Offsets(settings, self.topics, store, group_exists=self.groups.exists)
         self.filters = FilterTable(settings, now_ms, self.clock)
-        self.clients.announced, self.clients.emptied = self.filters.register, self.filters.unregister
-        self.clients.check_filter = self.filters.compiled
+        self.clients = Clients(
+            settings, groups=self.groups, topics=self.topics, filters=self.filters, clock=self.clock
+        )
         self.locks = Locks(self.clock)
         return Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
 
     def _make_writers(self, tables: Tables) -> None:
         """The parts that store messages."""
         settings, store = self.settings, self.store
-        self.schedule = Schedule(store.config.message_delay_level, store, self._commit)
-        self.timers = Timers(store, self._commit)
-        self.timers.rescheduled = lambda: self.schedule.rescheduled()
+        self.schedule = Schedule(
+            store.config.message_delay_level, store, self._commit, on_earlier=self.wake.schedule
+        )
+        self.timers = Timers(store, self._commit, on_earlier=self.wake.schedule)
         self.transactions = Transactions(
             settings,
             store,
@@ -168,7 +182,7 @@ class Broker(Endpoint):
             clock=self.clock,
             timings=self.timings,
             on_deadline=self._come_by,
-            on_sync_wanted=lambda: self.flush_wanted(),
+            on_sync_wanted=self.wake.flush,
         )
         self.flow = FlowControl(settings, store, self.acknowledgement, self.clock)
         self.send = Send(
@@ -179,6 +193,7 @@ class Broker(Endpoint):
             transactions=self.transactions,
             timers=self.timers,
             chance=self._chance,
+            keeps_records=lambda: bool(self.hooks.stored),
         )
         self.recall = Recall(
             settings, timers=self.timers, topics=self.topics, store_host=store.store_host, put=self.send.put
@@ -187,10 +202,27 @@ class Broker(Endpoint):
     def _make_readers(self, tables: Tables) -> None:
         """The parts that read messages and tables."""
         settings, store = self.settings, self.store
-        self.pull = Pull(settings, store, tables, self.waits, now_ms=self.now_ms)
+        self.pull = Pull(
+            settings,
+            store,
+            tables,
+            now_ms=self.now_ms,
+            clock=self.clock,
+            on_deadline=self._come_by,
+            on_pulled=self._on_pulled,
+        )
+        self.waits = self.pull.waits
         self.query = Query(store, self.clients, self.filters)
-        self.admin = Admin(settings, store, tables)
-        self.progress = Progress(settings, store, tables)
+        self.admin = Admin(
+            settings,
+            store,
+            tables,
+            settle=self.settle,
+            gauges=partial(gauges_of, self),
+            delay_offsets=lambda: self.schedule.progress,
+        )
+        self.long_answers = LongAnswers(self.wake.long_answers)
+        self.progress = Progress(settings, store, tables, self.long_answers)
         self.expiry = Expiry(settings, store, tables)
 
     def _make_callers(self, address: str) -> None:
@@ -205,15 +237,6 @@ class Broker(Endpoint):
             store=self.send.send,
             later=self._run_late,
         )
-
-    def _wire(self) -> None:
-        self.topics.changed = self._topics_changed
-        self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
-        self.replica.take_progress = self.delivery.take
-        self.admin.settle = self.settle
-        self.settings.derive(lambda: self.register_wanted())  # name servers are told the permission
-        self.admin.gauges = partial(gauges_of, self)
-        self.admin.delay_offsets = lambda: json.dumps_java({"offsetTable": self.schedule.progress})
 
     def _load(self) -> None:
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
@@ -236,7 +259,6 @@ class Broker(Endpoint):
         parts = (
             self.send,
             self.pull,
-            self.groups,
             self.offsets,
             self.clients,
             self.locks,
@@ -258,8 +280,6 @@ class Broker(Endpoint):
         """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
         self._handlers = hooks.completing(self._handlers)
         self.hooks = hooks
-        self.pull.observe = self._pulled if hooks.pulled else None
-        self.send.keeps_records = bool(hooks.stored)
 
     # ---- requests ----
 
@@ -312,8 +332,8 @@ class Broker(Endpoint):
 
     def _of_our_slave(self, request: Command) -> bool:
         """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
-        cluster = self.cluster
-        return cluster is not None and request.code in SLAVE_CODES and cluster.accepts(request)
+        auth = self.server_auth
+        return auth is not None and request.code in SLAVE_CODES and auth.accepts(request)
 
     def _respond(self, request: Command, response: Command, connection: Connection) -> None:
         if not request.flag & FLAG_ONEWAY:
@@ -386,10 +406,10 @@ class Broker(Endpoint):
             raise
         self._written(clock() - began)
         if self.topics.unsaved:
-            self.topics_wanted()
+            (self.wake.new_topics or self.save_topics)()
         self._arrived(arrivals)
         self.acknowledgement.replicas.grown()
-        self.reput_wanted()
+        self.wake.reput()
 
     def _written(self, seconds: float) -> None:
         """Answer the senders and count."""
@@ -451,7 +471,7 @@ class Broker(Endpoint):
         """`step_waits` is to be called by then."""
         if deadline < self._next_step:
             self._next_step = deadline
-            self.deadline_wanted()
+            self.wake.waits()
 
     def save_topics(self) -> None:
         """Save the topics that were made, here, whoever waits meanwhile."""
@@ -467,30 +487,27 @@ class Broker(Endpoint):
     def flushed(self, position: int) -> None:
         """The log is on the medium up to `position`."""
         self.acknowledgement.synced(position)
-        self.log_flushed()
+        self.wake.follower()
 
     def step_schedule(self) -> int:
         """Deliver the delayed messages that are due; returns when to come again, in ms of wall time."""
-        now = self.now_ms()
-        if self.is_slave:
-            return now + SLAVE_IDLE_MS
-        try:
-            return min(self.schedule.step(now), self.timers.step(now))
-        except StoreError as error:
-            log.error("delayed messages cannot be delivered now: %s", error)
-            return now + RETRY_MS
-        finally:
-            self.settle()
+        return self._step(self._deliver, "delayed messages cannot be delivered")
 
     def step_transactions(self) -> int:
         """Go on with the check-back of half messages; returns when to come again, in ms of wall time."""
+        return self._step(self.transactions.step, "half messages cannot be checked")
+
+    def _deliver(self, now: int) -> int:
+        return min(self.schedule.step(now), self.timers.step(now))
+
+    def _step(self, step: Callable[[int], int], failure: str) -> int:
         now = self.now_ms()
         if self.is_slave:
             return now + SLAVE_IDLE_MS
         try:
-            return self.transactions.step(now)
+            return step(now)
         except StoreError as error:
-            log.error("half messages cannot be checked now: %s", error)
+            log.error("%s now: %s", failure, error)
             return now + RETRY_MS
         finally:
             self.settle()
@@ -501,16 +518,6 @@ class Broker(Endpoint):
         clock = round(self.clock() * 1000)
         next_clock = min(self.clients.expire(clock), self.locks.expire(clock), self.expiry.step(clock))
         return min(next_clock - clock + now, self.stats.step(now))
-
-    def clean(self) -> None:
-        """Remove expired files."""
-        try:
-            report = self.store.clean(self.now_ms())
-        except StoreError as error:
-            log.error("expired files cannot be removed: %s", error)
-            return
-        if report.log_files:
-            log.info("%d files of the log removed (%s)", report.log_files, report.reason)
 
     def saves(self) -> dict[str, bytes]:
         """All config files to be written, by name, at once: for who has no service with its loops."""
@@ -524,6 +531,11 @@ class Broker(Endpoint):
     # ---- a slave ----
 
     @property
+    def flush_awaited(self) -> int:
+        """The physical offset that somebody waits for to be synced; -1 when nobody does."""
+        return max(self.replica.flush_awaited, self.acknowledgement.disk.awaited)
+
+    @property
     def is_slave(self) -> bool:
         """Whether this broker copies another's log."""
         return self.store.config.broker_role is BrokerRole.SLAVE
@@ -532,9 +544,9 @@ class Broker(Endpoint):
         """Append bytes of the master's log, and wake who waits for what is in them. Raises StoreError."""
         arrivals = self.store.append_raw(physical_offset, data)
         self._arrived(arrivals)
-        self.reput_wanted()
+        self.wake.reput()
         if self.replica.flushes_copies:
-            self.flush_wanted()
+            self.wake.flush()
 
     def truncate(self, physical_offset: int) -> None:
         """Cut the log where the master's differs from it. Raises StoreError."""
@@ -550,7 +562,7 @@ class Broker(Endpoint):
         if name == "consumerOffset":
             self.delivery.keep()
         if changed and name == "topics":
-            self._topics_changed()
+            self._on_topics_change()
 
     # ---- for the parts and the plugins ----
 
@@ -561,9 +573,9 @@ class Broker(Endpoint):
             self._commit()
             self.settle()
 
-    def _topics_changed(self) -> None:
+    def _on_topics_change(self) -> None:
         self.send.topics_changed()
-        self.register_wanted()
+        self.wake.register()
 
     def _ask_producer(self, group: str, topic: str, request: Command) -> bool:
         """Send a check-back, which holds the message, to some live producer of the group that may send to its
@@ -578,7 +590,9 @@ class Broker(Endpoint):
         self._chance.choice(members).connection.notify(request)
         return True
 
-    def _pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
+    def _on_pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
+        if not self.hooks.pulled:
+            return
         event = PulledEvent(
             header.topic, header.consumer_group, header.queue_id, result.count, result.size, connection
         )

@@ -33,6 +33,7 @@ from rmq.protocol.json import count_values
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
+    from rmq.broker.filter import FilterTable
     from rmq.broker.groups import Groups
     from rmq.broker.topics import Topics
     from rmq.remoting.connection import Connection
@@ -55,27 +56,28 @@ log = logging.getLogger("rmq.broker")
 class Clients:
     """The tables of connected clients. Who is silent is told by `clock` (seconds, only forward): wall time,
     which comes with requests, may be set; it is for what is shown.
-
-    `announced(group, subscriptions)` is told of what a consumer says it wants, at each heartbeat; `emptied`
-    of a group that has lost its last member.
     """
 
     def __init__(
-        self, settings: Settings, *, groups: Groups, topics: Topics, clock: Callable[[], float]
+        self,
+        settings: Settings,
+        *,
+        groups: Groups,
+        topics: Topics,
+        filters: FilterTable,
+        clock: Callable[[], float],
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._groups = groups
         self._topics = topics
+        self._filters = filters
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
         self._memberships = 0
         self._ids = ClientIds()
         self.conflicts = Conflicts(settings)
-        self.announced: Callable[[str, Iterable[SubscriptionData]], None] = lambda group, wanted: None
-        self.emptied: Callable[[str], None] = lambda group: None
-        self.check_filter: Callable[[SubscriptionData, str], object] = lambda wanted, peer: None
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -311,7 +313,7 @@ class Clients:
         is_new = self._joined(group.name, group.members, member)
         wanted = with_past_versions(consumer.subscription_data_set, member.stamp_ms)
         is_changed = group.subscribe(wanted)
-        self.announced(group.name, wanted)
+        self._filters.register(group.name, wanted)
         self._remember(member.connection, "consumer", group.name)
         if is_new and consumer.unit_mode:
             log.warning("group %s: unit mode is ignored", group.name)
@@ -387,7 +389,7 @@ class Clients:
         if not members:
             del (self._consumers if kind == "consumer" else self._producers)[group]
             if kind == "consumer":
-                self.emptied(group)
+                self._filters.unregister(group)
         elif kind == "consumer":
             self._notify(group)
         return True
@@ -433,7 +435,7 @@ class Clients:
                     f"The broker does not support consumer to filter message by {wanted.expression_type}; "
                     "set enablePropertyFilter=true on the broker",
                 )
-            self.check_filter(wanted, connection.peer_address)
+            self._filters.compiled(wanted, connection.peer_address)
         return request.reply()
 
     def _on_consumer_connections(self, request: Command, connection: Any, now: int) -> Command:

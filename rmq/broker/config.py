@@ -342,21 +342,25 @@ class Settings:
     """The settings that hold now, the broker's and its store's: whoever needs one reads it here each time.
 
     They change as a whole, in `replace`. What is derived from them at a price is derived in a callback given
-    to `derive`.
+    to `derive`; who only wants to know of changes gives one to `watch`.
     """
 
     def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
         self.broker = broker
         self.store = store
-        self._derived: list[Callable[[], None]] = []
+        self._watchers: list[Callable[[], None]] = []
 
     def derive(self, work: Callable[[], None]) -> None:
         """Call this now, and after each change."""
-        self._derived.append(work)
+        self.watch(work)
         work()
+
+    def watch(self, on_change: Callable[[], None]) -> None:
+        """Call this after each change."""
+        self._watchers.append(on_change)
 
     def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
         """These hold from now on."""
         self.broker, self.store = broker, store
-        for work in self._derived:
-            work()
+        for on_change in self._watchers:
+            on_change()

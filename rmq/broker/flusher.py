@@ -10,6 +10,7 @@ from contextlib import suppress
 import trio
 
 from rmq.errors import CorruptRecord, StoreError
+from rmq.metrics import Histogram
 from rmq.remoting.loop import Alarm
 from rmq.store.store import Store
 
@@ -26,38 +27,51 @@ class Flusher:
     through trio's thread pool for each sync costs a sender more than the sync itself.
     """
 
-    def __init__(self, store: Store, done: Callable[[int], None], awaited: Callable[[], int]) -> None:
-        self._store = store
-        self._done = done
-        self._awaited = awaited
+    _store: Store
+    _on_synced: Callable[[int], None]
+    _awaited: Callable[[], int]
+    _took: Histogram
+
+    def __init__(self) -> None:
         self._busy = False
         self._mending = False
         self._error: BaseException | None = None
         self._failed = Alarm()
-        self._start: Callable[[], None] = lambda: None
+        self._start: Callable[[], None] | None = None  # None until it runs
         self._began = 0.0
-        self.took: Callable[[float], None] = lambda seconds: None
-        """Told of each sync that went well, how long it took."""
 
     def kick(self) -> None:
-        """Sync what is in the log now; if a sync is running, after it."""
-        if not self._busy and not self._mending:
+        """Sync what is in the log now; if a sync is running, after it. Does nothing before `run`."""
+        if not self._busy and not self._mending and self._start is not None:
             self._busy = True
             self._began = trio.current_time()
             self._start()
 
     async def run(
-        self, threads: bool, seconds: float, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self,
+        store: Store,
+        on_synced: Callable[[int], None],
+        awaited: Callable[[], int],
+        *,
+        took: Histogram,
+        threads: bool,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
-        """Sync every so often, and when kicked. When the medium refuses, no message is taken until what was
-        not synced is written again and synced. Raises CorruptRecord when it cannot be read back any more.
+        """Sync each flushIntervalCommitLog, and when kicked. When the medium refuses, no message is taken
+        until what was not synced is written again and synced. Raises CorruptRecord when it cannot be read
+        back any more.
+
+        `on_synced(position)` is told how far the log is synced; `awaited()` is the position that somebody
+        waits for, -1 when nobody does. `took` gets the seconds of each sync that went well.
         """
+        self._store, self._on_synced, self._awaited, self._took = store, on_synced, awaited, took
         async with trio.open_nursery() as nursery:
             stop = await nursery.start(self._in_thread if threads else self._in_loop)
             try:
                 task_status.started()
                 while True:
-                    if await self._failed.wait(trio.current_time() + seconds):
+                    pause = store.config.flush_interval_commit_log / 1000
+                    if await self._failed.wait(trio.current_time() + pause):
                         await self._mend(threads)
                     elif self._store.flushed_offset < self._store.max_physical_offset:
                         self.kick()
@@ -120,9 +134,9 @@ class Flusher:
         """In the loop again. Must not raise: trio has no place for it."""
         self._busy = False
         if error is None:
-            self.took(trio.current_time() - self._began)
+            self._took.observe(trio.current_time() - self._began)
             try:
-                self._done(position)
+                self._on_synced(position)
             except Exception as bug:
                 error = bug
         if error is not None:

@@ -14,19 +14,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from rmq.broker.tables import Quota, Slices, TableText
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import SYSTEM_GROUP_PREFIX, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
-from rmq.protocol.codes import RequestCode, ResponseCode
-from rmq.protocol.headers import DeleteSubscriptionGroupRequestHeader
+from rmq.protocol.codes import ResponseCode
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.tables import Tables
-    from rmq.protocol.command import Command
     from rmq.store.store import Store
 
 
@@ -49,24 +48,16 @@ log = logging.getLogger("rmq.broker")
 class Groups:
     """The table of groups.
 
-    `save(data)` replaces the file and raises StoreError. `slave`: an administrator may not change anything
-    here. `deleted(group, offsets_too)` is told when a group is gone.
+    `save(data)` replaces the file and raises StoreError; `now_ms` stamps data versions.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        save: Callable[[bytes], None],
-        now_ms: Callable[[], int],
-        *,
-        slave: bool = False,
+        self, settings: Settings, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
     ) -> None:
         self._settings = settings
-        self.slave = slave
         self.table = _system_groups()
         self.from_start = frozenset(self.table)
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
-        self.deleted: Callable[[str, bool], None] = lambda group, offsets_too: None
         self._text = TableText("subscriptionGroupTable")
         self._save = save
         self._now_ms = now_ms
@@ -74,14 +65,6 @@ class Groups:
         self.quota = Quota()
         self._is_full = False  # and the log says so
         self._saved = 0
-
-    def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
-        """What this part answers."""
-        return {
-            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self._on_update,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self._on_get_all,
-            RequestCode.DELETE_SUBSCRIPTIONGROUP: self._on_delete,
-        }
 
     def get(self, group: str, account: str = "", *, says: bool = True) -> SubscriptionGroupConfig | None:
         """The group's configuration, made on first use where that is allowed; else None. `says`: the log
@@ -203,39 +186,13 @@ class Groups:
         self._is_full = False
         self._saved = self.made
 
-    # --- requests ---
-
-    def _on_update(self, request: Command, connection: Any, now: int) -> Command:
-        self._refuse_on_slave()
-        config = SubscriptionGroupConfig.from_request(request.body)
-        _check(config)
-        self.update(config, now)
-        return request.reply()
-
-    def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
-        return request.reply(body=self.to_json())
-
-    def _on_delete(self, request: Command, connection: Any, now: int) -> Command:
-        self._refuse_on_slave()
-        header = request.read(DeleteSubscriptionGroupRequestHeader)
-        if not self.delete(header.group_name, now):
-            log.warning("group %s is to be deleted but does not exist", header.group_name)
-        self.deleted(header.group_name, header.remove_offset)
-        return request.reply()
-
-    def _refuse_on_slave(self) -> None:
-        if self.slave:
-            raise for_code(
-                ResponseCode.SYSTEM_ERROR,
-                "a slave's groups are its master's: send this to the master broker",
-            )
-
 
 def _system_groups() -> dict[str, SubscriptionGroupConfig]:
     return {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
 
 
-def _check(config: SubscriptionGroupConfig) -> None:
+def check_group(config: SubscriptionGroupConfig) -> None:
+    """Raises ResponseError for values that no group may have."""
     try:
         validate_group(config.group_name)
     except InvalidName as error:
@@ -279,7 +236,11 @@ class Expiry:
             }
         looked = [self._left.pop() for _ in range(min(GROUPS_OF_A_STEP, len(self._left)))]
         span = self._settings.broker.unused_group_time_mills
-        if span and self._settings.broker.auto_create_subscription_group and not self._groups.slave:
+        if (
+            span
+            and self._settings.broker.auto_create_subscription_group
+            and self._settings.store.broker_role is not BrokerRole.SLAVE
+        ):
             self._remove([group for group in looked if self._is_over(group, now, span)])
         self._next_ms = now + (STEP_MS if self._left else PASS_MS)
         return self._next_ms

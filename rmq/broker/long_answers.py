@@ -36,12 +36,12 @@ class _Begun:
 
 
 class LongAnswers:
-    """The line. `wanted()` is called when something comes into it; it is finished there and then, unless a
-    service puts something there that takes the slices of `finish` beside other things.
+    """The line. `on_wanted()` is called when something comes into it, so that somebody takes the slices of
+    `finish` beside other things; without it what comes is finished there and then.
     """
 
-    def __init__(self) -> None:
-        self.wanted: Callable[[], None] = lambda: drain(self.finish())
+    def __init__(self, on_wanted: Callable[[], None] | None = None) -> None:
+        self._on_wanted = on_wanted or (lambda: drain(self.finish()))
         self._line: deque[_Begun] = deque()
 
     def answer(self, request: Command, connection: Connection, work: Slices[bytes]) -> Command | None:
@@ -58,7 +58,7 @@ class LongAnswers:
             remark = f"{same} long answers to this connection are being made, {len(self._line)} in all"
             raise for_code(ResponseCode.SYSTEM_BUSY, f"{remark}: ask again later")
         self._line.append(_Begun(request, connection, work))
-        self.wanted()
+        self._on_wanted()
         return None
 
     def finish(self) -> Slices[None]:

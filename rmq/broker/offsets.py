@@ -30,6 +30,7 @@ from rmq.protocol.headers import (
     QueryConsumerOffsetResponseHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
@@ -114,15 +115,21 @@ log = logging.getLogger("rmq.broker")
 class Offsets:
     """The table of offsets: `topic@group` -> queue id -> offset of the next message to consume.
 
-    `slave`: what the master says is taken as it is. `group_exists(group, account)` says whether a group may
-    commit.
+    On a slave, what the master says is taken as it is. `group_exists(group, account)` says whether a group
+    may commit.
     """
 
-    def __init__(self, settings: Settings, topics: Topics, store: Store, *, slave: bool = False) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        store: Store,
+        *,
+        group_exists: Callable[[str, str], bool],
+    ) -> None:
         self._settings = settings
-        self.slave = slave
         self.dirty = False
-        self.group_exists: Callable[[str, str], bool] = lambda group, account: True
+        self._group_exists = group_exists
         self._topics = topics
         self._store = store
         self._table: dict[str, dict[int, int]] = {}
@@ -138,6 +145,10 @@ class Offsets:
             RequestCode.UPDATE_CONSUMER_OFFSET: self._on_update,
             RequestCode.GET_ALL_CONSUMER_OFFSET: self._on_get_all,
         }
+
+    @property
+    def _is_slave(self) -> bool:
+        return self._settings.store.broker_role is BrokerRole.SLAVE
 
     # --- the table ---
 
@@ -168,7 +179,7 @@ class Offsets:
             log.warning("%s takes %s queue %d from %d back to %d", client, key, queue_id, known, offset)
             if offset < 0:
                 return
-        elif not self.slave:
+        elif not self._is_slave:
             offset = self._at_most_end(key, topic, queue_id, offset, client)
         if self._kept:
             self._keep(key, queues)
@@ -294,7 +305,7 @@ class Offsets:
         if data is None:
             return
         self._table, self._topics_of = drain(decode_offsets(data)), None
-        if not self.slave:
+        if not self._is_slave:
             self._check_ends()
 
     def copying(self, data: bytes) -> Slices[bool]:
@@ -349,7 +360,7 @@ class Offsets:
             raise _refused(header, f"the topic has {queues} queues")
         if header.commit_offset < 0:
             raise _refused(header, "it is negative")
-        if f"{header.topic}@{header.consumer_group}" not in self._table and not self.group_exists(
+        if f"{header.topic}@{header.consumer_group}" not in self._table and not self._group_exists(
             header.consumer_group, account_of(connection)
         ):
             raise _refused(header, "this broker has no such group, and does not make it")

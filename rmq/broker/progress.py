@@ -122,9 +122,10 @@ class Progress:
         settings: Settings,
         store: Store,
         tables: Tables,
+        long_answers: LongAnswers,
     ) -> None:
         self._settings = settings
-        self.long_answers = LongAnswers()
+        self._long_answers = long_answers
         self._store = store
         self._topics = tables.topics
         self._groups = tables.groups
@@ -133,7 +134,6 @@ class Progress:
         self._stats = tables.stats
         self._stats_state = (-1, -1)
         self._stats_texts: dict[str, tuple[TopicConfig, bytes]] = {}
-        tables.groups.deleted = self._group_deleted
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -147,11 +147,6 @@ class Progress:
             RequestCode.CLONE_GROUP_OFFSET: self._on_clone,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self._on_reset,
         }
-
-    def _group_deleted(self, group: str, offsets_too: bool) -> None:
-        if offsets_too:
-            self._offsets.delete_group(group)
-        self._stats.delete_group(group)
 
     # --- ends of queues ---
 
@@ -192,12 +187,12 @@ class Progress:
 
     def _on_consume_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
         header = request.read(GetConsumeStatsRequestHeader)
-        return self.long_answers.answer(request, connection, self._consume_stats(header, now))
+        return self._long_answers.answer(request, connection, self._consume_stats(header, now))
 
     def _on_all_consume_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
         ordered = request.read(GetConsumeStatsInBrokerHeader).is_order
         work = self._all_consume_stats(connection.local_address, now, only_ordered=ordered)
-        return self.long_answers.answer(request, connection, work)
+        return self._long_answers.answer(request, connection, work)
 
     def _consume_stats(self, header: GetConsumeStatsRequestHeader, now: int) -> Slices[bytes]:
         group, done = header.consumer_group, 0

@@ -98,7 +98,8 @@ class Plan:
 class Pull:
     """Handles PULL_MESSAGE.
 
-    `observe` is told of what was handed out.
+    Pulls that wait are in `waits`: `on_deadline(at)` is called with each new deadline, so that its `step` is
+    called by then. `on_pulled` is told of what was handed out.
     """
 
     def __init__(
@@ -106,9 +107,11 @@ class Pull:
         settings: Settings,
         store: Store,
         tables: Tables,
-        waits: Waits,
         *,
         now_ms: Callable[[], int],
+        clock: Callable[[], float],
+        on_deadline: Callable[[float], None],
+        on_pulled: Callable[[PullMessageRequestHeader, GetResult, Connection], None],
     ) -> None:
         self._settings = settings
         self._store = store
@@ -118,12 +121,11 @@ class Pull:
         self._filters = tables.filters
         self._offsets = tables.offsets
         self._stats = tables.stats
-        self._waits = waits
+        self.waits = Waits(clock, self._resume, on_deadline)
+        self._on_pulled = on_pulled
         self._now_ms = now_ms
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
-        self.observe: Callable[[PullMessageRequestHeader, GetResult, Connection], None] | None = None
-        waits.resume = self._resume
         settings.derive(self._settings_changed)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
@@ -292,7 +294,7 @@ class Pull:
     def _get(
         self, header: PullMessageRequestHeader, offset: int, plan: Plan, connection: Connection
     ) -> GetResult:
-        limits, clock = self._settings.store, self._waits.clock
+        limits, clock = self._settings.store, self.waits.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if connection.is_busy else limits.max_transfer_count_on_message_in_memory
         began = clock()
@@ -310,7 +312,7 @@ class Pull:
         return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
-        config, waits, account = self._settings.broker, self._waits, connection.state.get(ACCOUNT, "")
+        config, waits, account = self._settings.broker, self.waits, connection.state.get(ACCOUNT, "")
         if waits.held >= self._room:
             self._check_room(connection, account)
         self._stats.miss()
@@ -325,7 +327,7 @@ class Pull:
 
     def _check_room(self, connection: Connection, account: str) -> None:
         """Raise ResponseError when as many pulls wait as may: in all, of a connection, or of an account."""
-        config, waits = self._settings.broker, self._waits
+        config, waits = self._settings.broker, self.waits
         places = (
             (waits.held, config.pull_thread_pool_queue_capacity, "pullThreadPoolQueueCapacity"),
             (waits.held_by(connection), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
@@ -381,8 +383,7 @@ class Pull:
             return
         connection.write([head, *result.buffers])
         self._stats.get(header.consumer_group, header.topic, result.count, size)
-        if self.observe is not None:
-            self.observe(header, result, connection)
+        self._on_pulled(header, result, connection)
 
     def _moved(self, header: PullMessageRequestHeader, result: GetResult) -> int:
         """The code for an offset out of range: a slave that must not correct lets the consumer ask again."""

@@ -44,9 +44,17 @@ class Registration:
     `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret.
     """
 
-    def __init__(self, settings: Settings, topics: Topics, *, address: str, ha_address: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topics: Topics,
+        *,
+        address: str,
+        ha_address: str,
+        sign: Callable[[Command], Command],
+    ) -> None:
         self._settings = settings
-        self.sign: Callable[[Command], Command] = lambda command: command
+        self.sign = sign
         self.address = address
         self._topics = topics
         self._ha_address = ha_address

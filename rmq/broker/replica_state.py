@@ -55,7 +55,14 @@ class ReplicaState:
     it follows its master now; `stopped` says why it does not, and will not by itself.
     """
 
-    def __init__(self, store: Store, *, address: str, chance: Random) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        address: str,
+        chance: Random,
+        take_progress: Callable[[Mapping[str, Any]], None],
+    ) -> None:
         self.log_id = ""
         self.leader = ""
         self.leads = False
@@ -63,7 +70,7 @@ class ReplicaState:
         self.dirty = False
         self.linked = False
         self.stopped = ""
-        self.take_progress: Callable[[Mapping[str, Any]], None] = lambda told: None
+        self._take_progress = take_progress
         self._store = store
         self._address = address
         self._chance = chance
@@ -143,7 +150,7 @@ class ReplicaState:
         """Take what the master says of the log, as far as we have it. Raises RemoteProtocolError."""
         progress = note.get("progress")
         if isinstance(progress, Mapping) and progress:
-            self.take_progress(progress)
+            self._take_progress(progress)
         safe = note.get("safe")
         if isinstance(safe, int) and self.acknowledged is not None:
             safe = min(safe, self._store.max_physical_offset)

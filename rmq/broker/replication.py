@@ -63,7 +63,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.address import join_address, split_address, with_scheme
-from rmq.remoting.loop import in_slices
+from rmq.remoting.loop import Alarm, in_slices
 from rmq.remoting.network import Network, open_stream, remove_tls
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor
@@ -283,13 +283,17 @@ async def _both(
 
 
 class Follower:
-    """A slave's two loops. Links go over `network`, requests over `pool`; `guard` is its master's too."""
+    """A slave's two loops. Links go over `network`, requests over `pool`; `guard` is its master's too.
 
-    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard) -> None:
+    `grown` rings when more of our log is synced.
+    """
+
+    def __init__(self, broker: Broker, network: Network, pool: Pool, guard: Guard, *, grown: Alarm) -> None:
         self._broker = broker
         self._network = network
         self._pool = pool
         self._guard = guard
+        self._grown = grown
         self._greeting: MasterLog | None = None  # of the present link, when the master is one of ours
         self._master = ""  # where it answers requests
         # Up to where our log was reported; before the process began that may have been all of it.
@@ -454,39 +458,26 @@ class Follower:
             heartbeat_s=heartbeat,
             silence_s=silence,
         )
-        grown = trio.Event()
-
-        def wake() -> None:
-            grown.set()
 
         async def read(scope: trio.CancelScope) -> None:
             while data := await _receive(stream, silence, "master"):
                 if session.received(data, trio.current_time()):
-                    wake()
+                    self._grown.ring()
             scope.cancel()
 
         async def write() -> None:
-            nonlocal grown
             # The first report says where the master goes on: it must be the end of our log.
             while broker.replica.flushes_copies and on_disk() < reach():
-                broker.flush_wanted()
-                with trio.move_on_after(heartbeat):
-                    await grown.wait()
-                grown = trio.Event()
+                broker.wake.flush()
+                await self._grown.wait(trio.current_time() + heartbeat)
             while True:
                 if report := session.report(trio.current_time()):
                     self._reported = max(self._reported, session.reported)
                     await stream.send_all(report)
-                with trio.move_on_after(heartbeat):
-                    await grown.wait()
-                grown = trio.Event()
+                await self._grown.wait(trio.current_time() + heartbeat)
 
         log.info("following master %s from %d", address, reach())
-        broker.log_flushed = wake
-        try:
-            await _both(read, write)
-        finally:
-            broker.log_flushed = lambda: None
+        await _both(read, write)
         log.info("master %s has closed the link", address)
 
     # ---- tables ----

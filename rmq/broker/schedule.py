@@ -39,13 +39,15 @@ class Schedule:
     """Delivers delayed messages of `store`.
 
     `commit()` commits what was put and tells who waits for it; it raises StoreError, and then nothing of the
-    level counts as delivered. `levels` is messageDelayLevel's text. `rescheduled()` is called when a message
-    arrives that is due before anything known, so that the caller wakes its timer.
+    level counts as delivered. `levels` is messageDelayLevel's text. `on_earlier()` is called when a message
+    arrives that is due before anything known, so that `step` comes earlier than it said.
     """
 
-    def __init__(self, levels: str, store: Store, commit: Callable[[], None]) -> None:
+    def __init__(
+        self, levels: str, store: Store, commit: Callable[[], None], on_earlier: Callable[[], None]
+    ) -> None:
         self.levels = delay_table(levels)
-        self.rescheduled: Callable[[], None] = lambda: None
+        self._on_earlier = on_earlier
         self._store = store
         self._commit = commit
         self._next: dict[int, int] = dict.fromkeys(self.levels, 0)
@@ -118,7 +120,7 @@ class Schedule:
                 earliest = min(self._due.values())
                 self._due[level] = due
                 if due < earliest:
-                    self.rescheduled()
+                    self._on_earlier()
 
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""

@@ -137,7 +137,7 @@ class Send:
     """Handles SEND_MESSAGE (10, 310), SEND_BATCH_MESSAGE and CONSUMER_SEND_MSG_BACK.
 
     `refusal` is why no message is taken now, as (code, remark), or None; the broker keeps it up to date.
-    `keeps_records`: somebody wants to see each record that was stored.
+    `keeps_records()`: whether somebody wants to see each record that is stored.
     """
 
     def __init__(
@@ -150,6 +150,7 @@ class Send:
         transactions: Transactions,
         timers: Timers,
         chance: Random,
+        keeps_records: Callable[[], bool],
     ) -> None:
         self._store = store
         self._topics = tables.topics
@@ -159,10 +160,10 @@ class Send:
         self._transactions = transactions
         self._timers = timers
         self._chance = chance
+        self._keeps_records = keeps_records
         self._targets: dict[str, Target] = {}
         self.refusal: tuple[int, str] | None = None
         self.tallies: dict[str, Tally] = {}
-        self.keeps_records = False
         self._settings = settings
         settings.derive(self._settings_changed)
 
@@ -274,7 +275,7 @@ class Send:
         """Put all messages of a batch, or none; at once, unless each one's record is wanted. `common` is what
         they share, `suffix` what comes after each one's properties.
         """
-        if not self.keeps_records and len(body) < self._batch_room:
+        if not self._keeps_records() and len(body) < self._batch_room:
             try:
                 batch = self._store.put_batch(common, body, suffix.encode())
             except RemoteProtocolError as error:

@@ -44,7 +44,6 @@ from rmq.broker.flusher import Flusher
 from rmq.broker.replication import Follower, Guard, serve_slaves
 from rmq.broker.startup import (
     Ports,
-    acceptors,
     check,
     client_limits,
     guard_of,
@@ -52,6 +51,7 @@ from rmq.broker.startup import (
     open_ports,
     web_socket_access,
 )
+from rmq.broker.wakeups import Wakeups
 from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.errors import (
@@ -65,7 +65,6 @@ from rmq.errors import (
 )
 from rmq.profile import applied
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.limits import Budget
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -119,12 +118,27 @@ async def run(
     guard = guard_of(config, tls)
     network = network or TcpNetwork()
     ports = await open_ports(network, config, store_config)
+    alarms, flusher, threads = _Alarms(parse_addresses(config.namesrv_addr)), Flusher(), disk is None
     broker = await open_broker(
-        config, store_config, ports, disk or RealDisk(), now_ms or wall_clock_ms, plugin_settings or {}
+        config,
+        store_config,
+        ports,
+        disk or RealDisk(),
+        now_ms or wall_clock_ms,
+        plugin_settings or {},
+        wake=alarms.wakeups(flusher.kick),
+        work_clock=time.perf_counter if threads else None,  # a simulation's clock must rule all
     )
-    service = _Service(broker, ports, network=network, guard=guard, threads=disk is None)
-    if front is not None:
-        service.endpoint = front(broker)
+    service = _Service(
+        broker,
+        ports,
+        alarms,
+        flusher,
+        endpoint=broker if front is None else front(broker),
+        network=network,
+        guard=guard,
+        threads=threads,
+    )
     stop = trio.Event() if stop is None else stop
     if also is not None:
         also |= ({} if ports.slaves is None else {"slaves": ports.slaves.address}) | broker.hooks.listens()
@@ -169,6 +183,32 @@ async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
     await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
+class _Alarms:
+    """What the loops of a broker sleep on; `register` has one for each name server."""
+
+    def __init__(self, name_servers: Sequence[str]) -> None:
+        self.waits, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
+        self.new_topics, self.long_answers = Alarm(), Alarm()
+        self.register = {address: Alarm() for address in name_servers}
+
+    def wakeups(self, flush: Callable[[], None]) -> Wakeups:
+        """As the broker rings them."""
+        return Wakeups(
+            waits=self.waits.ring,
+            schedule=self.schedule.ring,
+            reput=self.reput.ring,
+            flush=flush,
+            follower=self.follower.ring,
+            register=self._ring_register,
+            new_topics=self.new_topics.ring,
+            long_answers=self.long_answers.ring,
+        )
+
+    def _ring_register(self) -> None:
+        for alarm in self.register.values():
+            alarm.ring()
+
+
 class _Service:
     """The loops of one broker over its opened store and its open listeners."""
 
@@ -176,39 +216,25 @@ class _Service:
         self,
         broker: Broker,
         ports: Ports,
+        alarms: _Alarms,
+        flusher: Flusher,
         *,
+        endpoint: Endpoint,
         network: Network,
         guard: Guard,
         threads: bool,
     ) -> None:
         self.broker = broker
-        self.endpoint: Endpoint = broker
+        self._endpoint = endpoint
         self.store = broker.store
         self._ports = ports
+        self._alarms = alarms
+        self._flusher = flusher
         self._network = network
         self._guard = guard
         self._tls = guard.tls.config
-        config = broker.config
-        if threads:  # not in a simulation, whose clock must rule all
-            broker.work_clock = time.perf_counter
-        broker.budget = Budget(config.connection_buffer_bytes)
-        self._acceptors = broker.acceptors = acceptors(config)
         self._threads = threads
         self._saving, self._saving_made = trio.Lock(), trio.Lock()
-        self._new_topics_alarm = Alarm()
-        broker.topics_wanted = self._new_topics_alarm.ring
-        self._long_answers_alarm = Alarm()
-        broker.progress.long_answers.wanted = self._long_answers_alarm.ring
-        self._name_servers = parse_addresses(broker.config.namesrv_addr)
-        self._alarms = {address: Alarm() for address in self._name_servers}
-        self._waits_alarm, self._schedule_alarm, self._reput_alarm = Alarm(), Alarm(), Alarm()
-        self._flusher = Flusher(self.store, broker.flushed, self._flush_awaited)
-        self._flusher.took = broker.timings.flush.observe
-        broker.deadline_wanted = self._waits_alarm.ring
-        broker.schedule.rescheduled = self._schedule_alarm.ring
-        broker.reput_wanted = self._reput_alarm.ring
-        broker.register_wanted = self._ring_registrars
-        broker.flush_wanted = self._flusher.kick
 
     # ---- the tree ----
 
@@ -227,7 +253,16 @@ class _Service:
 
     async def _grow(self, stop: trio.Event, task_status: trio.TaskStatus[list[str]]) -> None:
         async with trio.open_nursery() as inner:
-            await inner.start(self._flusher.run, self._threads, self._flush_seconds)
+            broker = self.broker
+            flushing = partial(
+                self._flusher.run,
+                self.store,
+                broker.flushed,
+                lambda: broker.flush_awaited,
+                took=broker.timings.flush,
+                threads=self._threads,
+            )
+            await inner.start(flushing)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
                 inner.start_soon(_enduring, loop)
             for loop in (self._waits, self._expire, self._persist, self._save_new_topics, self._long_answers):
@@ -241,19 +276,21 @@ class _Service:
                 serving = partial(
                     serve_listeners,
                     self._ports.clients,
-                    self.endpoint,
+                    self._endpoint,
                     limits=client_limits(self.broker.config),
                     tls=self._tls,
-                    acceptor=self._acceptors["clients"],
+                    acceptor=self.broker.acceptors["clients"],
                     access=web_socket_access(self.broker.config),
                     budget=self.broker.budget,
                 )
                 addresses = await outer.start(serving)
                 if self._ports.slaves is not None:
-                    acceptor = self._acceptors["slaves"]
+                    acceptor = self.broker.acceptors["slaves"]
                     inner.start_soon(serve_slaves, self.broker, self._ports.slaves, self._guard, acceptor)
                 if self.broker.is_slave:
-                    follower = Follower(self.broker, self._network, pool, self._guard)
+                    follower = Follower(
+                        self.broker, self._network, pool, self._guard, grown=self._alarms.follower
+                    )
                     outer.start_soon(follower.follow)
                     outer.start_soon(follower.copy)
                 await self._start_registrars(outer, pool)
@@ -270,7 +307,7 @@ class _Service:
         broker.flow.close("this broker is stopping")
         with trio.move_on_after(STOP_SECONDS):
             async with trio.open_nursery() as nursery:
-                for address in self._name_servers:
+                for address in self._alarms.register:
                     nursery.start_soon(self._unregister, pool, address)
         broker.waits.finish_pulls()
         broker.settle()
@@ -290,14 +327,6 @@ class _Service:
 
     # ---- store ----
 
-    def _flush_awaited(self) -> int:
-        """The physical offset that somebody waits for to be synced; -1 when nobody does."""
-        return max(self.broker.replica.flush_awaited, self.broker.acknowledgement.disk.awaited)
-
-    @property
-    def _flush_seconds(self) -> float:
-        return self.store.config.flush_interval_commit_log / 1000
-
     async def _sync_queues(self) -> None:
         """Sync queue and index files and the checkpoint, so that a recovery has less to look at."""
         while True:
@@ -310,7 +339,7 @@ class _Service:
 
     async def _reput(self) -> None:
         while True:
-            await self._reput_alarm.wait(trio.current_time() + 1)
+            await self._alarms.reput.wait(trio.current_time() + 1)
             await trio.sleep(REPUT_SECONDS)
             while self.store.dispatch(REPUT_RECORDS):
                 await trio.lowlevel.checkpoint()
@@ -318,16 +347,22 @@ class _Service:
     async def _clean(self) -> None:
         while True:
             await trio.sleep(self.store.config.clean_resource_interval / 1000)
-            self.broker.clean()
+            try:
+                report = self.store.clean(self.broker.now_ms())
+            except StoreError as error:
+                log.error("expired files cannot be removed: %s", error)
+                continue
+            if report.log_files:
+                log.info("%d files of the log removed (%s)", report.log_files, report.reason)
 
     # ---- timed parts: `step` does what is due and says when to come again ----
 
     async def _waits(self) -> None:
         while True:
-            await self._waits_alarm.wait(self.broker.step_waits(trio.current_time()))
+            await self._alarms.waits.wait(self.broker.step_waits(trio.current_time()))
 
     async def _schedule(self) -> None:
-        await self._repeat(self.broker.step_schedule, self._schedule_alarm)
+        await self._repeat(self.broker.step_schedule, self._alarms.schedule)
 
     async def _check_back(self) -> None:
         await self._repeat(self.broker.step_transactions, Alarm())
@@ -349,13 +384,13 @@ class _Service:
 
     async def _long_answers(self) -> None:
         while True:
-            await in_slices(self.broker.progress.long_answers.finish())
-            await self._long_answers_alarm.wait()
+            await in_slices(self.broker.long_answers.finish())
+            await self._alarms.long_answers.wait()
 
     async def _save_new_topics(self) -> None:
         """Save topics made on first use at once: their senders wait."""
         while True:
-            await self._new_topics_alarm.wait()
+            await self._alarms.new_topics.wait()
             await self._save_topics()
 
     async def _save_topics(self) -> None:
@@ -391,21 +426,17 @@ class _Service:
 
     # ---- name servers ----
 
-    def _ring_registrars(self) -> None:
-        for alarm in self._alarms.values():
-            alarm.ring()
-
     async def _start_registrars(self, nursery: trio.Nursery, pool: Pool) -> None:
         """Start them all; return when one has registered, or all have tried, or it takes too long."""
-        ready = _Ready(len(self._name_servers))
-        for address in self._name_servers:
+        ready = _Ready(len(self._alarms.register))
+        for address in self._alarms.register:
             nursery.start_soon(self._register, pool, address, ready)
-        if self._name_servers:
+        if self._alarms.register:
             await ready.alarm.wait(trio.current_time() + READY_SECONDS)
 
     async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
         """Keep one name server informed: at once, each period, and when topics change."""
-        alarm, period = self._alarms[address], self.broker.config.register_period
+        alarm, period = self._alarms.register[address], self.broker.config.register_period
         failures = 0
         force = True
         while True:
@@ -434,7 +465,7 @@ class _Service:
                 return
         answer = await pool.call(address, registration.register(), seconds)
         try:
-            registration.registered(answer, take_order=address == self._name_servers[0])
+            registration.registered(answer, take_order=address == next(iter(self._alarms.register)))
         except StoreError as error:
             log.error("the order of topics cannot be saved: %s", error)
 

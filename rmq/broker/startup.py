@@ -11,7 +11,8 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import trio
 from attrs import frozen
@@ -28,9 +29,9 @@ from rmq.plugin import load, named
 from rmq.profile import cluster_secret
 from rmq.protocol.codes import MASTER_ID
 from rmq.protocol.record import host_bytes
-from rmq.protocol.server_auth import ServerAuth
+from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.address import is_literal, join_address, split_address
-from rmq.remoting.limits import Limits
+from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.network import Network
 from rmq.remoting.server import Acceptor, open_listeners
 from rmq.remoting.stream import Listener
@@ -39,6 +40,10 @@ from rmq.remoting.websocket import WebSocketAccess
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk
 from rmq.store.store import Store
+
+if TYPE_CHECKING:
+    from rmq.broker.wakeups import Wakeups
+    from rmq.protocol.command import Command
 
 PROGRESS_SECONDS: Final = 1.0
 """Between two lines of the log while a store opens."""
@@ -126,10 +131,14 @@ async def open_broker(
     disk: Disk,
     now_ms: Callable[[], int],
     plugin_settings: Mapping[str, str],
+    *,
+    wake: Wakeups,
+    work_clock: Callable[[], float] | None,
 ) -> Broker:
     """Open the store and build the broker; on failure nothing stays open, the ports neither."""
     store: Store | None = None
     try:
+        secret = cluster_secret(config.cluster_secret_file)
         host = await _host_bytes(config, ports.main)
         opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
         opened.load(Progress())
@@ -141,8 +150,13 @@ async def open_broker(
             ha_address=join_address(config.ha_host, ports.ha),
             now_ms=now_ms,
             clock=trio.current_time,
+            work_clock=work_clock,
+            wake=wake,
+            server_auth=None if secret is None else ServerAuth(secret, now_ms),
+            sign=None if secret is None else partial(_signed, secret, now_ms),
+            acceptors=_acceptors(config),
+            budget=Budget(config.connection_buffer_bytes),
         )
-        _use_secret(broker)
         broker.use_plugins(load(named(config), plugin_settings, PluginHost(broker)))
     except BaseException:
         if store is not None:
@@ -162,12 +176,9 @@ def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
     return Guard(contexts, secret.value if secret is not None else b"")
 
 
-def _use_secret(broker: Broker) -> None:
-    """Sign what the broker asks other servers, and know its slaves, if there is a cluster secret."""
-    secret = cluster_secret(broker.config.cluster_secret_file)
-    if secret is not None:
-        broker.cluster = ServerAuth(secret, broker.now_ms)
-        broker.registration.sign = lambda command: secret.sign(command, broker.now_ms(), os.urandom(16))
+def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) -> Command:
+    """A request to another server of the cluster, with the proof that it comes from one."""
+    return secret.sign(command, now_ms(), os.urandom(16))
 
 
 class Progress:
@@ -189,7 +200,7 @@ HA_SHARE: Final = 0.125
 """How much of the descriptors that connections may have links to slaves may take."""
 
 
-def acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
+def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
     """Who lets clients in, and who slaves."""
     most, per_second = config.max_connections, config.max_new_connections_per_address
     return {

@@ -124,12 +124,20 @@ class Timers:
     """The messages of `store` that wait for a time of their own; at most `limit` of them.
 
     `commit()` commits what was put and tells who waits for it; it raises StoreError, and then nothing of the
-    step counts as delivered.
+    step counts as delivered. `on_earlier()` is called when a message arrives that is due before anything
+    known, so that `step` comes earlier than it said.
     """
 
-    def __init__(self, store: Store, commit: Callable[[], None], *, limit: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        store: Store,
+        commit: Callable[[], None],
+        on_earlier: Callable[[], None],
+        *,
+        limit: int = 1_000_000,
+    ) -> None:
         self.limit = limit
-        self.rescheduled: Callable[[], None] = lambda: None
+        self._on_earlier = on_earlier
         self.dirty = False
         self._store = store
         self._commit = commit
@@ -188,7 +196,7 @@ class Timers:
                 self._wait(offset, unit[2])
         self._read = max(self._read, next_offset)
         if self._due and (earliest is None or self._due[0] < earliest):
-            self.rescheduled()
+            self._on_earlier()
 
     def _wait(self, offset: int, due_ms: int) -> None:
         self._waiting[offset] = due_ms

@@ -78,7 +78,8 @@ def check_name(topic: str | None) -> str:
 
 
 class Topics:
-    """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions.
+    """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions;
+    `on_change` is called when it has changed.
 
     What an administrator changes is saved before the call returns. A topic made on its first message is
     `unsaved` until it is saved with all others made meanwhile, and that message is acknowledged then (see
@@ -86,14 +87,19 @@ class Topics:
     """
 
     def __init__(
-        self, settings: Settings, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
+        self,
+        settings: Settings,
+        *,
+        save: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        on_change: Callable[[], None],
     ) -> None:
         self._settings = settings
         self.table: dict[str, TopicConfig] = {
             made.topic_name: made for made in system_topics(settings.broker)
         }
         self.data_version = DataVersion(timestamp=now_ms(), counter=0)
-        self.changed: Callable[[], None] = lambda: None
+        self._on_change = on_change
         self.made = 0
         self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
         self._text = TableText("topicConfigTable")
@@ -204,7 +210,7 @@ class Topics:
         self.made += 1
         self.unsaved |= dict.fromkeys(topics, self.made)
         self._is_full = False
-        self.changed()
+        self._on_change()
 
     def update(self, topic: TopicConfig, now: int | None = None) -> None:
         """Put or replace a topic. Raises StoreError, and then nothing has changed."""
@@ -263,7 +269,7 @@ class Topics:
         self.data_version = self.data_version.following(self._now_ms())
         self.made += 1
         self.unsaved[topic.topic_name] = self.made
-        self.changed()
+        self._on_change()
         return topic
 
     def _replace(self, table: dict[str, TopicConfig], now: int | None) -> None:
@@ -276,7 +282,7 @@ class Topics:
             self.table, self.data_version = before
             raise
         self.unsaved = {}
-        self.changed()
+        self._on_change()
 
 
 def unknown_topic(topic: str) -> ResponseError:

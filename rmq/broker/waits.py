@@ -57,10 +57,6 @@ class _Round:
     again: bool = False
 
 
-def _not_wired(*_: Any) -> Any:
-    raise AssertionError("Waits is not wired to the parts that answer")
-
-
 class Waits:
     """The table of held pulls.
 
@@ -71,9 +67,14 @@ class Waits:
     their expressions.
     """
 
-    def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        resume: Callable[[HeldPull, bool], bool],
+        on_deadline: Callable[[float], None],
+    ) -> None:
         self.clock = clock
-        self.resume: Callable[[HeldPull, bool], bool] = _not_wired
+        self._resume = resume
         self._on_deadline = on_deadline
         self.held = 0
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
@@ -128,7 +129,7 @@ class Waits:
             return
         self._tries -= len(pulls)
         for pull in list(pulls):
-            if next_offset > pull.offset and not pull.answered and self.resume(pull, False):
+            if next_offset > pull.offset and not pull.answered and self._resume(pull, False):
                 self._drop(pull)
 
     def _begin_round(self, key: tuple[str, int], pulls: dict[HeldPull, None], end: int) -> None:
@@ -166,7 +167,7 @@ class Waits:
             if round.end > pull.offset and not pull.answered:
                 left -= 1
                 self._tries -= 1
-                if self.resume(pull, False):
+                if self._resume(pull, False):
                     self._drop(pull)
         if round.again and not round.untried:
             round.untried, round.again = list(reversed(self._pulls.get(key, ()))), False
@@ -186,7 +187,7 @@ class Waits:
                 self._finish(pull)
 
     def _finish(self, pull: HeldPull) -> None:
-        answered = self.resume(pull, True)
+        answered = self._resume(pull, True)
         assert answered
         self._drop(pull)
 

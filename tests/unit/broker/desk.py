@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from rmq.broker.admin import Admin
 from rmq.broker.clients import Clients
@@ -16,6 +16,7 @@ from rmq.broker.config import BrokerConfig, Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
+from rmq.broker.long_answers import LongAnswers
 from rmq.broker.offsets import Offsets
 from rmq.broker.progress import Progress
 from rmq.broker.query import Query
@@ -28,7 +29,7 @@ from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.command import Command
 from rmq.protocol.properties import encode_properties
 from rmq.protocol.record import Record, host_bytes
-from rmq.store.config import StoreConfig
+from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
@@ -108,28 +109,53 @@ class Desk:
         self.saved = {name: Saved() for name in ("topics", "groups", "offsets")}
         self.settings = Settings(self.config, self.store.config)
         self.stats = Stats(START, cluster=self.config.broker_cluster_name)
-        self.topics = Topics(self.settings, save=self.saved["topics"].save, now_ms=lambda: self.clock.now)
-        self.groups = Groups(self.settings, self.saved["groups"].save, lambda: self.clock.now)
-        self.offsets = Offsets(self.settings, self.topics, self.store)
+        self.topics = Topics(
+            self.settings,
+            save=self.saved["topics"].save,
+            now_ms=lambda: self.clock.now,
+            on_change=lambda: None,
+        )
+        self.groups = Groups(self.settings, save=self.saved["groups"].save, now_ms=lambda: self.clock.now)
+        self.absent: set[str] = set()  # groups that may not commit offsets
+        self.offsets = Offsets(
+            self.settings, self.topics, self.store, group_exists=lambda group, _: group not in self.absent
+        )
+        self.filters = FilterTable(self.settings, lambda: self.clock.now, self.clock.seconds)
         self.clients = Clients(
-            self.settings, groups=self.groups, topics=self.topics, clock=self.clock.seconds
+            self.settings,
+            groups=self.groups,
+            topics=self.topics,
+            filters=self.filters,
+            clock=self.clock.seconds,
         )
         self.locks = Locks(self.clock.seconds)
-        self.filters = FilterTable(self.settings, lambda: self.clock.now, self.clock.seconds)
-        self.clients.check_filter = self.filters.compiled
         self.query = Query(self.store, self.clients, self.filters)
         tables = Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
-        self.progress = Progress(self.settings, self.store, tables)
-        self.admin = Admin(self.settings, self.store, tables)
+        self.progress = Progress(self.settings, self.store, tables, LongAnswers())
+        self.gauges: dict[str, str] = {}
+        self.delay_offsets: dict[int, int] = {}
+        self.settled: list[list[tuple[str, int]]] = []  # the queues at each time that the chunk was committed
+        self.admin = Admin(
+            self.settings,
+            self.store,
+            tables,
+            settle=lambda: self.settled.append(list(self.store.queues())),
+            gauges=lambda: self.gauges,
+            delay_offsets=lambda: self.delay_offsets,
+        )
         self.handlers = self._handlers()
 
     def _handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         handlers: dict[int, Callable[[Command, Any, int], Command | None]] = {}
-        parts = (self.groups, self.offsets, self.clients, self.locks, self.query, self.progress, self.admin)
+        parts = (self.offsets, self.clients, self.locks, self.query, self.progress, self.admin)
         for part in parts:
             assert not handlers.keys() & part.handlers().keys()
             handlers.update(part.handlers())
         return handlers
+
+    def become_slave(self) -> None:
+        """From now on the settings say that it copies another broker."""
+        self.settings.replace(self.config, evolve(self.store.config, broker_role=BrokerRole.SLAVE))
 
     def ask(self, code: int, header: Any = None, body: bytes = b"", line: Line | None = None) -> Command:
         """Hand a request to its part and return the answer, refusals included."""

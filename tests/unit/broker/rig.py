@@ -24,13 +24,14 @@ ADDRESS = "10.0.0.9:10911"
 
 
 class Rig:
-    """A broker whose two clocks stand still until they are turned."""
+    """A broker whose two clocks stand still until they are turned; `given` is for its constructor."""
 
     def __init__(
         self,
         *,
         disk: MemoryDisk | None = None,
         store: dict[str, Any] | None = None,
+        given: dict[str, Any] | None = None,
         **settings: Any,
     ) -> None:
         self.now_ms = START
@@ -54,6 +55,7 @@ class Rig:
             now_ms=lambda: self.now_ms,
             clock=lambda: self.seconds,
             chance=Random(1),
+            **(given or {}),
         )
         self.wire = Wire()
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rmq.broker.acknowledgement import Line
+from rmq.broker.wakeups import Wakeups
 from rmq.metrics import Histogram
 from rmq.protocol.codes import ResponseCode
 from rmq.store.config import BrokerRole, FlushDiskType
@@ -67,9 +68,9 @@ def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -
 
 
 def test_the_timed_task_is_told_only_of_an_earlier_deadline() -> None:
-    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     rung: list[float] = []
-    rig.broker.deadline_wanted = lambda: rung.append(rig.seconds)
+    wake = Wakeups(waits=lambda: rung.append(rig.seconds))
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}, given={"wake": wake})
     rig.ask(send())
     rig.seconds += 1
     rig.ask(send())

@@ -89,16 +89,15 @@ def test_impossible_topics_are_refused(topic: str, more: dict[str, object], reas
 
 
 def test_deleting_a_topic_takes_its_queues_offsets_and_counters() -> None:
-    desk, steps = Desk(), []
+    desk = Desk()
     desk.topic("T")
     desk.topic("Other")
     desk.put("T")
     desk.put("Other")
     desk.stats.put("T", 1, 1)
     desk.offsets.put("g", "T", {0: 1})
-    desk.admin.settle = lambda: steps.append(list(desk.store.queues()))
     assert desk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
-    assert steps == [[("T", 0), ("Other", 0)]]  # settled before anything went
+    assert desk.settled == [[("T", 0), ("Other", 0)]]  # settled before anything went
     assert desk.topics.get("T") is None
     assert list(desk.store.queues()) == [("Other", 0)]
     assert desk.offsets.get("g", "T", 0) == -1
@@ -230,7 +229,7 @@ def test_the_figures_of_a_broker() -> None:
     desk.clock.now += 1_000
     desk.put("T")
     desk.stats.put("T", 2, 200)
-    desk.admin.gauges = lambda: {"pullThreadPoolQueueSize": "7"}
+    desk.gauges = {"pullThreadPoolQueueSize": "7"}
     shown = figures(desk)
     assert shown["earliestMessageTimeStamp"] == str(START)
     assert shown["commitLogMaxOffset"] == str(desk.store.max_physical_offset)
@@ -303,7 +302,7 @@ def test_the_settings_hold_what_only_rocketmqs_exports_read() -> None:
 def test_delay_offsets_come_from_their_owner() -> None:
     desk = Desk()
     assert desk.ask(RequestCode.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{}}'
-    desk.admin.delay_offsets = lambda: b'{"offsetTable":{1:5}}'
+    desk.delay_offsets = {1: 5}
     assert desk.ask(RequestCode.GET_ALL_DELAY_OFFSET).body == b'{"offsetTable":{1:5}}'
 
 
@@ -365,7 +364,7 @@ def test_a_captured_slave_copies_the_tables(code: int) -> None:
     """What a slave asks its master for has the shape that a Java master gives."""
     desk = Desk()
     desk.offsets.put("g", "T", {0: 1})
-    desk.admin.delay_offsets = lambda: b'{"offsetTable":{1:5}}'
+    desk.delay_offsets = {1: 5}
     exchanges = [one for one in session("7_master_slave_remoting") if one.code == code]
     assert exchanges
     for exchange in exchanges:

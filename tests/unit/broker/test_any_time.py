@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rmq.broker.wakeups import Wakeups
 from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.protocol import json
 from rmq.protocol.codes import FLAG_RESPONSE, RECALL_MESSAGE, RequestCode, ResponseCode
@@ -32,9 +33,9 @@ def step_to(rig: Rig, now_ms: int) -> int:
     ("name", "value"),
     [("TIMER_DELIVER_MS", START + 5000), ("TIMER_DELAY_MS", 5000), ("TIMER_DELAY_SEC", 5)],
 )
-def test_a_message_comes_at_its_time(rig: Rig, name: str, value: int) -> None:
+def test_a_message_comes_at_its_time(name: str, value: int) -> None:
     rung: list[None] = []
-    rig.broker.schedule.rescheduled = lambda: rung.append(None)
+    rig = Rig(given={"wake": Wakeups(schedule=lambda: rung.append(None))})
     answer = rig.one(timed(name, value, queue_id=2))
     assert (answer.code, answer.ext["queueId"]) == (0, "2")
     assert rung, "the loop must be woken"

@@ -27,6 +27,7 @@ from rmq.protocol.bodies import KVTable, TopicConfig
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.loop import Alarm
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.store.config import BrokerRole, DivergedLog, Durability, StoreConfig
@@ -391,7 +392,7 @@ async def test_tables_of_another_log_are_not_copied(autojump_clock: MockClock) -
         return request.reply(header={} if log_id is None else {"rmqLogId": log_id}, body=empty)
 
     pool: Any = SimpleNamespace(call=call)
-    follower = Follower(rig.broker, MemoryNetwork(1), pool, Guard(TlsContexts(TlsConfig())))
+    follower = follower_of(rig, pool)
     follower._greeting = MasterLog("mine", 0, 0)
     for _ in range(2):
         with pytest.raises(RemoteProtocolError, match="another log"):
@@ -411,7 +412,7 @@ async def test_delay_progress_comes_with_the_log_or_from_a_rocketmq_master_by_a_
         return request.reply(header={"rmqLogId": "mine"}, body=body)
 
     pool: Any = SimpleNamespace(call=call)
-    follower = Follower(rig.broker, MemoryNetwork(1), pool, Guard(TlsContexts(TlsConfig())))
+    follower = follower_of(rig, pool)
     for greeting, progress in ((MasterLog("mine", 0, 0), 0), (None, 7)):
         follower._greeting = greeting
         await follower._copy_table("delayOffset", RequestCode.GET_ALL_DELAY_OFFSET)
@@ -439,6 +440,11 @@ class JavaMaster:
         return request.reply(body=bytes(record))
 
 
+def follower_of(rig: Rig, pool: Any) -> Follower:
+    guard = Guard(TlsContexts(TlsConfig()))
+    return Follower(rig.broker, MemoryNetwork(1), pool, guard, grown=Alarm())
+
+
 def beside_java(ours: list[bytes], theirs: list[bytes]) -> tuple[Rig, JavaMaster, Follower]:
     """A slave with these messages, its master with those, and what follows."""
     rigs = []
@@ -450,7 +456,7 @@ def beside_java(ours: list[bytes], theirs: list[bytes]) -> tuple[Rig, JavaMaster
     mine.broker.append_raw(0, rigs[0].store.read_raw(0, 1 << 20))
     master = JavaMaster(rigs[1].store)
     pool: Any = master
-    return mine, master, Follower(mine.broker, MemoryNetwork(1), pool, Guard(TlsContexts(TlsConfig())))
+    return mine, master, follower_of(mine, pool)
 
 
 NO_STREAM: Any = None

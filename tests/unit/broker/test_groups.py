@@ -149,7 +149,7 @@ def test_deleting_a_group_that_is_not_there_is_no_error() -> None:
 
 def test_a_slave_refuses_changes() -> None:
     desk = Desk()
-    desk.groups.slave = True
+    desk.become_slave()
     update = desk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=GroupConfig("g").to_json())
     delete = desk.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, {"groupName": "TOOLS_CONSUMER"})
     assert (update.code, delete.code) == (1, 1)

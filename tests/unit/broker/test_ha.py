@@ -30,6 +30,7 @@ from rmq.errors import ConnectFailed, RemoteProtocolError
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record
+from rmq.remoting.loop import Alarm
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.disk import RealDisk
 from rmq.store.store import Store
@@ -360,7 +361,7 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
     broker: Any = SimpleNamespace(store=slave, registration=registration)
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None
-    follower = Follower(broker, MemoryNetwork(seed=1), pool, guard)
+    follower = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Alarm())
     with pytest.raises((ConnectFailed, OSError)):
         trio.run(follower._link, "10.0.0.9:1")
     unit = slave.unit("T", 0, 1)

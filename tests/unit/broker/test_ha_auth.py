@@ -38,7 +38,7 @@ from rmq.store.config import BrokerRole, StoreConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 
-from .rig import Rig, send
+from .rig import START, Rig, send
 
 SECRET = b"a secret of the cluster, 32 byte"
 HA = "127.0.0.1:10912"
@@ -429,9 +429,9 @@ class Closed(Plugin):
 
 
 def test_a_slave_needs_no_account_for_what_slaves_ask_and_for_nothing_else() -> None:
-    rig = Rig()
+    auth = ServerAuth(ClusterSecret(SECRET), lambda: START)
+    rig = Rig(given={"server_auth": auth})
     rig.broker.use_plugins(hooks_of([("closed", Closed({}, PluginHost(rig.broker)))]))
-    rig.broker.cluster = ServerAuth(ClusterSecret(SECRET), lambda: rig.now_ms)
     for number, code in enumerate(sorted(SLAVE_CODES)):
         header = {"offset": "0"} if code == RequestCode.VIEW_MESSAGE_BY_ID else {}
         request = Command.request(code, header)

@@ -7,6 +7,7 @@ import pytest
 from rmq.broker import long_answers
 from rmq.broker.progress import SLICE_QUEUES
 from rmq.broker.tables import Slices
+from rmq.broker.wakeups import Wakeups
 from rmq.errors import StoreError
 from rmq.protocol.bodies import ConsumeStats, ConsumeStatsList
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -19,10 +20,9 @@ class Lagging:
     """A broker whose group `readers` is in some topics of 8 queues, and a line that nobody works off."""
 
     def __init__(self, topics: int) -> None:
-        self.rig = Rig()
-        self.progress = self.rig.broker.progress
         self.rings = 0
-        self.progress.long_answers.wanted = self._ring
+        self.rig = Rig(given={"wake": Wakeups(long_answers=self._ring)})
+        self.progress = self.rig.broker.progress
         self.rig.broker.groups.get("readers")
         for number in range(topics):
             topic = f"T{number}"
@@ -57,7 +57,7 @@ def test_a_long_answer_is_made_in_slices_and_is_whole(code: int) -> None:
     lagging = Lagging(topics)
     assert lagging.ask(code) == []
     assert lagging.rings == 1
-    slices = sum(1 for _ in lagging.progress.long_answers.finish())
+    slices = sum(1 for _ in lagging.rig.broker.long_answers.finish())
     assert slices >= 8
     (answer,) = lagging.rig.wire.take()
     if code == RequestCode.GET_CONSUME_STATS:
@@ -75,7 +75,7 @@ def test_many_groups_without_offsets_are_slices_too() -> None:
     for number in range(5 * SLICE_QUEUES):
         lagging.rig.broker.groups.get(f"g{number}")
     assert lagging.ask(RequestCode.GET_BROKER_CONSUME_STATS) == []
-    assert sum(1 for _ in lagging.progress.long_answers.finish()) >= 5
+    assert sum(1 for _ in lagging.rig.broker.long_answers.finish()) >= 5
     (answer,) = lagging.rig.wire.take()
     assert len(ConsumeStatsList.from_json(answer.body).consume_stats_list) > 5 * SLICE_QUEUES
 
@@ -84,7 +84,7 @@ def test_an_answer_that_grows_too_long_is_refused_later_too(monkeypatch: pytest.
     monkeypatch.setattr("rmq.broker.progress.ANSWER_SIZE", 100_000)
     lagging = Lagging(200)
     assert lagging.ask() == []
-    for _ in lagging.progress.long_answers.finish():
+    for _ in lagging.rig.broker.long_answers.finish():
         pass
     (answer,) = lagging.rig.wire.take()
     assert (answer.code, "ask for one topic" in (answer.remark or "")) == (ResponseCode.SYSTEM_ERROR, True)
@@ -100,9 +100,8 @@ def slices(count: int, fails: bool = False) -> Slices[bytes]:
 
 def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_answers, "LINE_MAX", 6)
-    rig = Rig()
-    line = rig.broker.progress.long_answers
-    line.wanted = lambda: None
+    rig = Rig(given={"wake": Wakeups(long_answers=lambda: None)})
+    line = rig.broker.long_answers
     first, second = Wire(), Wire("10.0.0.2:1")
 
     def ask(wire: Wire) -> int | None:
@@ -124,8 +123,7 @@ def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_fails_is_told_and_the_others_get_theirs() -> None:
-    line = long_answers.LongAnswers()
-    line.wanted = lambda: None
+    line = long_answers.LongAnswers(lambda: None)
     wire = Wire()
     notice = Command(208, 9, 2)
     for request, work in (

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve
 
 from rmq.broker.tables import drain
+from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -22,10 +23,11 @@ class SlowRig(Rig):
     """A broker whose topics are saved when the test says so; `wanted` counts how often it was asked for."""
 
     def __init__(self) -> None:
-        super().__init__()
-        assert self.one(send("Known")).code == 0
         self.wanted = 0
-        self.broker.topics_wanted = self._want
+        super().__init__(given={"wake": Wakeups(new_topics=self._want)})
+        self.broker.topics.create_retry("Known", 6, 4)
+        self.broker.save_topics()
+        assert self.one(send("Known")).code == 0
 
     def _want(self) -> None:
         self.wanted += 1
@@ -108,10 +110,9 @@ def test_when_the_topic_cannot_be_saved_nobody_is_told_success(
 
 
 def test_after_the_topic_it_waits_for_the_disk() -> None:
-    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     kicked: list[None] = []
-    rig.broker.flush_wanted = lambda: kicked.append(None)
-    rig.broker.topics_wanted = lambda: None
+    wake = Wakeups(flush=lambda: kicked.append(None), new_topics=lambda: None)
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}, given={"wake": wake})
     assert rig.ask(send("New")) == []
     assert rig.broker.acknowledgement.disk.acks == 0
     assert rig.broker.acknowledgement.waiting_for_topics == 1

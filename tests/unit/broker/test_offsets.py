@@ -66,7 +66,7 @@ def test_an_offset_above_the_end_becomes_the_end(caplog: pytest.LogCaptureFixtur
 
 def test_a_slave_keeps_what_its_master_says() -> None:
     desk = filled(5)
-    desk.offsets.slave = True
+    desk.become_slave()
     desk.offsets.commit("g", "T", 0, 9)
     assert desk.offsets.get("g", "T", 0) == 9
     desk.offsets.load(b'{"offsetTable":{"T@h":{0:7}}}')
@@ -114,7 +114,7 @@ def test_clone_copies() -> None:
 def test_a_captured_file_loads_and_comes_back(golden: Path) -> None:
     text = (golden / "store" / "config" / "consumerOffset.json").read_bytes()
     desk = Desk()
-    desk.offsets.slave = True  # the queues of that store are not here
+    desk.become_slave()  # the queues of that store are not here
     desk.offsets.load(text)
     assert desk.offsets.of("golden_group", "TopicTest") == {0: 20, 1: 8, 2: 2, 3: 62}
     assert desk.offsets.get("golden_retry_group", "%RETRY%golden_retry_group", 0) == 1
@@ -166,7 +166,7 @@ def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
 ) -> None:
     monkeypatch.setattr("rmq.broker.offsets.SLICE_OFFSETS", 2)
     desk = Desk()
-    desk.offsets.slave = True
+    desk.become_slave()
     text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
     assert drain(desk.offsets.copying(text))
     assert desk.offsets.dirty
@@ -389,14 +389,13 @@ def commit(desk: Desk, group: str, topic: str = "T", line: Line | None = None) -
 def test_groups_that_are_not_there_keep_no_offsets() -> None:
     """500,000 of them took 171 MB, and stopped everybody for 6 s each time the table was saved."""
     desk = filled()
-    groups = {"g"}
-    desk.offsets.group_exists = lambda group, account: group in groups
+    desk.absent = {"stranger"}
     assert commit(desk, "g").code == 0
     refused = commit(desk, "stranger")
     assert refused.code == 1
     assert "no such group" in refused.remark
     assert desk.offsets.pairs() == [("T", "g")]
-    groups.clear()
+    desk.absent.add("g")
     assert commit(desk, "g").code == 0  # it has offsets already
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmq.broker.request_reply import PUSH_SECONDS
+from rmq.broker.wakeups import Wakeups
 from rmq.protocol.bodies import HeartbeatData, ProducerData
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -101,9 +102,10 @@ def test_an_answer_to_nobody(rig: Rig) -> None:
     assert (answer.code, answer.remark) == (1, "reply message properties[REPLY_TO_CLIENT] is null")
 
 
-def test_an_asker_that_is_silent(rig: Rig, asker: Wire) -> None:
+def test_an_asker_that_is_silent(asker: Wire) -> None:
     rung: list[None] = []
-    rig.broker.deadline_wanted = lambda: rung.append(None)
+    rig = online(Rig(given={"wake": Wakeups(waits=lambda: rung.append(None))}), asker)
+    assert not rung
     rig.ask(reply())
     assert rung, "the loop that ends requests on their way must be woken"
     deadline = rig.seconds + PUSH_SECONDS

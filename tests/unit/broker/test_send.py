@@ -6,6 +6,7 @@ import zlib
 
 import pytest
 
+from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import (
@@ -375,9 +376,9 @@ def sync_rig() -> Rig:
 
 
 def test_with_sync_flush_the_answer_waits_for_the_disk() -> None:
-    rig = sync_rig()
-    wanted = []
-    rig.broker.flush_wanted = lambda: wanted.append(rig.broker.acknowledgement.disk.awaited)
+    wanted: list[int] = []
+    wake = Wakeups(flush=lambda: wanted.append(rig.broker.flush_awaited))
+    rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}, given={"wake": wake})
     assert rig.ask(send(body=b"1"), send(body=b"2")) == []
     assert wanted == [rig.store.max_physical_offset]
     assert rig.bodies("Orders") == [b"1", b"2"]

@@ -25,8 +25,9 @@ class Desk:
         self.full = False
         self.changes = 0
         config = BrokerConfig(broker_name="a", broker_cluster_name="C", **settings)  # type: ignore[arg-type]
-        self.topics = Topics(Settings(config, StoreConfig()), save=self._save, now_ms=lambda: NOW)
-        self.topics.changed = self._changed
+        self.topics = Topics(
+            Settings(config, StoreConfig()), save=self._save, now_ms=lambda: NOW, on_change=self._changed
+        )
 
     def _save(self, data: bytes) -> None:
         if self.full:
@@ -48,7 +49,9 @@ def desk() -> Desk:
 def test_a_broker_has_the_topics_that_a_java_broker_has_at_its_start(golden: Path) -> None:
     """The store of the vectors was made by a broker golden-a of GoldenCluster with default settings."""
     config = BrokerConfig(broker_name="golden-a", broker_cluster_name="GoldenCluster")
-    topics = Topics(Settings(config, StoreConfig()), save=lambda data: None, now_ms=lambda: NOW)
+    topics = Topics(
+        Settings(config, StoreConfig()), save=lambda data: None, now_ms=lambda: NOW, on_change=lambda: None
+    )
     text = (golden / "store" / "config" / "topics.json").read_bytes()
     java = TopicConfigSerializeWrapper.from_json(text).topic_config_table
     assert len(topics.table) == 8

@@ -20,10 +20,11 @@ class Fixture:
         self.found: set[str] = set()
         self.answers: list[tuple[str, bool]] = []
         self.deadlines: list[float] = []
-        self.waits = Waits(lambda: self.now, self.deadlines.append)
-        self.waits.resume = self._resume
+        self.waits = Waits(
+            lambda: self.now, lambda pull, last: self.resume(pull, last), self.deadlines.append
+        )
 
-    def _resume(self, pull: HeldPull, last: bool) -> bool:
+    def resume(self, pull: HeldPull, last: bool) -> bool:
         name = pull.request.remark
         if last or name in self.found:
             self.answers.append((str(name), last))
@@ -137,7 +138,7 @@ def test_an_answer_that_closes_its_connection_does_not_count_twice(table: Fixtur
         table.waits.on_close(overfull)
         return True
 
-    table.waits.resume = resume
+    table.resume = resume  # type: ignore[method-assign]
     table.hold("a", connection=overfull)
     table.hold("b", connection=overfull)
     table.waits.arrived("T", 0, 6)
@@ -191,7 +192,7 @@ def test_one_turn_over_many_queues_is_bounded_as_well_and_no_queue_waits_for_ano
         tried.append(str(pull.request.remark))
         return False
 
-    table.waits.resume = resume
+    table.resume = resume  # type: ignore[method-assign]
     table.waits.turn()
     for queue_id in range(10):
         table.waits.arrived("T", queue_id, 6)
