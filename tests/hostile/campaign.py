@@ -31,8 +31,8 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.record import decode_records
 from rmq.protocol.signature import Credentials, signed
-from tests.closed import ENVIRONMENT, ROOT, Closed, _name_contexts, _prepare
 from tests.interop.rocketmq import free_port
+from tests.system.closed.cluster import ENVIRONMENT, ROOT, Closed, _name_contexts, _prepare
 from tests.unit.broker.rig import pull, send
 
 HONEST: Final = "0 an honest producer"

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -670,29 +667,6 @@ def test_wrong_settings_are_one_line_and_status_2(
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
     assert "expected" in lines[0]
-
-
-def test_as_a_process_it_starts_serves_and_stops_cleanly(tmp_path: pathlib.Path) -> None:
-    store = tmp_path / "store"
-    arguments = ["--set", "listenPort=0", "--set", f"storePathRootDir={store}", "--set", "brokerName=p"]
-    command = [sys.executable, "-m", "rmq.broker", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline() for _ in range(6)]
-        assert lines[0] == "rmq broker p of DefaultCluster is ready\n"
-        port = int(lines[1].rsplit(":", 1)[1])
-        socket.create_connection(("127.0.0.1", port), 5).close()
-        second = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-        assert second.returncode == 3
-        assert "is locked by another broker" in second.stderr.splitlines()[-1]
-        assert (store / "abort").exists()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
-        assert not (store / "abort").exists()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:

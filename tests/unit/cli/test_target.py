@@ -16,7 +16,7 @@ from rmq.cli.output import cell, plain, printable
 from rmq.cli.status import explained
 from rmq.cli.target import resolve
 from rmq.errors import ConfigError, NoRoute
-from tests.unit.cli.conftest import ROOT, Shell
+from tests.system.shell import ROOT, Shell
 
 PROD = Context(namesrv="10.0.0.1:9876", access_key="ops", secret_key="hush-hush", tls=True)
 

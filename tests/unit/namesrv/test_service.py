@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
-import signal
 import socket
-import subprocess
-import sys
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -290,34 +286,6 @@ async def test_cluster_test_mode_without_production_answers_all_the_same(
 
 
 # The command line.
-
-
-def started(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "rmq.namesrv", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_it_cleanly(tmp_path: pathlib.Path, number: signal.Signals) -> None:
-    file = tmp_path / "namesrv.conf"
-    file.write_text(f"listenPort=0\nkvConfigPath={tmp_path}/kv.json\n")
-    process = started("-c", str(file))
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        assert line.startswith("rmq name server listens on 127.0.0.1:")
-        with socket.create_connection(("127.0.0.1", int(line.rpartition(":")[2])), timeout=10):
-            process.send_signal(number)
-            _, errors = process.communicate(timeout=20)
-        assert (process.returncode, "Traceback" in errors) == (0, False)
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_port_in_use_has_its_own_exit_status(

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from tests.test_demo import running_dev
+from tests.system.test_demo import running_dev
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 # What each program must have printed, page by page.
 EXPECTED: dict[str, tuple[str, ...]] = {

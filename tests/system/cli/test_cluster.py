@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from tests.unit.cli.conftest import Shell
+from tests.system.shell import Shell
 
 NUMBERS = itertools.count()
 

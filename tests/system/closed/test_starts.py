@@ -11,7 +11,7 @@ import time
 import pytest
 import trustme
 
-from tests.closed import ENVIRONMENT, ROOT, Closed
+from tests.system.closed.cluster import ENVIRONMENT, ROOT, Closed
 
 PATIENCE_SECONDS = 20
 

@@ -17,7 +17,7 @@ import pytest
 import trio
 
 import rmq
-from tests.closed import Closed
+from tests.system.closed.cluster import Closed
 
 NUMBERS = itertools.count()
 

@@ -10,7 +10,7 @@ import trio
 
 from rmq import embedded
 
-FOLDER = pathlib.Path(__file__).parent.parent / "examples"
+FOLDER = pathlib.Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("spark_"))
 SAYS = {
     "batch": "1000 in all",

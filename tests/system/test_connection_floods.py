@@ -16,8 +16,7 @@ import pytest
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
-
-from .rig import send
+from tests.unit.broker.rig import send
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and 127.0.0.2")
 

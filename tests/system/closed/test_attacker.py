@@ -19,7 +19,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import RegisterBrokerRequestHeader
 from rmq.protocol.signature import Credentials, Prover, signed
-from tests.closed import Closed
+from tests.system.closed.cluster import Closed
 from tests.unit.broker.rig import batch, pull, send
 
 REFUSED = 16

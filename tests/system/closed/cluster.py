@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from rmq.cli import command
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 ACCOUNTS: dict[str, tuple[str, ...]] = {
     "manager": ("--admin",),
     "owner-app": (

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.closed import Closed, closed_cluster
+from tests.system.closed.cluster import Closed, closed_cluster
 
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Closed]:
-    """Four processes with profile=secure; see tests/closed.py."""
+    """Four processes with profile=secure; see cluster.py."""
     with closed_cluster(tmp_path_factory.mktemp("closed")) as cluster:
         yield cluster

@@ -18,7 +18,7 @@ from rmq.cli.acl import acl
 from rmq.errors import RmqError
 from rmq.protocol.signature import Credentials
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SECRET = "admin-secret-1"
 TEXT = f"""globalWhiteRemoteAddresses: []
 accounts:
