@@ -133,3 +133,48 @@ def test_imports_go_down(source: str) -> None:
         if other != package and below <= depth and not beside:
             wrong.add(name)
     assert not wrong, f"{source} imports what stands beside or above it"
+
+
+TESTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py"))
+WITH_PROCESSES = ("tests/system/", "tests/crash/", "tests/hostile/", "tests/interop/", "tests/mutants/")
+"""Whose tests run servers as processes: there time is real, and is waited for, looking again and again."""
+VIRTUAL_CLOCKS = {"autojump_clock", "clock", "mock_clock"}
+SHORTEST = 0.01
+
+
+@pytest.mark.parametrize("source", [name for name in TESTS if not name.startswith(WITH_PROCESSES)])
+def test_no_test_waits_for_real_time(source: str) -> None:
+    """On a real clock a test only looks again, in a `while`, or lets others run for 10 ms."""
+    tree = ast.parse((ROOT / source).read_text("utf-8"))
+
+    blocking = [call.lineno for call in calls_of(tree, "time", "sleep")]
+    assert not blocking, f"{source} sleeps in lines {blocking}"
+    for test in ast.walk(tree):
+        if not isinstance(test, ast.AsyncFunctionDef | ast.FunctionDef) or not test.name.startswith("test_"):
+            continue
+        if VIRTUAL_CLOCKS & {argument.arg for argument in test.args.args}:
+            continue
+        looking = {
+            id(call) for loop in ast.walk(test) if isinstance(loop, ast.While) for call in ast.walk(loop)
+        }
+        slept = [call for loop in ("trio", "anyio", "asyncio") for call in calls_of(test, loop, "sleep")]
+        long = [call.lineno for call in slept if id(call) not in looking and not is_short(call.args[0])]
+        assert not long, f"{source} waits in lines {long}"
+
+
+def calls_of(tree: ast.AST, module: str, name: str) -> list[ast.Call]:
+    """The calls of `module.name` in it."""
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == module
+    ]
+
+
+def is_short(seconds: ast.expr) -> bool:
+    """Whether it is a number of seconds that is not felt."""
+    return isinstance(seconds, ast.Constant) and seconds.value <= SHORTEST

@@ -21,6 +21,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from tests.ports import free_ports
+
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]  # our servers run from this checkout, whatever is installed
 PYTHON_PATH = f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"
@@ -66,17 +68,7 @@ class StartFailed(Exception):
 
 def free_port() -> int:
     """Returns a port P of loopback with P-2 (the VIP port) and P+1 (the HA port) free as well."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            try:
-                for neighbour in (port - 2, port + 1):
-                    with socket.socket() as other:
-                        other.bind(("127.0.0.1", neighbour))
-            except OSError:
-                continue
-        return port
+    return free_ports(4)[2]
 
 
 def wait_until(condition: Callable[[], Any], seconds: float, what: str, every: float = 0.05) -> Any:

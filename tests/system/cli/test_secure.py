@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests.ports import free_ports
+
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
-WAIT = 'for try in $(seq 200); do grep -q "{said}" {log} && break; sleep 0.05; done; grep -q "{said}" {log}'
+WAIT = 'for try in $(seq 1200); do grep -q "{said}" {log} && break; sleep 0.05; done; grep -q "{said}" {log}'
 
 
 def commands() -> list[str]:
@@ -22,21 +23,6 @@ def commands() -> list[str]:
     block = re.search(r"```sh\n(.*?)```", page, re.DOTALL)
     assert block is not None
     return block[1].replace("\\\n", "").splitlines()
-
-
-def free_ports(count: int) -> list[int]:
-    """So many free ports of loopback in a row; returns them."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first: int = probe.getsockname()[1]
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return list(range(first, first + count))
 
 
 def script(lines: list[str], namesrv: int, broker: int) -> str:
@@ -78,7 +64,7 @@ def test_the_page_leads_to_a_closed_cluster(tmp_path: pathlib.Path, environment:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs

@@ -73,7 +73,7 @@ class TestScope:
     def test_with_both_the_users_error_wins(self, backend: str, caplog: pytest.LogCaptureFixture) -> None:
         async def body() -> None:
             with anyio.CancelScope(shield=True):
-                await anyio.sleep(0.05)
+                await anyio.sleep(0.01)
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
