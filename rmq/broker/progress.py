@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -58,11 +58,11 @@ class QueueRows:
         self._broker = json.dumps(broker_name).decode()
         self._parts: list[str] = []
 
-    def add(self, topic: str, values: Iterable[str]) -> None:
-        """Add the queues of a topic from 0 on, each with its value as JSON."""
+    def add(self, topic: str, values: Iterable[str], first: int = 0) -> None:
+        """Add the queues of a topic from `first` on, each with its value as JSON."""
         head = f'{{"brokerName":{self._broker},"queueId":'
         tail = f',"topic":{json.dumps(topic).decode()}}}:'
-        rows = [f"{head}{queue_id}{tail}{value}" for queue_id, value in enumerate(values)]
+        rows = [f"{head}{queue_id}{tail}{value}" for queue_id, value in enumerate(values, first)]
         self.size += sum(map(len, rows)) + len(rows)
         self._parts += rows
 
@@ -99,16 +99,16 @@ def consume_stats_list(groups: Iterable[tuple[str, list[str]]], address: str, to
     ).encode()
 
 
-def time_spans(topic: str, broker_name: str, spans: Iterable[tuple[int, int, int, int]]) -> bytes:
-    """A QueryConsumeTimeSpanBody of the queues of a topic from 0 on: first, last and consumed time, delay."""
+def time_spans(topic: str, broker_name: str, first: int, spans: Iterable[tuple[int, int, int, int]]) -> bytes:
+    """Rows of a QueryConsumeTimeSpanBody, for the queues of a topic from `first` on: first, last and consumed
+    time, delay."""
     head = f'"messageQueue":{{"brokerName":{json.dumps(broker_name).decode()},"queueId":'
     tail = f',"topic":{json.dumps(topic).decode()}}}'
-    rows = ",".join(
+    return ",".join(
         f'{{"consumeTimeStamp":{consumed},"delayTime":{delay},"maxTimeStamp":{last},'
-        f'{head}{queue_id}{tail},"minTimeStamp":{first}}}'
-        for queue_id, (first, last, consumed, delay) in enumerate(spans)
-    )
-    return f'{{"consumeTimeSpanSet":[{rows}]}}'.encode()
+        f'{head}{queue_id}{tail},"minTimeStamp":{first_ms}}}'
+        for queue_id, (first_ms, last, consumed, delay) in enumerate(spans, first)
+    ).encode()
 
 
 _NO_ENDS: Final = topic_offset(0, 0, 0)
@@ -150,14 +150,14 @@ class Progress:
 
     # --- ends of queues ---
 
-    def _on_topic_stats(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_topic_stats(self, request: Command, connection: Connection, now: int) -> Command | None:
         name = request.read(GetTopicStatsInfoRequestHeader).topic
         topic = self._topics.get(name)
         if topic is None:
             raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{name}] not exist")
-        return request.reply(body=self._topic_stats(topic))
+        return self._long_answers.answer(request, connection, self._topic_stats(topic))
 
-    def _topic_stats(self, topic: TopicConfig) -> bytes:
+    def _topic_stats(self, topic: TopicConfig) -> Slices[bytes]:
         """A row for each queue; of a topic that is asked for again before anything is stored, the last text.
 
         Everybody may ask, and BenchmarkTest alone has 1,024 queues.
@@ -169,11 +169,15 @@ class Progress:
         if known is not None and known[0] is topic:
             return known[1]
         rows = QueueRows(self._settings.broker.broker_name)
-        rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), range(topic.write_queue_nums)))
+        for queues in _sliced(topic.write_queue_nums):
+            if queues.start:
+                yield
+            rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), queues), queues.start)
         text = topic_stats(rows)
-        if len(self._stats_texts) >= STATS_TEXTS_MAX:
-            self._stats_texts.clear()
-        self._stats_texts[topic.topic_name] = topic, text
+        if state == self._stats_state:
+            if len(self._stats_texts) >= STATS_TEXTS_MAX:
+                self._stats_texts.clear()
+            self._stats_texts[topic.topic_name] = topic, text
         return text
 
     def _ends(self, topic: str, queue_id: int) -> str:
@@ -265,11 +269,19 @@ class Progress:
         groups = self._clients.groups_of(topic) | self._offsets.groups_of(topic)
         return request.reply(body=bodies.GroupList(sorted(groups)).to_json())
 
-    def _on_time_span(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_time_span(self, request: Command, connection: Connection, now: int) -> Command | None:
         header = request.read(QueryConsumeTimeSpanRequestHeader)
-        queues = range(self._topic(header.topic).write_queue_nums)
-        spans = (self._time_span(header.group, header.topic, queue_id, now) for queue_id in queues)
-        return request.reply(body=time_spans(header.topic, self._settings.broker.broker_name, spans))
+        work = self._time_spans(header.group, self._topic(header.topic), now)
+        return self._long_answers.answer(request, connection, work)
+
+    def _time_spans(self, group: str, topic: TopicConfig, now: int) -> Slices[bytes]:
+        name, parts = topic.topic_name, []
+        for queues in _sliced(topic.write_queue_nums):
+            if queues.start:
+                yield
+            spans = (self._time_span(group, name, queue_id, now) for queue_id in queues)
+            parts.append(time_spans(name, self._settings.broker.broker_name, queues.start, spans))
+        return b'{"consumeTimeSpanSet":[%b]}' % b",".join(parts)
 
     def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> tuple[int, int, int, int]:
         """When the first and the last message of a queue were stored, and the one that the group consumed
@@ -378,6 +390,12 @@ def _reset_notice(
         ]
         body = json.dumps({"offsetTable": rows})
     return Command.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, notice, body, oneway=True)
+
+
+def _sliced(queues: int) -> Iterator[range]:
+    """The queues from 0 on, as many at a time as one slice takes."""
+    for begin in range(0, queues, SLICE_QUEUES):
+        yield range(begin, min(begin + SLICE_QUEUES, queues))
 
 
 def _check_size(size: int, what: str) -> None:
