@@ -112,7 +112,7 @@ def _try_all(
     _enter(tree)
     with open(os.devnull, "w") as nothing:
         os.dup2(nothing.fileno(), 1)
-        pytest.main([*_pytest(), *TESTS], plugins=[Warm(use)])
+        pytest.main([*_pytest(tree), *TESTS], plugins=[Warm(use)])
     if not ended:
         sys.exit("the tests could not be collected")
 
@@ -218,7 +218,7 @@ def _map(path: pathlib.Path, trees: list[pathlib.Path], *, fresh: bool) -> Cover
 
 def _map_part(path: pathlib.Path, tests: list[str], tree: pathlib.Path) -> None:
     environment = _environment(tree) | {"RMQ_MUTANTS_MAP": str(path)}
-    command = [sys.executable, "-m", "pytest", *_pytest(), "-p", "tests.mutants.coverage_map", *tests]
+    command = [sys.executable, "-m", "pytest", *_pytest(tree), "-p", "tests.mutants.coverage_map", *tests]
     subprocess.run(command, cwd=tree, env=environment, check=False)
 
 
@@ -226,9 +226,9 @@ def _environment(tree: pathlib.Path) -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'plugins'}", "PYTHONHASHSEED": "0"}
 
 
-def _pytest() -> list[str]:
-    policy = ["-o", "tmp_path_retention_policy=none"]
-    return ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no", *policy]
+def _pytest(tree: pathlib.Path) -> list[str]:
+    folder = f"--basetemp={tree.parent / 'tmp'}"  # emptied by each run, and by no other one
+    return ["-q", "-p", "no:cacheprovider", "--hypothesis-seed=1", "--tb=no", folder]
 
 
 def _try(
@@ -264,7 +264,7 @@ def _try_cold(mutation: Mutation, good: str, tests: list[str], tree: pathlib.Pat
     try:
         path.write_text(mutation.apply(good))
         _forget_bytecode(path)
-        status = _run([*_pytest(), "-x", f"@{arguments}"], tree, limit)
+        status = _run([*_pytest(tree), "-x", f"@{arguments}"], tree, limit)
     finally:
         path.write_text(good)
         _forget_bytecode(path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import itertools
 import random
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 
 @frozen
@@ -20,11 +21,14 @@ class Mutation:
     kind: str
     before: str
     after: str
+    number: int = 1
+    """Which of those of this module that change such a line so."""
 
     @property
     def key(self) -> str:
         """Names it as long as the line stays as it is, wherever it moves."""
-        return f"{self.path}|{self.before.strip()}|{self.after.strip()}"
+        key = f"{self.path}|{self.before.strip()}|{self.after.strip()}"
+        return key if self.number == 1 else f"{key}|{self.number}"
 
     def apply(self, source: str) -> str:
         """The source with this line changed. Raises ValueError when the line is another one by now."""
@@ -79,7 +83,12 @@ def mutations(path: str, source: str) -> list[Mutation]:
         if after == before or (line, after) in found:
             continue
         found[line, after] = Mutation(path, line, kind, before, after)
-    return sorted(found.values(), key=lambda mutation: mutation.line)
+    counts: Counter[str] = Counter()
+    numbered = []
+    for mutation in sorted(found.values(), key=lambda mutation: mutation.line):
+        counts[mutation.key] += 1
+        numbered.append(evolve(mutation, number=counts[mutation.key]))
+    return numbered
 
 
 def compiles(source: str) -> bool:

@@ -316,7 +316,7 @@ def test_a_slave_as_far_behind_as_it_may_not_be_is_not_waited_for() -> None:
         size = rig.store.max_physical_offset
         role = BrokerRole.SYNC_MASTER
         rig = Rig(store={"broker_role": role, "ha_slave_fallbehind_max": size + more})
-        rig.broker.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
+        rig.broker.acknowledgement.replicas.join(FakeSession(0), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
         assert [answer.code for answer in rig.ask(send())] == wanted
 
 

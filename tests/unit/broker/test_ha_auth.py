@@ -175,6 +175,16 @@ async def test_a_stranger_gets_no_byte_of_the_log(
         await stream.aclose()
 
 
+async def test_who_is_refused_is_hung_up_on(autojump_clock: MockClock, secret_file: str) -> None:
+    network = MemoryNetwork(1)
+    async with broker(network, cluster_secret_file=secret_file):
+        for said in (b"\xff" * 200, REPORT.pack(0)):
+            stream = await network.dial(HA)
+            await stream.send_all(said)
+            with trio.fail_after(30):
+                await all_of(stream)
+
+
 async def test_without_a_secret_anybody_gets_the_log_as_from_rocketmq(autojump_clock: MockClock) -> None:
     network = MemoryNetwork(1)
     async with broker(network) as pool:

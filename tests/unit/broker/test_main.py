@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 
-from rmq.broker.__main__ import parse, settings
+import pytest
+
+from rmq.broker.__main__ import calm_collector, parse, settings
+from rmq.broker.config import BrokerConfig
 
 
 def test_changed_settings_go_into_the_configuration_file(tmp_path: Path) -> None:
@@ -24,6 +28,22 @@ def test_without_a_file_changed_settings_go_into_the_store_and_are_read_from_the
     config, _, _ = settings(arguments)
     assert config.transaction_check_max == 9
     assert config.transaction_time_out == 7000  # the command line comes last
+
+
+def test_a_broker_of_its_own_process_lets_the_collector_rest() -> None:
+    before = gc.get_threshold()
+    try:
+        calm_collector()
+        assert gc.get_threshold()[0] > 10_000
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("ip", "address"), [("10.0.0.1", "10.0.0.1:77"), ("fe80::1", "[fe80::1]:77")])
+def test_clients_are_told_an_address_that_they_can_read(ip: str, address: str) -> None:
+    assert BrokerConfig(broker_ip1=ip).address(77) == address
 
 
 def test_the_place_of_changed_settings_can_be_named(tmp_path: Path) -> None:

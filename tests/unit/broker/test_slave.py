@@ -149,6 +149,7 @@ def test_a_log_keeps_its_id_and_a_slave_made_master_takes_all_for_acknowledged()
     assert Rig(disk=master.disk.copy()).broker.replica.greeting().log_id == log_id
     rig.broker.replica.follow(MasterLog(log_id, 0, 0, safe=0, leader="m"))
     assert (rig.broker.replica.log_id, rig.broker.replica.acknowledged) == (log_id, 0)
+    assert slave_on(rig.disk).broker.replica.acknowledged == 0
     promoted = Rig(disk=rig.disk.copy())
     assert promoted.broker.replica.greeting().log_id == log_id
     again = Rig(disk=promoted.disk.copy(), store={"broker_role": BrokerRole.SLAVE}, broker_id=1)

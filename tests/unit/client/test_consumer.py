@@ -1013,6 +1013,18 @@ class TestQuestions:
         assert (told.consume_result, seen) == (result, [b"given"])
         assert ("why" in (told.remark or "")) is fails
 
+    async def test_an_administrator_is_told_how_long_it_took(self, setting: World, clock: MockClock) -> None:
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consumer.run, lambda message: trio.sleep(2))
+            await trio.sleep(7)
+            told = ConsumeMessageDirectlyResult.from_json((await self.give(setting)).body)
+            nursery.cancel_scope.cancel()
+        assert told.spent_time_mills == pytest.approx(2000, abs=1)
+
     async def test_a_handler_of_batches_is_given_a_batch_of_one(
         self, setting: World, clock: MockClock
     ) -> None:

@@ -132,6 +132,28 @@ async def test_seek(setting: World, clock: MockClock, cluster: Cluster) -> None:
             puller.seek(MessageQueue("T", "a", 1), 0)
 
 
+@pytest.mark.parametrize("moved", [False, True])
+async def test_what_is_read_ahead_is_bounded_from_any_offset(
+    setting: World, clock: MockClock, cluster: Cluster, moved: bool
+) -> None:
+    fill(cluster, 500, queues=1)
+    async with (
+        setting.connect(total_max_messages=20, pull_batch_size=8) as client,
+        client.pull_consumer("g") as puller,
+    ):
+        await puller.subscribe({"T": "*"}, consume_from="first")
+        await puller.poll(1)
+        if moved:
+            puller.seek(puller.assignment[0], 100)
+            await puller.poll(1)
+        await trio.sleep(10)
+        pulled = [
+            r for r in cluster["a"].seen if r.code == RequestCode.PULL_MESSAGE and r.ext["topic"] == "T"
+        ]
+        furthest = max(int(request.ext["queueOffset"]) for request in pulled)
+        assert furthest <= 100 * moved + 40
+
+
 async def test_pause_and_resume(setting: World, clock: MockClock, cluster: Cluster) -> None:
     fill(cluster, 4)
     async with setting.connect() as client, client.pull_consumer("g") as puller:

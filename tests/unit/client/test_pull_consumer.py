@@ -127,6 +127,23 @@ async def test_what_did_not_match_is_passed_over(setting: World, clock: MockCloc
         assert (await puller.pull(QUEUE, 0)).messages[0].queue_offset == 40
 
 
+async def test_an_answer_that_leads_nowhere_is_asked_for_again_a_moment_later(
+    setting: World, clock: MockClock
+) -> None:
+    def scripted(*offsets: int) -> None:
+        for offset in offsets:
+            ext = {"nextBeginOffset": str(offset), "minOffset": "0", "maxOffset": "70"}
+            ext["suggestWhichBrokerId"] = "0"
+            setting.cluster["a"].script(PULL, lambda request, _, ext=ext: request.reply(20, header=ext))
+
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        for offsets, wanted in (((40, 50), 0.0), ((0, 0), 0.2)):
+            scripted(*offsets)
+            began = trio.current_time()
+            assert (await puller.pull(QUEUE, 0)).messages[0].queue_offset == offsets[-1]
+            assert trio.current_time() - began == pytest.approx(wanted)
+
+
 async def test_refusals_come_out(setting: World, clock: MockClock) -> None:
     setting.cluster["a"].script(PULL, ResponseCode.NO_PERMISSION)
     async with setting.connect() as client, client.pull_consumer("g") as puller:

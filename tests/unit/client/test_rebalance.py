@@ -90,6 +90,7 @@ def test_by_config_gives_what_was_written_down() -> None:
 def test_who_is_not_among_the_members_gets_nothing() -> None:
     nearby = rebalance.machine_room_nearby(rebalance.averagely, lambda queue: "R1", lambda client: "R1")
     assert nearby([queue("a:1")], ["c"], "another") == []
+    assert rebalance.machine_room(["R1"])([queue("R1@a:1")], ["c"], "another") == []
 
 
 def test_a_broker_without_a_room_is_an_error() -> None:

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 import rmq
 from rmq.client.client import Client
 from rmq.client.dead_letters import Letters, message_again, read_letter
-from rmq.errors import ConfigError, LocalProtocolError
+from rmq.errors import ConfigError, LocalProtocolError, NoRoute
 from rmq.message import Message, MessageQueue, StoredMessage
 
 from .system import System, system
@@ -283,6 +283,9 @@ async def test_a_discarded_half_message_is_listed_and_checked_again(clock: MockC
             assert (half.message.body, half.message.message_id) == (b"7", transaction.result.message_id)
             assert len(asked) == 3
             decision = rmq.COMMIT
+            gone = attrs.evolve(half, message=attrs.evolve(half.message, broker_name="gone"))
+            with pytest.raises(NoRoute, match="no master of gone is known"):
+                await client.resume_transaction(gone)
             await client.resume_transaction(half)
             async with (
                 client.consumer("g", {"Payments": "*"}, consume_from="first") as consumer,

@@ -62,6 +62,15 @@ async def test_the_rest_of_a_chunk_comes_in_order_after_others_had_their_turn(
         nursery.cancel_scope.cancel()
 
 
+async def test_the_rest_of_a_turn_comes_before_what_is_not_decoded_yet(autojump_clock: MockClock) -> None:
+    slow = Slow()
+    async with linked(slow, limits=Limits(decoded_frames=5)) as link:
+        bodies = [b"%d" % number for number in range(33)]
+        await link.peer.send(*map(request, bodies))
+        assert [answer.body for answer in await link.peer.receive(33)] == bodies
+        assert slow.bodies == bodies
+
+
 async def test_tiny_frames_are_decoded_so_many_at_a_time(autojump_clock: MockClock) -> None:
     async with linked(limits=Limits(decoded_frames=10)) as link:
         bodies = [b"%d" % number for number in range(35)]

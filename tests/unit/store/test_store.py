@@ -754,6 +754,17 @@ def copy(master: Store, slave: Store, reach: int) -> None:
         position += len(data)
 
 
+def test_a_slave_s_full_queue_files_are_written_as_they_fill() -> None:
+    """Else it would hold in memory what its master sends, until its next sync."""
+    master, disk = open_store(), MemoryDisk()
+    fill(master, 1000)
+    slave = open_store(disk)
+    while slave.max_physical_offset < master.max_physical_offset:
+        position = slave.max_physical_offset
+        slave.append_raw(position, bytes(master.read_raw(position, 1 << 20)))
+    assert len(disk.list(f"{ROOT}/consumequeue/Orders/0")) >= 2
+
+
 def test_raw_bytes_must_follow_the_end() -> None:
     store = open_store()
     fill(store, 3)
