@@ -220,6 +220,7 @@ class Broker(Endpoint):
             settle=self.settle,
             gauges=partial(gauges_of, self),
             delay_offsets=lambda: self.schedule.progress,
+            wake_clean=self.wake.clean,
         )
         self.long_answers = LongAnswers(self.wake.long_answers)
         self.progress = Progress(settings, store, tables, self.long_answers)

@@ -109,6 +109,9 @@ NONE: Final = -1
 COPY_FRESH: Final = 1_000
 """A table of more topics and groups than this is given to slaves as it was saved last, some seconds ago."""
 
+LOSSES_LOGGED: Final = 20
+"""Groups and topics that are named in the log when files of messages go that they had not consumed."""
+
 log = logging.getLogger("rmq.broker")
 
 
@@ -249,6 +252,25 @@ class Offsets:
     def pairs(self) -> list[tuple[str, str]]:
         """All pairs of a topic and a group that has offsets in it."""
         return list(self._keys())
+
+    def log_losses(self) -> Slices[None]:
+        """Log which groups have lost messages that they had not consumed, as files of the log went."""
+        lost: dict[tuple[str, str], int] = {}
+        for topic, queue_id, first, start in self._store.lost():
+            for group in self.groups_of(topic):
+                offset = self.get(group, topic, queue_id)
+                if 0 <= offset < start:
+                    lost[group, topic] = lost.get((group, topic), 0) + start - max(offset, first)
+            yield
+        for (group, topic), count in list(lost.items())[:LOSSES_LOGGED]:
+            log.warning(
+                "group %s has lost %d messages of topic %s unread: their file of the log is gone",
+                group,
+                count,
+                topic,
+            )
+        if len(lost) > LOSSES_LOGGED:
+            log.warning("and %d more groups and topics", len(lost) - LOSSES_LOGGED)
 
     def delete_topic(self, topic: str) -> None:
         """Forget the offsets of a topic."""

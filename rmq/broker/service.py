@@ -72,6 +72,7 @@ from rmq.remoting.server import raise_descriptor_limit, serve_listeners
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
+from rmq.store.retention import MOST_FILES
 
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
@@ -188,7 +189,7 @@ class _Alarms:
 
     def __init__(self, name_servers: Sequence[str]) -> None:
         self.waits, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
-        self.new_topics, self.long_answers = Alarm(), Alarm()
+        self.new_topics, self.long_answers, self.clean = Alarm(), Alarm(), Alarm()
         self.register = {address: Alarm() for address in name_servers}
 
     def wakeups(self, flush: Callable[[], None]) -> Wakeups:
@@ -202,6 +203,7 @@ class _Alarms:
             register=self._ring_register,
             new_topics=self.new_topics.ring,
             long_answers=self.long_answers.ring,
+            clean=self.clean.ring,
         )
 
     def _ring_register(self) -> None:
@@ -346,14 +348,25 @@ class _Service:
 
     async def _clean(self) -> None:
         while True:
-            await trio.sleep(self.store.config.clean_resource_interval / 1000)
+            seconds = self.store.config.clean_resource_interval / 1000
+            await self._alarms.clean.wait(trio.current_time() + seconds)
             try:
-                report = self.store.clean(self.broker.now_ms())
+                await self._remove_expired()
             except StoreError as error:
                 log.error("expired files cannot be removed: %s", error)
-                continue
-            if report.log_files:
-                log.info("%d files of the log removed (%s)", report.log_files, report.reason)
+            await in_slices(self.broker.offsets.log_losses())
+
+    async def _remove_expired(self) -> None:
+        """Remove expired files one at a time: a GiB takes half a second, and one may make room enough."""
+        retention, store = self.store.retention, self.store
+        for _ in range(MOST_FILES):
+            taken = retention.take(store.config, self.broker.now_ms())
+            while (path := retention.path) is not None:
+                await self._blocking(partial(store.disk.remove, path))
+                retention.removed(path)
+                log.info("%s is removed (%s)", path, retention.reason or "expired")
+            if not taken:
+                break
 
     # ---- timed parts: `step` does what is due and says when to come again ----
 

@@ -26,3 +26,4 @@ class Wakeups:
     register: Callable[[], None] = _nothing
     new_topics: Callable[[], None] | None = None
     long_answers: Callable[[], None] | None = None
+    clean: Callable[[], None] | None = None

@@ -255,9 +255,9 @@ class ConsumeQueue:
 
     # ---- trimming ----
 
-    def trim(self, log_start: int) -> int:
-        """Drop what lies before the log's start: whole files, then by moving `start`. Returns how many
-        files went.
+    def trim(self, log_start: int, *, files: bool = True) -> int:
+        """Drop what lies before the log's start: whole files, unless `files` is False, and by moving `start`.
+        Returns how many files went.
         """
         self.trimmed_to = log_start
         self.start = self.first_at(log_start)
@@ -270,7 +270,7 @@ class ConsumeQueue:
             self.tail = self.tail[(keep - self._tail_start) * UNIT :]
             self._tail_start = keep
         removed = 0
-        while self._files.bases and self._files.bases[0] + self._files.file_size <= keep * UNIT:
+        while files and self._files.bases and self._files.bases[0] + self._files.file_size <= keep * UNIT:
             self._files.remove_first()
             removed += 1
         return removed

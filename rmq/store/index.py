@@ -290,13 +290,15 @@ class Index:
                 break
         return list(dict.fromkeys(found))
 
-    def trim(self, log_start: int) -> int:
-        """Remove the files whose records are all gone, but never the last one; returns how many."""
-        removed = 0
+    def trim(self, log_start: int) -> list[str]:
+        """Take out the files whose records are all gone, but never the last one; returns their paths, which
+        are to be removed."""
+        paths = []
         while len(self.files) > 1 and self.files[0].end_offset < log_start:
-            self._remove(self.files.pop(0))
-            removed += 1
-        return removed
+            file = self.files.pop(0)
+            file.segment.close()
+            paths.append(file.path)
+        return paths
 
     def truncate(self, log_end: int) -> None:
         """Remove the files that know records at or after `log_end`; they are to be made again."""

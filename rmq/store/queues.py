@@ -56,6 +56,9 @@ class Queues:
         self._full: list[ConsumeQueue] = []  # enough units for a write
         self._unsynced: dict[ConsumeQueue, None] = {}
         self._to_trim: list[ConsumeQueue] = []
+        self._log_was = -1  # where the log began before the files that queues are not trimmed to yet
+        self._keeps_files = False  # such a file may still be on the disk
+        self._lost: dict[Key, int] = {}  # queues whose messages went -> where they began before
 
     def find_folders(self) -> None:
         """Make the queues that have folders; their files are not looked at yet."""
@@ -81,9 +84,21 @@ class Queues:
 
     def _trim(self, queue: ConsumeQueue, log_start: int) -> int:
         before = queue.gathered
-        removed = queue.trim(log_start)
+        if queue.trimmed_to < self._log_was:  # to tell what is lost now from what was lost before
+            queue.trim(self._log_was, files=False)
+        start = queue.start
+        removed = queue.trim(log_start, files=not self._keeps_files)
+        if queue.start > start and self._log_was >= 0:
+            self._lost.setdefault((queue.topic, queue.queue_id), start)
         self._gathered_bytes -= before - queue.gathered
         return removed
+
+    def take_lost(self) -> list[tuple[str, int, int, int]]:
+        """The queues that have lost messages with files of the log since the last call, as (topic, queue id,
+        where it began, where it begins now)."""
+        lost, self._lost = self._lost, {}
+        found = [(key, start, self.table.get(key)) for key, start in lost.items()]
+        return [(*key, start, queue.start) for key, start, queue in found if queue is not None]
 
     def recovered(self, timestamp: int, *, changed: bool) -> None:
         """After recovery; `changed`: it may have written files. `timestamp`: the last record's store time."""
@@ -245,8 +260,15 @@ class Queues:
         self._count_gathered()
         self._disk.remove(os.path.dirname(queue_folder(self._root, topic, 0)))
 
+    def hold_files(self, log_start: int) -> None:
+        """The log is about to begin later than at `log_start`. Until `begin_trim` queues keep their files."""
+        if self.is_trimmed and not self._keeps_files:
+            self._log_was = log_start
+        self._keeps_files = True
+
     def begin_trim(self) -> None:
         """The log's start moved: all queues are to be trimmed, by calls of `trim_some`."""
+        self._keeps_files = False
         self._to_trim = list(self.table.values())
 
     @property

@@ -19,6 +19,7 @@ from rmq.store.index import Entry
 from rmq.store.queues import Arrival
 from rmq.store.recovery import Progress, Recovery, no_progress
 from rmq.store.reput import entries_of
+from rmq.store.retention import Retention
 from rmq.store.scan import Scan, Scanned, why_no_record
 from rmq.store.view import StoreView
 
@@ -33,6 +34,7 @@ class ReplicaStore(StoreView):
     _batch_ms: int
     _checkpoint: Checkpoint | None
     _sync_lock: threading.Lock
+    retention: Retention
     _raw_position: int  # up to where queues have the log's records
     _raw_whole: int  # where the last whole record that came ends
 
@@ -141,6 +143,8 @@ class ReplicaStore(StoreView):
             raise StoreError(
                 f"an earlier log lies in {self.aside}: look whether it is still needed, remove it"
             )
+        if self.retention.path is not None:  # a new file might get its name, and go in its place
+            raise StoreError(f"{self.retention.path} is being removed: try again")
         # Synced first: what lies aside is the only copy of what this broker acknowledged as a master.
         self.flush()
         self.disk.move(self.config.commit_log_path, self.aside)

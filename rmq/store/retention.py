@@ -1,16 +1,22 @@
-"""Retention: which files of the log may go, by age and by how full the disk is."""
+"""Retention: which files of the log may go, by age and by how full the disk is, and how they go."""
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig
-from rmq.store.disk import DiskUsage
+from rmq.store.disk import Disk, DiskUsage
 
-MOST_FILES = 10  # of one call, as in Java: the caller comes back soon
+if TYPE_CHECKING:
+    from rmq.store.index import Index
+    from rmq.store.queues import Queues
+    from rmq.store.reput import Reput
+
+MOST_FILES = 10  # of one round, as in Java: the caller comes back soon
 
 
 @frozen
@@ -82,3 +88,64 @@ def expired_files(
         count += 1
     assert count < max(len(log.segments.bases), 1), "the last file stays"
     return count
+
+
+class Retention:
+    """Removes expired files, one at a time, and trims queues and index behind them.
+
+    `take` takes a file out of the log, which costs nothing. To remove it from the disk takes as long as its
+    file system likes, half a second for a GiB, so the caller does that, `disk.remove(retention.path)`, in any
+    thread, and then says so by `removed`. Queues and index follow when the log's files are off the disk: a
+    crash before leaves records with their units, and never a record without one, which nobody could read.
+    """
+
+    def __init__(self, disk: Disk, log: CommitLog, queues: Queues, index: Index, reput: Reput) -> None:
+        self._disk = disk
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._reput = reput
+        self._leaving: list[str] = []  # out of the log or the index, but on the disk
+        self._to_trim = False
+        self.reason = ""
+        """Why the last file went or would have gone: as `CleanReport.reason`."""
+        self.queue_files = 0
+        """How many files of queues went at once when they were trimmed last."""
+
+    @property
+    def path(self) -> str | None:
+        """The file to remove from the disk now; None: there is none."""
+        return self._leaving[0] if self._leaving else None
+
+    def take(self, config: StoreConfig, now_ms: int, *, asked: bool = False) -> bool:
+        """Take the oldest file out of the log if it is expired or must make room; whether there was one.
+
+        `asked`: at any hour. The disk is looked at each time, so that no more files go than make room. Raises
+        StoreError.
+        """
+        segments = self._log.segments
+        self.reason = why_clean(self._disk.usage(segments.folder), config, now_ms) or (
+            "asked" if asked else ""
+        )
+        forced = self.reason == "forced"
+        if not self.reason or not expired_files(self._log, config, now_ms, forced=forced, most=1):
+            return False
+        assert len(segments.bases) > 1, "the last file says where the log ends"
+        self._queues.hold_files(self._log.start)
+        self._leaving.append(segments.take_first())
+        self._to_trim = True
+        self._reput.skip_to(self._log.start)
+        return True
+
+    def removed(self, path: str) -> None:
+        """A file is off the disk; trims queues and index when it was the last of the log's.
+
+        With very many queues the rest of their trimming is left to `Store.dispatch`.
+        """
+        if path in self._leaving:
+            self._leaving.remove(path)
+        if self._to_trim and not self._leaving:
+            self._to_trim = False
+            self._queues.begin_trim()
+            self.queue_files = self._queues.trim_some(self._log.start)
+            self._leaving = self._index.trim(self._log.start)

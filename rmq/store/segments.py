@@ -192,14 +192,21 @@ class Segments:
         The first file stays even when nothing of it is left, since it says where the addresses begin.
         """
         while len(self.bases) > 1 and self.bases[-1] >= address:
-            self._remove(self.bases.pop())
+            self._disk.remove(self._take(self.bases.pop()))
         segment = self.at(address)
         if segment is not None:
             segment.clear(address % self.file_size)
 
     def remove_first(self) -> None:
         """Remove the oldest file."""
-        self._remove(self.bases.pop(0))
+        self._disk.remove(self.take_first())
+
+    def take_first(self) -> str:
+        """Take the oldest file out of the address space and close it; its path, to be removed, is returned.
+
+        Closed first: what is mapped keeps its blocks until it is unmapped, and then this thread frees them.
+        """
+        return self._take(self.bases.pop(0))
 
     def remove_all(self) -> None:
         """Remove every file and the folder."""
@@ -207,10 +214,10 @@ class Segments:
         self.bases.clear()
         self._disk.remove(self.folder)
 
-    def _remove(self, base: int) -> None:
+    def _take(self, base: int) -> str:
         self.let_go(base)
         self._limit.discard(self, base)
-        self._disk.remove(self.path(base))
+        return self.path(base)
 
     def let_go(self, base: int) -> None:
         """Close a file if it is open; views of it stay valid."""

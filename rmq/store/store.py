@@ -40,7 +40,7 @@ from rmq.store.reader import Limits
 from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
 from rmq.store.replica import ReplicaStore
 from rmq.store.reput import Reput
-from rmq.store.retention import MOST_FILES, CleanReport, DiskState, disk_state, expired_files, why_clean
+from rmq.store.retention import MOST_FILES, CleanReport, DiskState, Retention, disk_state
 from rmq.store.scan import Synced
 from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
@@ -114,6 +114,7 @@ class Store(StoreSync, ReplicaStore):
         self._queues = Queues(disk, root, config.queue_file_size, self._now_ms)
         self._index = Index(disk, os.path.join(root, "index"), config.max_hash_slot_num, config.max_index_num)
         self._reput = Reput(self._log, self._index)
+        self.retention = Retention(disk, self._log, self._queues, self._index, self._reput)
 
     def _make_limits(self) -> Limits:
         config = self.config
@@ -452,24 +453,29 @@ class Store(StoreSync, ReplicaStore):
         """Remove whole log files, oldest first, that are expired or must make room; trim queues and index
         with them. `asked`: at any hour, and all that are expired.
 
-        With very many queues the rest of their trimming is left to `dispatch`. Raises StoreError.
+        All at once, which takes as long as the disk likes; see `retention` for how a service does it. Raises
+        StoreError.
         """
-        usage = self.disk.usage(self._log.segments.folder)
-        reason = why_clean(usage, self.config, now_ms) or ("asked" if asked else "")
-        most = len(self._log.segments.bases) if reason == "asked" else MOST_FILES
-        forced = reason == "forced"
-        files = expired_files(self._log, self.config, now_ms, forced=forced, most=most) if reason else 0
-        assert not files or files < len(self._log.segments.bases), "the last file says where the log ends"
-        # The log's files go first. A reader that comes upon a unit whose record is gone is sent on, so queues
-        # and index can follow at leisure; a record without a unit would never be read.
-        for _ in range(files):
-            self._log.segments.remove_first()
-        if not files:
-            return CleanReport(reason=reason)
-        self._reput.skip_to(self._log.start)
-        self._queues.begin_trim()
-        removed = self._queues.trim_some(self._log.start)
-        return CleanReport(files, removed, self._index.trim(self._log.start), reason)
+        retention = self.retention
+        files = paths = queue_files = 0
+        reason = ""
+        while asked or files < MOST_FILES:
+            taken = retention.take(self.config, now_ms, asked=asked)
+            files += taken
+            reason = reason or retention.reason
+            while (path := retention.path) is not None:
+                self.disk.remove(path)
+                retention.removed(path)
+                paths += 1
+            if not taken:
+                break
+            queue_files += retention.queue_files
+        return CleanReport(files, queue_files, paths - files, reason)
+
+    def lost(self) -> list[tuple[str, int, int, int]]:
+        """The queues that have lost messages by retention since the last call, as (topic, queue id, where it
+        began, where it begins now)."""
+        return self._queues.take_lost()
 
     def clean_queues(self) -> int:
         """Drop what lies before the log's start from all queues now; returns how many files went. The last

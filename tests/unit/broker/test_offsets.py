@@ -285,6 +285,24 @@ def test_a_queue_that_lost_its_first_messages_is_not_young() -> None:
     assert query(desk) == (NOT_FOUND, None)
 
 
+def test_groups_that_lost_messages_unread_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    desk = aged()
+    end = desk.store.max_offset("T", 0)
+    for group, offset in {"slow": 2, "far": end, "new": -1}.items():
+        if offset >= 0:
+            desk.offsets.commit(group, "T", 0, offset)
+    desk.store.clean(desk.clock.now)
+    first = desk.store.min_offset("T", 0)
+    assert 2 < first < end
+
+    drain(desk.offsets.log_losses())
+    drain(desk.offsets.log_losses())
+    told = [record.getMessage() for record in caplog.records if "unread" in record.getMessage()]
+    assert told == [
+        f"group slow has lost {first - 2} messages of topic T unread: their file of the log is gone"
+    ]
+
+
 def test_a_queue_whose_first_messages_left_memory_is_not_young() -> None:
     desk = filled(1)
     desk.topic("U")

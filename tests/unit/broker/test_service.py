@@ -7,6 +7,7 @@ import os
 import pathlib
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -43,6 +44,7 @@ from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
+from rmq.store.disk import RealDisk
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
@@ -535,6 +537,44 @@ async def test_a_flush_that_takes_too_long_is_answered_as_such(
             while (answer := await running.ask(send())).code == ResponseCode.FLUSH_DISK_TIMEOUT:
                 pass
         assert answer.code == 0
+
+
+async def test_expired_files_are_removed_in_a_thread_while_others_are_served(
+    files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, begun = threading.Event(), threading.Event()
+    remove, paths = RealDisk.remove, []
+
+    def slow(self: RealDisk, path: str) -> None:
+        if "commitlog" in path:
+            assert threading.current_thread() is not threading.main_thread()
+            paths.append(path)
+            begun.set()
+            release.wait(60)
+        remove(self, path)
+
+    monkeypatch.setattr(RealDisk, "remove", slow)
+    hour = time.localtime().tm_hour
+    store = files | {
+        "file_reserved_time": 0,
+        "delete_when": f"{(hour + 5) % 24:02}",
+        "mapped_file_size_commit_log": 1 << 16,
+    }
+    async with broker(TcpNetwork(), None, store, listen_port=0) as running:
+        for _ in range(300):
+            assert (await running.ask(send(body=bytes(1000)))).code == 0
+        log = f"{files['store_path_root_dir']}/commitlog"
+        before = len(os.listdir(log))
+        assert before > 3
+        assert (await running.ask(Command.request(RequestCode.DELETE_EXPIRED_COMMITLOG))).code == 0
+        assert await trio.to_thread.run_sync(begun.wait, 10)
+        assert (await running.ask(send())).code == 0, "while the disk is at it"
+        assert len(paths) == 1
+        assert len(os.listdir(log)) >= before
+        release.set()
+        with trio.fail_after(60):
+            while len(os.listdir(log)) > 2:
+                await running.ask(send())
 
 
 async def test_a_topic_that_is_saved_slowly_holds_up_its_own_senders_only(

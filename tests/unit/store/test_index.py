@@ -206,14 +206,15 @@ def test_a_file_of_another_size_is_made_again() -> None:
 def test_trim_and_truncate() -> None:
     index = make()
     index.add([entry(number) for number in range(100)], START_MS)
-    assert index.trim(1700) == 0
-    assert index.trim(1800) == 0, "the record of its last entry is the first of the log"
-    assert index.trim(2000) == 1
+    assert index.trim(1700) == []
+    assert index.trim(1800) == [], "the record of its last entry is the first of the log"
+    assert len(index.trim(2000)) == 1
     assert index.find("Orders", "K5", 0, 1 << 60, 9) == []
     assert index.find("Orders", "K19", 0, 1 << 60, 9) == [1900]
     index.truncate(9000)
     assert index.end_offset == 7500
-    assert index.trim(1 << 40) == len(index.files) + index.trim(0) + 2 or len(index.files) == 1
+    before = len(index.files)
+    assert len(index.trim(1 << 40)) == before - 1 > 0
     assert len(index.files) == 1, "the last file stays"
 
 

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from rmq.errors import StoreError
 from rmq.store.config import StoreConfig
 from rmq.store.disk import DiskUsage
 from rmq.store.retention import disk_state, why_clean
@@ -198,3 +199,76 @@ def test_trimming_very_many_queues_is_spread(monkeypatch: pytest.MonkeyPatch) ->
     while store.dispatch():
         pass
     assert all(len(disk.list(f"{ROOT}/consumequeue/Orders/{queue_id}")) == 1 for queue_id in range(10))
+
+
+def test_no_more_files_go_than_make_room_enough() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=10_000, delete_when="04")
+    disk.capacity = int(disk.used / 0.86)  # one file of ten is 4 % of it
+    before = log_files(disk)
+    assert store.clean(clock.now_ms).log_files == before - log_files(disk) == 1
+    assert store.clean(clock.now_ms).log_files == 0
+
+
+def test_a_file_leaves_the_log_before_the_disk_and_its_units_after_it() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=5, delete_when=ALL_DAY)
+    clock.now_ms += 10_000
+    store.dispatch()
+    everything, units = bodies(store), disk.list(f"{ROOT}/consumequeue/Orders/0")
+    while store.retention.take(store.config, clock.now_ms):
+        pass
+    first = store.min_offset("Orders", 0)
+    assert bodies(store) == everything[first:] != everything
+
+    # A reader has trimmed the queue by now, but a crash still finds units for all the records.
+    assert disk.list(f"{ROOT}/consumequeue/Orders/0") == units
+    again = open_store(disk.copy(), clock, file_reserved_time=5)
+    assert bodies(again) == everything
+
+    paths = []
+    while (path := store.retention.path) is not None:
+        paths.append(path)
+        disk.remove(path)
+        store.retention.removed(path)
+    assert paths[0] == f"{ROOT}/commitlog/{0:020d}"
+    assert any("/index/" in path for path in paths)
+    assert disk.list(f"{ROOT}/consumequeue/Orders/0") == units[first // 10 :]
+    assert bodies(store) == everything[first:]
+
+
+def test_a_file_that_cannot_be_removed_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=5, delete_when=ALL_DAY)
+    with monkeypatch.context() as patch:
+
+        def refuse(path: str) -> None:
+            raise StoreError(f"{path} is busy")
+
+        patch.setattr(disk, "remove", refuse)
+        with pytest.raises(StoreError, match="busy"):
+            store.clean(clock.now_ms)
+    assert f"{0:020d}" in disk.list(f"{ROOT}/commitlog")
+    with pytest.raises(StoreError, match="is being removed"):
+        store.set_aside()
+    store.clean(clock.now_ms)
+    assert f"{0:020d}" not in disk.list(f"{ROOT}/commitlog")
+    assert store.retention.path is None
+
+
+def test_what_queues_lost_is_told_once() -> None:
+    clock = Clock()
+    disk, store = filled(clock, file_reserved_time=5, delete_when=ALL_DAY)
+    store.close()
+    store = open_store(disk, clock, file_reserved_time=5, delete_when=ALL_DAY)
+    assert store.lost() == []
+    store.clean(clock.now_ms)
+    first = store.min_offset("Orders", 0)
+    assert store.lost() == [("Orders", 0, 0, first)]
+    assert store.lost() == []
+    store.close()
+
+    # What was lost before a start is not told again, though nobody has looked at the queue since.
+    store = open_store(disk, clock, file_reserved_time=2, delete_when=ALL_DAY)
+    store.clean(clock.now_ms)
+    assert store.lost() == [("Orders", 0, first, store.min_offset("Orders", 0))]
