@@ -241,7 +241,7 @@ class Broker(Endpoint):
 
     def _load(self) -> None:
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
-        self.files.made = {"topics": self.topics, "subscriptionGroup": self.groups}
+        self.files.versioned = {"topics": self.topics, "subscriptionGroup": self.groups}
         self.files.sliced = {"consumerOffset": self.offsets, "consumerFilter": self.filters}
         self.files.copied = {"consumerOffset": self.offsets}
         self.files.marked = {

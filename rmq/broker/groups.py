@@ -13,14 +13,15 @@ administrator stays, and so does everything where groups are not made on first u
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from rmq.broker.tables import Quota, Slices, TableText
+from rmq.broker.tables import VersionedTable
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import SYSTEM_GROUP_PREFIX, dlq_topic, retry_topic, validate_group
 from rmq.protocol.bodies import DataVersion, SubscriptionGroupConfig, SubscriptionGroupWrapper
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.fields import Body
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ RETRY_QUEUES_MAX: Final = 1024
 log = logging.getLogger("rmq.broker")
 
 
-class Groups:
+class Groups(VersionedTable[SubscriptionGroupConfig]):
     """The table of groups.
 
     `save(data)` replaces the file and raises StoreError; `now_ms` stamps data versions.
@@ -54,17 +55,9 @@ class Groups:
     def __init__(
         self, settings: Settings, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
     ) -> None:
+        from_start = {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
+        super().__init__("group", "subscriptionGroupTable", from_start, save=save, now_ms=now_ms)
         self._settings = settings
-        self.table = _system_groups()
-        self.from_start = frozenset(self.table)
-        self.data_version = DataVersion(timestamp=now_ms(), counter=0)
-        self._text = TableText("subscriptionGroupTable")
-        self._save = save
-        self._now_ms = now_ms
-        self.made = 0
-        self.quota = Quota()
-        self._is_full = False  # and the log says so
-        self._saved = 0
 
     def get(self, group: str, account: str = "", *, says: bool = True) -> SubscriptionGroupConfig | None:
         """The group's configuration, made on first use where that is allowed; else None. `says`: the log
@@ -90,10 +83,7 @@ class Groups:
         self.quota.made(group, account)
         if says:
             log.info("group %s made on first use", group)
-        self.table[group] = made
-        self.data_version = self.data_version.following(self._now_ms())
-        self.made += 1
-        return made
+        return self._add(group, made)
 
     def exists(self, group: str, account: str = "") -> bool:
         """Whether the group is there, or has been made just now."""
@@ -120,75 +110,17 @@ class Groups:
             return f"account {account} has had {count} made, see maxAutoCreatedGroupsOfAccount"
         return ""
 
-    def forget(self, groups: Collection[str]) -> None:
-        """Remove groups that were made on first use and are not used; saved later, as those that are made."""
-        self.table = {name: kept for name, kept in self.table.items() if name not in groups}
-        for group in groups:
-            self.quota.gone(group)
-        self.data_version = self.data_version.following(self._now_ms())
-        self.made += 1
-        self._is_full = False
-
     def update(self, config: SubscriptionGroupConfig, now: int | None = None) -> None:
         """Put or replace a group. Raises StoreError, and then nothing has changed."""
-        self._put(config.group_name, config, now)
-        log.info("group %s set: %s", config.group_name, config)
-
-    def delete(self, group: str, now: int | None = None) -> bool:
-        """Remove a group; whether it was there. Raises StoreError, and then nothing has changed."""
-        if group not in self.table:
-            return False
-        self._put(group, None, now)
-        log.info("group %s deleted", group)
-        return True
-
-    @property
-    def unsaved(self) -> bool:
-        """Whether groups were made on first use that are not saved; `made` counts all of them."""
-        return self.made > self._saved
-
-    def saved(self, made: int) -> None:
-        """A text that was begun when `made` was so has been saved."""
-        self._saved = max(self._saved, made)
-
-    def text(self) -> Slices[bytes]:
-        """As `to_json`, in slices; the table as it is now."""
-        return self._text.slices(SubscriptionGroupWrapper({}, self.data_version), self.table)
-
-    def to_json(self) -> bytes:
-        """The text of subscriptionGroup.json, which is also the body that a slave copies."""
-        version = self.data_version
-        return self._text.whole(SubscriptionGroupWrapper({}, version), self.table, version)
-
-    def load(self, data: bytes | None) -> None:
-        """Have the groups of a table, saved or the master's, beside the system groups and no others; None
-        when there is none. Raises RemoteProtocolError.
-        """
-        if data is None:
-            return
-        saved = SubscriptionGroupWrapper.from_json(data)
-        self.table = _system_groups() | saved.subscription_group_table
-        self.data_version = saved.data_version
-        self._text.forget()
-
-    def _put(self, group: str, config: SubscriptionGroupConfig | None, now: int | None) -> None:
-        table, version = self.table, self.data_version
-        self.table = {name: known for name, known in table.items() if name != group}
-        if config is not None:
-            self.table[group] = config
-        self.data_version = version.following(self._now_ms() if now is None else now)
-        try:
-            self._save(self.to_json())
-        except Exception:
-            self.table, self.data_version = table, version
-            raise
-        self.quota.gone(group)
+        self._set(config.group_name, config, now)
         self._is_full = False
-        self._saved = self.made
 
+    def _body(self, rows: dict[str, SubscriptionGroupConfig]) -> Body:
+        return SubscriptionGroupWrapper(rows, self.data_version)
 
-def _system_groups() -> dict[str, SubscriptionGroupConfig]:
-    return {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
+    def _parsed(self, data: bytes) -> tuple[dict[str, SubscriptionGroupConfig], DataVersion]:
+        saved = SubscriptionGroupWrapper.from_json(data)
+        return saved.subscription_group_table, saved.data_version
 
 
 def check_group(config: SubscriptionGroupConfig) -> None:

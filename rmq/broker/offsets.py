@@ -330,7 +330,7 @@ class Offsets:
         if not self._is_slave:
             self._check_ends()
 
-    def copying(self, data: bytes) -> Slices[bool]:
+    def replace(self, data: bytes) -> Slices[bool]:
         """Take the master's table; whether it differs. Raises RemoteProtocolError."""
         table = yield from decode_offsets(data)
         changed = len(table) != len(self._table)

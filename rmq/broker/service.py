@@ -416,7 +416,7 @@ class _Service:
 
     async def _save_made(self, name: str) -> None:
         """Save a table if rows of it were made. Raises StoreError."""
-        table = self.broker.files.made[name]
+        table = self.broker.files.versioned[name]
         async with self._saving_made:
             if table.unsaved:
                 made = table.made

@@ -10,16 +10,19 @@ A slice is a ms or two of long work: a generator yields after each, so that the 
 
 from __future__ import annotations
 
+import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sized
+from collections.abc import Callable, Collection, Generator, Mapping
 from functools import partial
 from itertools import count
 from json.encoder import encode_basestring
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 from attrs import frozen
 
+from rmq.protocol.bodies import DataVersion
 from rmq.protocol.fields import Body
 
 if TYPE_CHECKING:
@@ -29,9 +32,10 @@ if TYPE_CHECKING:
     from rmq.broker.offsets import Offsets
     from rmq.broker.stats import Stats
     from rmq.broker.topics import Topics
-    from rmq.protocol.bodies import DataVersion
     from rmq.store.store import Store
 
+
+log = logging.getLogger("rmq.broker")
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]
@@ -116,6 +120,136 @@ class TableText:
         return b"".join((head, self._name, b",".join(pieces), b"}", tail))
 
 
+Row = TypeVar("Row", bound=Body)
+
+
+class VersionedTable(ABC, Generic[Row]):
+    """Rows by name, and a data version that grows with each change; name servers and slaves compare it.
+
+    What an administrator changes is saved, by `save`, before the call returns. A row made on first use is
+    `unsaved` until the table is saved with all others made meanwhile; `made` counts these. `from_start` are
+    rows that are always there. `noun` is what the log calls a row; `on_change` is called after each change.
+    """
+
+    def __init__(
+        self,
+        noun: str,
+        field: str,
+        from_start: Mapping[str, Row],
+        *,
+        save: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        on_change: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.table: dict[str, Row] = dict(from_start)
+        self.from_start: Final = frozenset(from_start)
+        self.data_version = DataVersion(timestamp=now_ms(), counter=0)
+        self.made = 0
+        self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
+        self.quota = Quota()
+        self._start_rows = dict(from_start)
+        self._noun = noun
+        self._text = TableText(field)
+        self._save = save
+        self._now_ms = now_ms
+        self._on_change = on_change
+        self._is_full = False  # and the log says so
+
+    @abstractmethod
+    def _body(self, rows: dict[str, Row]) -> Body:
+        """The table as RocketMQ's JSON body, with these rows."""
+
+    @abstractmethod
+    def _parsed(self, data: bytes) -> tuple[dict[str, Row], DataVersion]:
+        """Rows and version of such a body. Raises RemoteProtocolError."""
+
+    # ---- the file, and the table of a slave's master ----
+
+    def load(self, data: bytes | None) -> None:
+        """Have the rows of the file beside those of the start; None when there is none. Raises
+        RemoteProtocolError.
+        """
+        if data is not None:
+            self._take(data)
+
+    def replace(self, data: bytes) -> Slices[bool]:
+        """Have the master's rows instead: what it deleted goes here too. Whether that changes anything.
+        Raises RemoteProtocolError.
+        """
+        before = yield from self.text()
+        self._take(data)
+        after = yield from self.text()
+        return after != before
+
+    def _take(self, data: bytes) -> None:
+        rows, self.data_version = self._parsed(data)
+        self.table = self._start_rows | rows
+        self._text.forget()
+
+    def text(self) -> Slices[bytes]:
+        """As `to_json`, in slices; the table as it is now."""
+        return self._text.slices(self._body({}), self.table)
+
+    def to_json(self) -> bytes:
+        """The text of the file, which is also the body that a slave copies."""
+        return self._text.whole(self._body({}), self.table, self.data_version)
+
+    def saved(self, made: int) -> None:
+        """A text that was begun when `made` was so has been saved."""
+        self.unsaved = {name: at for name, at in self.unsaved.items() if at > made}
+
+    # ---- an administrator's changes ----
+
+    def delete(self, name: str, now: int | None = None) -> bool:
+        """Remove a row; whether it was there. Raises StoreError, and then nothing has changed."""
+        if name not in self.table:
+            return False
+        self._put({kept: row for kept, row in self.table.items() if kept != name}, now)
+        self.quota.gone(name)
+        self._is_full = False
+        log.info("%s %s deleted", self._noun, name)
+        return True
+
+    def _set(self, name: str, row: Row, now: int | None) -> None:
+        """Put or replace a row. Raises as `delete`."""
+        self._put({**self.table, name: row}, now)
+        self.quota.gone(name)
+        log.info("%s %s set: %s", self._noun, name, row)
+
+    def _put(self, table: dict[str, Row], now: int | None) -> None:
+        before = self.table, self.data_version
+        self.table = table
+        self.data_version = self.data_version.following(self._now_ms() if now is None else now)
+        try:
+            self._save(self.to_json())
+        except Exception:
+            self.table, self.data_version = before
+            raise
+        self.unsaved = {}
+        self._on_change()
+
+    # ---- rows made on first use ----
+
+    def _add(self, name: str, row: Row) -> Row:
+        self.table[name] = row
+        self._grown({name})
+        return row
+
+    def forget(self, names: Collection[str]) -> None:
+        """Remove rows that were made on first use and are not used; saved later, as those that are made."""
+        self.table = {name: row for name, row in self.table.items() if name not in names}
+        for name in names:
+            self.quota.gone(name)
+        self._is_full = False
+        self._grown(names)
+
+    def _grown(self, names: Collection[str]) -> None:
+        self.data_version = self.data_version.following(self._now_ms())
+        self.made += 1
+        self.unsaved |= dict.fromkeys(names, self.made)
+        self._on_change()
+
+
 class Table(Protocol):
     """What is in one file."""
 
@@ -124,24 +258,6 @@ class Table(Protocol):
 
     def to_json(self) -> bytes:
         """The text of the file."""
-
-
-class Made(Table, Protocol):
-    """A table that administrators change, which it saves itself at once, and that gets rows on first use."""
-
-    @property
-    def unsaved(self) -> Sized | bool:
-        """Whether rows were made that are not saved."""
-
-    @property
-    def made(self) -> int:
-        """How many rows were made."""
-
-    def saved(self, made: int) -> None:
-        """A text that was begun when `made` was so has been saved."""
-
-    def text(self) -> Slices[bytes]:
-        """The text of the file as the table is now."""
 
 
 class Marked(Table, Protocol):
@@ -164,16 +280,16 @@ class Sliced(Table, Protocol):
 
 
 class Copied(Table, Protocol):
-    """A large table, which a slave reads in slices."""
+    """A table that a slave copies; it keeps itself what is to be saved of it."""
 
-    def copying(self, data: bytes) -> Slices[bool]:
-        """Take the master's text; whether it differs. Raises RemoteProtocolError."""
+    def replace(self, data: bytes) -> Slices[bool]:
+        """Have the master's table instead; whether it differs. Raises RemoteProtocolError."""
 
 
 class TableFiles:
     """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
-    their files; put them into `made`, `marked` or `sliced`, and those
-    that are read in slices into `copied` too."""
+    their files; put them into `versioned`, `marked` or `sliced`, and those that a slave replaces by a verb of
+    their own into `copied` too."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -181,14 +297,15 @@ class TableFiles:
         self._lock = threading.Lock()
         self._stamps = count(1)
         self._written: dict[str, int] = {}  # name -> stamp of the text in the file
-        self.made: dict[str, Made] = {}
+        self.versioned: dict[str, VersionedTable[Any]] = {}
         self.marked: dict[str, Marked] = {}
         self.sliced: dict[str, Sliced] = {}
         self.copied: dict[str, Copied] = {}
 
     def load(self) -> None:
         """Read all tables. Raises StoreError, RemoteProtocolError."""
-        for name, table in (*self.made.items(), *self.marked.items(), *self.sliced.items()):
+        tables: dict[str, Table] = {**self.versioned, **self.marked, **self.sliced}
+        for name, table in tables.items():
             table.load(self._store.config_text(name))
 
     def save_later(self, name: str, data: bytes) -> None:
@@ -200,15 +317,15 @@ class TableFiles:
         self._write(name, data, next(self._stamps))
 
     def saving(self, name: str) -> Slices[Callable[[], None]]:
-        """Make the text of a table in `made`; returns what writes it, in a thread. That raises StoreError."""
+        """Make the text of a versioned table; returns what writes it, in a thread. That raises StoreError."""
         stamp = next(self._stamps)
-        data = yield from self.made[name].text()
+        data = yield from self.versioned[name].text()
         return partial(self._write, name, data, stamp)
 
     def unsaved(self) -> dict[str, bytes]:
-        """The texts of the tables in `made` that rows were made in, by name; they count as saved then."""
+        """The texts of the versioned tables that rows were made in, by name; they count as saved then."""
         texts = {}
-        for name, table in self.made.items():
+        for name, table in self.versioned.items():
             if table.unsaved:
                 texts[name] = table.to_json()
                 table.saved(table.made)
@@ -244,17 +361,17 @@ class TableFiles:
         """As `copy`, in slices."""
         copied = self.copied.get(name)
         if copied is not None:
-            return (yield from copied.copying(data))
-        made = self.made.get(name)
-        if made is not None:
-            before = yield from made.text()
-            made.load(data)
-            after = yield from made.text()
-        else:
-            table = self.marked[name]
-            before = table.to_json()
-            table.load(data)
-            after = table.to_json()
+            return (yield from copied.replace(data))
+        versioned = self.versioned.get(name)
+        if versioned is not None:
+            changed = yield from versioned.replace(data)
+            if changed:
+                self.save_later(name, versioned.to_json())
+            return changed
+        table = self.marked[name]
+        before = table.to_json()
+        table.load(data)
+        after = table.to_json()
         if after != before:
             self.save_later(name, after)
         return after != before

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import attrs
 
-from rmq.broker.tables import Quota, Slices, TableText
+from rmq.broker.tables import VersionedTable
 from rmq.errors import InvalidName, ResponseError, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -28,6 +28,7 @@ from rmq.message import (
 )
 from rmq.protocol.bodies import DataVersion, TopicConfig, TopicConfigSerializeWrapper
 from rmq.protocol.codes import PERM_INHERIT, PERM_READ, PERM_WRITE, ResponseCode
+from rmq.protocol.fields import Body
 
 if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
@@ -77,13 +78,11 @@ def check_name(topic: str | None) -> str:
     return topic
 
 
-class Topics:
-    """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions;
-    `on_change` is called when it has changed.
+class Topics(VersionedTable[TopicConfig]):
+    """The table of topics. `save` writes topics.json and raises StoreError; `now_ms` stamps data versions.
 
-    What an administrator changes is saved before the call returns. A topic made on its first message is
-    `unsaved` until it is saved with all others made meanwhile, and that message is acknowledged then (see
-    new_topics), so that none lies in a topic that a restart would not know. `made` counts these.
+    A topic's first message, which has it made, is acknowledged when the topic is saved (see acknowledgement),
+    so that none lies in a topic that a restart would not know.
     """
 
     def __init__(
@@ -94,21 +93,12 @@ class Topics:
         now_ms: Callable[[], int],
         on_change: Callable[[], None],
     ) -> None:
+        from_start = {made.topic_name: made for made in system_topics(settings.broker)}
+        super().__init__(
+            "topic", "topicConfigTable", from_start, save=save, now_ms=now_ms, on_change=on_change
+        )
         self._settings = settings
-        self.table: dict[str, TopicConfig] = {
-            made.topic_name: made for made in system_topics(settings.broker)
-        }
-        self.data_version = DataVersion(timestamp=now_ms(), counter=0)
-        self._on_change = on_change
-        self.made = 0
-        self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
-        self._text = TableText("topicConfigTable")
-        self._save = save
-        self._now_ms = now_ms
-        self.quota = Quota()
-        self._is_full = False  # and the log says so
-        self._from_start = dict(self.table)
-        self._system = SYSTEM_TOPICS.union(self.table)
+        self._system = SYSTEM_TOPICS.union(from_start)
 
     def get(self, topic: str) -> TopicConfig | None:
         """The topic's configuration, or None."""
@@ -150,7 +140,7 @@ class Topics:
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
         log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
         self.quota.made(topic, account)
-        return self._made(made)
+        return self._add(topic, made)
 
     def foresee_retry(
         self, topic: str, queue_nums: int, sys_flag: int = 0, *, account: str = ""
@@ -167,7 +157,7 @@ class Topics:
             return known
         self.quota.made(topic, account)
         perm = PERM_READ | PERM_WRITE
-        return self._made(TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
+        return self._add(topic, TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag))
 
     def create_retry(self, topic: str, perm: int, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
         """The topic of a group's retries or dead letters, made when it does not exist.
@@ -182,7 +172,7 @@ class Topics:
             raise for_code(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] is not made: {full}")
         made = TopicConfig(topic, queue_nums, queue_nums, perm, topic_sys_flag=sys_flag)
         log.info("topic %s made, %d queues", topic, queue_nums)
-        return self._made(made)
+        return self._add(topic, made)
 
     def _full(self, topic: str, most: int, account: str) -> str:
         """Why no topic is made any more; empty when one may be. The broker's own always are."""
@@ -201,88 +191,28 @@ class Topics:
         self._is_full = True
         return f"{reason}; an administrator may make more"
 
-    def forget(self, topics: Collection[str]) -> None:
-        """Remove topics that were made on first use and are not used; saved later, as those that are made."""
-        self.table = {name: kept for name, kept in self.table.items() if name not in topics}
-        for topic in topics:
-            self.quota.gone(topic)
-        self.data_version = self.data_version.following(self._now_ms())
-        self.made += 1
-        self.unsaved |= dict.fromkeys(topics, self.made)
-        self._is_full = False
-        self._on_change()
-
     def update(self, topic: TopicConfig, now: int | None = None) -> None:
         """Put or replace a topic. Raises StoreError, and then nothing has changed."""
-        self._replace({**self.table, topic.topic_name: topic}, now)
-        self.quota.gone(topic.topic_name)
-        log.info("topic %s set: %s", topic.topic_name, topic)
-
-    def delete(self, topic: str, now: int | None = None) -> bool:
-        """Remove a topic; whether it was there. Its messages are the store's business. Raises as `update`."""
-        if topic not in self.table:
-            return False
-        self._replace({name: kept for name, kept in self.table.items() if name != topic}, now)
-        self.quota.gone(topic)
-        self._is_full = False
-        log.info("topic %s deleted", topic)
-        return True
+        self._set(topic.topic_name, topic, now)
 
     def set_ordered(self, ordered: Collection[str]) -> None:
         """Take over from a name server which topics are ordered. Raises as `update`."""
         if any(topic.order != (name in ordered) for name, topic in self.table.items()):
             table = {name: attrs.evolve(kept, order=name in ordered) for name, kept in self.table.items()}
-            self._replace(table, None)
+            self._put(table, None)
 
-    def saved(self, made: int) -> None:
-        """A text that was begun when `made` was so has been saved."""
-        self.unsaved = {name: at for name, at in self.unsaved.items() if at > made}
+    def _body(self, rows: dict[str, TopicConfig]) -> Body:
+        return TopicConfigSerializeWrapper(rows, self.data_version)
 
-    def text(self) -> Slices[bytes]:
-        """As `to_json`, in slices; the table as it is now."""
-        return self._text.slices(TopicConfigSerializeWrapper({}, self.data_version), self.table)
-
-    def to_json(self) -> bytes:
-        """The text of topics.json, which is also the body that a slave copies."""
-        version = self.data_version
-        return self._text.whole(TopicConfigSerializeWrapper({}, version), self.table, version)
-
-    def load(self, data: bytes | None) -> None:
-        """Have the topics of a table, saved or the master's, beside the system topics and no others; None
-        when there is none. Raises RemoteProtocolError.
-        """
-        if data is None:
-            return
+    def _parsed(self, data: bytes) -> tuple[dict[str, TopicConfig], DataVersion]:
         saved = TopicConfigSerializeWrapper.from_json(data)
-        self.table = self._from_start | saved.topic_config_table
-        self.data_version = saved.data_version
-        self._text.forget()
+        return saved.topic_config_table, saved.data_version
 
     def _model(self, default_topic: str) -> TopicConfig | None:
         if default_topic == AUTO_CREATE_TOPIC and not self._settings.broker.auto_create_topic_enable:
             return None
         model = self.table.get(default_topic)
         return model if model is not None and model.perm & PERM_INHERIT else None
-
-    def _made(self, topic: TopicConfig) -> TopicConfig:
-        self.table[topic.topic_name] = topic
-        self.data_version = self.data_version.following(self._now_ms())
-        self.made += 1
-        self.unsaved[topic.topic_name] = self.made
-        self._on_change()
-        return topic
-
-    def _replace(self, table: dict[str, TopicConfig], now: int | None) -> None:
-        before = self.table, self.data_version
-        self.table = table
-        self.data_version = self.data_version.following(self._now_ms() if now is None else now)
-        try:
-            self._save(self.to_json())
-        except Exception:
-            self.table, self.data_version = before
-            raise
-        self.unsaved = {}
-        self._on_change()
 
 
 def unknown_topic(topic: str) -> ResponseError:

@@ -168,14 +168,14 @@ def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
     desk = Desk()
     desk.become_slave()
     text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
-    assert drain(desk.offsets.copying(text))
+    assert drain(desk.offsets.replace(text))
     assert desk.offsets.dirty
     desk.offsets.dirty = False
-    assert not drain(desk.offsets.copying(text))
+    assert not drain(desk.offsets.replace(text))
     assert not desk.offsets.dirty
-    assert drain(desk.offsets.copying(text.replace(b"1:2", b"1:3")))
+    assert drain(desk.offsets.replace(text.replace(b"1:2", b"1:3")))
     assert desk.offsets.of("a", "T") == {0: 1, 1: 3}
-    assert len(list(desk.offsets.copying(text))) >= 2
+    assert len(list(desk.offsets.replace(text))) >= 2
 
 
 def test_a_large_table_is_told_as_it_was_saved_last(monkeypatch: pytest.MonkeyPatch) -> None:
