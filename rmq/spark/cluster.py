@@ -16,7 +16,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
 from rmq.client.pull_consumer import PullConsumer
-from rmq.errors import NETWORK_ERRORS, NoRoute
+from rmq.client.routes import Route
+from rmq.errors import NETWORK_ERRORS, NoRoute, RmqError
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
 from rmq.remoting.loop import bare_errors
 from rmq.spark.offsets import Offsets
@@ -24,6 +25,8 @@ from rmq.spark.options import ConnectOptions, ReadOptions
 
 T = TypeVar("T")
 
+WAITED_FOR = (*NETWORK_ERRORS, NoRoute)
+"""What a broker that is away makes of a question about a queue that it had a moment ago."""
 ROUTES_MS = 5_000
 """New queues are seen after so long."""
 QUESTIONS_AT_ONCE = 64
@@ -64,6 +67,13 @@ class Loop:
         return self.portal.call(function, *arguments)
 
 
+class BrokersAway(RmqError):
+    """Brokers that must be there are not registered at the name servers, and did not come back in time."""
+
+    retriable = True
+    hint = "start them and run it again: nothing is lost"
+
+
 class Cluster:
     """Open connections to the cluster of a read: `with Cluster(options) as cluster`.
 
@@ -75,13 +85,14 @@ class Cluster:
         self._options = options
         self._patience = options.pull_timeout_ms / 1000
         self._loop = Loop()
+        self._client: Client
         self._consumer: PullConsumer
 
     def __enter__(self) -> Self:
         self._loop.__enter__()
         try:
-            client = self._loop.enter(client_of(self._options))
-            self._consumer = self._loop.enter(client.pull_consumer(self._options.group))
+            self._client = self._loop.enter(client_of(self._options))
+            self._consumer = self._loop.enter(self._client.pull_consumer(self._options.group))
         except BaseException:
             self._loop.__exit__(None, None, None)
             raise
@@ -92,11 +103,21 @@ class Cluster:
     ) -> bool | None:
         return self._loop.__exit__(kind, error, trace)
 
-    def queues(self, *, patient: bool = False) -> list[MessageQueue]:
+    def queues(
+        self,
+        expected: Iterable[MessageQueue] = (),
+        *,
+        brokers: Iterable[str] = (),
+        patient: bool = False,
+    ) -> list[MessageQueue]:
         """The queues of the topics that the options choose, as the name servers know them now.
 
-        Raises NoRoute for a topic that is named and not there, when `patient` only after a while."""
-        return self._loop.call(self._queues, NoRoute if patient else ())
+        Waits for `brokers` and requireBrokers, and for those that have queues in `expected`: name servers
+        forget a broker when it stops, and its queues with it. Raises BrokersAway when they do not come;
+        NoRoute for a topic that is named and not there, when `patient` or when brokers are expected only
+        after a while."""
+        wanted = frozenset(brokers) | self._options.required_brokers
+        return self._loop.call(self._queues, frozenset(expected), wanted, patient)
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
         """For each queue the offset of its oldest message and the one that its next message will get."""
@@ -128,17 +149,42 @@ class Cluster:
 
     # --- in the loop ---
 
-    async def _queues(self, waits_for: Any) -> list[MessageQueue]:
+    async def _queues(
+        self, expected: frozenset[MessageQueue], brokers: frozenset[str], patient: bool
+    ) -> list[MessageQueue]:
+        waits_for = NoRoute if patient or expected or brokers else ()
+        found = await self._known_queues(waits_for)
+        deadline = anyio.current_time() + self._patience
+        while missing := _missing(found, expected, brokers):
+            # A broker that is registered and, by a look at the routes after that, has no such queue is not
+            # away: there the topic was deleted, or made smaller.
+            info = await self._patiently(self._client.admin.cluster_info)
+            found = await self._known_queues(waits_for, asks_anew=True)
+            away = (missing & _missing(found, expected, brokers)) - info.broker_addr_table.keys()
+            if not away:
+                break
+            if anyio.current_time() >= deadline:
+                names = ", ".join(sorted(away))
+                raise BrokersAway(f"not registered at the name servers, and waited for: {names}")
+            await anyio.sleep(PAUSE_SECONDS)
+        return found
+
+    async def _known_queues(self, waits_for: Any, *, asks_anew: bool = False) -> list[MessageQueue]:
         options = self._options
         topics: Iterable[str] = options.topics
         if options.topic_pattern:
             topics = _matching(options.topic_pattern, await self._patiently(self._consumer.topics))
         found: list[MessageQueue] = []
         for topic in topics:
-            found += await self._patiently(self._consumer.message_queues, topic, waits_for=waits_for)
+            look = self._route_now if asks_anew else self._consumer.message_queues
+            found += await self._patiently(look, topic, waits_for=waits_for)
         if options.queues:
             return [queue for queue in options.queues if queue in found]
         return found
+
+    async def _route_now(self, topic: str) -> list[MessageQueue]:
+        """The queues by the name servers, and not by what the client remembers of them for some seconds."""
+        return list(Route.of(topic, await self._client.admin.topic_route(topic)).subscribe_queues)
 
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
         return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
@@ -156,7 +202,7 @@ class Cluster:
 
         async def ask(queue: MessageQueue) -> None:
             async with limit:
-                answers[queue] = await self._patiently(question, queue)
+                answers[queue] = await self._patiently(question, queue, waits_for=NoRoute)
 
         with bare_errors():
             async with anyio.create_task_group() as tasks:
@@ -168,14 +214,24 @@ class Cluster:
         self, function: Callable[..., Awaitable[T]], *arguments: Any, waits_for: Any = ()
     ) -> T:
         deadline = anyio.current_time() + self._patience
-        expected = NETWORK_ERRORS if waits_for == () else (*NETWORK_ERRORS, waits_for)
+        expected = NETWORK_ERRORS if waits_for == () else WAITED_FOR
         while True:
             try:
                 return await function(*arguments)
-            except expected:
-                if anyio.current_time() >= deadline:
+            except expected as error:
+                is_refused = isinstance(error, NoRoute) and error.refused
+                if is_refused or anyio.current_time() >= deadline:
                     raise
                 await anyio.sleep(PAUSE_SECONDS)
+
+
+def _missing(
+    found: Iterable[MessageQueue], expected: Iterable[MessageQueue], brokers: Iterable[str]
+) -> set[str]:
+    """Brokers that have no queue of a topic in which one is expected, and of `brokers` those without any."""
+    there = {(queue.topic, queue.broker_name) for queue in found}
+    missing = {queue.broker_name for queue in expected if (queue.topic, queue.broker_name) not in there}
+    return missing | set(brokers).difference(broker for _, broker in there)
 
 
 def _matching(pattern: str, topics: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ DEFAULT_GROUP: Final = "rmq-spark"
 _ALSO_CALLED: Final = {"subscribe": "topic", "subscribepattern": "topicPattern", "namesrvaddr": "nameServer"}
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
 _STORE_WORDS: Final = {"via", "oncorrupt"}
-_STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger", "state_location")
+_STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger")
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)")
 _UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 
@@ -57,6 +57,16 @@ class ConnectOptions:
     request_timeout_ms: int = setting(
         10_000, help="One request to a name server or broker", unit="ms", validator=at_least(1)
     )
+    require_brokers: str = setting(
+        "",
+        help="Brokers, separated by commas, that reads wait for and fail without: name servers do not know a"
+        " broker that has stopped, nor its queues",
+    )
+
+    @property
+    def required_brokers(self) -> frozenset[str]:
+        """The names in `require_brokers`."""
+        return frozenset(_names(self.require_brokers))
 
     def credentials(self) -> Credentials | None:
         """The account, or None. Raises ConfigError when the file of the secret cannot be read."""
@@ -129,8 +139,11 @@ class ReadOptions(ConnectOptions):
         "", help="Stream: offsets are committed for it as a lag report; pins `latest`. Batch: for `group`"
     )
     state_location: str = setting(
-        "", help="Stream: a folder that the driver can write, where the first offsets are kept"
+        "",
+        help="A folder that the driver can write, where a stream keeps its first offsets, and a batch the"
+        " brokers that its topics had, to fail when one of them is away",
     )
+    require_topics: bool = setting(True, help="Batch: fail when `topicPattern` matches no topic")
     pull_batch: int = setting(
         1024, help="Messages asked for in a pull; brokers give fewer", validator=between(1, 65_536)
     )

@@ -22,7 +22,7 @@ from attrs import define, field
 
 from rmq.client.pull import RawPull
 from rmq.client.pull_consumer import PullConsumer
-from rmq.errors import NETWORK_ERRORS, CorruptRecord, ServiceNotAvailable, SystemBusy
+from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, ServiceNotAvailable, SystemBusy
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import bare_errors
@@ -34,8 +34,8 @@ from rmq.spark.runtime import prepare_worker
 from rmq.spark.schema import arrow_schema
 
 REMOVING = "MESSAGE_WAS_REMOVING"
-PASSING = (*NETWORK_ERRORS, SystemBusy, ServiceNotAvailable)
-"""What may be over soon."""
+PASSING = (*NETWORK_ERRORS, NoRoute, SystemBusy, ServiceNotAvailable)
+"""What may be over soon. NoRoute: name servers forget a broker when it stops."""
 PAUSE_SECONDS = 0.05
 FILTERED_SLICE = 8
 """A filtered pull may look at many messages for few: slices are so many times longer then."""
@@ -208,7 +208,8 @@ class RangeReader:
                     self._queue, at, max_messages=count, expression=self._options.expression
                 )
             except PASSING as error:
-                if anyio.current_time() >= deadline:
+                is_refused = isinstance(error, NoRoute) and error.refused
+                if is_refused or anyio.current_time() >= deadline:
                     raise
                 log.info("pull from %s at %d: %s", self._queue, at, error)
             await anyio.sleep(PAUSE_SECONDS)

@@ -6,6 +6,7 @@ in its checkpoint, and whatever of a range is missing raises DataLoss (or is ski
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +24,9 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError
+from rmq.files import read_file, replace_file
 from rmq.message import MessageQueue
-from rmq.spark.cluster import Cluster
+from rmq.spark.cluster import BrokersAway, Cluster
 from rmq.spark.offsets import (
     EARLIEST,
     LATEST,
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "startingOffsets.json"
 """In `stateLocation`: the first offsets of a stream."""
+BROKERS_NAME: Final = "brokers.json"
+"""In `stateLocation`: the brokers that the topics of a batch had, in all runs together."""
 POLL_SECONDS: Final = 0.1
 """Spark asks for new messages without a pause; this is the pause."""
 
@@ -179,12 +183,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(most) if most else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = {queue: most for queue, (_, most) in self._bounds(patient=True).items()}
+        self._target = {queue: most for queue, (_, most) in self._bounds().items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         known = offsets_of(start)
         self._pause()
-        bounds = self._bounds(patient=True)
+        bounds = self._bounds(known if self._options.fail_on_data_loss else (), known=known)
         self._newest = {queue: most for queue, (_, most) in bounds.items()}
         begin = {**{queue: least for queue, (least, _) in bounds.items()}, **known}
         end = self._end(known, self._newest)
@@ -202,7 +206,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._newest is None else offsets_tree(self._newest)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return _partitions(plan(offsets_of(start), offsets_of(end), self._bounds()), self._options)
+        first, last = offsets_of(start), offsets_of(end)
+        wanted = [queue for queue, offset in last.items() if offset != first.get(queue, 0)]
+        try:
+            bounds = self._bounds(wanted)
+        except BrokersAway:
+            if self._options.fail_on_data_loss:
+                raise
+            bounds = self._bounds()  # what cannot be read is skipped, and logged
+        return _partitions(plan(first, last, bounds), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Commit for the group, for those who watch its lag; nothing is read from there."""
@@ -230,9 +242,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster = Cluster(self._options).__enter__()
         return self._cluster
 
-    def _bounds(self, *, patient: bool = False) -> dict[MessageQueue, tuple[int, int]]:
+    def _bounds(
+        self, expected: Iterable[MessageQueue] = (), *, known: Mapping[MessageQueue, int] | None = None
+    ) -> dict[MessageQueue, tuple[int, int]]:
+        """Where the queues begin and end; those of `expected` are waited for. Raises BrokersAway.
+
+        A queue that the topic no longer has, but that its broker still answers for and that was read to its
+        end (`known` says up to where), is among them: no message of it is lost."""
         cluster = self._open()
-        return cluster.bounds(cluster.queues(patient=patient))
+        queues = cluster.queues(expected, patient=True)
+        there = {(queue.topic, queue.broker_name) for queue in queues}
+        closed = [
+            queue
+            for queue in set(known or ()).difference(queues)
+            if (queue.topic, queue.broker_name) in there
+        ]
+        found = cluster.bounds([*queues, *closed])
+        return {
+            queue: bounds
+            for queue, bounds in found.items()
+            if queue not in closed or known is None or known[queue] == bounds[1]
+        }
 
     def _pause(self) -> None:
         wait = self._polled_at + POLL_SECONDS - time.monotonic()
@@ -269,11 +299,60 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offsets]:
-    """The first and the last offsets of a batch, fixed now."""
-    queues = cluster.queues()
-    start = _resolved(cluster, queues, starting(options, streaming=False), options.starting_timestamp)
-    end = _resolved(cluster, queues, ending(options), options.ending_timestamp)
+    """The first and the last offsets of a batch, fixed now.
+
+    Raises BrokersAway when a broker does not come back that is known to have messages of it, and ConfigError
+    when what is chosen is not there."""
+    first, last = starting(options, streaming=False), ending(options)
+    queues = _chosen(cluster, options, (first, last))
+    if not queues and options.require_topics:
+        raise ConfigError("topicPattern", options.topic_pattern, "a pattern that matches a topic")
+    start = _resolved(cluster, queues, first, options.starting_timestamp)
+    end = _resolved(cluster, queues, last, options.ending_timestamp)
     return start, end
+
+
+def _chosen(
+    cluster: Cluster, options: ReadOptions, offsets: Iterable[str | int | Offsets]
+) -> list[MessageQueue]:
+    """The queues to read from the beginning on: those of brokers that options, offsets or the state of an
+    earlier batch name are waited for.
+    """
+    named = {queue for one in offsets if isinstance(one, dict) for queue in one}
+    folder = _folder(options.state_location) if options.state_location else None
+    had = _brokers_had(folder / BROKERS_NAME) if folder is not None else frozenset()
+    try:
+        queues = cluster.queues({*options.queues, *named}, brokers=had)
+    except BrokersAway as error:
+        if had - options.required_brokers and folder is not None:
+            raise BrokersAway(f"{error} (of those that {folder / BROKERS_NAME} names)") from None
+        raise
+    if missing := set(options.queues) - set(queues):
+        raise ConfigError("assign", _listed(missing), "queues that their topics have")
+    now = frozenset(queue.broker_name for queue in queues)
+    if folder is not None and not now <= had:
+        _keep_brokers(folder / BROKERS_NAME, had | now)
+    return queues
+
+
+def _listed(queues: Iterable[MessageQueue]) -> str:
+    return ", ".join(sorted(f"{q.topic}/{q.broker_name}/{q.queue_id}" for q in queues)[:5])
+
+
+def _brokers_had(path: Path) -> frozenset[str]:
+    """The brokers that an earlier batch found. Raises ConfigError when the file cannot be read."""
+    try:
+        return frozenset(json.loads(read_file(path) or b'{"brokers":[]}')["brokers"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError("stateLocation", str(path), f"a file that a batch wrote ({error})") from None
+
+
+def _keep_brokers(path: Path, brokers: Iterable[str]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps({"v": 1, "brokers": sorted(brokers)}).encode())
+    except OSError as error:
+        raise ConfigError("stateLocation", str(path.parent), f"a folder to write to ({error})") from None
 
 
 def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
@@ -285,7 +364,7 @@ def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
         return _kept_in_file(cluster, options)
     wanted = starting(options, streaming=True)
     moves = wanted in (LATEST, "timestamp") or (isinstance(wanted, dict) and LATEST in wanted.values())
-    queues = cluster.queues()
+    queues = _chosen(cluster, options, (wanted,))
     if not moves:
         return _resolved(cluster, queues, wanted, None)
     recorded = cluster.recorded(queues)
@@ -318,10 +397,9 @@ def _resolved(
 def _check_named(queues: list[MessageQueue], offsets: Offsets) -> None:
     for what, found in (("lacks", set(queues) - set(offsets)), ("also names", set(offsets) - set(queues))):
         if found:
-            shown = ", ".join(sorted(f"{q.topic}/{q.broker_name}/{q.queue_id}" for q in found)[:5])
             raise ConfigError(
                 "offsets",
-                f"JSON that {what} {len(found)} queues: {shown}",
+                f"JSON that {what} {len(found)} queues: {_listed(found)}",
                 "all queues of the topics, no others",
             )
 
@@ -334,7 +412,7 @@ def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
     kept = read_kept(path)
     if kept is None:
         wanted = starting(options, streaming=True)
-        found = _resolved(cluster, cluster.queues(), wanted, options.starting_timestamp)
+        found = _resolved(cluster, cluster.queues(options.queues), wanted, options.starting_timestamp)
         kept = keep(path, found)
         log.info("the first offsets are kept in %s", path)
     chosen = set(options.topics)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pathlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeVar
 
 import trio
 
@@ -14,7 +14,9 @@ from rmq import embedded
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue
 
-START_SECONDS = 20
+START_SECONDS = 60
+
+T = TypeVar("T")
 
 
 class Pair:
@@ -29,12 +31,14 @@ class Pair:
         """Make a topic, or change its number of queues."""
         trio.from_thread.run(self.system.create_topic, topic, queues, trio_token=self._token)
 
-    def send(self, topic: str, count: int, *, first: int = 0, queues: int = 2, **more: Any) -> None:
-        """Send `count` messages "b<number>" in turn to the queues of the topic."""
+    def send(
+        self, topic: str, count: int, *, first: int = 0, queues: int = 2, broker: str = "", **more: Any
+    ) -> None:
+        """Send `count` messages "b<number>" in turn to the queues of the topic on one broker."""
         with blocking.connect(self.names) as client, client.producer("tests") as producer:
             for queue_id in range(queues):
                 mine = range(first + (queue_id - first) % queues, first + count, queues)
-                queue = MessageQueue(topic, self.broker, queue_id)
+                queue = MessageQueue(topic, broker or self.broker, queue_id)
                 if messages := [Message(topic, b"b%d" % number, **more) for number in mine]:
                     producer.send_batch(messages, queue=queue)
 
@@ -52,16 +56,33 @@ def running(
     folder: pathlib.Path, *, settings: Mapping[str, str] | None = None, **ports: int
 ) -> Iterator[Pair]:
     """Run a pair over a folder for the length of the block."""
+    with _in_thread(lambda: embedded.open(folder, settings=settings, **ports)) as (system, token):
+        yield Pair(system, token)
+
+
+@contextmanager
+def another_broker(pair: Pair, folder: pathlib.Path, name: str) -> Iterator[str]:
+    """Run one more broker at a pair's name server for the length of the block; gives its address."""
+    settings = {"brokerName": name}
+    with _in_thread(lambda: embedded._broker(folder, pair.names, "127.0.0.1", 0, settings)) as (address, _):
+        yield address
+
+
+@contextmanager
+def _in_thread(
+    enter: Callable[[], AbstractAsyncContextManager[T]],
+) -> Iterator[tuple[T, trio.lowlevel.TrioToken]]:
+    """Hold an async context manager open in an event loop of its own for the length of the block."""
     started = threading.Event()
-    found: list[Pair] = []
+    found: list[tuple[T, trio.lowlevel.TrioToken]] = []
     ended: list[BaseException] = []
     stop: list[Callable[[], None]] = []
 
     async def main() -> None:
         with trio.CancelScope() as scope:
-            async with embedded.open(folder, settings=settings, **ports) as system:
+            async with enter() as entered:
                 token = trio.lowlevel.current_trio_token()
-                found.append(Pair(system, token))
+                found.append((entered, token))
                 stop.append(lambda: token.run_sync_soon(scope.cancel))
                 started.set()
                 await trio.sleep_forever()

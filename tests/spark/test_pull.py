@@ -10,7 +10,8 @@ import pytest
 from pyspark_rmq import DefaultSource
 from trio.testing import MockClock
 
-from rmq.errors import ConnectFailed, CorruptRecord, NoPermission
+from rmq.client.pull_consumer import PullConsumer
+from rmq.errors import ConnectFailed, CorruptRecord, NoPermission, NoRoute
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -198,6 +199,25 @@ async def test_a_broker_that_stays_away_or_refuses_ends_the_read(setting: World,
     with pytest.raises(Exception, match=r"10\.0\.1\.1|connection") as caught:
         await read(setting, 0, COUNT, pullTimeoutMs=2000)
     assert isinstance(caught.value, ConnectionError | ConnectFailed)
+
+
+async def test_a_broker_that_the_name_servers_forgot_is_waited_for(
+    setting: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull_raw = PullConsumer.pull_raw
+    answers: list[Exception] = [NoRoute("T"), NoRoute("T"), NoRoute("T")]
+
+    async def forgotten(*arguments: Any, **more: Any) -> Any:
+        if answers:
+            raise answers.pop()
+        return await pull_raw(*arguments, **more)
+
+    monkeypatch.setattr(PullConsumer, "pull_raw", forgotten)
+    assert await read(setting, 0, COUNT) == list(range(COUNT))
+    answers += [NoRoute("T", refused=True)]
+    with pytest.raises(NoRoute, match="refused"):
+        await read(setting, 0, COUNT)
+    assert not answers, "a refusal is not tried again"
 
 
 async def test_an_empty_range_asks_for_nothing(setting: World, broker: BrokerFront) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CONF = "spark.sql.python.filterPushdown.enabled"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 START_MS = 1_700_000_000_000
-GIVEN = {"nameServer": "h:1", "topicPattern": ".*", "pushdown": "true"}
+GIVEN = {"requireTopics": "false", "nameServer": "h:1", "topicPattern": ".*", "pushdown": "true"}
 Row = dict[str, Any]
 
 COMPARE = {
@@ -145,7 +145,7 @@ class Table:
     def __init__(self, queues: dict[MessageQueue, tuple[int, list[int]]]) -> None:
         self.stored = queues
 
-    def queues(self) -> list[MessageQueue]:
+    def queues(self, expected: Any = (), **_: Any) -> list[MessageQueue]:
         return list(self.stored)
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:

@@ -30,7 +30,7 @@ class Stage:
         self.bounds = {A: (0, 10), B: (0, 20)}
         self.now = 1000.0
         self.reader = StreamReader(read_options({**given, **more}, streaming=True), arrow_schema(["body"]))
-        self.reader._bounds = lambda **_: dict(self.bounds)  # type: ignore[method-assign]
+        self.reader._bounds = lambda *_, **__: dict(self.bounds)  # type: ignore[method-assign]
 
     def latest(self, start: Offsets, limit: Any = ALL) -> Offsets:
         return offsets_of(self.reader.latestOffset(offsets_tree(start), limit))

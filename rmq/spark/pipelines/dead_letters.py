@@ -56,7 +56,7 @@ def dead_letters(spark: SparkSession, options: Mapping[str, str], groups: Iterab
     from pyspark.sql import functions as F
 
     topics = ",".join(map(dlq_topic, groups))
-    chosen = {"topic": topics} if topics else {"topicPattern": ALL_GROUPS}
+    chosen = {"topic": topics} if topics else {"topicPattern": ALL_GROUPS, "requireTopics": "false"}
     rows = spark.read.format("rmq").options(**{**options, **chosen}).load()
     times = F.coalesce(F.expr(f"try_cast(properties['{DLQ_RECONSUME_TIMES}'] AS int)"), "reconsumeTimes")
     return rows.select(

@@ -198,11 +198,13 @@ class _Target:
         """The keys of the run that are in the topics; None when it is new."""
         from pyspark.sql import functions as F
 
-        with Cluster(self._options()) as cluster:
-            bounds = cluster.bounds(cluster.queues())
-        self._ends = {queue: most for queue, (_, most) in bounds.items()}
         path = None if run.state is None else Path(run.state) / f"{run_id}.json"
         kept = None if path is None else read_kept(path)
+        # What is kept says which brokers may have messages of the run: without one of them they would be sent
+        # again.
+        with Cluster(self._options()) as cluster:
+            bounds = cluster.bounds(cluster.queues(kept or ()))
+        self._ends = {queue: most for queue, (_, most) in bounds.items()}
         begin = {queue: (kept or {}).get(queue, least) for queue, (least, _) in bounds.items()}
         if not run.id or not begin:
             _keep(path, self._ends)
@@ -240,7 +242,7 @@ class _Target:
 def target_options(options: Mapping[str, str], topics: Iterable[str]) -> dict[str, str]:
     """Options to read those of the topics that are there, made of a sink's options."""
     found = {name: text for name, text in options.items() if name.lower() in _CONNECTION}
-    return {**found, "topicPattern": "|".join(map(re.escape, topics))}
+    return {**found, "topicPattern": "|".join(map(re.escape, topics)), "requireTopics": "false"}
 
 
 def _keep(path: Path | None, offsets: Mapping[MessageQueue, int]) -> None:

@@ -1,0 +1,245 @@
+"""A broker that is away is waited for and never taken for gone: plans over two brokers, one of which stops.
+
+No Spark runs here: the readers are called as it does.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+from rmq.client import blocking
+from rmq.errors import ConfigError
+from rmq.spark import cluster
+from rmq.spark.cluster import BrokersAway
+from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree
+from rmq.spark.options import read_options
+from rmq.spark.schema import arrow_schema
+from rmq.spark.source import BatchReader, StreamReader
+from tests.spark.cluster import Pair, another_broker, running
+
+OTHER = "broker-b"
+SCHEMA = arrow_schema(["brokerName", "queueId", "queueOffset"])
+EACH = 50
+
+
+class Two:
+    """Two brokers of one name server, the second of which can be stopped and started."""
+
+    def __init__(self, pair: Pair, folder: pathlib.Path) -> None:
+        self.pair = pair
+        self.folder = folder
+        self._stack = ExitStack()
+
+    def start(self) -> None:
+        """Start the second broker, over the folder that it had."""
+        self._stack.enter_context(another_broker(self.pair, self.folder, OTHER))
+
+    def stop(self) -> None:
+        """Stop it: the name server forgets it at once."""
+        self._stack.close()
+
+    def make_topic(self, topic: str, queues: int = 2, *, broker: str = "") -> None:
+        """Make a topic on both brokers, or one; or change its number of queues."""
+        with blocking.connect(self.pair.names) as client:
+            client.admin.create_topic(topic, queues=queues, broker=broker)
+
+    def fill(self, topic: str) -> None:
+        """EACH messages to each broker."""
+        for broker in ("embedded", OTHER):
+            self.pair.send(topic, EACH, broker=broker)
+
+    @contextmanager
+    def away(self) -> Iterator[Callable[[], None]]:
+        """The second broker is away in the block, or until what this gives is called: then it comes back, after a
+        while."""
+        returning: list[threading.Thread] = []
+
+        def come_back() -> None:
+            returning.append(threading.Thread(target=self.start))
+            returning[0].start()
+
+        self.stop()
+        try:
+            yield come_back
+        finally:
+            if not returning:
+                come_back()
+            returning[0].join()
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    with running(tmp_path_factory.mktemp("names")) as pair:
+        made = Two(pair, tmp_path_factory.mktemp("other"))
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+@pytest.fixture
+def topic(two: Two, request: pytest.FixtureRequest) -> str:
+    name = "T-" + request.node.name.replace("[", "-").replace("]", "")
+    two.make_topic(name)
+    two.fill(name)
+    return name
+
+
+def options(two: Two, topic: str, **more: object) -> dict[str, str]:
+    return two.pair.options(topic, **{"pullTimeoutMs": 1500, **more})
+
+
+def batch(two: Two, topic: str, **more: object) -> BatchReader:
+    return BatchReader(read_options(options(two, topic, **more), streaming=False), SCHEMA)
+
+
+def stream(two: Two, topic: str, **more: object) -> StreamReader:
+    given = options(two, topic, **{"startingOffsets": "earliest", **more})
+    return StreamReader(read_options(given, streaming=True), SCHEMA)
+
+
+def rows(parts: Sequence[InputPartition], read: Callable[[InputPartition], Any]) -> int:
+    return sum(one.num_rows for part in parts for one in read(part))
+
+
+def count(reader: BatchReader) -> int:
+    return rows(reader.partitions(), reader.read)
+
+
+# --- batches ---
+
+
+def test_a_batch_that_knows_its_brokers_fails_without_one(two: Two, topic: str) -> None:
+    reader = batch(two, topic, requireBrokers=f"embedded, {OTHER}")
+    assert count(reader) == 2 * EACH
+    with two.away(), pytest.raises(BrokersAway, match=OTHER):
+        count(reader)
+    assert count(reader) == 2 * EACH
+
+
+def test_a_batch_waits_for_a_broker_that_comes_back(two: Two, topic: str) -> None:
+    reader = batch(two, topic, requireBrokers=OTHER, pullTimeoutMs=60_000)
+    with two.away() as come_back:
+        come_back()
+        assert count(reader) == 2 * EACH
+
+
+def test_a_batch_remembers_the_brokers_that_it_had(two: Two, topic: str, tmp_path: pathlib.Path) -> None:
+    reader = batch(two, topic, stateLocation=tmp_path / "state")
+    assert count(reader) == 2 * EACH
+    assert json.loads((tmp_path / "state" / "brokers.json").read_text())["brokers"] == [OTHER, "embedded"]
+    with two.away(), pytest.raises(BrokersAway, match=f"{OTHER}.*brokers.json"):
+        count(batch(two, topic, stateLocation=tmp_path / "state"))
+
+
+def test_offsets_and_queues_that_are_named_are_waited_for(two: Two, topic: str) -> None:
+    named = {topic: {broker: {"0": -2, "1": -2} for broker in ("embedded", OTHER)}}
+    assigned = {topic: {"embedded": [0], OTHER: [1]}}
+    by_offsets = batch(two, topic, startingOffsets=json.dumps(named))
+    given = options(two, topic, assign=json.dumps(assigned))
+    del given["topic"]
+    by_queues = BatchReader(read_options(given, streaming=False), SCHEMA)
+    assert (count(by_offsets), count(by_queues)) == (2 * EACH, EACH)
+    with two.away():
+        for reader in (by_offsets, by_queues):
+            with pytest.raises(BrokersAway, match=OTHER):
+                count(reader)
+
+
+def test_what_is_chosen_and_not_there_is_an_error(two: Two, topic: str) -> None:
+    given = {**options(two, topic, assign=json.dumps({topic: {"embedded": [0, 7]}}))}
+    del given["topic"]
+    with pytest.raises(ConfigError, match=f"{topic}/embedded/7"):
+        count(BatchReader(read_options(given, streaming=False), SCHEMA))
+    given = options(two, topic, topicPattern="Nothing.*")
+    del given["topic"]
+    with pytest.raises(ConfigError, match=r"topicPattern = 'Nothing\.\*'"):
+        count(BatchReader(read_options(given, streaming=False), SCHEMA))
+    given["requireTopics"] = "false"
+    assert count(BatchReader(read_options(given, streaming=False), SCHEMA)) == 0
+
+
+# --- streams ---
+
+
+def latest(reader: StreamReader, start: Offsets) -> Offsets:
+    return offsets_of(reader.latestOffset(offsets_tree(start), ReadAllAvailable()))
+
+
+def test_a_stream_waits_for_a_broker_that_comes_back(
+    two: Two, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "ROUTES_MS", 100)
+    reader = stream(two, topic, pullTimeoutMs=60_000)
+    start = offsets_of(reader.initialOffset())
+    end = latest(reader, start)
+    assert sum(end.values()) == 2 * EACH
+    with two.away() as come_back:
+        until_forgotten(reader)
+        come_back()
+        assert latest(reader, end) == end
+    with two.away() as come_back:
+        until_forgotten(reader)
+        come_back()
+        assert rows(reader.partitions(offsets_tree(start), offsets_tree(end)), reader.read) == 2 * EACH
+    reader.stop()
+
+
+def until_forgotten(reader: StreamReader) -> None:
+    """Return when the reader's client has heard that the broker is not registered."""
+    while any(queue.broker_name == OTHER for queue in reader._open().queues()):
+        pass
+
+
+def test_a_stream_whose_broker_stays_away_says_so(two: Two, topic: str) -> None:
+    reader = stream(two, topic)
+    start = offsets_of(reader.initialOffset())
+    end = latest(reader, start)
+    reader.stop()
+    with two.away():
+        with pytest.raises(BrokersAway, match=OTHER):
+            latest(reader, end)
+        with pytest.raises(BrokersAway, match=OTHER):
+            reader.partitions(offsets_tree(start), offsets_tree(end))
+        reader.stop()
+        lenient = stream(two, topic, failOnDataLoss=False)
+        assert latest(lenient, end) == end, "its place is kept"
+        lenient.stop()
+
+
+def test_a_topic_with_fewer_queues_is_no_loss_when_they_were_read(two: Two, topic: str) -> None:
+    reader = stream(two, topic)
+    end = latest(reader, offsets_of(reader.initialOffset()))
+    reader.stop()
+    two.make_topic(topic, 1)
+    later = latest(reader, end)
+    assert later == end, "the places stay, should the queues come back"
+    assert reader.partitions(offsets_tree(end), offsets_tree(later)) == []
+    unread = {queue: offset - (queue.queue_id == 1) for queue, offset in end.items()}
+    with pytest.raises(DataLoss, match="is gone, it was read up to 24"):
+        latest(reader, unread)
+    reader.stop()
+
+
+def test_a_deleted_topic_is_loss_and_no_broker_that_is_away(two: Two, topic: str) -> None:
+    reader = stream(two, topic)
+    end = latest(reader, offsets_of(reader.initialOffset()))
+    reader.stop()
+    with blocking.connect(two.pair.names) as client:
+        client.admin.delete_topic(topic, broker=OTHER)
+    began = time.monotonic()
+    with pytest.raises(DataLoss, match=OTHER):
+        latest(reader, end)
+    assert time.monotonic() - began < 30
+    reader.stop()
