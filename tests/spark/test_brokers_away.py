@@ -60,8 +60,7 @@ class Two:
 
     @contextmanager
     def away(self) -> Iterator[Callable[[], None]]:
-        """The second broker is away in the block, or until what this gives is called: then it comes back, after a
-        while."""
+        """The second broker is away in the block, or until some time after what this gives was called."""
         returning: list[threading.Thread] = []
 
         def come_back() -> None:
