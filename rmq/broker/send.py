@@ -110,6 +110,9 @@ _PROPERTIES_SURE: Final = PROPERTIES_MAX // 4
 """So many characters fit in any encoding."""
 _RECORD_ROOM: Final = 512
 """No record has more beside its body and properties, a BLANK after it included."""
+_BATCH_TEXTS_MAX: Final = 64
+_BATCH_TEXT_MAX: Final = 256
+"""Texts of batches' own properties that are remembered, and their characters."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -162,6 +165,7 @@ class Send:
         self._chance = chance
         self._keeps_records = keeps_records
         self._targets: dict[str, Target] = {}
+        self._of_batches: dict[str, tuple[bool, str]] = {}
         self.refusal: tuple[int, str] | None = None
         self.tallies: dict[str, Tally] = {}
         self._settings = settings
@@ -170,6 +174,7 @@ class Send:
     def _settings_changed(self) -> None:
         config, store_config = self._settings.broker, self._settings.store
         self._targets.clear()
+        self._of_batches.clear()
         self._body_max = store_config.max_message_size
         self._indexed = store_config.message_index_enable
         self._levels = len(delay_table(store_config.message_delay_level))
@@ -253,10 +258,8 @@ class Send:
             raise self._illegal("a batch cannot be part of a transaction")
         if len(request.body) > self._body_max:
             raise self._illegal(f"the batch has {len(request.body)} bytes")
-        shared = decode_properties(header.properties or "")
-        waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
-        shared[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
-        suffix = encode_properties(shared)
+        text = header.properties or ""
+        waits, suffix = self._of_batches.get(text) or self._read_batch_properties(text)
         common = Record(
             header.topic,
             queue_id,
@@ -270,6 +273,19 @@ class Send:
         if not request.flag & FLAG_ONEWAY:
             senders = self._acknowledgement.pending
             (senders.waiting if waits else senders.at_once).append((request, queue_id, records))
+
+    def _read_batch_properties(self, text: str) -> tuple[bool, str]:
+        """Whether the sender of a batch waits, and what comes after each message's properties. Remembered, as
+        a client's batches have one text; senders choose it, so only so many, and short ones."""
+        shared = decode_properties(text)
+        waits = shared.pop(PROPERTY_WAIT_STORE, "true").lower() == "true"
+        shared[PROPERTY_CLUSTER] = self._settings.broker.broker_cluster_name
+        read = waits, encode_properties(shared)
+        if len(text) <= _BATCH_TEXT_MAX:
+            if len(self._of_batches) >= _BATCH_TEXTS_MAX:
+                self._of_batches.clear()
+            self._of_batches[text] = read
+        return read
 
     def _put_batch(self, body: bytes, common: Record, suffix: str) -> Batch | list[Record]:
         """Put all messages of a batch, or none; at once, unless each one's record is wanted. `common` is what

@@ -101,6 +101,7 @@ class Store(StoreSync, ReplicaStore):
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
         self._entries: list[Entry] = []
         self._tags_and_keys = TagsAndKeys()
+        self._plain_suffix = b""
         self._batch_ms = 0
         self._sync_lock = threading.Lock()
         self._raw_position = 0  # a slave's: up to where queues have the log's records
@@ -345,7 +346,7 @@ class Store(StoreSync, ReplicaStore):
         if total + _ROOM > commit_log.left or max(map(len, texts)) + len(suffix) > _PROPERTIES_SURE:
             return None
         commit_log.append_all(pieces, total)
-        if any(marker in suffix for marker in MARKERS):
+        if suffix != self._plain_suffix and self._is_marked(suffix):
             texts = [
                 text + suffix if text[-1:] in (b"", b"\x02") else b"%b\x02%b" % (text, suffix)
                 for text in texts
@@ -357,6 +358,13 @@ class Store(StoreSync, ReplicaStore):
         first = queue.next
         queue.next += len(positions)
         return Batch(first, positions, total)
+
+    def _is_marked(self, suffix: bytes) -> bool:
+        """Whether what comes after a batch's properties has tags or keys. The last that has none is known."""
+        if any(marker in suffix for marker in MARKERS):
+            return True
+        self._plain_suffix = suffix
+        return False
 
     def _begin_batch(self) -> None:
         if self.config.broker_role is BrokerRole.SLAVE:

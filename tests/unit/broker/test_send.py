@@ -8,6 +8,7 @@ import pytest
 
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
+from rmq.message import tags_code
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import (
     SYS_BORNHOST_V6,
@@ -98,6 +99,22 @@ def test_a_batch_is_stored_as_single_messages_under_one_answer(rig: Rig) -> None
     assert [message.offset_message_id for message in messages] == ids
     assert [message.body for message in messages] == [b"a", b"b", b"c"]
     assert messages[1].properties == {"UNIQ_KEY": "AC1", "TAGS": "TagB", "CLUSTER": "RigCluster"}
+
+
+def test_a_batch_s_own_properties_are_those_of_that_batch(rig: Rig) -> None:
+    """What was read of the last texts is remembered, for so many and short ones."""
+    texts = ["WAIT\x01true", "a\x011", "TAGS\x01Other", "a\x011", "b\x01" + "x" * 300, "WAIT\x01true"]
+    for text in texts:
+        assert rig.one(batch(bodies=[b"x"], properties=text)).code == 0
+    common = {"UNIQ_KEY": "AC0", "TAGS": "TagB", "CLUSTER": "RigCluster"}
+    own = [{}, {"a": "1"}, {"TAGS": "Other"}, {"a": "1"}, {"b": "x" * 300}, {}]
+    stored = rig.messages("Orders")
+    assert [message.properties for message in stored] == [common | one for one in own]
+    codes = [rig.store.unit("Orders", 0, offset)[2] for offset in range(len(texts))]  # type: ignore[index]
+    assert codes == [tags_code(message.properties["TAGS"]) for message in stored]
+    rig.ask(*(batch(properties=f"a\x01{number}") for number in range(200)))
+    assert len(rig.broker.send._of_batches) <= 64
+    assert not [text for text in rig.broker.send._of_batches if len(text) > 256]
 
 
 @pytest.mark.parametrize(
