@@ -173,6 +173,7 @@ class Progress:
             if queues.start:
                 yield
             rows.add(topic.topic_name, map(partial(self._ends, topic.topic_name), queues), queues.start)
+            _check_size(rows.size, f"the ends of the {topic.write_queue_nums} queues of {topic.topic_name}")
         text = topic_stats(rows)
         if state == self._stats_state:
             if len(self._stats_texts) >= STATS_TEXTS_MAX:
@@ -275,12 +276,14 @@ class Progress:
         return self._long_answers.answer(request, connection, work)
 
     def _time_spans(self, group: str, topic: TopicConfig, now: int) -> Slices[bytes]:
-        name, parts = topic.topic_name, []
+        name, parts, size = topic.topic_name, [], 0
         for queues in _sliced(topic.write_queue_nums):
             if queues.start:
                 yield
             spans = (self._time_span(group, name, queue_id, now) for queue_id in queues)
             parts.append(time_spans(name, self._settings.broker.broker_name, queues.start, spans))
+            size += len(parts[-1])
+            _check_size(size, f"the times of the {topic.write_queue_nums} queues of {name}")
         return b'{"consumeTimeSpanSet":[%b]}' % b",".join(parts)
 
     def _time_span(self, group: str, topic: str, queue_id: int, now: int) -> tuple[int, int, int, int]:

@@ -127,3 +127,7 @@ def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     desk.groups.exists("g")
     refused = desk.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
     assert "one group at a time" in (refused.remark or "")
+    desk.topic("Wide", 40)
+    for code in (RequestCode.GET_TOPIC_STATS_INFO, RequestCode.QUERY_CONSUME_TIME_SPAN):
+        refused = desk.ask(code, {"topic": "Wide", "group": "g"})
+        assert "of the 40 queues of Wide" in (refused.remark or "")
