@@ -192,7 +192,15 @@ class BrokerConfig:
     )
 
     broker_fast_failure_enable: bool = setting(
-        True, help="Refuse sends at once while the disk cannot keep up", runtime=True
+        True, help="Refuse sends at once while the disk or the broker cannot keep up", runtime=True
+    )
+    wait_time_mills_in_send_queue: int = setting(
+        200,
+        help="How long sends may wait for their turn: while the broker needs longer to serve each connection "
+        "once, they are refused before they are stored",
+        unit="ms",
+        validator=at_least(1),
+        runtime=True,
     )
     send_thread_pool_queue_capacity: int = setting(
         10_000, help="Sends that may wait for the disk before more are refused", validator=at_least(1)

@@ -32,6 +32,9 @@ BUSY_SECONDS_MAX: Final = 1.0
 """How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
 """
 
+LONG_ROUNDS: Final = 2
+"""After so many long rounds of the event loop in a row sends are refused."""
+
 _SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 _BUSY: Final = int(ResponseCode.SYSTEM_BUSY)
 
@@ -65,6 +68,8 @@ class FlowControl:
         self._closed: Refusal | None = None
         self._busy_until = 0.0
         self._busy_ms = 0.0
+        self._round_ms = 0.0  # how long the last round of the loop took
+        self._long_rounds = 0  # how many in a row were too long
         if store.config.broker_role is BrokerRole.SLAVE:
             self.close("this broker is a slave; send to its master")
 
@@ -78,6 +83,26 @@ class FlowControl:
             log.warning("a write took %.0f ms", seconds * 1000)
             self._busy_until = self._clock() + min(seconds, BUSY_SECONDS_MAX)
             self._busy_ms = seconds * 1000
+
+    def round_took(self, seconds: float) -> bool:
+        """A round of the event loop, in which each connection is served once, took so long; whether the next
+        is to be measured at once.
+
+        What comes meanwhile waits for as long. When that is longer than a client waits for its answer, each
+        message would be stored for somebody who has given up. One long round may be a machine that was busy
+        elsewhere, so two in a row count; and since to refuse is quick, messages are taken again only when
+        rounds are half as long, which is when those that had gathered are answered.
+        """
+        limit = self._settings.broker.wait_time_mills_in_send_queue
+        self._round_ms = seconds * 1000
+        refusing = self._long_rounds >= LONG_ROUNDS
+        is_long = self._round_ms > (limit / 2 if refusing else limit)
+        self._long_rounds = self._long_rounds + 1 if is_long else 0
+        if self._long_rounds == LONG_ROUNDS:
+            log.warning(
+                "the broker is overloaded: sends would wait for %.0f ms and are refused", self._round_ms
+            )
+        return is_long
 
     def refusal(self, now_ms: int) -> Refusal | None:
         """Why no message is taken now; None when all is well."""
@@ -99,6 +124,12 @@ class FlowControl:
             return _BUSY, (
                 f"[OVERLOAD]system busy, start flow control for a while: {parked} sends wait for the disk, "
                 f"sendThreadPoolQueueCapacity is {capacity}"
+            )
+        if self._long_rounds >= LONG_ROUNDS:
+            wait = self._settings.broker.wait_time_mills_in_send_queue
+            return _BUSY, (
+                f"[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, period in queue: "
+                f"{self._round_ms:.0f} ms, waitTimeMillsInSendQueue is {wait}"
             )
         if self._busy_until and self._clock() < self._busy_until:
             limit = self._store.config.os_page_cache_busy_time_out_mills

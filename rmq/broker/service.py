@@ -11,6 +11,7 @@
     │   ├── waits            long polls and flush waits whose time is over
     │   ├── expire           silent clients, stale locks, samples
     │   ├── persist          offsets, topics, groups, delay progress
+    │   ├── rounds           how long the loop needs to serve everybody once
     │   ├── new_topics       topics made by a send, which is answered then
     │   ├── ha               a master: a link to each slave (replication.py)
     │   └── plugins          one supervised task for each plugin that has run()
@@ -34,13 +35,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Final, NoReturn, TypeVar
 
 import trio
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.flusher import Flusher
+from rmq.broker.refusals import FlowControl
 from rmq.broker.replication import Follower, Guard, serve_slaves
 from rmq.broker.startup import (
     Ports,
@@ -78,6 +80,8 @@ STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
 """How long `started` waits for the first registration."""
+ROUND_SECONDS: Final = 0.1
+"""How often a round of the event loop is measured while none is long."""
 REPUT_SECONDS = 0.01
 """For so long records gather before the index gets them."""
 REPUT_RECORDS = 500
@@ -184,6 +188,18 @@ async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
     await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
+async def measure_rounds(flow: FlowControl) -> NoReturn:
+    """Tell how long rounds of the event loop take: now and then, and each while they are long."""
+    while True:
+        # Two, since tasks run in any order within a round: this one may be the last of one and the first of
+        # the next.
+        began = trio.current_time()
+        await trio.lowlevel.checkpoint()
+        await trio.lowlevel.checkpoint()
+        if not flow.round_took((trio.current_time() - began) / 2):
+            await trio.sleep(ROUND_SECONDS)
+
+
 class _Alarms:
     """What the loops of a broker sleep on; `register` has one for each name server."""
 
@@ -269,6 +285,8 @@ class _Service:
                 inner.start_soon(_enduring, loop)
             for loop in (self._waits, self._expire, self._persist, self._save_new_topics, self._long_answers):
                 inner.start_soon(_enduring, loop)
+            if self._threads:  # in a simulation rounds take no time
+                inner.start_soon(measure_rounds, broker.flow)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with (

@@ -23,7 +23,7 @@ from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.record import encode_batch
 from rmq.store.config import BrokerRole, FlushDiskType
 
-from .rig import START, Rig, Wire, batch, send
+from .rig import START, Rig, Wire, batch, pull, send
 
 
 @pytest.fixture
@@ -479,6 +479,35 @@ def test_too_many_sends_waiting_for_the_disk_are_refused_with_figures() -> None:
     rig.broker.flushed(rig.store.flush())
     assert len(rig.wire.take()) == 3
     assert rig.ask(send()) == []
+
+
+def test_sends_that_would_have_waited_too_long_for_their_turn_are_refused_before_they_are_stored() -> None:
+    rig = Rig(wait_time_mills_in_send_queue=200)
+    flow = rig.broker.flow
+    assert not flow.round_took(0.2)
+    assert flow.round_took(5.0), "the next round is to be measured at once"
+    assert rig.one(send()).code == 0, "one may be a machine that was elsewhere"
+    assert flow.round_took(0.3)
+    end = rig.store.max_physical_offset
+    answer = rig.one(send())
+    assert answer.code == ResponseCode.SYSTEM_BUSY
+    assert "300 ms" in (answer.remark or "")
+    assert "waitTimeMillsInSendQueue is 200" in (answer.remark or "")
+    assert rig.store.max_physical_offset == end
+    assert rig.one(pull()).code != ResponseCode.SYSTEM_BUSY
+
+    # Refusing is quick: they are taken again when what has gathered is answered, not one round later.
+    assert flow.round_took(0.15)
+    assert rig.one(send()).code == ResponseCode.SYSTEM_BUSY
+    assert not flow.round_took(0.1)
+    assert rig.one(send()).code == 0
+
+
+def test_rounds_do_not_count_without_fast_failure() -> None:
+    rig = Rig(wait_time_mills_in_send_queue=200, broker_fast_failure_enable=False)
+    assert rig.broker.flow.round_took(1.0)
+    assert rig.broker.flow.round_took(1.0)
+    assert rig.one(send()).code == 0
 
 
 def test_a_slow_write_makes_sends_fail_fast_for_a_while(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -496,6 +496,32 @@ async def test_a_plugin_that_cannot_be_used_ends_the_start_and_leaves_nothing(
         pass
 
 
+async def test_rounds_of_the_loop_are_measured(autojump_clock: trio.testing.MockClock) -> None:
+    rounds: list[float] = []
+
+    class Flow:
+        def round_took(self, seconds: float) -> bool:
+            rounds.append(round(seconds, 3))
+            return seconds > 0.2
+
+    async def work() -> None:
+        for _ in range(12):
+            autojump_clock.jump(0.5)
+            await trio.lowlevel.checkpoint()
+
+    flow: Any = Flow()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.measure_rounds, flow)
+        await trio.sleep(1)
+        assert rounds == [0.0] * len(rounds), "at rest"
+        assert 5 <= len(rounds) <= 11
+        rounds.clear()
+        nursery.start_soon(work)
+        await trio.sleep(20)
+        nursery.cancel_scope.cancel()
+    assert 4.5 <= 2 * sum(rounds) <= 6, "while rounds are long each is measured"
+
+
 # --- on loopback, with files and threads ---
 
 
