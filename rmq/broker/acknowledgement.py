@@ -350,6 +350,8 @@ class Replicas:
 
     def leave(self, session: MasterSession) -> None:
         """A slave's link has ended. What it has acknowledged it still has, but nobody waits for it."""
+        # `offset` may fall by this. Who waits stays in line: another slave, or this one when it comes back,
+        # may still have the log that far before their deadline.
         del self._links[session]
 
     def __len__(self) -> int:

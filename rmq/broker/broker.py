@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.acknowledgement import Acknowledgement
 from rmq.broker.admin import Admin
-from rmq.broker.client_requests import ClientRequests, PendingRequests
+from rmq.broker.client_requests import ClientRequests, PendingRequests, RequestReply
 from rmq.broker.clients import Clients
 from rmq.broker.config import Settings
 from rmq.broker.filter import FilterTable
@@ -32,7 +32,6 @@ from rmq.broker.query import Query
 from rmq.broker.refusals import FlowControl, error_response, large_body_refusal, not_written, unsupported
 from rmq.broker.registration import Registration
 from rmq.broker.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
-from rmq.broker.request_reply import RequestReply
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
 from rmq.broker.stats import Stats

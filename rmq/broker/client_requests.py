@@ -3,16 +3,17 @@
 A request on its way is a row: connection and opaque -> what to do with the answer, and until when. No task
 waits for it. A connection hands over the responses that none of its own calls waits for, `step` ends what is
 due. What an administrator asks of a running consumer is passed on this way, and the consumer's answer goes
-back to the administrator whenever it comes.
+back to the administrator whenever it comes; so does a consumer's reply to the producer that asked for it.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from attrs import define, field, frozen
 
@@ -25,16 +26,25 @@ from rmq.errors import (
     RmqError,
     for_code,
 )
-from rmq.message import MessageQueue, parse_offset_message_id
+from rmq.message import (
+    PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REPLY_TO_CLIENT,
+    MessageQueue,
+    parse_offset_message_id,
+)
 from rmq.protocol.bodies import GetConsumerStatusBody
-from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.codes import FLAG_ONEWAY, SYS_OF_SENDERS, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.fields import REQUEST_VALUES
 from rmq.protocol.headers import (
     ConsumeMessageDirectlyResultRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
+    ReplyMessageRequestHeader,
+    SendMessageRequestHeader,
+    SendMessageResponseHeader,
 )
+from rmq.protocol.properties import decode_properties, encode_properties
 from rmq.protocol.signature import unsigned
 
 if TYPE_CHECKING:
@@ -45,7 +55,9 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 
-Answered = Callable[["Command | RmqError"], None]
+log = logging.getLogger("rmq.broker")
+
+OnAnswer = Callable[["Command | RmqError"], None]
 """Told of the client's response whatever its code, of a RequestTimeout, or of a ConnectionLost; once."""
 
 ROWS_MAX: Final = 10_000
@@ -61,7 +73,7 @@ class Row:
     """A request on its way to a client."""
 
     code: int
-    answered: Answered
+    on_answer: OnAnswer
     seconds: float
     deadline: float
     size: int
@@ -87,9 +99,9 @@ class PendingRequests:
         return self._count
 
     def call(
-        self, to: Connection, command: Command, seconds: float, answered: Answered, asker: Connection
+        self, to: Connection, command: Command, seconds: float, on_answer: OnAnswer, asker: Connection
     ) -> None:
-        """Send a request to a client for another; `answered` is told of what comes of it, never before this
+        """Send a request to a client for another; `on_answer` is told of what comes of it, never before this
         returns. As many bytes as the body has count as kept until then.
 
         Raises ResponseError when the client has just gone, or when too many requests are on their way, and
@@ -100,7 +112,7 @@ class PendingRequests:
         size = len(command.body)
         self._check_room(to, asker, size)
         to.notify(command)  # first: a request that has no frame is nobody's to wait for
-        row = Row(command.code, answered, seconds, self.clock() + seconds, size, asker)
+        row = Row(command.code, on_answer, seconds, self.clock() + seconds, size, asker)
         self._rows.setdefault(to, {})[command.opaque] = row
         self._add(row, 1)
         self._next = min(self._next, row.deadline)
@@ -109,7 +121,7 @@ class PendingRequests:
     def on_response(self, response: Command, connection: Connection) -> None:
         """A client has answered something; what nobody waits for is dropped."""
         if response.opaque in self._rows.get(connection, ()):
-            self._take(connection, response.opaque).answered(response)
+            self._take(connection, response.opaque).on_answer(response)
 
     def expects(self, response: Command, connection: Connection) -> bool:
         """Whether somebody waits for this response of a client."""
@@ -118,7 +130,7 @@ class PendingRequests:
     def on_close(self, connection: Connection) -> None:
         """A connection has ended: what was asked of it is not answered any more."""
         for opaque in list(self._rows.get(connection, ())):
-            self._take(connection, opaque).answered(ConnectionLost(connection.peer_address))
+            self._take(connection, opaque).on_answer(ConnectionLost(connection.peer_address))
 
     def step(self, now: float) -> float:
         """End what has waited too long; returns the next deadline, infinite when nothing waits."""
@@ -133,7 +145,7 @@ class PendingRequests:
         for opaque, row, to in due:
             if opaque in self._rows.get(to, ()):
                 self._take(to, opaque)
-                row.answered(RequestTimeout(to.peer_address, row.code, row.seconds))
+                row.on_answer(RequestTimeout(to.peer_address, row.code, row.seconds))
         deadlines = (row.deadline for rows in self._rows.values() for row in rows.values())
         self._next = min(deadlines, default=math.inf)
         return self._next
@@ -224,14 +236,14 @@ class ClientRequests:
         """RocketMQ passes the header on as it is: with an administrator's signature, which the consumer could
         send to any server as another request."""
 
-        def answered(answer: Command | RmqError) -> None:
+        def on_answer(answer: Command | RmqError) -> None:
             if isinstance(answer, RmqError):
                 asker.reply(request.reply(_code_of(answer), f"consumer <{member.client_id}>: {answer}"))
             else:
                 asker.reply(request.reply(answer.code, answer.remark, answer.ext, answer.body))
 
         command = Command.request(request.code, unsigned(request.ext) | added, body)
-        self._pending.call(member.connection, command, CALL_SECONDS, answered, asker)
+        self._pending.call(member.connection, command, CALL_SECONDS, on_answer, asker)
 
     # --- the offsets that members have in memory ---
 
@@ -246,11 +258,11 @@ class ClientRequests:
         gathering = Gathering(request, connection, len(members))
         for member in members:
             command = Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, question)
-            answered = partial(gathering.add, member.client_id)
+            on_answer = partial(gathering.add, member.client_id)
             try:
-                self._pending.call(member.connection, command, STATUS_SECONDS, answered, connection)
+                self._pending.call(member.connection, command, STATUS_SECONDS, on_answer, connection)
             except ResponseError as error:
-                answered(error)
+                on_answer(error)
         if not members:
             gathering.finish()
 
@@ -288,3 +300,119 @@ def _physical_offset(message_id: str) -> int:
 
 def _code_of(error: RmqError) -> int:
     return ResponseCode.CONSUME_MSG_TIMEOUT if isinstance(error, RequestTimeout) else _FAILED
+
+
+Handler = Callable[[Command, "Connection", int], Command | None]
+Later = Callable[[Handler, Command, "Connection"], None]
+
+PUSH_SECONDS: Final = 10.0
+"""How long an asker may take to say that it has the answer."""
+
+
+class RequestReply:
+    """Request and reply: handles SEND_REPLY_MESSAGE (324, 325), by which a consumer answers a producer.
+
+    The asker is named by the property REPLY_TO_CLIENT. Its answer is pushed over the connection on which its
+    producers are known; whoever answers is told success only once the asker has taken it, and an error when
+    it has gone. The answer is stored in the cluster's reply topic as well, unless storeReplyMessageEnable is
+    off. All of this is RocketMQ 4.9's.
+
+    `store(request, connection, now)` puts a message and acknowledges it later. `later(handler, request,
+    connection)` runs a handler by itself, after its chunk. `address` is this broker's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clients: Clients,
+        pending: PendingRequests,
+        *,
+        address: str,
+        store: Handler,
+        later: Later,
+    ) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._pending = pending
+        self._address = address
+        self._store = store
+        self._later = later
+
+    def handlers(self) -> dict[int, Handler]:
+        """What this part answers."""
+        return {
+            RequestCode.SEND_REPLY_MESSAGE: self._on_reply,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self._on_reply,
+        }
+
+    def _on_reply(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        header = request.read(SendMessageRequestHeader)
+        properties = decode_properties(header.properties)
+        asker = properties.get(PROPERTY_REPLY_TO_CLIENT)
+        if asker is None:
+            remark = f"reply message properties[{PROPERTY_REPLY_TO_CLIENT}] is null"
+            self._not_pushed(request, connection, now_ms, remark=remark)
+        to = self._clients.producer_connection(asker)
+        if to is None or to.is_closed:
+            remark = f"push reply message fail, channel of <{asker}> not found."
+            self._not_pushed(request, connection, now_ms, remark=remark)
+        properties[PROPERTY_PUSH_REPLY_TIME] = str(now_ms)
+        pushed = self._pushed(header, encode_properties(properties), connection, now_ms)
+        command = Command.request(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, pushed, request.body)
+
+        def on_answer(answer: Command | RmqError) -> None:
+            if isinstance(answer, Command) and answer.code == ResponseCode.SUCCESS:
+                self._later(self._pushed_well, request, connection)
+                return
+            log.warning("reply to %s at %s is not taken: %s", asker, to.peer_address, _why(answer))
+            remark = f"push reply message to {asker} fail: {_why(answer)}"
+            self._later(partial(self._not_pushed, remark=remark), request, connection)
+
+        self._pending.call(to, command, PUSH_SECONDS, on_answer, connection)
+        return None
+
+    def _pushed_well(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
+        if self._settings.broker.store_reply_message_enable:
+            return self._store(request, connection, now_ms)
+        header = request.read(SendMessageRequestHeader)
+        return request.reply(header=SendMessageResponseHeader("0", max(header.queue_id, 0), 0))
+
+    def _not_pushed(self, request: Command, connection: Connection, now_ms: int, *, remark: str) -> NoReturn:
+        """Store it all the same; then raise the ResponseError that tells that it did not arrive."""
+        if self._settings.broker.store_reply_message_enable:
+            silent = Command(
+                request.code,
+                request.opaque,
+                request.flag | FLAG_ONEWAY,
+                request.ext,
+                request.body,
+                serialization=request.serialization,
+                header=request.header,
+            )
+            with suppress(ResponseError):
+                self._store(silent, connection, now_ms)
+        raise for_code(ResponseCode.SYSTEM_ERROR, remark)
+
+    def _pushed(
+        self, header: SendMessageRequestHeader, properties: str, connection: Connection, now_ms: int
+    ) -> ReplyMessageRequestHeader:
+        return ReplyMessageRequestHeader(
+            header.producer_group,
+            header.topic,
+            header.default_topic,
+            header.default_topic_queue_nums,
+            header.queue_id,
+            header.sys_flag & SYS_OF_SENDERS,
+            header.born_timestamp,
+            header.flag,
+            properties,
+            header.reconsume_times,
+            header.unit_mode,
+            born_host=connection.peer_address,
+            store_host=self._address,
+            store_timestamp=now_ms,
+        )
+
+
+def _why(answer: Command | RmqError) -> str:
+    return str(answer) if isinstance(answer, RmqError) else f"code {answer.code}, {answer.remark}"

@@ -42,6 +42,7 @@ class Flusher:
 
     def kick(self) -> None:
         """Sync what is in the log now; if a sync is running, after it. Does nothing before `run`."""
+        # A running sync looks at its end who else waits; while the disk is mended nothing counts as synced.
         if not self._busy and not self._mending and self._start is not None:
             self._busy = True
             self._began = trio.current_time()
@@ -143,7 +144,7 @@ class Flusher:
             self._error = error
             self._mending = True
             self._failed.ring()
-        elif self._awaited() > position:
+        elif self._awaited() > position:  # who came while this sync ran: the next one serves them together
             self.kick()
 
 

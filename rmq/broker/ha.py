@@ -200,7 +200,9 @@ class MasterSession:
             self._open(offset)
         elif not 0 <= offset <= self._next:
             raise RemoteProtocolError(f"the slave acknowledges {offset}, but only {self._next} was sent")
+        # What a slave has reported it has kept: a report that comes late takes nothing back.
         self.acknowledged = max(self.acknowledged, offset)
+        assert self.acknowledged <= self._next, (self.acknowledged, self._next)
 
     def _converse(self, number: int) -> None:
         if number == NOTE and self._greet is not None and not self._ours:
@@ -217,6 +219,7 @@ class MasterSession:
         low, high = self._store.min_physical_offset, self._store.max_physical_offset
         if not 0 <= offset <= high:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours only {high}: it must be cut")
+        # As RocketMQ's master does: an empty slave gets the log from the start of its last file.
         if offset == 0 and not self._ours:
             offset = high - high % self._store.config.mapped_file_size_commit_log
         if offset < low:
@@ -257,6 +260,8 @@ class MasterSession:
                 self._news = end, encode_note({"safe": safe, "progress": progress})
             if late:
                 self._told_at = now
+        # A note speaks of the log up to an end, and goes out behind that end: a slave that has the note has
+        # all records that it is about, so that it may become master with it.
         if self._news is None or self._next < self._news[0]:
             return b""
         note, self._news = self._news[1], None

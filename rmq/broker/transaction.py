@@ -325,8 +325,11 @@ class Transactions:
                 if result is _Checked.LEFT and left is None:
                     left = offset
             offset += 1
+        # The new copies and op messages are in the log before anything here is remembered of them, and before
+        # a producer is asked: after a failed write the same half messages are checked again.
         if self._store.pending:
             self._commit()
+        assert self._next <= offset <= end, (self._next, offset, end)
         self._cursor, self._left = offset, left
         for half, record in check.renewed:
             self._replace(_first_of(half), record.queue_offset)

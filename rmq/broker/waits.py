@@ -42,7 +42,7 @@ class HeldPull:
     offset: int
     deadline: float
     account: str = ""
-    answered: bool = False
+    is_answered: bool = False
 
 
 @define(eq=False)
@@ -124,12 +124,14 @@ class Waits:
         pulls = self._pulls.get(key)
         if pulls is None:
             return
+        # Most queues have a pull or two, which are tried here. More are worked off in a round, over several
+        # turns, so that who sends to a queue does not pay at once for all who read it.
         if key in self._rounds or len(pulls) > TRIES_OF_A_QUEUE or len(pulls) > self._tries:
             self._begin_round(key, pulls, next_offset)
             return
         self._tries -= len(pulls)
         for pull in list(pulls):
-            if next_offset > pull.offset and not pull.answered and self._resume(pull, False):
+            if next_offset > pull.offset and not pull.is_answered and self._resume(pull, False):
                 self._drop(pull)
 
     def _begin_round(self, key: tuple[str, int], pulls: dict[HeldPull, None], end: int) -> None:
@@ -152,9 +154,9 @@ class Waits:
             if self._tries > 0:
                 self._go_on(key, round)
         timers = self._timers
-        while timers and (timers[0][2].answered or timers[0][0] <= now) and self._tries > 0:
+        while timers and (timers[0][2].is_answered or timers[0][0] <= now) and self._tries > 0:
             pull = heappop(timers)[2]
-            if not pull.answered:
+            if not pull.is_answered:
                 self._tries -= 1
                 self._finish(pull)
         return now if self._rounds else timers[0][0] if timers else NEVER
@@ -164,11 +166,12 @@ class Waits:
         left = min(self._tries, TRIES_OF_A_QUEUE)
         while round.untried and left > 0:
             pull = round.untried.pop()
-            if round.end > pull.offset and not pull.answered:
+            if round.end > pull.offset and not pull.is_answered:
                 left -= 1
                 self._tries -= 1
                 if self._resume(pull, False):
                     self._drop(pull)
+        # A pull may have been tried before the last messages came: then all that are left have another try.
         if round.again and not round.untried:
             round.untried, round.again = list(reversed(self._pulls.get(key, ()))), False
         del self._rounds[key]
@@ -192,10 +195,13 @@ class Waits:
         self._drop(pull)
 
     def _drop(self, pull: HeldPull) -> None:
-        if pull.answered:  # its answer overfilled the outbox, which closed the connection, which dropped it
+        if (
+            pull.is_answered
+        ):  # its answer overfilled the outbox, which closed the connection, which dropped it
             return
-        pull.answered = True
+        pull.is_answered = True
         self.held -= 1
+        assert self.held >= 0
         text = pull.header.subscription
         if pull.account or (text and len(text) >= _LONG):
             self._count(pull, -1)
@@ -219,7 +225,7 @@ class Waits:
             _add(self._of_account, pull.account, sign + extra)
 
     def _drop_stale_timers(self) -> None:
-        self._timers = [timer for timer in self._timers if not timer[2].answered]
+        self._timers = [timer for timer in self._timers if not timer[2].is_answered]
         heapify(self._timers)
 
 
