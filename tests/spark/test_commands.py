@@ -20,6 +20,8 @@ from rmq.cli.demo.run import Plan
 from rmq.cli.demo.spark import archive_and_count, archive_line, column_to_count, count_table
 from rmq.cli.output import console
 from rmq.cli.spark import PIPELINES, job
+from rmq.cli.spark import spark as spark_commands
+from rmq.cli.target import Target
 from rmq.client import blocking
 from rmq.spark import read_archive
 from tests.spark.cluster import Pair, running
@@ -128,6 +130,22 @@ def test_the_demo_counts_what_it_archived(spark: SparkSession, pair: Pair, tmp_p
     assert "created" in captured.get()
     assert archive_line(counted).startswith(f"Archive: 60 messages of this run in {tmp_path / 'archive'}, ")
     assert column_to_count([Row(n, "k", b'{"a": %d}' % n) for n in range(20)]) is None
+
+
+def test_required_brokers_are_an_option_of_what_reads_topics() -> None:
+    @click.command()
+    @job.brokers_option
+    def show() -> None:
+        click.echo(job.source_options(Target("n:1")).get("requireBrokers", "none"))
+
+    said = [CliRunner().invoke(show, given).output for given in (["--require-brokers", "a,b"], [])]
+    assert said == ["a,b\n", "none\n"]
+    reading = {name for name in PIPELINES if "--require-brokers" in help_of(name)}
+    assert reading == {"archive", "replay", "resend", "dlq", "trace", "profile"}
+
+
+def help_of(name: str) -> str:
+    return CliRunner().invoke(spark_commands, [name, "--help"]).output
 
 
 def test_help_needs_neither_spark_nor_arrow() -> None:

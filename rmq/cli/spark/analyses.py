@@ -10,6 +10,7 @@ from attrs import frozen
 
 from rmq.cli.output import Format, output_option
 from rmq.cli.spark.job import (
+    brokers_option,
     one_line_errors,
     print_summary,
     run_pipeline,
@@ -111,6 +112,7 @@ def audit_command(
 @click.option("--topic", default=TRACE_TOPIC, show_default=True, help="The topic that has the traces.")
 @WINDOW
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def trace_command(
@@ -143,6 +145,7 @@ def trace_command(
 @STORE
 @WINDOW
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def profile_command(
@@ -222,6 +225,7 @@ class LetterCounts:
 @click.option("--bucket", type=click.Choice(["minute", "hour", "day"]), default="hour", show_default=True)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="Rows to show.")
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def dlq_command(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STDERR: Final = 2
+_BROKERS: Final = "rmq.cli.spark.brokers"
 _OURS: Final = re.compile(r"rmq\.[a-z_.]*errors?\.[A-Za-z]+: (.*)|rmq\.[a-z_.]+\.[A-Z][A-Za-z]+: (.*)")
 
 
@@ -52,9 +53,27 @@ def spark_options(command: Callable[..., T]) -> Callable[..., T]:
     return command
 
 
+def brokers_option(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds --require-brokers, which `source_options` passes on."""
+    return click.option(
+        "--require-brokers",
+        metavar="NAME[,NAME...]",
+        default="",
+        expose_value=False,
+        callback=_on_brokers,
+        help="Wait for these brokers, and fail without: name servers do not know one that is stopped.",
+    )(command)
+
+
+def _on_brokers(context: click.Context, parameter: click.Parameter, given: str) -> None:
+    context.meta[_BROKERS] = given
+
+
 def source_options(target: Target) -> dict[str, str]:
-    """The options of the source `rmq` for a target."""
+    """The options of the source `rmq` for a target, in the command that is called."""
     options = {"nameServer": target.namesrv}
+    if (context := click.get_current_context(silent=True)) is not None:
+        options["requireBrokers"] = context.meta.get(_BROKERS, "")
     if target.credentials is not None:
         options["accessKey"] = target.credentials.access_key
         options["secretKey"] = target.credentials.secret_key

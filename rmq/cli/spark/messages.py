@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rmq.cli.output import Format, output_option
-from rmq.cli.spark.job import print_summary, run_pipeline, source_options, spark_options
+from rmq.cli.spark.job import brokers_option, print_summary, run_pipeline, source_options, spark_options
 from rmq.cli.target import Target, target_options
 from rmq.cli.values import Position, as_duration, as_position, time_of
 
@@ -50,6 +50,7 @@ FOLDER = click.argument("folder", type=click.Path(file_okay=False, path_type=pat
     help="Merge small files when a partition has so many of about one size; 0: never.",
 )
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def archive_command(
@@ -156,6 +157,7 @@ def as_run(run_id: str, state: pathlib.Path | None, rate: int) -> Run:
 )
 @run_options
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def replay_command(
@@ -251,6 +253,7 @@ def letter_options(command: Callable[..., T]) -> Callable[..., T]:
 @click.option("--to", default="", metavar="TOPIC", help="Send them to this topic instead of their own.")
 @run_options
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def resend_command(
