@@ -324,8 +324,7 @@ class TestRetries:
         assert sum(sends(setting.cluster).values()) == 3
 
     async def test_attempts_at_the_same_broker_are_a_moment_apart(self, clock: MockClock) -> None:
-        cluster = Cluster.of("a")
-        cluster.topic("T")
+        cluster = Cluster("a", topics={"T": 4})
         cluster["a"].script(SEND, *[ResponseCode.SYSTEM_BUSY] * 2)
         async with world(cluster) as setting, setting.connect() as client, client.producer("p") as producer:
             began = trio.current_time()
