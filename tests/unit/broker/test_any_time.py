@@ -169,6 +169,7 @@ def test_a_message_without_a_key_has_no_handle(rig: Rig) -> None:
         (str(RecallHandle("Orders", "rig-b", START + 5, "K")), "Orders", 604, "is at broker rig-b"),
         (str(RecallHandle("Orders", "rig-a", START, "K")), "Orders", 604, "timestamp invalid"),
         (str(RecallHandle("None", "rig-a", START + 5, "K")), "None", 17, "not exist"),
+        (str(RecallHandle("Orders", "rig-a", START + 5, "K\0")), "Orders", 13, "NUL"),
     ],
 )
 def test_a_recall_that_cannot_be(rig: Rig, handle: str, topic: str, code: int, remark: str) -> None:

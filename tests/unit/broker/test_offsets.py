@@ -178,6 +178,18 @@ def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
     assert len(list(desk.offsets.replace(text))) >= 2
 
 
+def test_a_slice_is_a_few_thousand_offsets() -> None:
+    desk = filled()
+    for number in range(100):
+        desk.offsets.put(f"g{number}", "T", dict.fromkeys(range(400), number))
+    text = desk.offsets.to_json()
+    assert len(list(desk.offsets.text())) >= 10
+    other = Desk()
+    other.offsets.slave = True
+    assert len(list(other.offsets.copying(text))) >= 10
+    assert other.offsets.of("g99", "T") == desk.offsets.of("g99", "T")
+
+
 def test_a_large_table_is_told_as_it_was_saved_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rmq.broker.offsets.COPY_FRESH", 1)
     desk = filled(3)

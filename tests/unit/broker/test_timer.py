@@ -179,6 +179,15 @@ def test_very_many_at_one_time_come_in_short_steps_and_in_order(
     assert len(bench.timers) == 0
 
 
+def test_a_step_looks_through_a_thousand_records(bench: Bench) -> None:
+    many(bench, 1_500)
+    bench.now = START + 100
+    assert bench.timers.step(bench.now) == bench.now
+    assert bench.delivered() == []
+    bench.timers.step(bench.now)
+    assert len(bench.delivered()) == STEP_MESSAGES
+
+
 def test_a_step_delivers_few_bytes(bench: Bench) -> None:
     for number in range(4):
         bench.send(b"%d" % number + bytes(500_000), START + 100)
