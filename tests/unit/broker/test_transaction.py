@@ -423,6 +423,18 @@ def test_what_is_remembered_of_ends_and_copies_is_bounded(
     assert (len(kept._latest), len(kept._ended), len(kept._done)) == (0, 0, 5)
 
 
+def test_nothing_is_remembered_of_copies_that_went_with_the_log_s_old_files(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.half()
+    bench.wait(60_000)
+    assert len(bench.transactions._latest) == 1
+    monkeypatch.setattr(bench.store, "unit", lambda *args: None)  # as on a full disk, long before their time
+    bench.wait(60_000)
+    assert bench.transactions.open_count == 0
+    assert len(bench.transactions._latest) == 0
+
+
 def test_a_long_settled_part_is_passed_piece_by_piece(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     halves = [bench.half(b"%d" % number) for number in range(8)]
     for half in reversed(halves[:-1]):

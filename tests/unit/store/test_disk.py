@@ -308,6 +308,17 @@ def test_a_closed_file_is_synced_all_the_same(disk: Disk, tmp_path: Path) -> Non
             assert disk.image(seed).load(path) == b"abc" + bytes(8189)
 
 
+def test_a_closed_file_that_has_gone_needs_no_sync(disk: Disk, tmp_path: Path) -> None:
+    """A topic that is deleted takes its files away while another thread is about to sync them."""
+    path = str(tmp_path / "folder" / "file")
+    segment = disk.open(path, 8192)
+    segment.write(0, b"abc")
+    segment.close()
+    disk.remove(path)
+    segment.sync()
+    assert not disk.exists(path)
+
+
 def test_a_closed_file_is_synced_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     segment = RealDisk().open(str(tmp_path / "folder" / "file"), 8192)
     segment.close()
