@@ -477,6 +477,27 @@ async def test_a_refused_or_busy_answer_is_not_taken_for_another_record(code: in
     assert rig.store.max_physical_offset == reach
 
 
+@pytest.mark.parametrize("said", [None, b""])
+async def test_a_master_of_ours_that_does_not_answer_has_said_nothing_of_its_log(
+    autojump_clock: MockClock, said: bytes | None
+) -> None:
+    """It is busy, or hangs up in the middle: another record is known by another fingerprint only."""
+    rig, _, follower = beside_java([b"a", b"b"], [])
+    reach = rig.store.max_physical_offset
+
+    async def send_all(data: bytes) -> None: ...
+
+    async def receive_some(count: int) -> bytes:
+        if said is None:
+            await trio.sleep_forever()
+        return said or b""
+
+    stream: Any = SimpleNamespace(send_all=send_all, receive_some=receive_some)
+    with pytest.raises(RemoteProtocolError):
+        await follower._align(stream, MasterLog("", 0, reach))
+    assert rig.bodies("Orders") == [b"a", b"b"]
+
+
 @pytest.mark.parametrize("theirs", [[], [b"a"], [b"a", b"x", b"b", b"c"], [b"x"] * 5])
 async def test_a_rocketmq_master_with_another_log_stops_its_slave(theirs: list[bytes]) -> None:
     rig, _, follower = beside_java([b"a", b"b", b"c"], theirs)
