@@ -185,8 +185,8 @@ def test_a_slice_is_a_few_thousand_offsets() -> None:
     text = desk.offsets.to_json()
     assert len(list(desk.offsets.text())) >= 10
     other = Desk()
-    other.offsets.slave = True
-    assert len(list(other.offsets.copying(text))) >= 10
+    other.become_slave()
+    assert len(list(other.offsets.replace(text))) >= 10
     assert other.offsets.of("g99", "T") == desk.offsets.of("g99", "T")
 
 
