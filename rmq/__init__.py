@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rmq.client.transactional import Transaction as Transaction
     from rmq.client.transactional import TransactionalProducer as TransactionalProducer
     from rmq.errors import AccessDenied as AccessDenied
+    from rmq.errors import AskerGone as AskerGone
     from rmq.errors import ConfigError as ConfigError
     from rmq.errors import ConnectFailed as ConnectFailed
     from rmq.errors import ConnectionLost as ConnectionLost
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from rmq.errors import SubscriptionParseFailed as SubscriptionParseFailed
     from rmq.errors import SystemBusy as SystemBusy
     from rmq.errors import TopicNotExist as TopicNotExist
+    from rmq.errors import Unreachable as Unreachable
     from rmq.message import Message as Message
     from rmq.message import MessageQueue as MessageQueue
     from rmq.message import StoredMessage as StoredMessage
@@ -83,10 +85,10 @@ _MODULES = {
         "COMMIT ROLLBACK UNKNOWN Decision DiscardedHalf Transaction TransactionalProducer"
     ),
     "rmq.errors": (
-        "AccessDenied ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"
+        "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"
         " InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal NoPermission"
         " NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
-        " ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist"
+        " ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
     ),
     "rmq.message": "Message MessageQueue StoredMessage",
     "rmq.protocol.signature": "Credentials",

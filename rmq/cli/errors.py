@@ -80,6 +80,12 @@ LOCAL_ADVICE: Final = {
     "ReplyTimeout": "Do consumers of that topic run, and do they reply?",
     "PortInUse": "Stop the other process or choose another port.",
     "NoRoute": "Create the topic, or check with `rmq cluster list` that brokers are registered.",
+    "Unreachable": "Do the name servers run, and can their addresses be reached? `rmq doctor` looks.",
+    "InvalidType": "Correct the call: the text names the argument and what is expected.",
+    "InvalidMessage": "Correct the message: the text names the field and what is allowed.",
+    "InvalidMessageType": "Correct the message: the text names the field and what is expected.",
+    "AccessDenied": "Check the account and its secret; with a right one, its permissions.",
+    "AskerGone": "Nothing: drop the request.",
     "SendFailed": "The text lists each attempt; the last one's advice counts.",
     "StoreError": "Look at the broker's log and disk; `rmq store check DIR` looks into its folder.",
     "CorruptRecord": "`rmq store check DIR`, then `rmq store repair`.",
@@ -127,7 +133,6 @@ def errors(what: str | None, output: Format) -> None:
 def explanations() -> list[Explanation]:
     """All response codes, then the errors that are no answers, each with its meaning."""
     kinds = {kind.code: kind for kind in reversed(ResponseError.__subclasses__())}
-    kinds[16] = tree.NoPermission  # AccessDenied has the same code
     codes = [_of_code(code, kinds.get(code)) for code in ResponseCode]
     local = [_of_error(getattr(tree, name), advice) for name, advice in LOCAL_ADVICE.items()]
     return codes + local

@@ -30,7 +30,7 @@ from rmq.errors import RemoteProtocolError
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
 from rmq.remoting.connection import Connection
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Alarm, bare_errors
 
 log = logging.getLogger(__name__)
 
@@ -509,9 +509,10 @@ class Assignments:
             # What the broker knows already is not told again.
             if window.commit_offset != window.committed and self._may_commit(window.queue):
                 by_broker.setdefault(window.queue.broker_name, []).append(window)
-        async with anyio.create_task_group() as tasks:
-            for changed in by_broker.values():
-                tasks.start_soon(self._commit_at_broker, changed, last)
+        with bare_errors():
+            async with anyio.create_task_group() as tasks:
+                for changed in by_broker.values():
+                    tasks.start_soon(self._commit_at_broker, changed, last)
 
     async def _commit_at_broker(self, windows: list[ProcessQueue], last: bool) -> None:
         try:

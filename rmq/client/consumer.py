@@ -74,7 +74,8 @@ class Consumer:
         """
         await self._scope.__aenter__()
         try:
-            await self._member.join(self._scope.tasks)
+            with bare_errors():
+                await self._member.join(self._scope.tasks)
         except BaseException as error:
             await self._scope.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -103,6 +104,8 @@ class Consumer:
         while True:
             message = dispatch.next()
             if message is not None:
+                if self._member.has_requests and self._deliveries.drop_expired(message):
+                    continue
                 return Delivery(self._deliveries, message)
             if dispatch.ready.is_closed:
                 raise StopAsyncIteration
@@ -158,8 +161,10 @@ class Consumer:
             await anyio.lowlevel.checkpoint()
 
     async def _burst(self, handle: Callable[[StoredMessage], Awaitable[object]], in_flight: InFlight) -> None:
-        deliveries = self._deliveries
+        deliveries, member = self._deliveries, self._member
         for message in self._dispatch.burst(BURST):
+            if member.has_requests and deliveries.drop_expired(message):
+                continue
             in_flight.messages = (message,)
             try:
                 await handle(message)
@@ -182,6 +187,8 @@ class Consumer:
         while not dispatch.ready.is_closed:
             await dispatch.ready.arrival()
             taken = dispatch.take(batch)
+            if self._member.has_requests:
+                taken = [message for message in taken if not deliveries.drop_expired(message)]
             if not taken:
                 continue
             deliveries.hold(in_flight)

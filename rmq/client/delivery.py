@@ -19,12 +19,12 @@ from attrs import define, field, frozen
 from rmq.client.dispatch import Dispatch
 from rmq.client.message_view import PulledMessage
 from rmq.client.observer import Observer
-from rmq.client.outgoing import Outgoing, checked_properties
+from rmq.client.outgoing import Outgoing, asker_waits_until, checked_properties
 from rmq.client.process_queue import ProcessQueue
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import NETWORK_ERRORS, LocalProtocolError, ResponseError, RmqError, check_number
+from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError, check_number
 from rmq.message import (
     PROPERTY_MAX_RECONSUME_TIMES,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -228,6 +228,10 @@ class Deliveries:
         """A message was not consumed: send it back or deliver it again here; None: a delivery said so itself.
 
         Cancelled: it is delivered again here, or sent back."""
+        if isinstance(error, AskerGone):
+            log.info("%s: message %s: %s", self.group, message.message_id, error)
+            _window(message).finish(message.queue_offset)
+            return
         self._count_failure(message, error)
         level, reason = delay_level_of(error, delay_level), reason_told(error)
         if self._options.ordered:
@@ -251,7 +255,19 @@ class Deliveries:
 
     def raises(self, error: Exception) -> bool:
         """Whether an error of a handler is raised by `run`, or by the block of a delivery."""
-        return self._options.on_error == "raise" and not isinstance(error, Retry)
+        return self._options.on_error == "raise" and not isinstance(error, (Retry, AskerGone))
+
+    def drop_expired(self, message: PulledMessage) -> bool:
+        """Finish a request whose asker does not wait any more; says whether it was one."""
+        until, now_ms = asker_waits_until(message), self._session.now_ms()
+        if until is None or until > now_ms:
+            return False
+        # A warning: where the clocks of hosts differ by more than a request's time to live, all would go this
+        # way.
+        late = (now_ms - until) / 1000
+        log.warning("%s: request %s came %g s after its time to live", self.group, message.message_id, late)
+        _window(message).finish(message.queue_offset)
+        return True
 
     def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
         self._metrics.failure(_window(message).queue.topic)

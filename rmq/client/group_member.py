@@ -26,7 +26,7 @@ from rmq.client.message_view import PulledMessage
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.errors import ConfigError, NoRoute
-from rmq.message import MessageQueue, StoredMessage
+from rmq.message import PROPERTY_REPLY_TO_CLIENT, MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
     ConsumerData,
@@ -73,6 +73,8 @@ class GroupMember:
         self.assignments = Assignments(
             session, group, self._subscriptions, options, self.dispatch, self._on_messages, self._locks
         )
+        self.has_requests = False
+        """Whether some of the messages may be requests, which are not delivered past their time to live."""
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -85,6 +87,13 @@ class GroupMember:
         window = messages[0].window
         assert window is not None
         self._metrics.pull(window.queue.topic, len(messages))
+        # Reading properties costs as much as the rest of a delivery, so most consumers must not: a topic of
+        # requests shows in the first message of any pull, and who replies in `Session.is_replying`.
+        self.has_requests = (
+            self.has_requests
+            or self._session.is_replying
+            or PROPERTY_REPLY_TO_CLIENT in messages[0].properties
+        )
         self.dispatch.put(messages)
 
     # --- joining and leaving ---

@@ -345,6 +345,19 @@ def request_properties(client_id: str, timeout: float) -> dict[str, str]:
     }
 
 
+def asker_waits_until(message: StoredMessage) -> int | None:
+    """Until when, in ms since 1970, whoever sent a request waits for the reply; None when it is no request.
+
+    Counted from its birth or from its storage, whichever is later: one of the two hosts may have a slow
+    clock."""
+    given = message.properties
+    ttl = given.get(PROPERTY_TTL, "")
+    since = max(message.born_timestamp, message.store_timestamp)
+    if PROPERTY_REPLY_TO_CLIENT not in given or not ttl.isdecimal() or not since:
+        return None
+    return since + int(ttl)
+
+
 def reply_to(
     asked: StoredMessage, body: bytes, unique_id: str, config: ClientConfig
 ) -> tuple[Outgoing, MessageQueue]:

@@ -13,6 +13,7 @@ from rmq.client.observer import Observer
 from rmq.client.outgoing import (
     Outgoing,
     SendResult,
+    asker_waits_until,
     check_topic,
     each,
     joined,
@@ -24,6 +25,7 @@ from rmq.client.outgoing import (
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.errors import (
+    AskerGone,
     ConfigError,
     LocalProtocolError,
     RemoteProtocolError,
@@ -291,11 +293,16 @@ class Producer:
     async def reply(self, message: StoredMessage, body: bytes) -> SendResult:
         """Answer a message that `request` sent, also one of a Java producer.
 
-        Raises MessageIllegal when it is no request, and the ResponseError of the broker when its sender is
-        gone. Cancelled: the reply may or may not have gone out."""
+        Raises InvalidMessage when it is no request, AskerGone when its sender is gone or does not wait any
+        more; a handler that lets this error out does not get the request again. Cancelled: the reply may or
+        may not have gone out."""
         session = self._session
         check_type("message", message, StoredMessage, "the message that is replied to, as it was delivered")
+        session.is_replying = True
         outgoing, queue = reply_to(message, body, session.unique_ids.next(), session.config)
+        until = asker_waits_until(message)
+        if until is not None and until <= session.now_ms():
+            raise AskerGone(remark=f"request {message.message_id} is past its time to live")
         if session.routes.master(queue.broker_name) is None:
             full = with_namespace(session.config.namespace, message.topic)
             await self._sender.rotation(full, session.brokers.timeout)

@@ -21,7 +21,7 @@ from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, 
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskScope, bare_errors
 
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 
@@ -188,7 +188,8 @@ class PullConsumer:
         if self._polling is not None:
             raise LocalProtocolError(f"the pull consumer of {self.group} has its queues already")
         polling = _Polling(self._session, self.group, topics, options)
-        await polling.member.join(self._scope.tasks)
+        with bare_errors():
+            await polling.member.join(self._scope.tasks)
         self._polling = polling
 
     @property

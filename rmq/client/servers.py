@@ -9,19 +9,23 @@ request.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import attrs
 
 from rmq.client.routes import RouteTable
 from rmq.errors import (
     NETWORK_ERRORS,
+    AccessDenied,
     ConfigError,
+    NoPermission,
     NoRoute,
     QueryNotFound,
     RemoteProtocolError,
     ResponseError,
+    RmqError,
+    Unreachable,
     check_type,
     for_code,
 )
@@ -39,7 +43,7 @@ from rmq.protocol.bodies import (
     UnlockBatchRequestBody,
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
-from rmq.protocol.command import Command
+from rmq.protocol.command import Command, next_opaque
 from rmq.protocol.headers import (
     WARNING,
     ConsumerSendMsgBackRequestHeader,
@@ -63,6 +67,9 @@ from rmq.remoting.address import split_address
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+E = TypeVar("E", bound=RmqError)
 
 FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 """What a background loop logs and tries again at its next turn."""
@@ -100,50 +107,62 @@ class NameServers:
     async def route(self, topic: str, timeout: float) -> TopicRouteData:
         """The route of `topic`. Each server may take `timeout` seconds.
 
-        Raises NoRoute, with all that were asked and why each had no answer. Cancelled: nothing is left
-        behind.
+        Raises NoRoute, with all that were asked and why each had no answer: Unreachable when none could be
+        asked, AccessDenied when one does not know the account. Cancelled: nothing is left behind.
         """
-        failures: list[str] = []
-        refused = False
-        count = len(self.addresses)
-        for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
-            request = Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
-            try:
-                response = await self._pool.call(address, request, timeout)
-                if response.code == ResponseCode.SUCCESS:
-                    return TopicRouteData.from_json(response.body)
-            except (*NETWORK_ERRORS, RemoteProtocolError) as error:
-                log.info("name server %s: %s", address, error)
-                failures.append(str(error))
-                self._at += 1
-                continue
-            if response.code != ResponseCode.TOPIC_NOT_EXIST:
-                failures.append(str(for_code(response.code, response.remark, address)))
-                refused = refused or response.code == ResponseCode.NO_PERMISSION
-        raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
+        return await self._first_answer(
+            topic,
+            Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}),
+            timeout,
+            lambda response: TopicRouteData.from_json(response.body),
+        )
 
     async def topics(self, timeout: float) -> list[str]:
         """The names of all topics that the first name server to answer knows. Raises as `route`."""
-        failures: list[str] = []
-        refused = False
+        return await self._first_answer(
+            "(list of topics)",
+            Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER),
+            timeout,
+            lambda response: TopicList.from_json(response.body).topic_list,
+        )
+
+    async def _first_answer(
+        self, topic: str, request: Command, timeout: float, read: Callable[[Command], T]
+    ) -> T:
+        """What the first name server says that knows it; the next request begins at one that answered."""
+        unreached: dict[str, Exception] = {}
+        refusals: list[ResponseError] = []
         count = len(self.addresses)
         for address in [self.addresses[(self._at + step) % count] for step in range(count)]:
-            request = Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+            asked = Command(request.code, next_opaque(), request.flag, request.ext, request.body)
             try:
-                response = await self._pool.call(address, request, timeout)
-            except NETWORK_ERRORS as error:
-                failures.append(str(error))
+                response = await self._pool.call(address, asked, timeout)
+                if response.code == ResponseCode.SUCCESS:
+                    return read(response)
+            except (*NETWORK_ERRORS, RemoteProtocolError) as error:
+                log.info("name server %s: %s", address, error)
+                unreached[address] = error
+                self._at += 1
                 continue
-            if response.code == ResponseCode.SUCCESS:
-                return TopicList.from_json(response.body).topic_list
-            failures.append(str(for_code(response.code, response.remark, address)))
-            refused = refused or response.code == ResponseCode.NO_PERMISSION
-        raise no_route("(list of topics)", self.addresses, "; ".join(failures), refused=refused)
+            if response.code != ResponseCode.TOPIC_NOT_EXIST:
+                refusals.append(for_code(response.code, response.remark, address))
+        if len(unreached) == count:
+            raise noted(Unreachable(topic, unreached))
+        for refusal in refusals:
+            if isinstance(refusal, AccessDenied):
+                raise noted(refusal)
+        failures = [str(error) for error in (*unreached.values(), *refusals)]
+        refused = any(isinstance(refusal, NoPermission) for refusal in refusals)
+        raise no_route(topic, self.addresses, "; ".join(failures), refused=refused)
 
 
 def no_route(topic: str, asked: Sequence[str], detail: str, *, refused: bool = False) -> NoRoute:
     """A NoRoute whose traceback also shows what to do."""
-    error = NoRoute(topic, asked, detail, refused=refused)
+    return noted(NoRoute(topic, asked, detail, refused=refused))
+
+
+def noted(error: E) -> E:
+    """The error; its traceback also shows what to do."""
     error.add_note(error.hint)
     return error
 

@@ -30,6 +30,7 @@ from rmq.errors import (
     RmqError,
     ServiceNotAvailable,
     SystemBusy,
+    Unreachable,
 )
 from rmq.message import (
     AUTO_CREATE_TOPIC,
@@ -47,7 +48,7 @@ from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decompress
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.loop import Alarm, Waiter, current_loop
+from rmq.remoting.loop import Alarm, Waiter, bare_errors, current_loop
 from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
@@ -171,6 +172,8 @@ class Session:
         self.producers: dict[str, Any] = {}
         self.members: dict[str, Member] = {}
         self.pending_requests = PendingRequests()
+        self.is_replying = False
+        """Whether a producer has replied to a request."""
         self._users = 0
         self._departure = Alarm()
         self._route_requests: dict[str, _RouteRequest] = {}
@@ -249,7 +252,7 @@ class Session:
         try:
             route = Route.of(topic, await self.name_servers.route(topic, timeout))
         except NoRoute as error:
-            if not create or error.refused:
+            if not create or error.refused or isinstance(error, Unreachable):
                 raise
             route = await self._default_route(topic, timeout)
         before = self.routes.addresses(slaves=True)
@@ -264,6 +267,8 @@ class Session:
         """
         try:
             data = await self.name_servers.route(AUTO_CREATE_TOPIC, timeout)
+        except Unreachable:
+            raise
         except NoRoute as error:
             raise no_route(topic, error.asked, _detail(error)) from None
         route = Route.of(AUTO_CREATE_TOPIC, data)
@@ -290,7 +295,7 @@ class Session:
     async def _try_refresh(self, topic: str) -> None:
         try:
             await self.refresh(topic)
-        except (NoRoute, RemoteProtocolError) as error:
+        except (NoRoute, RemoteProtocolError, ResponseError) as error:
             # A name server that has just started knows nothing yet: what was known stays.
             log.info("the route of %s stays as it was: %s", topic, error)
 
@@ -304,6 +309,10 @@ class Session:
         """Tell all known brokers who we are. Brokers that do not answer are logged; the next heartbeat is
         for them. For a refusal see `check_admitted`.
         """
+        with bare_errors():
+            await self._heartbeat_all()
+
+    async def _heartbeat_all(self) -> None:
         async with self._heartbeat_lock:
             self._refusals.clear()
             data = HeartbeatData(
@@ -354,6 +363,10 @@ class Session:
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""
+        with bare_errors():
+            await self._leave_all(producer, consumer)
+
+    async def _leave_all(self, producer: str | None, consumer: str | None) -> None:
         async with self._heartbeat_lock, anyio.create_task_group() as tasks:
             self.producers.pop(producer or "", None)
             self.members.pop(consumer or "", None)

@@ -184,15 +184,22 @@ T = TypeVar("T")
 
 @contextmanager
 def bare_errors() -> Iterator[None]:
-    """Put round a task group that callers do not see: its only error comes out as itself."""
+    """Put round a task group that callers do not see: one error comes out as itself, never a group of them.
+
+    When several tasks failed at once, Ctrl-C comes before all others, and then the first; its notes name the
+    others. A group that one task raised itself stays as it is.
+    """
     try:
         yield
-    except ExceptionGroup as group:
-        error: Exception = group
-        while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-            error = error.exceptions[0]
-        if error is group:
+    except BaseExceptionGroup as group:
+        failed = [error for error in group.exceptions if _others(error, None)]
+        if not failed:  # only cancellations, which belong to whoever cancelled
             raise
+        ended = [error for one in failed for error in _others(one, None) if not isinstance(error, Exception)]
+        error = ended[0] if ended else failed[0]
+        for other in failed:
+            if other is not error:
+                error.add_note(f"at the same time: {other!r:.200}")
         raise error from error.__cause__
 
 
@@ -296,10 +303,12 @@ class TaskScope:
             if users:
                 for other in found:
                     log.error("a background task failed too", exc_info=other)
-            elif len(found) == 1:
-                raise found[0] from found[0].__cause__
             else:
-                raise
+                ended = [error for error in found if not isinstance(error, Exception)]  # Ctrl-C, say
+                if not found or (len(found) > 1 and not ended):
+                    raise
+                first = (ended or found)[0]
+                raise first from first.__cause__
 
 
 def _others(raised: BaseException, error: BaseException | None) -> list[BaseException]:

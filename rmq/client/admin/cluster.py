@@ -1,9 +1,9 @@
 """Cluster: how an administrator's requests find the brokers and name servers that they are for; and what is
 asked of these servers themselves: settings, metrics, permissions, cleaning, key-value configs.
 
-All methods of `client.admin` raise ConnectFailed, ConnectionLost, RequestTimeout, NoRoute for a topic that no
-name server knows, the ResponseError of what a server refuses, and RemoteProtocolError for an answer that
-cannot be read. Nothing is retried.
+All methods of `client.admin` raise ConnectFailed, ConnectionLost, RequestTimeout, Unreachable when no name
+server answers, NoRoute for a topic that none knows, the ResponseError of what a server refuses (AccessDenied
+among them), and RemoteProtocolError for an answer that cannot be read. Nothing is retried.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from rmq.client.session import Session
 from rmq.config import parse_properties
-from rmq.errors import NETWORK_ERRORS, ConfigError, NoRoute, QueryNotFound, RmqError, for_code
+from rmq.errors import NETWORK_ERRORS, ConfigError, NoRoute, QueryNotFound, RmqError, Unreachable, for_code
 from rmq.message import retry_topic
 from rmq.protocol.bodies import (
     BrokerData,
@@ -72,15 +72,14 @@ class Cluster:
 
     async def _ask_names(self, code: RequestCode, header: Any = None) -> Command:
         """Send a request to the name servers one by one until one can be reached."""
-        failure: RmqError | None = None
+        failures: dict[str, Exception] = {}
         for address in self.name_servers:
             try:
                 return await self._ask(address, code, header)
             except NETWORK_ERRORS as error:
                 log.info("name server %s: %s", address, error)
-                failure = error
-        assert failure is not None
-        raise failure
+                failures[address] = error
+        raise Unreachable("", failures)
 
     async def _tell_names(
         self, code: RequestCode, header: Any = None, body: bytes = b""

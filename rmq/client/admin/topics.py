@@ -6,7 +6,7 @@ import anyio
 from attrs import evolve
 
 from rmq.client.admin.cluster import Cluster, each
-from rmq.errors import NoRoute, QueryNotFound, for_code
+from rmq.errors import NoRoute, QueryNotFound, Unreachable, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     DLQ_PREFIX,
@@ -232,9 +232,11 @@ class Topics(Cluster):
         await self._tell_names(RequestCode.DELETE_KV_CONFIG, DeleteKVConfigRequestHeader(ORDER_CONF, topic))
 
     async def topic_exists(self, topic: str) -> bool:
-        """Whether a name server knows a route for it."""
+        """Whether a name server knows a route for it. Raises Unreachable when none answers."""
         try:
             await self.topic_route(topic)
+        except Unreachable:
+            raise
         except NoRoute:
             return False
         return True

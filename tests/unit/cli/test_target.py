@@ -160,8 +160,8 @@ def test_nobody_answers_is_one_line_and_status_1(shell: Shell) -> None:
 
     assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith("rmq: cannot connect to 127.0.0.1:1")
-    assert "check that the server runs" in line
+    assert line.startswith("rmq: no name server could be asked: cannot connect to 127.0.0.1:1")
+    assert "check that the name servers run" in line
 
 
 def test_an_error_says_what_and_what_to_do() -> None:
