@@ -13,7 +13,9 @@ KIB = 1024
 MIB = 1024 * KIB
 TURN_SECONDS = 0.002
 """For how long the requests of one connection are handled before others get their turn."""
-TURN_REQUESTS = 256
+LONGEST_TURN_SECONDS = 0.005
+"""The same where none of them costs more than `ORDINARY_SECONDS`."""
+TURN_REQUESTS = 1024
 """How many requests are handled in one turn at most."""
 SENDS_OF_A_LOOK = 8
 """After so many sends the clock is read, to see whether a turn is over; after any other request at once."""
@@ -23,7 +25,9 @@ ORDINARY_SECONDS = 20e-6
 
 def turn_is_over(seconds: float, count: int) -> bool:
     """Whether `count` requests that took `seconds` are enough for one turn."""
-    return count >= TURN_REQUESTS or (seconds > TURN_SECONDS and seconds > count * ORDINARY_SECONDS)
+    if seconds <= TURN_SECONDS:
+        return count >= TURN_REQUESTS
+    return seconds > min(LONGEST_TURN_SECONDS, count * ORDINARY_SECONDS) or count >= TURN_REQUESTS
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +40,7 @@ class Limits:
     """The longest header of a frame; properties of a message have at most 32 KiB."""
     ask_bytes: int = MIB
     """The body of a longer frame is collected only after the endpoint has seen its header (`on_head`)."""
-    decoded_frames: int = 512
+    decoded_frames: int = 1024
     """Frames that are decoded at once; an ordinary chunk has fewer."""
     receive_bytes: int = 256 * KIB
     """The most that is read, and therefore handled, at once: the unit of fairness between connections."""

@@ -35,7 +35,17 @@ class Slow(Echo):
 
 @pytest.mark.parametrize(
     ("seconds", "count", "over"),
-    [(0.0001, 1, False), (0.003, 1, True), (0.003, 200, False), (0.005, 200, True), (0.001, 512, True)],
+    [
+        (0.0001, 1, False),
+        (0.003, 1, True),
+        (0.003, 200, False),
+        (0.005, 200, True),
+        (0.001, 1023, False),
+        (0.001, 1024, True),
+        (0.003, 1024, True),
+        (0.0045, 600, False),
+        (0.0051, 600, True),
+    ],
 )
 def test_when_a_turn_is_over(seconds: float, count: int, over: bool) -> None:
     assert turn_is_over(seconds, count) is over
