@@ -10,14 +10,16 @@ that is RocketMQ 4.9's, so that either broker goes on with the other's store.
 Beyond it: an end that comes twice is ignored, and one that comes late, for a half message that was written
 anew meanwhile, settles the new one too. That it came already is known by its op message only, of the last
 `DONE_KEPT` ones; an end that nothing is known of is obeyed, as RocketMQ obeys all, so that a commit is at
-worst delivered twice and never dropped. Each copy names the queue offset of the first one, in RocketMQ's own
-property for that (TRAN_PREPARED_QUEUE_OFFSET), and is as old as that one is in the store: no clock of a
-producer makes a half message young, and no immunity lasts longer than the log is kept for.
+worst delivered twice and never dropped. An end that names the unique key of another message than the one in
+its place is refused: a power cut took the other one. Each copy names the queue offset of the first one, in
+RocketMQ's own property for that (TRAN_PREPARED_QUEUE_OFFSET), and is as old as that one is in the store: no
+clock of a producer makes a half message young, and no immunity lasts longer than the log is kept for.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
@@ -63,6 +65,7 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 OP_DONE: Final = "d"
+_ID: Final = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 """Tag of an op message: its half message needs nothing any more."""
 
 STEP_MESSAGES: Final = 100
@@ -238,6 +241,12 @@ class Transactions:
             raise for_code(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         if half.queue_offset != header.tran_state_table_offset:
             raise for_code(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if _names_another(header, half):
+            # A power cut took the message that the producer means; this one got its place.
+            log.warning(
+                "the end of %s is not that of %s, which is in its place", header.msg_id, half.message_id
+            )
+            raise for_code(ResponseCode.SYSTEM_ERROR, "Find prepared transaction message failed")
         return half
 
     def _put_op(self, half_offset: int, now_ms: int) -> None:
@@ -516,6 +525,21 @@ def _committed(half: StoredMessage) -> Record:
     record.sys_flag = half.sys_flag & ~SYS_ROLLBACK | SYS_COMMIT
     record.prepared_transaction_offset = half.physical_offset
     return record
+
+
+def _names_another(header: EndTransactionRequestHeader, half: StoredMessage) -> bool:
+    """Whether an end's message id is the unique key of another message than `half`: RocketMQ's clients send
+    that key. Ids of other forms, and offset ids (of the place that the end names), say nothing.
+    """
+    told, own = header.msg_id, half.properties.get(PROPERTY_UNIQUE_KEY, "")
+    if not told or told.upper() == own.upper() or not (_has_id_form(told) and _has_id_form(own)):
+        return False
+    return parse_offset_message_id(told)[1] != header.commit_log_offset
+
+
+def _has_id_form(text: str) -> bool:
+    """32 or 56 hex digits, as RocketMQ's unique keys and offset message ids have."""
+    return _ID.fullmatch(text) is not None
 
 
 def _number(text: str | None, default: int) -> int:

@@ -74,7 +74,7 @@ class Sent:
     """A rollback was answered: it must not be seen."""
     may_repeat: bool = False
     handle: tuple[int, int, str] = (-1, -1, "")
-    """Of a half message: its physical offset, queue offset and transaction id."""
+    """Of a half message: its physical offset, queue offset and unique key."""
     is_gone: bool = False
     """Deleted or expired: it may be there or not."""
 

@@ -286,12 +286,13 @@ class Producers:
             ledger.acknowledged(body, self.promises, None if first is None else first + number)
         self.acknowledged += len(bodies)
         if kind == "half":
-            ledger.sent[bodies[0]].handle = handle_of(answer)
+            key = properties.partition("\x02")[0].partition("\x01")[2]
+            ledger.sent[bodies[0]].handle = *handle_of(answer), key
             await self._end(ledger.sent[bodies[0]])
 
     def _properties(self, kind: str, now: int) -> tuple[str, int]:
         """The text, and when it is due at the earliest."""
-        chance, text = self.world.chance, f"UNIQ_KEY\x01K{self._number}"
+        chance, text = self.world.chance, f"UNIQ_KEY\x01{self._number:032X}"
         if kind == "delayed":
             level = chance.choice([1, 2])
             return f"{text}\x02DELAY\x01{level}", now + (1000, 5000)[level - 1]
@@ -352,20 +353,16 @@ class Producers:
             return None
 
 
-def handle_of(answer: Command) -> tuple[int, int, str]:
-    """Where a half message is: physical offset, queue offset, transaction id."""
-    return (
-        int(answer.ext["msgId"][-16:], 16),
-        int(answer.ext["queueOffset"]),
-        answer.ext.get("transactionId", "T"),
-    )
+def handle_of(answer: Command) -> tuple[int, int]:
+    """Where a half message is: physical offset, queue offset."""
+    return int(answer.ext["msgId"][-16:], 16), int(answer.ext["queueOffset"])
 
 
 def end_request(sent: Sent, decision: int) -> Command:
     """What ends a half message."""
-    physical, queue_offset, transaction = sent.handle
+    physical, queue_offset, key = sent.handle
     header = EndTransactionRequestHeader(
-        "payers", queue_offset, physical, decision, msg_id=transaction, transaction_id=transaction
+        "payers", queue_offset, physical, decision, msg_id=key, transaction_id=key
     )
     return Command.request(RequestCode.END_TRANSACTION, header)
 

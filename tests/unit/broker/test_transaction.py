@@ -205,6 +205,29 @@ def test_an_end_that_does_not_fit_its_half_message_is_refused(
     assert bench.real() == []
 
 
+@pytest.mark.parametrize("decision", [SYS_COMMIT, SYS_ROLLBACK])
+@pytest.mark.parametrize("length", [32, 56])
+def test_an_end_of_a_message_that_a_power_cut_took_is_not_that_of_the_one_in_its_place(
+    bench: Bench, decision: int, length: int
+) -> None:
+    lost, key = f"{1:0{length}X}", f"{10:0{length}X}"
+    half = bench.half(UNIQ_KEY=key)
+    with pytest.raises(ResponseError, match="Find prepared transaction message failed"):
+        bench.end(half, decision, msg_id=lost)
+    assert (bench.real(), bench.transactions.open_count) == ([], 1)
+    bench.end(half, SYS_COMMIT, msg_id=key.lower())
+    assert bench.real() == [b"pay"]
+
+
+def test_an_end_that_names_no_unique_key_is_told_by_its_place(bench: Bench) -> None:
+    for key, told in ((f"{10:032X}", ""), (f"{10:032X}", "T"), ("own", f"{1:032X}")):
+        bench.end(bench.half(UNIQ_KEY=key), SYS_COMMIT, msg_id=told)
+    assert len(bench.real()) == 3
+    half = bench.half(UNIQ_KEY=f"{10:032X}")
+    bench.end(half, SYS_COMMIT, msg_id=f"{half.physical_offset:032X}")  # an offset id
+    assert len(bench.real()) == 4
+
+
 def test_an_overdue_half_message_is_written_anew_and_its_producer_asked(bench: Bench) -> None:
     half = bench.half()
     assert bench.wait(59_999) == START + 60_000
