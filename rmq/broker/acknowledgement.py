@@ -119,6 +119,7 @@ class Acknowledgement:
         self._answers = Answers(self._store.store_host, region=config.region_id, trace_on=config.trace_on)
         self._syncs = store_config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         self._replicates = store_config.broker_role is BrokerRole.SYNC_MASTER
+        self._waits_for_more = self._syncs or self._replicates
         self._disk_seconds = store_config.sync_flush_timeout / 1000
         self._slave_seconds = store_config.slave_timeout / 1000
 
@@ -131,8 +132,13 @@ class Acknowledgement:
 
     def committed(self, connection: Connection) -> None:
         """The pending batch is written: answer its senders, or let them wait for what is missing."""
-        senders, self.pending = self.pending, Senders()
-        self._answer(connection, senders)
+        senders = self.pending
+        if self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
+            self.pending = Senders()
+            self._answer(connection, senders)
+        elif senders.waiting:  # nothing is missing, as for most: spare them another `Senders`
+            acks, senders.waiting = senders.waiting, []
+            connection.write(self._answers.stored(acks))
 
     def refused(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be written: nobody of it is told success."""
@@ -147,7 +153,7 @@ class Acknowledgement:
         if self._topics.unsaved:
             senders = self._hold_for_topics(connection, senders)
         waiting, at_once = senders.waiting, senders.at_once
-        if waiting and (self._syncs or self._replicates):
+        if waiting and self._waits_for_more:
             self._park(connection, waiting)
         else:
             at_once = waiting + at_once if at_once else waiting
