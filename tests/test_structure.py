@@ -178,3 +178,15 @@ def calls_of(tree: ast.AST, module: str, name: str) -> list[ast.Call]:
 def is_short(seconds: ast.expr) -> bool:
     """Whether it is a number of seconds that is not felt."""
     return isinstance(seconds, ast.Constant) and seconds.value <= SHORTEST
+
+
+def test_what_moved_is_where_the_page_says() -> None:
+    page = (ROOT / "docs" / "design" / "moved.md").read_text("utf-8")
+    rows = re.findall(r"^\| `([\w/]+\.py)` \| (.+) \|$", page, re.M)
+
+    assert len(rows) > 100
+    still = [old for old, _ in rows if (ROOT / "rmq" / old).exists()]
+    missing = [
+        name for _, new in rows for name in re.findall(r"`(.+?)`", new) if not (ROOT / "rmq" / name).exists()
+    ]
+    assert (still, missing) == ([], [])
