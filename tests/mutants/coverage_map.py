@@ -146,8 +146,10 @@ class CoverageMap:
         path.write_text(json.dumps(asdict(self)))
 
     def is_at_import(self, path: str, line: int) -> bool:
-        """Whether the line runs while modules are imported."""
-        return line in self.at_import.get(path, ())
+        """Whether the line runs while modules are imported, or may do so unseen: a plug-in of pytest imports
+        before there is a map.
+        """
+        return line in self.at_import.get(path, ()) or str(line) not in self.lines.get(path, {})
 
     def of(self, path: str, line: int, source: str, most_seconds: float) -> dict[str, float]:
         """The tests of a line and the seconds that each takes; of the whole module where `source` has

@@ -381,6 +381,41 @@ async def test_a_slave_at_sync_flush_reports_what_is_on_its_disk(
         assert bodies(kept.image(0.5)) == sent
 
 
+async def test_a_slave_that_links_again_first_syncs_what_it_has(
+    autojump_clock: MockClock, pairs: Pairs
+) -> None:
+    """What it reports first is where its master goes on; a report of less would have it sent again."""
+    async with pairs() as pair:
+        kept = MemoryDisk(2)
+        await pair.master(MemoryDisk(1))
+        await pair.slave(kept, durability=Durability.disk)
+        await trio.sleep(20)
+        sent = await pair.send(3)
+        kept.fail("sync", "commitlog", times=1 << 10)
+        sent += await pair.send(1, codes=(12,))
+        for stream in list(pair.network._streams):
+            if HA in (stream.peer, stream.local):
+                stream.break_off()
+        await trio.sleep(30)
+        kept.heal()
+        await trio.sleep(60)
+        sent += await pair.send(1)
+        assert bodies(kept.image(0.5)) == sent
+
+
+async def test_a_slave_whose_master_has_gone_does_not_say_that_it_follows(
+    autojump_clock: MockClock, pairs: Pairs
+) -> None:
+    async with pairs() as pair:
+        await pair.master(MemoryDisk(1))
+        await pair.slave(MemoryDisk(2))
+        await trio.sleep(20)
+        assert (await pair.figures(SLAVE))["replication"] == "following"
+        await pair.stop(MASTER)
+        await trio.sleep(20)
+        assert (await pair.figures(SLAVE))["replication"] == "not connected"
+
+
 async def test_tables_of_another_log_are_not_copied(autojump_clock: MockClock) -> None:
     """A master that is gone, and another one at its address before the link has noticed."""
     rig, answers = slave(), [None, "other", "mine"]

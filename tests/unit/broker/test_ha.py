@@ -367,6 +367,7 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
     unit = slave.unit("T", 0, 1)
     assert unit is not None
     assert slave.max_physical_offset == unit[0] + unit[1]
+    assert follower._reported == slave.max_physical_offset, "nobody can have been told of the rest"
 
 
 class Progress:

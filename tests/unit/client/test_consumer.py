@@ -74,6 +74,46 @@ class TestBothLoops:
 
         both(scenario, cluster)
 
+    async def test_what_a_cancelled_handler_had_comes_again(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        fill(cluster, 1, queues=1)
+        async with (
+            setting.connect() as client,
+            client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        ):
+            with trio.move_on_after(5):
+                await consumer.run(lambda message: trio.sleep(60))
+            with trio.fail_after(60):
+                assert await take(consumer, 1) == [b"0"]
+        assert offsets(cluster)[0] == 1
+
+    async def test_retries_of_a_group_that_is_new_here_are_consumed_from_their_start(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        """They are the group's own, wherever it begins with its topics."""
+        await cluster.create_topic("%RETRY%g", 1)
+        cluster["a"].put("T", 0, b"old")
+        cluster["a"].put("%RETRY%g", 0, b"again", "RETRY_TOPIC\x01T")
+        unknown = [ResponseCode.QUERY_NOT_FOUND] * 9
+        cluster["a"].script(RequestCode.QUERY_CONSUMER_OFFSET, *unknown)
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            with trio.fail_after(60):
+                assert await take(consumer, 1) == [b"again"]
+
+    async def test_routes_are_looked_at_when_pulls_fail(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        route = RequestCode.GET_ROUTEINFO_BY_TOPIC
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}):
+            await trio.sleep(1)
+            before = cluster.name_servers[0].count(route)
+            cluster["a"].script(RequestCode.PULL_MESSAGE, *[ResponseCode.SYSTEM_ERROR] * 4)
+            cluster["a"].put("T", 0, b"x")
+            cluster["a"].put("T", 1, b"x")
+            await trio.sleep(5)
+            assert cluster.name_servers[0].count(route) > before
+
     def test_new_messages_come_as_they_are_stored(self, both: Play, cluster: Cluster) -> None:
         async def scenario(world: World) -> None:
             async with world.connect() as client, client.consumer("g", {"T": "*"}) as consumer:

@@ -339,6 +339,16 @@ class TestRetries:
                 with pytest.raises(MessageIllegal, match="not negative"):
                     await producer.send(Message("T", b"x", **wrong))  # type: ignore[arg-type]
 
+    async def test_a_topic_that_may_be_written_by_now_is_sent_to_at_once(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        await setting.cluster.create_topic("Closed", 1, perm=4)
+        async with setting.connect() as client, client.producer("p") as producer:
+            with pytest.raises(NoRoute):
+                await producer.send(Message("Closed", b"x"))
+            await setting.cluster.create_topic("Closed", 1, perm=6)
+            assert (await producer.send(Message("Closed", b"x"))).status == "SEND_OK"
+
     async def test_retry_times_bounds_the_attempts(self, setting: World, clock: MockClock) -> None:
         setting.cluster["a"].script(SEND, *[ResponseCode.SYSTEM_BUSY] * 9)
         setting.cluster["b"].script(SEND, *[ResponseCode.SYSTEM_BUSY] * 9)

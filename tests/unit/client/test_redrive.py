@@ -275,6 +275,8 @@ async def test_a_discarded_half_message_is_listed_and_checked_again(clock: MockC
             client.transactional_producer("pay", check_back) as producer,
         ):
             assert await client.discarded_transactions() == []
+            with pytest.raises(ValueError, match="limit"):
+                await client.discarded_transactions(limit=-1)
             async with producer.transaction(Message("Payments", b"7")) as transaction:
                 transaction.decision = rmq.UNKNOWN
             await trio.sleep(30)

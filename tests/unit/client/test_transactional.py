@@ -93,6 +93,17 @@ def test_check_backs_are_answered(both: Play, cluster: Cluster) -> None:
     both(scenario, cluster)
 
 
+async def test_leaving_waits_for_no_transaction_that_has_ended(
+    setting: World, clock: MockClock, cluster: Cluster
+) -> None:
+    async with setting.connect() as client:
+        async with client.transactional_producer("g", never) as producer:
+            async with producer.transaction(Message("T", b"x")):
+                pass
+            left = trio.current_time()
+        assert trio.current_time() - left < 0.5
+
+
 async def test_an_error_rolls_back_and_goes_on(setting: World, clock: MockClock, cluster: Cluster) -> None:
     async with setting.connect() as client, client.transactional_producer("g", never) as producer:
         with pytest.raises(ValueError, match=r"^no money$"):

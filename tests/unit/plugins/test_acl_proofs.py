@@ -300,6 +300,17 @@ def test_the_table_of_guesses_has_a_bound() -> None:
     assert max(len(name) for _, name in guesses._until) == 128
 
 
+def test_the_newest_guesses_are_remembered_when_the_table_is_full() -> None:
+    guesses = Guesses(lambda: 0.0)
+    for number in range(ENTRIES_MAX):
+        guesses.failed("10.0.0.1", f"name {number}")
+    for _ in range(2 * FREE):
+        guesses.failed("10.0.0.1", "owner")
+    guesses.failed("10.0.0.1", "another")
+    with pytest.raises(AccessDenied, match="accessKey=owner"):
+        guesses.check("10.0.0.1", "owner")
+
+
 def test_headers_of_strangers_leave_nothing_behind(guarded: Guarded) -> None:
     """256 headers, each with 2 MB of names, were 501 MB."""
     from rmq.protocol.signature import _ORDERS

@@ -500,6 +500,24 @@ async def test_late_replies_to_a_peer_that_does_not_read_are_bounded(
         assert "does not read" in record.message
 
 
+async def test_who_asks_for_room_waits_until_the_peer_reads(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork(window=50)
+    async with linked(network=network, limits=Limits(busy_bytes=100)) as link:
+        link.connection.notify(request(b"x" * 500))
+        with trio.move_on_after(5) as scope:
+            await link.connection.room()
+        assert scope.cancelled_caught
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.peer.receive)
+            with trio.fail_after(5):
+                await link.connection.room()
+        link.connection.notify(request(b"x" * 500))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.connection.room)
+            await wait_all_tasks_blocked()
+            link.connection.close()  # nobody waits for ever
+
+
 async def test_our_own_requests_never_stop_us_from_reading(autojump_clock: MockClock) -> None:
     """Both sides send much before they read: who reads only after sending would wait for ever."""
     network = MemoryNetwork(window=1000)

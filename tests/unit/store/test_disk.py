@@ -160,6 +160,14 @@ def test_usage_is_a_share(disk: Disk, tmp_path: Path) -> None:
     disk.sync_all(str(tmp_path))
 
 
+def test_what_is_moved_may_go_to_a_folder_that_is_not_there(disk: Disk, tmp_path: Path) -> None:
+    here, there = str(tmp_path / "a"), str(tmp_path / "x" / "y" / "b")
+    disk.open(here, 9).write(0, b"kept")
+    disk.move(here, there)
+    assert not disk.exists(here)
+    assert (disk.load(there) or b"").startswith(b"kept")
+
+
 def test_java_cannot_lock_what_we_locked(tmp_path: Path) -> None:
     """Java's FileLock is a POSIX lock; so is ours, and another process is refused."""
     lock = RealDisk().lock(str(tmp_path / "lock"))

@@ -96,6 +96,9 @@ def test_both_ends_of_a_time_count() -> None:
     assert index.find("Orders", "K5", START_MS + 5000, START_MS + 5000, 9) == [500]
     assert index.find("Orders", "K5", START_MS + 5001, START_MS + 9000, 9) == []
     assert index.find("Orders", "K5", START_MS, START_MS + 4999, 9) == []
+    assert index.find("Orders", "K5", START_MS + 2000, START_MS + 99_000, 9) == [500]
+    assert index.find("Orders", "K5", START_MS - 9000, START_MS + 7000, 9) == [500]
+    assert index.find("Orders", "K5", START_MS - 9000, START_MS + 99_000, 9) == [500]
 
 
 def test_a_full_file_is_followed_by_another() -> None:

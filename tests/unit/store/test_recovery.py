@@ -402,17 +402,16 @@ def test_a_log_that_lost_all_but_its_place_goes_on_there() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_what_a_killed_broker_could_not_sync_is_written_again_by_its_next_start(seed: int) -> None:
     """The kernel shows these messages still, but will not write them: a power cut would take them."""
-    disk = MemoryDisk(seed)
-    store = open_store(disk)
-    fill(store, 3)
+    disk, big = MemoryDisk(seed), {"mapped_file_size_commit_log": 1 << 16}
+    store = open_store(disk, **big)
+    fill(store, 100)
     disk.fail("sync", "commitlog")
     with pytest.raises(StoreError):
         store.flush()
     killed = disk.copy()
-    again = open_store(killed)
-    again.flush()
-    assert len(bodies(again)) == 3
-    assert len(bodies(open_store(killed.image(seed)))) == 3
+    again = open_store(killed, **big)
+    assert len(bodies(again)) == 100
+    assert len(bodies(open_store(killed.image(seed), **big))) == 100
 
 
 # ---- damage ----
