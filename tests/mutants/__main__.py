@@ -42,7 +42,7 @@ TESTS: Final = tuple(f"tests/{name}" for name in ("unit", "wire", "stateful", "c
 """Of these the tests that always run."""
 MOST_SECONDS: Final = 20.0
 """Of tests that are run for one mutation; those of its module, then the quickest, come first."""
-AGAIN_SECONDS: Final = 600.0
+AGAIN_SECONDS: Final = 120.0
 """For one that survived these."""
 LEFT: Final = ("survived", "not covered", "not judged")
 """Outcomes of those that were not caught."""
@@ -77,7 +77,9 @@ def main() -> int:
         return 0
     results = Results(folder / f"results-{chosen.seed}.jsonl")
     if chosen.again:
-        found = [one for one in _all(sorted(AREAS), "") if results.known.get(one.key) in LEFT]
+        harmless = _equivalent()
+        left = {key for key, outcome in results.known.items() if outcome in LEFT and key not in harmless}
+        found = [one for one in _all(sorted(AREAS), "") if one.key in left]
     trees = [_copy(folder / f"job{number}" / "tree") for number in range(chosen.jobs)]
     covered = _map(folder / "map.json", trees, fresh=chosen.fresh_map)
     left = [one for one in found if chosen.again or one.key not in results.known]
@@ -339,9 +341,13 @@ class Results:
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
+def _equivalent() -> set[str]:
+    lines = EQUIVALENT.read_text().splitlines()
+    return {line for line in lines if "|" in line and not line.startswith(("#", " "))}
+
+
 def _report(found: list[Mutation], results: Results) -> int:
-    known = EQUIVALENT.read_text() if EQUIVALENT.exists() else ""
-    harmless = {line for line in known.splitlines() if "|" in line and not line.startswith(("#", " "))}
+    harmless = _equivalent()
     judged = [one for one in found if one.key not in harmless]
     left = [one for one in judged if results.known.get(one.key) in LEFT]
     caught = len(judged) - len(left)

@@ -20,8 +20,11 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.json import loads as lenient
 from rmq.store.config import BrokerRole, StoreConfig
+from rmq.store.disk import DiskUsage
+from rmq.testing.disk import MemoryDisk
 
 from .desk import START, Desk, Line, aged, body_of, session
+from .rig import Rig
 
 GONE = 17
 
@@ -240,6 +243,12 @@ def test_the_figures_of_a_broker() -> None:
     assert shown["pullThreadPoolQueueSize"] == "7"
     desk.store.flush()
     assert figures(desk)["remainHowManyDataToFlush"] == "0 B"
+
+
+def test_the_figures_of_a_broker_whose_disk_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemoryDisk, "usage", lambda disk, path: DiskUsage(1.0, 0))
+    answer = Rig().one(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+    assert bodies.KVTable.from_json(answer.body).table["commitLogDiskRatio"] == "1.0000"
 
 
 def test_all_rows_that_the_administrators_tools_read() -> None:

@@ -32,6 +32,14 @@ def send_back(offset: int, delay_level: int = 0, *, version: int | None = None, 
     return request
 
 
+def test_a_broker_that_may_not_be_written_takes_nothing_back(rig: Rig) -> None:
+    (message,) = rig.messages("Orders")
+    closed = Rig(disk=rig.disk.copy(), broker_permission=4)
+    answer = closed.one(send_back(message.physical_offset))
+    assert answer.code == ResponseCode.NO_PERMISSION
+    assert closed.store.max_physical_offset == rig.store.max_physical_offset
+
+
 def test_sixteen_retries_each_later_than_the_one_before_then_a_dead_letter(rig: Rig) -> None:
     (message,) = rig.messages("Orders")
     for times in range(16):

@@ -116,6 +116,17 @@ def test_impossible_updates_are_refused(config: GroupConfig, reason: str) -> Non
     assert set(desk.groups.table) == set(SYSTEM_GROUPS)
 
 
+def test_a_group_may_have_as_many_retry_queues_as_the_refusal_says() -> None:
+    desk = Desk()
+    wrong = GroupConfig("g", retry_queue_nums=100_000)
+    reply = desk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=wrong.to_json())
+    most = int((reply.remark or "").rpartition(" ")[2])
+    right = GroupConfig("g", retry_queue_nums=most)
+    assert desk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=right.to_json()).code == 0
+    over = GroupConfig("g", retry_queue_nums=most + 1)
+    assert desk.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=over.to_json()).code == 1
+
+
 def test_all_groups_are_told() -> None:
     desk = Desk()
     reply = desk.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)

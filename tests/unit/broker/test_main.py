@@ -32,6 +32,7 @@ def test_without_a_file_changed_settings_go_into_the_store_and_are_read_from_the
 
 def test_a_broker_of_its_own_process_lets_the_collector_rest() -> None:
     before = gc.get_threshold()
+    gc.unfreeze()
     try:
         calm_collector()
         assert gc.get_threshold()[0] > 10_000

@@ -340,6 +340,17 @@ def test_one_connection_cannot_take_all_the_room_for_waiting_pulls() -> None:
     assert rig.ask(pull(sys_flag=WAITING), wire=third) == []
 
 
+def test_long_expressions_of_waiting_pulls_count_and_are_given_back() -> None:
+    rig = Rig()
+    rig.broker.topics.update(TopicConfig("Orders", 4, 4))
+    for text in ("TagA", " || ".join(f"Tag{number:05d}" for number in range(400))):
+        wire = Wire()
+        assert rig.ask(pull(sys_flag=WAITING | PULL_SUBSCRIPTION, subscription=text), wire=wire) == []
+        assert rig.broker.waits.held == 1 + len(text) // 1024
+        rig.broker.on_close(wire)  # type: ignore[arg-type]
+        assert rig.broker.waits.held == 0
+
+
 def test_no_pull_waits_longer_than_the_setting_says(rig: Rig) -> None:
     assert rig.ask(pull(sys_flag=WAITING, suspend_timeout_millis=2**40)) == []
     assert rig.broker.step_waits(rig.seconds) == rig.seconds + 30

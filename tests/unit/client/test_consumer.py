@@ -77,13 +77,16 @@ class TestBothLoops:
     async def test_what_a_cancelled_handler_had_comes_again(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
+        async def handle(message: StoredMessage) -> None:
+            await trio.sleep(60)
+
         fill(cluster, 1, queues=1)
         async with (
             setting.connect() as client,
             client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
         ):
             with trio.move_on_after(5):
-                await consumer.run(lambda message: trio.sleep(60))
+                await consumer.run(handle)
             with trio.fail_after(60):
                 assert await take(consumer, 1) == [b"0"]
         assert offsets(cluster)[0] == 1

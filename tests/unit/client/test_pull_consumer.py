@@ -13,6 +13,7 @@ from rmq.errors import LocalProtocolError, NoPermission, NoRoute
 from rmq.message import MessageQueue
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.testing.cluster import Cluster
+from rmq.testing.network import MemoryNetwork
 
 from .conftest import Play
 from .world import World, world
@@ -142,6 +143,16 @@ async def test_an_answer_that_leads_nowhere_is_asked_for_again_a_moment_later(
             began = trio.current_time()
             assert (await puller.pull(QUEUE, 0)).messages[0].queue_offset == offsets[-1]
             assert trio.current_time() - began == pytest.approx(wanted)
+
+
+async def test_name_servers_that_are_gone_are_an_error_and_no_empty_list(clock: MockClock) -> None:
+    network = MemoryNetwork(seed=1)
+    async with (
+        rmq.connect("10.0.0.1:9876", network=network) as client,
+        client.pull_consumer("g") as puller,
+    ):
+        with pytest.raises(NoRoute, match="list of topics"):
+            await puller.topics()
 
 
 async def test_refusals_come_out(setting: World, clock: MockClock) -> None:

@@ -135,6 +135,15 @@ def test_files_made_in_one_millisecond_have_names_in_order() -> None:
     assert all(make(disk, capacity=3).find("Orders", f"K{n}", 0, 1 << 60, 9) == [n * 100] for n in range(12))
 
 
+def test_a_file_that_is_in_the_way_is_left_alone() -> None:
+    disk = MemoryDisk()
+    first, second = make(disk), make(disk)
+    first.add([entry(1)], START_MS)
+    second.add([entry(2)], START_MS)
+    assert second.files[0].path > first.files[0].path
+    assert first.find("Orders", "K1", 0, 1 << 60, 9) == [100]
+
+
 def test_after_a_crash_files_past_the_checkpoint_are_made_again() -> None:
     disk = MemoryDisk()
     index = make(disk)

@@ -145,6 +145,19 @@ def test_the_parts_of_a_queue_end_where_its_files_end(start: int) -> None:
     assert queue.next_file(start) == start // 10 * 10 + 10
 
 
+def test_units_whose_file_has_gone_are_not_there() -> None:
+    disk = MemoryDisk()
+    queue = make_queue(disk)
+    for number in range(26):
+        add(queue, (number * 100, 100, number))
+    queue.write()
+    assert len(queue.units(3, 5)) == 100
+    disk.remove(f"{FOLDER}/{0:020d}")
+    queue._files.remove_first()
+    assert bytes(queue.units(3, 5)) == b""
+    assert len(queue.units(13, 5)) == 100
+
+
 def test_a_queue_that_is_removed_leaves_no_file_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     queue = ConsumeQueue(RealDisk(), str(tmp_path / "0"), "Orders", 0, 200, OpenFiles(4))

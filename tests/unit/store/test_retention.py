@@ -142,6 +142,8 @@ def test_a_queue_that_lost_all_its_messages_keeps_counting() -> None:
     assert (store.min_offset("Orders", 0), store.max_offset("Orders", 0)) == (1, 1)
     result = store.get("Orders", 0, 0, 32)
     assert (result.status, result.next_queue_offset) == ("OFFSET_TOO_SMALL", 1)
+    result = store.get("Orders", 0, 1, 32)
+    assert (result.status, result.next_queue_offset) == ("OFFSET_OVERFLOW_ONE", 1)
     store.close()
     again = open_store(disk, clock)
     assert again.max_offset("Orders", 0) == 1
