@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -316,6 +317,20 @@ def test_a_failed_commit_delivers_nothing_and_is_tried_again(bench: Bench) -> No
         bench.at(START + 10)
     bench.fail = None
     bench.at(START + 10)
+    assert bench.delivered() == [b"a"]
+
+
+def test_what_could_not_be_written_anew_waits_as_before(bench: Bench) -> None:
+    bench.send(b"a", START + 39 * DAY)
+    for day in range(1, 39):
+        bench.fail = DiskFull("no room")
+        with suppress(DiskFull):
+            bench.at(START + day * DAY)
+        assert not bench.store.pending
+        assert len(bench.timers) == 1
+        bench.fail = None
+        bench.at(START + day * DAY)
+    bench.at(START + 39 * DAY)
     assert bench.delivered() == [b"a"]
 
 

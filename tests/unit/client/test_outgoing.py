@@ -57,6 +57,11 @@ def test_a_send_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
         assert (request.code, request.flag, request.body) == (310, frame["flag"], body)
 
 
+def test_a_body_is_compressed_from_the_bound_on_as_in_java() -> None:
+    for size, compressed in ((CONFIG.compress_over - 1, 0), (CONFIG.compress_over, 1)):
+        assert pack(Message("T", b"x" * size), "ID", CONFIG).sys_flag & 1 == compressed
+
+
 def test_a_batch_is_the_request_that_java_makes(golden: pathlib.Path) -> None:
     (frame,) = captured(golden, 320)
     ext, body = frame["ext"], base64.b64decode(frame["body_b64"])
