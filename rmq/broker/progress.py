@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _LONG_MAX = 2**63 - 1
 ANSWER_SIZE: Final = MAX_FRAME // 2
-"""Characters of an answer with a row for each queue."""
+"""Bytes of an answer with a row for each queue."""
 SLICE_QUEUES: Final = 200
 """Queues, topics and groups of an answer that are looked at in one go: a ms or two."""
 STATS_TEXTS_MAX: Final = 16
@@ -54,21 +54,23 @@ class QueueRows:
 
     def __init__(self, broker_name: str) -> None:
         self.size = 0
-        """Characters of the text."""
+        """Bytes of the text."""
         self._broker = json.dumps(broker_name).decode()
-        self._parts: list[str] = []
+        self._parts: list[bytes] = []
 
     def add(self, topic: str, values: Iterable[str], first: int = 0) -> None:
         """Add the queues of a topic from `first` on, each with its value as JSON."""
         head = f'{{"brokerName":{self._broker},"queueId":'
         tail = f',"topic":{json.dumps(topic).decode()}}}:'
-        rows = [f"{head}{queue_id}{tail}{value}" for queue_id, value in enumerate(values, first)]
-        self.size += sum(map(len, rows)) + len(rows)
-        self._parts += rows
+        # One text for all of them: tens of thousands of small ones would leave holes in the process's memory.
+        part = ",".join([f"{head}{queue_id}{tail}{value}" for queue_id, value in enumerate(values, first)])
+        if part:
+            self._parts.append(part.encode())
+            self.size += len(self._parts[-1]) + 1
 
-    def text(self) -> str:
+    def text(self) -> bytes:
         """The rows as one JSON object, with Java's bare keys."""
-        return "{" + ",".join(self._parts) + "}"
+        return b"{%b}" % b",".join(self._parts)
 
 
 def topic_offset(low: int, end: int, time_ms: int) -> str:
@@ -83,20 +85,19 @@ def offset_wrapper(end: int, offset: int, time_ms: int) -> str:
 
 def topic_stats(rows: QueueRows) -> bytes:
     """A TopicStatsTable."""
-    return f'{{"offsetTable":{rows.text()}}}'.encode()
+    return b'{"offsetTable":%b}' % rows.text()
 
 
-def consume_stats(rows: QueueRows, tps: float) -> str:
+def consume_stats(rows: QueueRows, tps: float) -> bytes:
     """A ConsumeStats."""
-    return f'{{"consumeTps":{json.dumps_java(tps).decode()},"offsetTable":{rows.text()}}}'
+    return b'{"consumeTps":%b,"offsetTable":%b}' % (json.dumps_java(tps), rows.text())
 
 
-def consume_stats_list(groups: Iterable[tuple[str, list[str]]], address: str, total_diff: int) -> bytes:
+def consume_stats_list(groups: Iterable[tuple[str, list[bytes]]], address: str, total_diff: int) -> bytes:
     """A ConsumeStatsList of each group's ConsumeStats."""
-    lists = ",".join(f"{{{json.dumps(group).decode()}:[{','.join(stats)}]}}" for group, stats in groups)
-    return (
-        f'{{"brokerAddr":{json.dumps(address).decode()},"consumeStatsList":[{lists}],"totalDiff":{total_diff}}}'
-    ).encode()
+    lists = b",".join(b"{%b:[%b]}" % (json.dumps(group), b",".join(stats)) for group, stats in groups)
+    parts = json.dumps(address), lists, total_diff
+    return b'{"brokerAddr":%b,"consumeStatsList":[%b],"totalDiff":%d}' % parts
 
 
 def time_spans(topic: str, broker_name: str, first: int, spans: Iterable[tuple[int, int, int, int]]) -> bytes:
@@ -204,31 +205,36 @@ class Progress:
         names = {header.topic} if header.topic else self._offsets.topics_of(group)
         rows, tps = QueueRows(self._settings.broker.broker_name), 0.0
         for topic in self._consumed(group, names):
-            self._add_lags(rows, group, topic)
             tps += self._stats.consume_tps(group, topic.topic_name, now)
-            _check_size(rows.size, f"the progress of group {group}: ask for one topic of it at a time")
-            done += 1 + topic.read_queue_nums
-            if done >= SLICE_QUEUES:
-                done = 0
-                yield
-        return consume_stats(rows, tps).encode()
+            for queues, _ in self._add_lags(rows, group, topic):
+                _check_size(rows.size, f"the progress of group {group}: ask for one topic of it at a time")
+                done += queues
+                if done >= SLICE_QUEUES:
+                    done = 0
+                    yield
+        return consume_stats(rows, tps)
 
     def _all_consume_stats(self, address: str, now: int, *, only_ordered: bool) -> Slices[bytes]:
         groups, total_diff, size, done = [], 0, 0, 0
         for group in list(self._groups.table):
-            stats: list[str] = []
+            stats: list[bytes] = []
             groups.append((group, stats))
             done += 1
             for topic in self._consumed(group, self._offsets.topics_of(group)):
                 done += 1
                 if topic.order or not only_ordered:
                     rows = QueueRows(self._settings.broker.broker_name)
-                    total_diff += self._add_lags(rows, group, topic)
-                    tps = self._stats.consume_tps(group, topic.topic_name, now)
-                    stats.append(consume_stats(rows, tps))
+                    for queues, lag in self._add_lags(rows, group, topic):
+                        total_diff += lag
+                        _check_size(
+                            size + rows.size, "the progress of all groups: ask for one group at a time"
+                        )
+                        done += queues
+                        if done >= SLICE_QUEUES:
+                            done = 0
+                            yield
                     size += rows.size
-                    _check_size(size, "the progress of all groups: ask for one group at a time")
-                    done += topic.read_queue_nums
+                    stats.append(consume_stats(rows, self._stats.consume_tps(group, topic.topic_name, now)))
                 if done >= SLICE_QUEUES:
                     done = 0
                     yield
@@ -242,19 +248,22 @@ class Progress:
         known = (self._topics.get(name) for name in sorted(names) if self._clients.is_subscribed(group, name))
         return [topic for topic in known if topic is not None]
 
-    def _add_lags(self, rows: QueueRows, group: str, topic: TopicConfig) -> int:
-        """Add a row for each queue of the topic; returns how many messages the group lacks in all."""
+    def _add_lags(self, rows: QueueRows, group: str, topic: TopicConfig) -> Iterator[tuple[int, int]]:
+        """Add a row for each queue of the topic, some at a time; yields what that was: how many looks it
+        took, and how many messages the group lacks in them.
+        """
         name = topic.topic_name
         offsets = self._offsets.of(group, name)
-        values, lag = [], 0
-        for queue_id in range(topic.read_queue_nums):
-            offset = max(0, offsets.get(queue_id, 0))
-            end = max(0, self._store.max_offset(name, queue_id))
-            time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
-            lag += end - offset
-            values.append(offset_wrapper(end, offset, max(0, time_ms)))
-        rows.add(name, values)
-        return lag
+        for queues in _sliced(topic.read_queue_nums):
+            values, lag = [], 0
+            for queue_id in queues:
+                offset = max(0, offsets.get(queue_id, 0))
+                end = max(0, self._store.max_offset(name, queue_id))
+                time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
+                lag += end - offset
+                values.append(offset_wrapper(end, offset, max(0, time_ms)))
+            rows.add(name, values, queues.start)
+            yield 1 + len(queues), lag
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
         return MessageQueue(topic, self._settings.broker.broker_name, queue_id)

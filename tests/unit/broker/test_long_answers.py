@@ -167,3 +167,19 @@ def test_each_queue_of_a_large_topic_has_its_row(code: int, body: type[Any], tab
         assert rig.ask(Command.request(code, {"topic": "Large"})) == []
     else:
         assert [row.message_queue.queue_id for row in rows if row.max_time_stamp > 0] == [queues - 1]
+
+
+@pytest.mark.parametrize("code", [RequestCode.GET_CONSUME_STATS, RequestCode.GET_BROKER_CONSUME_STATS])
+def test_the_progress_in_a_large_topic_is_made_in_slices(code: int) -> None:
+    lagging, queues = Lagging(0), 5 * SLICE_QUEUES + 7
+    lagging.rig.broker.topics.create_retry("Large", 6, queues)
+    lagging.rig.broker.offsets.commit("readers", "Large", queues - 1, 1)
+    assert lagging.ask(code) == []
+    assert sum(1 for _ in lagging.rig.broker.long_answers.finish()) >= 5
+    (answer,) = lagging.rig.wire.take()
+    if code == RequestCode.GET_CONSUME_STATS:
+        stats = ConsumeStats.from_json(answer.body)
+    else:
+        groups = ConsumeStatsList.from_json(answer.body).consume_stats_list
+        (stats,) = next(group["readers"] for group in groups if "readers" in group)
+    assert sorted(queue.queue_id for queue in stats.offset_table) == list(range(queues))

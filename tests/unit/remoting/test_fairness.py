@@ -77,7 +77,8 @@ async def test_the_rest_of_a_turn_comes_before_what_is_not_decoded_yet(autojump_
     async with linked(slow, limits=Limits(decoded_frames=5)) as link:
         bodies = [b"%d" % number for number in range(33)]
         await link.peer.send(*map(request, bodies))
-        assert [answer.body for answer in await link.peer.receive(33)] == bodies
+        with trio.fail_after(60):
+            assert [answer.body for answer in await link.peer.receive(33)] == bodies
         assert slow.bodies == bodies
 
 
