@@ -98,8 +98,9 @@ def compile_sql(text: str) -> Expression:
 
 # --- tokens ---
 
-# Quantifiers are possessive: what one has taken is never looked at again.
-_BLANK = re.compile(r"(?:[ \t\n\r\f]++|--[^\n\r]*+(?:\r\n|\n|\r)|/\*[^*]*+\*(?:\*|[^*/][^*]*+\*)*+/)*+")
+# Quantifiers are possessive: what one has taken is never looked at again. Only characters are repeated so:
+# Python before 3.11.5 goes on at a wrong place when a possessive group fails in its middle.
+_BLANK = re.compile(r"[ \t\n\r\f]++|--[^\n\r]*+(?:\r\n|\n|\r)|/\*(?s:.*?)\*/")
 _TOKEN = re.compile(
     r"(?P<float>[0-9]++\.[0-9]*+(?:[eE][+-]?[0-9]++)?|\.[0-9]++(?:[eE][+-]?[0-9]++)?|[0-9]++[eE][+-]?[0-9]++)"
     r"|(?P<int>0|[1-9][0-9]*+[lL]?)"
@@ -127,8 +128,9 @@ def _quoted(text: str, at: int = 0) -> str:
 
 
 def _lex(text: str, start: int) -> tuple[_Token, int]:
-    blank = _BLANK.match(text, start)
-    at = blank.end() if blank else start
+    at = start
+    while blank := _BLANK.match(text, at):
+        at = blank.end()
     if at >= len(text):
         return _Token("end", "", at), at
     match = _TOKEN.match(text, at)

@@ -187,7 +187,8 @@ def bare_errors() -> Iterator[None]:
     """Put round a task group that callers do not see: one error comes out as itself, never a group of them.
 
     When several tasks failed at once, Ctrl-C comes before all others, and then the first; its notes name the
-    others. A group that one task raised itself stays as it is.
+    others. A group of several errors that one task raised itself stays as it is; of one error, as of task
+    groups inside each other, that error comes out.
     """
     try:
         yield
@@ -197,9 +198,11 @@ def bare_errors() -> Iterator[None]:
             raise
         ended = [error for one in failed for error in _others(one, None) if not isinstance(error, Exception)]
         error = ended[0] if ended else failed[0]
-        for other in failed:
-            if other is not error:
-                error.add_note(f"at the same time: {other!r:.200}")
+        others = [other for other in failed if other is not error]
+        if len(causes := _others(error, None)) == 1:
+            (error,) = causes
+        for other in others:
+            error.add_note(f"at the same time: {other!r:.200}")
         raise error from error.__cause__
 
 

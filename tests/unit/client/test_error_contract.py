@@ -303,9 +303,9 @@ def test_ctrl_c_comes_out_of_run_as_itself(both: Play, cluster: Cluster) -> None
 
     try:
         both(scenario, cluster)
-    except KeyboardInterrupt:  # asyncio cancels its main task first
+    except KeyboardInterrupt:  # asyncio cancels its main task first, and tells of the interrupt at the end
         ended.append("asyncio")
-    assert len(ended) == 1
+    assert ended
 
 
 # --- askers that are gone ---
