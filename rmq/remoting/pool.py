@@ -127,7 +127,8 @@ class Pool:
                 raise ConnectFailed(address, f"no connection within {timeout:g} s")
             connection = link.connection
             if connection is None or connection.is_closed:
-                raise ConnectFailed(address, link.error or "the pool is closing")
+                ended = "" if connection is None else connection.reason  # while its stream is being closed
+                raise ConnectFailed(address, ended or link.error or "the pool is closing")
         return connection
 
     def close(self, address: str) -> None:
