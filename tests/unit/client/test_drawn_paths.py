@@ -18,8 +18,9 @@ from trio.testing import MockClock
 import rmq
 from rmq.message import Message
 from rmq.store.config import BrokerRole
+from rmq.testing.cluster import Cluster
 
-from .system import system, take
+from .traffic import take
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "design" / "paths.md"
 LONGEST = {"client": 5, "broker": 7}
@@ -98,7 +99,7 @@ def commit(message: rmq.StoredMessage) -> rmq.client.transactional.Decision:
 
 async def test_a_send(clock: MockClock) -> None:
     found = Followed()
-    async with system("a") as made, made.client() as client, client.producer("p") as producer:
+    async with Cluster("a") as made, made.connect() as client, client.producer("p") as producer:
         await producer.send(Message("T", b"makes the topic"))
         await trio.sleep(1)
         with found.followed():
@@ -121,11 +122,11 @@ def depth_of(function: str, found: Followed, outermost: str) -> int:
 
 async def test_a_send_that_waits_for_its_slave(clock: MockClock) -> None:
     found = Followed()
-    async with system() as made:
-        await made.start("m", {"broker_role": BrokerRole.SYNC_MASTER}, broker_name="pair")
-        await made.start("s", {"broker_role": BrokerRole.SLAVE}, broker_name="pair", broker_id=1)
+    async with Cluster() as made:
+        await made.start("m", store={"broker_role": BrokerRole.SYNC_MASTER}, broker_name="pair")
+        await made.start("s", store={"broker_role": BrokerRole.SLAVE}, broker_name="pair", broker_id=1)
         await trio.sleep(15)
-        async with made.client() as client, client.producer("p") as producer:
+        async with made.connect() as client, client.producer("p") as producer:
             await producer.send(Message("T", b"makes the topic"))
             await trio.sleep(1)
             with found.followed():
@@ -137,8 +138,8 @@ async def test_a_send_that_waits_for_its_slave(clock: MockClock) -> None:
 async def test_the_end_of_a_transaction(clock: MockClock) -> None:
     found = Followed()
     async with (
-        system("a") as made,
-        made.client() as client,
+        Cluster("a") as made,
+        made.connect() as client,
         client.transactional_producer("p", commit) as producer,
     ):
         await trio.sleep(1)
@@ -151,7 +152,7 @@ async def test_the_end_of_a_transaction(clock: MockClock) -> None:
 
 async def test_a_pull(clock: MockClock) -> None:
     found = Followed()
-    async with system("a") as made, made.client() as client:
+    async with Cluster("a") as made, made.connect() as client:
         async with client.producer("p") as producer:
             await producer.send(Message("T", b"1"))
         with found.followed():

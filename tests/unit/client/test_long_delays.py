@@ -8,8 +8,7 @@ from trio.testing import MockClock
 
 from rmq.client.producer import Producer
 from rmq.message import Message, StoredMessage
-
-from .system import System, now_ms, system
+from rmq.testing.cluster import Cluster
 
 DAY = 86_400
 STORE = {"delete_when": ";".join(f"{hour:02d}" for hour in range(24)), "file_reserved_time": 72}
@@ -23,7 +22,7 @@ async def a_day_passes(clock: MockClock, producer: Producer) -> None:
     await trio.sleep(1)
 
 
-def log_files(made: System) -> list[str]:
+def log_files(made: Cluster) -> list[str]:
     return sorted(made.disks["a"].list("/store/commitlog"))
 
 
@@ -31,19 +30,19 @@ async def test_forty_days(clock: MockClock) -> None:
     got: dict[bytes, int] = {}
 
     async def note(message: StoredMessage) -> None:
-        got[message.body] = now_ms()
+        got[message.body] = made.now_ms()
 
-    async with system() as made:
-        await made.start("a", STORE)
+    async with Cluster() as made:
+        await made.start("a", store=STORE)
         config = {"send_timeout_ms": 30_000, "compress_over": 0}
         async with (
-            made.client(**config) as client,
+            made.connect(**config) as client,
             client.producer("p") as producer,
             client.consumer("g", {"Late": "*"}, consume_from="first") as consumer,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(consumer.run, note)
-            sent = now_ms()
+            sent = made.now_ms()
             await producer.send(Message("Late", b"40", delay_ms=40 * DAY * 1000))
             await producer.send(Message("Late", b"20", deliver_at_ms=sent + 20 * DAY * 1000))
             recalled = await producer.send(Message("Late", b"no", delay_ms=39 * DAY * 1000))
@@ -55,11 +54,11 @@ async def test_forty_days(clock: MockClock) -> None:
                     assert list(got) == [b"20"]
                     await producer.recall(recalled.recall_handle or "")
                 if day == 30:
-                    made.stops["a"].set()
+                    await made.stop("a")
                     await trio.sleep(10)
-                    await made.start("a", STORE)
+                    await made.start("a", store=STORE)
                     await trio.sleep(60)
-            clock.jump((sent + 40 * DAY * 1000 - now_ms()) / 1000 - 30)
+            clock.jump((sent + 40 * DAY * 1000 - made.now_ms()) / 1000 - 30)
             await trio.sleep(60)
             assert set(got) == {b"20", b"40"}
             assert 0 <= got[b"40"] - sent - 40 * DAY * 1000 < 100

@@ -12,8 +12,7 @@ from rmq.client.client import Client
 from rmq.client.dead_letters import Letters, message_again, read_letter
 from rmq.errors import ConfigError, LocalProtocolError, NoRoute
 from rmq.message import Message, MessageQueue, StoredMessage
-
-from .system import System, system
+from rmq.testing.cluster import Cluster
 
 
 def letter(properties: dict[str, str], **more: object) -> rmq.DeadLetter:
@@ -112,13 +111,13 @@ async def contents(client: Client, topic: str) -> list[StoredMessage]:
     return found
 
 
-async def numbers(made: System, topic: str) -> list[int]:
-    async with made.client() as client:
+async def numbers(made: Cluster, topic: str) -> list[int]:
+    async with made.connect() as client:
         return sorted(int(message.body) for message in await contents(client, topic))
 
 
 async def test_all_letters_go_back_once_however_often_it_is_run(clock: MockClock) -> None:
-    async with system("a", "b") as made, made.client() as client:
+    async with Cluster("a", "b") as made, made.connect() as client:
         await kill(client, "Orders", [b"0", b"1", b"2", b"3"])
         listed = await client.dead_letters("g")
         assert sorted((one.topic, one.message.keys, one.times) for one in listed) == [
@@ -140,7 +139,7 @@ async def test_all_letters_go_back_once_however_often_it_is_run(clock: MockClock
 
 
 async def test_a_letter_that_dies_again_can_go_back_again(clock: MockClock) -> None:
-    async with system("a") as made, made.client(max_reconsume_times=0) as client:
+    async with Cluster("a") as made, made.connect(max_reconsume_times=0) as client:
         await kill(client, "Orders", [b"0"])
         assert (await client.redrive("g")).sent == 1
 
@@ -159,7 +158,7 @@ async def test_a_letter_that_dies_again_can_go_back_again(clock: MockClock) -> N
 
 
 async def test_chosen_letters_go_to_another_topic_at_a_rate(clock: MockClock) -> None:
-    async with system("a") as made, made.client() as client:
+    async with Cluster("a") as made, made.connect() as client:
         await kill(client, "Orders", [b"%d" % n for n in range(10)])
         began = trio.current_time()
         even = Letters(where=lambda one: int(one.message.body) % 2 == 0)
@@ -174,7 +173,7 @@ async def test_chosen_letters_go_to_another_topic_at_a_rate(clock: MockClock) ->
 
 
 async def test_letters_of_a_time(clock: MockClock) -> None:
-    async with system("a") as made, made.client() as client:
+    async with Cluster("a") as made, made.connect() as client:
         await kill(client, "Orders", [b"0", b"1"])
         (*_, last) = await client.dead_letters("g")
         await trio.sleep(60)
@@ -193,7 +192,7 @@ async def test_an_ordered_consumer_tells_its_reason_too(clock: MockClock) -> Non
     async def fail(message: StoredMessage) -> None:
         raise Unprintable if message.body == b"0" else ValueError("line 1\nline 2\x02 \udc80")
 
-    async with system("a") as made, made.client(suspend_queue_ms=100) as client:
+    async with Cluster("a") as made, made.connect(suspend_queue_ms=100) as client:
         async with client.producer("p") as producer:
             for body in (b"0", b"1"):
                 await producer.send(Message("Orders", body), sharding_key="k")
@@ -213,13 +212,13 @@ async def test_an_ordered_consumer_tells_its_reason_too(clock: MockClock) -> Non
 
 
 async def test_a_group_without_dead_letters(clock: MockClock) -> None:
-    async with system("a") as made, made.client() as client:
+    async with Cluster("a") as made, made.connect() as client:
         assert await client.dead_letters("nobody") == []
         assert (await client.redrive("nobody")).looked_at == 0
 
 
 async def test_in_a_namespace(clock: MockClock) -> None:
-    async with system("a") as made, made.client(namespace="ns") as client:
+    async with Cluster("a") as made, made.connect(namespace="ns") as client:
         await kill(client, "Orders", [b"0"])
         (one,) = await client.dead_letters("g")
         assert (one.topic, one.message.topic) == ("Orders", "%DLQ%g")
@@ -228,7 +227,7 @@ async def test_in_a_namespace(clock: MockClock) -> None:
 
 
 async def test_a_letter_whose_topic_is_gone_fails_alone(clock: MockClock) -> None:
-    async with system("a") as made, made.client() as client:
+    async with Cluster("a") as made, made.connect() as client:
         await kill(client, "Orders", [b"0", b"1"])
         async with client.producer("p") as producer:
             await producer.send(Message("%DLQ%g", b"2"), queue=MessageQueue("%DLQ%g", "a", 0))
@@ -239,12 +238,12 @@ async def test_a_letter_whose_topic_is_gone_fails_alone(clock: MockClock) -> Non
 
 
 async def test_a_run_that_a_lost_broker_ends_is_gone_on_with(clock: MockClock) -> None:
-    async with system("a") as made, made.client() as client:
+    async with Cluster("a") as made, made.connect() as client, trio.open_nursery() as nursery:
         await kill(client, "Orders", [b"%d" % n for n in range(6)])
 
         def stop(so_far: rmq.Redriven) -> None:
             if so_far.sent == 3:
-                made.stops["a"].set()
+                nursery.start_soon(made.stop, "a")
 
         with pytest.raises(rmq.RmqError) as caught:
             await client.redrive("g", rate=1, progress=stop)
@@ -266,12 +265,12 @@ async def test_a_discarded_half_message_is_listed_and_checked_again(clock: MockC
         asked.append(message.message_id)
         return decision
 
-    async with system() as made:
+    async with Cluster() as made:
         await made.start(
             "a", transaction_time_out=1000, transaction_check_interval=1000, transaction_check_max=3
         )
         async with (
-            made.client() as client,
+            made.connect() as client,
             client.transactional_producer("pay", check_back) as producer,
         ):
             assert await client.discarded_transactions() == []

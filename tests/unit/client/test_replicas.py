@@ -11,8 +11,9 @@ from trio.testing import MockClock
 from rmq.message import Message, MessageQueue
 from rmq.protocol.codes import ResponseCode
 from rmq.store.config import BrokerRole
+from rmq.testing.cluster import Cluster
 
-from .system import System, fill, system, take
+from .traffic import fill, take
 
 HOUR = 3600
 SMALL = {
@@ -27,16 +28,16 @@ EVERYTHING: dict[str, Any] = {"topics": {"Orders": "*"}, "consume_from": "first"
 PAIR: dict[str, Any] = {"broker_name": "pair", "slave_read_enable": True}
 
 
-async def send(made: System, first: int, count: int) -> None:
+async def send(made: Cluster, first: int, count: int) -> None:
     """Send numbers to one queue, one after the other."""
-    async with made.client() as client, client.producer("p") as producer:
+    async with made.connect() as client, client.producer("p") as producer:
         for number in range(first, first + count):
             await producer.send(Message("Orders", b"%d" % number, keys=["all"]), sharding_key="one")
 
 
-async def queue_of(made: System) -> tuple[MessageQueue, int, int]:
+async def queue_of(made: Cluster) -> tuple[MessageQueue, int, int]:
     """The queue that has the messages, its first offset and its end."""
-    async with made.client() as client, client.pull_consumer("lookers") as puller:
+    async with made.connect() as client, client.pull_consumer("lookers") as puller:
         for queue in await puller.message_queues("Orders"):
             if await puller.max_offset(queue):
                 return queue, await puller.min_offset(queue), await puller.max_offset(queue)
@@ -47,10 +48,10 @@ async def queue_of(made: System) -> tuple[MessageQueue, int, int]:
 async def test_a_reader_that_is_slower_than_retention_goes_on_where_it_is_configured(
     clock: MockClock, reset: str
 ) -> None:
-    async with system() as made:
-        await made.start("a", SMALL)
+    async with Cluster() as made:
+        await made.start("a", store=SMALL)
         await send(made, 0, 10)
-        async with made.client() as client, client.consumer("slow", {"Orders": "*"}) as consumer:
+        async with made.connect() as client, client.consumer("slow", {"Orders": "*"}) as consumer:
             assert await take(consumer, 10) == list(range(10))
         await send(made, 10, 300)
         await trio.sleep(2 * HOUR)
@@ -63,14 +64,14 @@ async def test_a_reader_that_is_slower_than_retention_goes_on_where_it_is_config
         assert names[0] != "00000000000000000000"
         assert made.disks["a"].list(f"/store/consumequeue/Orders/{queue.queue_id}")[0] != f"{0:020d}"
 
-        async with made.client() as client:
+        async with made.connect() as client:
             async with client.pull_consumer("slow") as puller:
                 answer = await puller.pull_raw(queue, 10)
                 assert (answer.code, answer.next_offset) == (ResponseCode.PULL_OFFSET_MOVED, first)
             found = await client.admin.query_message("Orders", "all", max_messages=64)
             assert min(message.queue_offset for message in found.messages) >= first
         async with (
-            made.client(offset_reset=reset) as client,
+            made.connect(offset_reset=reset) as client,
             client.consumer("slow", {"Orders": "*"}) as consumer,
         ):
             if reset == "last":
@@ -82,32 +83,32 @@ async def test_a_reader_that_is_slower_than_retention_goes_on_where_it_is_config
 
 
 async def test_several_slaves_follow_and_serve_reads_when_the_master_is_down(clock: MockClock) -> None:
-    async with system() as made:
-        await made.start("m", {"broker_role": BrokerRole.SYNC_MASTER}, **PAIR)
+    async with Cluster() as made:
+        await made.start("m", store={"broker_role": BrokerRole.SYNC_MASTER}, **PAIR)
         for number in (1, 2):
-            await made.start(f"s{number}", SLAVE, broker_id=number, **PAIR)
+            await made.start(f"s{number}", store=SLAVE, broker_id=number, **PAIR)
         await trio.sleep(15)
         await fill(made, "Orders", 100)
         await trio.sleep(15)  # the slaves copy topics and offsets every ten seconds
-        async with made.client() as client, client.consumer("g", **EVERYTHING) as some:
+        async with made.connect() as client, client.consumer("g", **EVERYTHING) as some:
             assert len(await take(some, 30)) == 30
         await trio.sleep(15)
         assert made.disks["s1"].load("/store/commitlog/" + "0" * 20) == made.disks["m"].load(
             "/store/commitlog/" + "0" * 20
         )
-        made.stops["m"].set()
+        await made.stop("m")
         await trio.sleep(15)
 
-        async with made.client() as client:
+        async with made.connect() as client:
             async with client.consumer("g", **EVERYTHING) as others:
                 assert len(set(await take(others, 70))) == 70
             async with client.pull_consumer("g") as puller:
                 queues = await puller.message_queues("Orders")
                 assert sum([await puller.max_offset(queue) for queue in queues]) == 100
 
-        made.stops["s1"].set()
+        await made.stop("s1")
         await trio.sleep(15)
-        async with made.client() as client, client.consumer("h", **EVERYTHING) as consumer:
+        async with made.connect() as client, client.consumer("h", **EVERYTHING) as consumer:
             assert sorted(await take(consumer, 100)) == list(range(100))
 
 
@@ -115,16 +116,16 @@ async def test_a_loaded_master_points_old_reads_at_its_slave(
     clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rmq.store.store._physical_memory", lambda: 1000)  # nearly all is old
-    async with system() as made:
+    async with Cluster() as made:
         await made.start("m", **PAIR)
-        await made.start("s1", SLAVE, broker_id=1, **PAIR)
+        await made.start("s1", store=SLAVE, broker_id=1, **PAIR)
         await fill(made, "Orders", 200)
         await trio.sleep(20)
-        async with made.client() as client, client.pull_consumer("readers") as puller:
+        async with made.connect() as client, client.pull_consumer("readers") as puller:
             queue, *_ = await puller.message_queues("Orders")
             assert (await puller.pull_raw(queue, 0, max_messages=8)).broker_id == 1
         async with (
-            made.client() as client,
+            made.connect() as client,
             client.consumer("g", {"Orders": "*"}, consume_from="first") as consumer,
         ):
             assert sorted(await take(consumer, 200)) == list(range(200))

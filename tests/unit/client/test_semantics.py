@@ -15,8 +15,9 @@ from rmq.client.consumer import Consumer, Handler
 from rmq.client.transactional import Decision
 from rmq.errors import ReplyTimeout, ResponseError, RmqError, SystemFailure
 from rmq.message import Message, StoredMessage
+from rmq.testing.cluster import Cluster
 
-from .system import fill, now_ms, system, take
+from .traffic import fill, take
 
 
 class Seen:
@@ -63,25 +64,28 @@ async def test_the_order_of_each_key_holds_while_members_come_and_go(autojump_cl
     async def member(seconds: float) -> None:
         with trio.move_on_after(seconds):
             async with (
-                made.client() as client,
+                made.connect() as client,
                 client.consumer("g", {"T": "*"}, consume_from="first", ordered=True) as consumer,
             ):
                 await consumer.run(handle)
 
-    async with system("a") as made:
-        async with made.client() as client, client.producer("p") as producer, trio.open_nursery() as nursery:
-            nursery.start_soon(member, 40)
-            for number in range(200):
-                for key in ("x", "y", "z"):
-                    await producer.send(Message("T", f"{key}:{number}".encode()), sharding_key=key)
-                await trio.sleep(0.1)
-                if number == 50:
-                    nursery.start_soon(member, 6)
-                if number == 120:
-                    nursery.start_soon(member, 100)
-            await trio.sleep(120)
-            nursery.cancel_scope.cancel()
-        made.nursery.cancel_scope.cancel()
+    async with (
+        Cluster("a") as made,
+        made.connect() as client,
+        client.producer("p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(member, 40)
+        for number in range(200):
+            for key in ("x", "y", "z"):
+                await producer.send(Message("T", f"{key}:{number}".encode()), sharding_key=key)
+            await trio.sleep(0.1)
+            if number == 50:
+                nursery.start_soon(member, 6)
+            if number == 120:
+                nursery.start_soon(member, 100)
+        await trio.sleep(120)
+        nursery.cancel_scope.cancel()
     for key, numbers in seen.items():
         first = list(dict.fromkeys(numbers))
         assert first == list(range(200)), key
@@ -98,21 +102,24 @@ async def test_an_ordered_message_that_always_fails_becomes_a_dead_letter(autoju
             tried.append(message.reconsume_times)
             raise ValueError("bad")
 
-    async with system("a") as made:
-        async with made.client() as client, client.producer("p") as producer, trio.open_nursery() as nursery:
-            await producer.send(Message("T", b"bad"), sharding_key="k")
-            await producer.send(Message("T", b"good"), sharding_key="k")
-            async with client.consumer(
-                "g", {"T": "*"}, consume_from="first", ordered=True, max_reconsume_times=3
-            ) as consumer:
-                nursery.start_soon(consumer.run, handle)
-                await trio.sleep(60)
-                seen = await watch(nursery, client, "%DLQ%g")
-                await trio.sleep(60)
-                assert tried == [0, 1, 2, 3]
-                assert seen.bodies == [b"bad"]
-            nursery.cancel_scope.cancel()
-        made.nursery.cancel_scope.cancel()
+    async with (
+        Cluster("a") as made,
+        made.connect() as client,
+        client.producer("p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        await producer.send(Message("T", b"bad"), sharding_key="k")
+        await producer.send(Message("T", b"good"), sharding_key="k")
+        async with client.consumer(
+            "g", {"T": "*"}, consume_from="first", ordered=True, max_reconsume_times=3
+        ) as consumer:
+            nursery.start_soon(consumer.run, handle)
+            await trio.sleep(60)
+            seen = await watch(nursery, client, "%DLQ%g")
+            await trio.sleep(60)
+            assert tried == [0, 1, 2, 3]
+            assert seen.bodies == [b"bad"]
+        nursery.cancel_scope.cancel()
 
 
 async def test_transactions(autojump_clock: MockClock) -> None:
@@ -122,89 +129,90 @@ async def test_transactions(autojump_clock: MockClock) -> None:
         asked.append(message.body)
         return rmq.COMMIT if message.body == b"late" else rmq.UNKNOWN
 
-    async with system("a") as made:
-        async with (
-            made.client() as client,
-            client.transactional_producer("g", check_back) as producer,
-            trio.open_nursery() as nursery,
-        ):
-            await producer.send(Message("T", b"plain"))
-            seen = await watch(nursery, client, "T")
-            async with producer.transaction(Message("T", b"committed", keys="42")):
-                await trio.sleep(1)
-                assert seen.bodies == [b"plain"]
-            with pytest.raises(ValueError, match="no"):
-                async with producer.transaction(Message("T", b"rolled back")):
-                    raise ValueError("no")
-            with trio.move_on_after(1):
-                async with producer.transaction(Message("T", b"late")):
-                    await trio.sleep_forever()
-            async with producer.transaction(Message("T", b"never")) as transaction:
-                transaction.decision = rmq.UNKNOWN
+    async with (
+        Cluster("a") as made,
+        made.connect() as client,
+        client.transactional_producer("g", check_back) as producer,
+        trio.open_nursery() as nursery,
+    ):
+        await producer.send(Message("T", b"plain"))
+        seen = await watch(nursery, client, "T")
+        async with producer.transaction(Message("T", b"committed", keys="42")):
             await trio.sleep(1)
-            assert seen.bodies == [b"plain", b"committed"]
-            await trio.sleep(150)
-            assert seen.bodies == [b"plain", b"committed", b"late"]
-            assert set(asked) == {b"late", b"never"}
-            nursery.cancel_scope.cancel()
-        made.nursery.cancel_scope.cancel()
+            assert seen.bodies == [b"plain"]
+        with pytest.raises(ValueError, match="no"):
+            async with producer.transaction(Message("T", b"rolled back")):
+                raise ValueError("no")
+        with trio.move_on_after(1):
+            async with producer.transaction(Message("T", b"late")):
+                await trio.sleep_forever()
+        async with producer.transaction(Message("T", b"never")) as transaction:
+            transaction.decision = rmq.UNKNOWN
+        await trio.sleep(1)
+        assert seen.bodies == [b"plain", b"committed"]
+        await trio.sleep(150)
+        assert seen.bodies == [b"plain", b"committed", b"late"]
+        assert set(asked) == {b"late", b"never"}
+        nursery.cancel_scope.cancel()
 
 
 async def test_delivery_times_and_recall(autojump_clock: MockClock) -> None:
-    async with system("a") as made:
-        async with made.client() as client, client.producer("p") as producer, trio.open_nursery() as nursery:
-            await producer.send(Message("T", b"now"))
-            seen = await watch(nursery, client, "T")
-            began = trio.current_time()
-            results = [
-                await producer.send(message)
-                for message in (
-                    Message("T", b"level", delay_level=2),
-                    Message("T", b"at", deliver_at_ms=now_ms() + 2_000),
-                    Message("T", b"after", delay_ms=3_000),
-                    Message("T", b"recalled", delay_ms=4_000),
-                )
-            ]
-            assert [result.recall_handle is not None for result in results] == [False, True, True, True]
-            handle = results[-1].recall_handle or ""
-            assert await producer.recall(handle) == results[-1].message_id
-            await trio.sleep(20)
-            due = {body: at - began for body, at in seen.messages if body != b"now"}
-            assert due == {
-                b"level": pytest.approx(5, abs=0.05),
-                b"at": pytest.approx(2, abs=0.05),
-                b"after": pytest.approx(3, abs=0.05),
-            }
-            with pytest.raises(ResponseError):
-                await producer.recall(handle)
-            nursery.cancel_scope.cancel()
-        made.nursery.cancel_scope.cancel()
+    async with (
+        Cluster("a") as made,
+        made.connect() as client,
+        client.producer("p") as producer,
+        trio.open_nursery() as nursery,
+    ):
+        await producer.send(Message("T", b"now"))
+        seen = await watch(nursery, client, "T")
+        began = trio.current_time()
+        results = [
+            await producer.send(message)
+            for message in (
+                Message("T", b"level", delay_level=2),
+                Message("T", b"at", deliver_at_ms=made.now_ms() + 2_000),
+                Message("T", b"after", delay_ms=3_000),
+                Message("T", b"recalled", delay_ms=4_000),
+            )
+        ]
+        assert [result.recall_handle is not None for result in results] == [False, True, True, True]
+        handle = results[-1].recall_handle or ""
+        assert await producer.recall(handle) == results[-1].message_id
+        await trio.sleep(20)
+        due = {body: at - began for body, at in seen.messages if body != b"now"}
+        assert due == {
+            b"level": pytest.approx(5, abs=0.05),
+            b"at": pytest.approx(2, abs=0.05),
+            b"after": pytest.approx(3, abs=0.05),
+        }
+        with pytest.raises(ResponseError):
+            await producer.recall(handle)
+        nursery.cancel_scope.cancel()
 
 
 async def test_requests_and_replies(autojump_clock: MockClock) -> None:
-    async with system("a", "b") as made:
-        async with (
-            made.client() as client,
-            made.client() as other,
-            client.producer("p") as producer,
-            other.producer("answers") as answers,
-            trio.open_nursery() as nursery,
-        ):
+    async with (
+        Cluster("a", "b") as made,
+        made.connect() as client,
+        made.connect() as other,
+        client.producer("p") as producer,
+        other.producer("answers") as answers,
+        trio.open_nursery() as nursery,
+    ):
 
-            async def reply(message: StoredMessage) -> None:
-                if message.body != b"nobody":
-                    await answers.reply(message, message.body * 2)
+        async def reply(message: StoredMessage) -> None:
+            if message.body != b"nobody":
+                await answers.reply(message, message.body * 2)
 
-            for number in range(8):
-                await producer.send(Message("T", b"nobody"), sharding_key=str(number))
-            async with other.consumer("g", {"T": "*"}) as consumer:
-                nursery.start_soon(consumer.run, reply)
-                answered = [await producer.request(Message("T", b"%d" % n), timeout=5) for n in range(8)]
-                assert [message.body for message in answered] == [b"%d" % n * 2 for n in range(8)]
-                with pytest.raises(ReplyTimeout):
-                    await producer.request(Message("T", b"nobody"), timeout=2)
-            nursery.cancel_scope.cancel()
-        made.nursery.cancel_scope.cancel()
+        for number in range(8):
+            await producer.send(Message("T", b"nobody"), sharding_key=str(number))
+        async with other.consumer("g", {"T": "*"}) as consumer:
+            nursery.start_soon(consumer.run, reply)
+            answered = [await producer.request(Message("T", b"%d" % n), timeout=5) for n in range(8)]
+            assert [message.body for message in answered] == [b"%d" % n * 2 for n in range(8)]
+            with pytest.raises(ReplyTimeout):
+                await producer.request(Message("T", b"nobody"), timeout=2)
+        nursery.cancel_scope.cancel()
 
 
 async def test_members_that_want_different_things_are_warned(
@@ -214,7 +222,7 @@ async def test_members_that_want_different_things_are_warned(
         rows = [row for row in caplog.records if row.name.startswith("rmq.client.session")]
         return [row.getMessage() for row in rows]
 
-    async with system("a") as made, made.client() as one, made.client() as other:
+    async with Cluster("a") as made, made.connect() as one, made.connect() as other:
         async with one.producer("p") as producer:
             await producer.send(Message("T", b"makes the topic"))
         async with one.consumer("g", {"T": "A"}):
@@ -227,12 +235,12 @@ async def test_members_that_want_different_things_are_warned(
 
 
 async def test_a_group_that_is_not_let_in_is_told_and_holds_up_no_other(autojump_clock: MockClock) -> None:
-    async with system() as made:
+    async with Cluster() as made:
         await made.start("a", reject_subscription_conflicts=True)
         await fill(made, "T", 2)
         async with (
-            made.client() as one,
-            made.client() as two,
+            made.connect() as one,
+            made.connect() as two,
             one.consumer("g", {"T": "a"}),
             two.consumer("other", {"T": "*"}, consume_from="first") as other,
         ):
@@ -249,14 +257,14 @@ async def test_a_group_that_is_not_let_in_is_told_and_holds_up_no_other(autojump
 async def test_a_refused_member_keeps_no_other_group_from_its_heartbeats(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with system() as made:
+    async with Cluster() as made:
         await made.start("a")
         await fill(made, "T", 2)
         async with (
-            made.client() as two,
+            made.connect() as two,
             two.consumer("other", {"T": "*"}, consume_from="first") as other,
             two.consumer("g", {"T": "b"}),
-            made.client() as one,
+            made.connect() as one,
             one.consumer("g", {"T": "a"}),
         ):
             changes = {"rejectSubscriptionConflicts": "true"}
@@ -286,23 +294,26 @@ async def test_order_holds_over_a_restart_of_the_broker(autojump_clock: MockCloc
         await trio.sleep(0.05)
         got.append(int(message.body))
 
-    async with system("a") as made:
-        async with made.client() as client, made.client() as other, trio.open_nursery() as nursery:
-            nursery.start_soon(produce, client)
-            for member in (client, other):
-                consumer = member.consumer("g", {"T": "*"}, consume_from="first", ordered=True)
-                await nursery.start(_consume, consumer, note)
-            await trio.sleep(3)
-            made.stops["a"].set()
-            await trio.sleep(5)
-            before = len(got)
-            await made.start("a")
-            with trio.fail_after(200):
-                while 99 not in got:
-                    await trio.sleep(0.5)
-            assert 10 < before < 60
-            nursery.cancel_scope.cancel()
-        made.nursery.cancel_scope.cancel()
+    async with (
+        Cluster("a") as made,
+        made.connect() as client,
+        made.connect() as other,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(produce, client)
+        for member in (client, other):
+            consumer = member.consumer("g", {"T": "*"}, consume_from="first", ordered=True)
+            await nursery.start(_consume, consumer, note)
+        await trio.sleep(3)
+        await made.stop("a")
+        await trio.sleep(5)
+        before = len(got)
+        await made.start("a")
+        with trio.fail_after(200):
+            while 99 not in got:
+                await trio.sleep(0.5)
+        assert 10 < before < 60
+        nursery.cancel_scope.cancel()
     assert set(got) == set(range(100))
     # What was consumed and not committed yet may come again; then all behind it comes again, in order.
     assert [later for sooner, later in pairwise(got) if later > sooner + 1] == []

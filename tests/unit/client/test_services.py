@@ -13,12 +13,13 @@ from trio.testing import MockClock
 import rmq
 from rmq.client.client import Client
 from rmq.message import Message, MessageQueue, StoredMessage
+from rmq.testing.cluster import Cluster
 
-from .system import fill, system, take
+from .traffic import fill, take
 
 
 async def test_two_members_share_a_backlog_and_nothing_comes_twice(clock: MockClock) -> None:
-    async with system("a", "b") as made:
+    async with Cluster("a", "b") as made:
         await fill(made, "Orders", 500)
         seen: Counter[bytes] = Counter()
         members: Counter[int] = Counter()
@@ -30,7 +31,7 @@ async def test_two_members_share_a_backlog_and_nothing_comes_twice(clock: MockCl
             if len(seen) == 500:
                 nursery.cancel_scope.cancel()
 
-        async with made.client() as one, made.client() as two:
+        async with made.connect() as one, made.connect() as two:
             async with (
                 one.consumer("g", {"Orders": "*"}, consume_from="first") as first,
                 two.consumer("g", {"Orders": "*"}, consume_from="first") as second,
@@ -47,14 +48,14 @@ async def test_two_members_share_a_backlog_and_nothing_comes_twice(clock: MockCl
 
 
 async def test_a_failing_message_comes_later_and_later_and_then_dies(clock: MockClock) -> None:
-    async with system("a") as made:
+    async with Cluster("a") as made:
         times: list[float] = []
 
         async def fail(message: StoredMessage) -> None:
             times.append(trio.current_time())
             raise ValueError("cannot")
 
-        async with made.client(max_reconsume_times=2) as client:
+        async with made.connect(max_reconsume_times=2) as client:
             async with client.producer("p") as producer:
                 await producer.send(Message("Orders", b"7", keys=["k"]))
             async with client.consumer("g", {"Orders": "*"}, consume_from="first") as consumer:
@@ -69,8 +70,8 @@ async def test_a_failing_message_comes_later_and_later_and_then_dies(clock: Mock
 
 async def test_a_delayed_message_comes_when_it_is_due(clock: MockClock) -> None:
     async with (
-        system("a") as made,
-        made.client() as client,
+        Cluster("a") as made,
+        made.connect() as client,
         client.producer("p") as producer,
         client.consumer("g", {"Late": "*"}, consume_from="first") as consumer,
     ):
@@ -82,7 +83,7 @@ async def test_a_delayed_message_comes_when_it_is_due(clock: MockClock) -> None:
 
 @pytest.mark.parametrize("expression", ["a", rmq.sql("n > 4 AND TAGS = 'a'")])
 async def test_filters(clock: MockClock, expression: str | rmq.Sql) -> None:
-    async with system("a") as made, made.client() as client, client.producer("p") as producer:
+    async with Cluster("a") as made, made.connect() as client, client.producer("p") as producer:
         for number in range(10):
             message = Message("Orders", b"%d" % number, tags="ab"[number % 2], properties={"n": str(number)})
             await producer.send(message)
@@ -92,7 +93,7 @@ async def test_filters(clock: MockClock, expression: str | rmq.Sql) -> None:
 
 
 async def test_a_restarted_broker_is_found_again_and_nothing_is_lost(clock: MockClock) -> None:
-    async with system("a") as made:
+    async with Cluster("a") as made:
         acknowledged: set[int] = set()
         seen: set[int] = set()
 
@@ -111,14 +112,14 @@ async def test_a_restarted_broker_is_found_again_and_nothing_is_lost(clock: Mock
             seen.add(int(message.body))
 
         async with (
-            made.client() as client,
+            made.connect() as client,
             client.consumer("g", {"Orders": "*"}, consume_from="first") as consumer,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(consumer.run, handle)
             nursery.start_soon(produce, client)
             await trio.sleep(5)
-            made.stops["a"].set()
+            await made.stop("a")
             await trio.sleep(8)
             await made.start("a")
             with trio.fail_after(120):
@@ -129,7 +130,7 @@ async def test_a_restarted_broker_is_found_again_and_nothing_is_lost(clock: Mock
 
 
 async def test_one_key_stays_in_order(clock: MockClock) -> None:
-    async with system("a", "b") as made, made.client() as client, client.producer("p") as producer:
+    async with Cluster("a", "b") as made, made.connect() as client, client.producer("p") as producer:
         for step in range(5):
             for order in range(20):
                 await producer.send(Message("Orders", b"%d" % step), sharding_key=f"order-{order}")
