@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 SCHEDULE_QUEUES: Final = 18
 BENCHMARK_QUEUES: Final = 1024
 TRACE_PLUGIN: Final = "trace"
+UNSAVED_MAX: Final = 1_000
+"""Topics made by sends that wait to be saved. Else such sends are soon all that the broker may let wait."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -135,6 +137,11 @@ class Topics(VersionedTable[TopicConfig]):
             return None
         if full:
             raise for_code(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, and is not made: {full}")
+        if len(self.unsaved) >= UNSAVED_MAX:
+            remark = (
+                f"topic[{topic}] is not made: {len(self.unsaved)} topics wait to be saved, try again later"
+            )
+            raise for_code(ResponseCode.SYSTEM_BUSY, remark)
         queues = max(0, min(queue_nums, model.write_queue_nums))
         perm = model.perm & ~PERM_INHERIT
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 from attrs import evolve
 
+from rmq.broker import topics
 from rmq.broker.tables import drain
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import DiskFull
@@ -128,6 +129,19 @@ def test_sends_that_wait_for_a_topic_count_as_waiting(rig: SlowRig) -> None:
     rig.broker.settings.replace(config, rig.store_config)
     rig.ask(send("New"), send("New"))
     assert [answer.code for answer in rig.ask(send("Known"))] == [ResponseCode.SYSTEM_BUSY]
+
+
+def test_a_flood_of_new_topics_leaves_room_for_sends_to_others(
+    rig: SlowRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(topics, "UNSAVED_MAX", 3)
+    refused = rig.ask(*(send(f"New{number}") for number in range(5)))
+    assert [answer.code for answer in refused] == 2 * [ResponseCode.SYSTEM_BUSY]
+    assert "3 topics wait to be saved" in str(refused[0].remark)
+    assert [answer.code for answer in rig.ask(send("Known"))] == [0]
+    rig.broker.save_topics()
+    assert [answer.code for answer in rig.wire.take()] == 3 * [0]
+    assert rig.ask(send("New4")) == []
 
 
 def test_a_connection_that_ended_meanwhile_does_not_matter(rig: SlowRig) -> None:
