@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 
+from rmq.broker.acknowledgement import Ack, Answers
 from rmq.protocol import frames, headers, record
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
@@ -103,16 +104,16 @@ def messages(rounds: int) -> None:
 
 
 def replies(rounds: int) -> None:
+    answers = Answers(bytes(8), region="DefaultRegion", trace_on=True)
+    stored = record.Record("BenchmarkTest", 2, BODY)
     for make, form in ((java_frame, "JSON"), (binary_frame, "ROCKETMQ")):
         (request,), _ = frames.split_frames(make(310, SEND, BODY), 1 << 24)
+        acks: list[Ack] = [(request, 2, (stored,))] * CHUNK
 
-        def reply(request: Command = request) -> None:
-            for _ in range(CHUNK):
-                frames.encode_send_reply(
-                    request, "7F00000100002A9F0000000000000400", 2, 17, "DefaultRegion", "true"
-                )
+        def reply(acks: list[Ack] = acks) -> None:
+            answers.stored(acks)
 
-        measure(f"encode_send_reply, {form}", reply, CHUNK, rounds)
+        measure(f"answers to sends, {form}", reply, CHUNK, rounds)
 
 
 def main() -> None:

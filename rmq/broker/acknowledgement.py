@@ -30,9 +30,10 @@ from attrs import define, field
 from rmq.broker.refusals import not_written
 from rmq.errors import StoreError
 from rmq.message import dlq_topic, retry_topic
+from rmq.protocol import json
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
-from rmq.protocol.frames import encode, encode_send_reply
+from rmq.protocol.frames import encode
 from rmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from rmq.store.config import BrokerRole, FlushDiskType
 from rmq.store.store import Batch
@@ -391,7 +392,7 @@ class Replicas:
 
 _PREFIX: Final = Struct(">ii")
 _TEMPLATE: Final = (
-    '{"code":0,"extFields":{"queueId":"%%d","TRACE_ON":"%s","MSG_REGION":"%s","msgId":"%s%%016X",'
+    '{"code":0,"extFields":{"queueId":"%%d","TRACE_ON":"%s","MSG_REGION":"%s","msgId":"%s",'
     f'"queueOffset":"%%d"}},"flag":1,"language":"{LANGUAGE}","opaque":%%d,'
     f'"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 )
@@ -407,7 +408,13 @@ def _name(name: str) -> bytes:
 
 def _field(name: str, value: str) -> bytes:
     """A header field in the binary form."""
-    return _name(name) + _LENGTH.pack(len(value)) + value.encode()
+    data = value.encode()
+    return _name(name) + _LENGTH.pack(len(data)) + data
+
+
+def _literal(text: str) -> str:
+    """`text` as it stands between the quotes of a JSON text in a template for `%`."""
+    return json.dumps(text).decode()[1:-1].replace("%", "%%")
 
 
 _QUEUE_ID: Final = _name("queueId")
@@ -417,8 +424,8 @@ _QUEUE_OFFSET: Final = _name("queueOffset")
 class Answers:
     """The answers to sends as bytes. `host` is the address in offset message ids, of 8 or 20 bytes.
 
-    One is made for each message, so both its forms are templates with the broker's constants filled in
-    already; answers to batches, which are few, go through the general encoder.
+    One is made for each message, so the broker's constants stand in templates already. Answers to batches are
+    few: those in the binary form, as all with more header fields than others, go through the general encoder.
     """
 
     def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:
@@ -426,7 +433,9 @@ class Answers:
         self._id = f"{prefix}%016X"
         self._region = region
         self._trace_on = "true" if trace_on else "false"
-        self._template = (_TEMPLATE % (self._trace_on, region, prefix)).encode()
+        constants = self._trace_on, _literal(region)
+        self._template = (_TEMPLATE % (*constants, f"{prefix}%016X")).encode()
+        self._batch_template = (_TEMPLATE % (*constants, "%b")).encode()
         fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
         self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
@@ -466,10 +475,11 @@ class Answers:
         )
 
     def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
-        if isinstance(records, Marked):
+        if isinstance(records, Marked) or request.serialization != JSON:
             return encode(request.reply(0, None, self._header(queue_id, records)))
-        offset = _first_offset(records)
-        return encode_send_reply(request, self._ids(records), queue_id, offset, self._region, self._trace_on)
+        ids = self._ids(records).encode()
+        header = self._batch_template % (queue_id, ids, _first_offset(records), request.opaque)
+        return _PREFIX.pack(len(header) + 4, len(header)) + header
 
     def unsure(self, ack: Ack, code: ResponseCode) -> Command:
         """The answer for messages that are stored, but not as safely as they should be: `code` says how."""

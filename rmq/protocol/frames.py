@@ -6,10 +6,11 @@ gives whole commands; nobody else keeps an unfinished frame.
 
 What runs for every frame and every message are a few functions over buffers, which know nothing of
 connections, brokers or stores. They are the seam at which compiled functions could replace ours:
-`split_frames` (bytes to commands; the place where a run of plain sends could stay one value),
-`encode_send_reply` and `encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and
-`decode_record` in `rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and
-`TagsAndKeys` in `rmq.protocol.properties`. Their tests compare them with what the general functions give.
+`split_frames` (bytes to commands; the place where a run of plain sends could stay one value) and
+`encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and `decode_record` in
+`rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and `TagsAndKeys` in
+`rmq.protocol.properties`; and the answers to sends, `Answers.stored` in `rmq.broker.acknowledgement`. Their
+tests compare them with what the general functions give.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Final
 from rmq.errors import LocalProtocolError, RemoteProtocolError
 from rmq.protocol.codes import LANGUAGE, VERSION
 from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
-from rmq.protocol.header_binary import LANGUAGE_NUMBERS, binary_fields, read_binary, write_binary
+from rmq.protocol.header_binary import read_binary, write_binary
 from rmq.protocol.header_json import TYPED_READERS, read_general, read_json, write_json
 
 _PREFIX = Struct(">iI")
@@ -150,65 +151,6 @@ def _escaped(text: str) -> str:
 _TEXTS_MAX: Final = 1024
 _REPLY_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
 _LANGUAGE: Final = f'"flag":1,"language":"{LANGUAGE}","opaque":'
-_PYTHON: Final = LANGUAGE_NUMBERS[LANGUAGE]
-
-
-def encode_send_reply(
-    request: Command, msg_id: str, queue_id: int, queue_offset: int, region: str, trace_on: str
-) -> bytes:
-    """The frame that says a message is stored.
-
-    `msg_id` is an id of hex digits, `region` the broker's, `trace_on` "true" or "false".
-    """
-    if request.serialization == ROCKETMQ:
-        return _binary_send_reply(request.opaque, msg_id, queue_id, queue_offset, (region, trace_on))
-    header = (
-        f'{{"code":0,"extFields":{{"queueId":"{queue_id}","TRACE_ON":"{trace_on}",'
-        f'"MSG_REGION":"{_inside_json.get(region) or _escaped(region)}","msgId":"{msg_id}",'
-        f'"queueOffset":"{queue_offset}"}},{_LANGUAGE}{request.opaque}{_REPLY_END}'
-    ).encode()
-    size = len(header)
-    return _PREFIX.pack(4 + size, size) + header
-
-
-_SEND_REPLY_HEAD = Struct(">iIhBhiiii7sI")
-_tails: dict[tuple[str, str], bytes] = {}
-
-
-def _binary_send_reply(
-    opaque: int, msg_id: str, queue_id: int, queue_offset: int, tail_of: tuple[str, str]
-) -> bytes:
-    tail = _tails.get(tail_of)
-    if tail is None:
-        if len(_tails) >= _TEXTS_MAX:
-            _tails.clear()
-        tail = _tails[tail_of] = binary_fields({"TRACE_ON": tail_of[1], "MSG_REGION": tail_of[0]})
-    id_text, queue, offset = msg_id.encode(), b"%d" % queue_id, b"%d" % queue_offset
-    # Names with their lengths and the lengths of the values are 11 + 13 + 17 bytes. The two numbers are below
-    # 256 digits, so that their lengths are three zero bytes and one more.
-    fields = 41 + len(id_text) + len(queue) + len(offset) + len(tail)
-    head = _SEND_REPLY_HEAD.pack(
-        25 + fields,
-        ROCKETMQ << 24 | 21 + fields,
-        0,
-        _PYTHON,
-        VERSION,
-        opaque,
-        1,
-        0,
-        fields,
-        b"\0\5msgId",
-        len(id_text),
-    )
-    return b"%b%b\0\7queueId\0\0\0%c%b\0\x0bqueueOffset\0\0\0%c%b%b" % (
-        head,
-        id_text,
-        len(queue),
-        queue,
-        len(offset),
-        offset,
-        tail,
-    )
 
 
 def encode_pull_reply_head(

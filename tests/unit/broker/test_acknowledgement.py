@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rmq.broker.acknowledgement import Line
+from rmq.broker.acknowledgement import Answers, Line, Records
 from rmq.broker.wakeups import Wakeups
 from rmq.metrics import Histogram
 from rmq.protocol.codes import ResponseCode
+from rmq.protocol.command import JSON, ROCKETMQ, Command
+from rmq.protocol.frames import Decoder
+from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole, FlushDiskType
+from rmq.store.store import Batch
 
 from .rig import Rig, send
 
@@ -108,3 +114,61 @@ def test_who_waits_for_the_disk_when_the_last_sync_fails_is_told_that_it_is_not_
     assert rig.ask(send()) == []
     rig.broker.acknowledgement.stop()
     assert [answer.code for answer in rig.wire.take()] == [ResponseCode.FLUSH_DISK_TIMEOUT]
+
+
+# --- answers as bytes ---
+
+FORMS = [JSON, ROCKETMQ]
+HOST = bytes([127, 0, 0, 1, 0, 0, 0x2A, 0x9F])
+
+
+def one_record(physical_offset: int, queue_offset: int) -> tuple[Record]:
+    record = Record("Orders", 0, b"")
+    record.physical_offset, record.queue_offset = physical_offset, queue_offset
+    return (record,)
+
+
+def answer(form: int, queue_id: int, records: Records, *, opaque: int = 7, **settings: Any) -> Command:
+    made = Answers(HOST, **{"region": "DefaultRegion", "trace_on": True} | settings)
+    (command,) = Decoder().feed(made.stored([(Command(310, opaque, serialization=form), queue_id, records)]))
+    return command
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("queue_id", "offset", "opaque"), [(0, 0, 0), (3, 17, 1005), (2**31 - 1, 2**63 - 1, -(2**31))]
+)
+@pytest.mark.parametrize("is_batch", [False, True])
+def test_the_answer_to_a_send(form: int, queue_id: int, offset: int, opaque: int, is_batch: bool) -> None:
+    records = Batch(offset, [1024, 1200], 300) if is_batch else one_record(1024, offset)
+
+    answered = answer(form, queue_id, records, opaque=opaque)
+
+    assert (answered.code, answered.opaque, answered.flag, answered.serialization) == (0, opaque, 1, form)
+    assert (answered.language, answered.version, answered.remark, answered.body) == ("PYTHON", 407, None, b"")
+    ids = ["7F00000100002A9F0000000000000400", "7F00000100002A9F00000000000004B0"]
+    assert answered.ext == {
+        "msgId": ",".join(ids[: 1 + is_batch]),
+        "queueId": str(queue_id),
+        "queueOffset": str(offset),
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+    }
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("region", ["", 'a"b\\c', "山\n", "100 %d", "x" * 300])
+def test_a_region_of_any_text(form: int, region: str) -> None:
+    for records in (one_record(1, 2), Batch(2, [1], 100)):
+        answered = answer(form, 1, records, region=region, trace_on=False)
+
+        assert answered.ext["MSG_REGION"] == region
+        assert answered.ext["msgId"] == "7F00000100002A9F0000000000000001"
+        assert answered.ext["TRACE_ON"] == "false"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_answer_to_a_send_has_the_names_that_java_has(form: int, golden: Path) -> None:
+    captured = json.loads((golden / "frames" / "05_send_response.json").read_text())
+
+    assert answer(form, 2, one_record(1024, 17), opaque=1005).ext == captured["ext_fields"]

@@ -37,43 +37,6 @@ def decoded(frame: bytes) -> Command:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    ("queue_id", "offset", "opaque"), [(0, 0, 0), (3, 17, 1005), (2**31 - 1, 2**63 - 1, -(2**31))]
-)
-def test_the_reply_to_a_send(form: int, queue_id: int, offset: int, opaque: int) -> None:
-    asked = request(form, opaque)
-    msg_id = "7F00000100002A9F0000000000000400"
-    reply = decoded(frames.encode_send_reply(asked, msg_id, queue_id, offset, "DefaultRegion", "true"))
-    assert (reply.code, reply.opaque, reply.flag, reply.serialization) == (0, opaque, 1, form)
-    assert (reply.language, reply.version, reply.remark, reply.body) == ("PYTHON", 407, None, b"")
-    assert reply.ext == {
-        "msgId": msg_id,
-        "queueId": str(queue_id),
-        "queueOffset": str(offset),
-        "MSG_REGION": "DefaultRegion",
-        "TRACE_ON": "true",
-    }
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("region", ["", 'a"b\\c', "山\n", "x" * 300])
-def test_a_region_of_any_text(form: int, region: str) -> None:
-    for msg_id in ("AB", "CD" * 28):
-        frame = frames.encode_send_reply(request(form), msg_id, 1, 2, region, "false")
-        assert decoded(frame).ext["MSG_REGION"] == region
-        assert decoded(frame).ext["msgId"] == msg_id
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_send_reply_has_the_names_that_java_has(form: int, golden: Path) -> None:
-    captured = json.loads((golden / "frames" / "05_send_response.json").read_text())
-    frame = frames.encode_send_reply(
-        request(form, 1005), "7F00000100002A9F0000000000000400", 2, 17, "DefaultRegion", "true"
-    )
-    assert decoded(frame).ext == captured["ext_fields"]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(
     ("code", "remark", "body"),
     [(0, "FOUND", b"x" * 500), (19, "NO_MATCHED_MESSAGE", b""), (21, 'a "b"', b"")],
 )
