@@ -23,10 +23,9 @@ from rmq.broker.config import Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
-from rmq.broker.long_answers import LongAnswers
 from rmq.broker.metrics import Timings, gauges_of
 from rmq.broker.offsets import Offsets
-from rmq.broker.progress import Progress
+from rmq.broker.progress import LongAnswers, Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
 from rmq.broker.refusals import FlowControl, error_response, large_body_refusal, not_written, unsupported

@@ -5,7 +5,7 @@ change; what was made on first use, and the other tables, from time to time, and
 the loop, in slices where they are long, and written in threads; an older text never follows a newer one.
 
 A slice is a ms or two of long work: a generator yields after each, so that the loop serves others in between
-(`rmq.remoting.tasks.in_slices`); what it returns is the result.
+(`rmq.remoting.loop.in_slices`); what it returns is the result.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import click
 
-from rmq.cli.output import echo
-from rmq.cli.status import EXIT_INTERRUPTED, EXIT_USAGE, end_quietly
+from rmq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, echo, end_quietly
 
 SUBCOMMANDS: Final = {
     "demo": (

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from attrs import evolve, frozen
 
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.status import EXIT_FAILED, fail, refuse
+from rmq.cli.output import EXIT_FAILED, Format, echo, fail, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import read_secret
 from rmq.clock import wall_clock_ms

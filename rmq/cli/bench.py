@@ -13,8 +13,7 @@ from attrs import frozen
 
 from rmq.cli.completion import complete_topic
 from rmq.cli.latency import Meter
-from rmq.cli.output import Format, console, echo, output_option, show
-from rmq.cli.status import EXIT_FAILED
+from rmq.cli.output import EXIT_FAILED, Format, console, echo, output_option, show
 from rmq.cli.sub import check_may_consume
 from rmq.cli.target import Target, first_error, run, target_options
 from rmq.cli.values import as_duration

@@ -24,8 +24,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from rmq.cli.output import echo
-from rmq.cli.status import EXIT_FAILED, EXIT_USAGE
+from rmq.cli.output import EXIT_FAILED, EXIT_USAGE, echo
 from rmq.files import replace_file
 
 CA: Final = "ca"

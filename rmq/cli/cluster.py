@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmq.cli.latency import percentile, timed_send
-from rmq.cli.output import Format, output_option, show
-from rmq.cli.status import EXIT_FAILED, refuse
+from rmq.cli.output import EXIT_FAILED, Format, output_option, refuse, show
 from rmq.cli.target import Target, run, run_admin, target_options
 from rmq.errors import NoPermission, RmqError
 from rmq.protocol.codes import MASTER_ID

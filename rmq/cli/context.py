@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from attrs import asdict, evolve, field, fields_dict, frozen
 
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.status import fail
+from rmq.cli.output import Format, echo, fail, output_option, show
 from rmq.cli.values import read_secret
 from rmq.errors import ConfigError, RmqError
 from rmq.files import OWNER_ONLY, replace_file

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from rmq.cli.output import Format, body_text, clock_text, echo, output_option, progress_bar, show
-from rmq.cli.status import EXIT_FAILED
+from rmq.cli.output import EXIT_FAILED, Format, body_text, clock_text, echo, output_option, progress_bar, show
 from rmq.cli.target import Target, run, target_options
 from rmq.cli.values import Position, as_position, time_of
 

@@ -1,26 +1,47 @@
-"""`rmq doctor`: look at a cluster from here; say what is wrong and what to do."""
+"""`rmq doctor`: look at a cluster from here; say what is wrong and what to do.
+
+The diagnosis is pure: facts about a cluster in, findings out. The command collects the facts.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final, Literal
 
 import click
-from attrs import evolve
+from attrs import Factory, define, evolve, frozen
 
 from rmq.cli.acl import differences
-from rmq.cli.findings import BrokerFacts, Facts, GroupFacts, diagnose
-from rmq.cli.output import Format, Step, echo, output_option, progress_bar, show
-from rmq.cli.status import EXIT_FAILED
+from rmq.cli.output import EXIT_FAILED, Format, Step, echo, output_option, progress_bar, show
 from rmq.cli.target import Target, run, target_options
 from rmq.clock import wall_clock_ms
+from rmq.config import is_loopback
+from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
 
 PARTS = 4
 VIP_PORT_DISTANCE = 2
+
+Level = Literal["wrong", "note"]
+
+DISK_NOTE: Final = 0.75
+DISK_WRONG: Final = 0.85
+SKEW_MS: Final = 5_000
+SAME_IN_A_CLUSTER: Final = (
+    "autoCreateTopicEnable",
+    "autoCreateSubscriptionGroup",
+    "aclEnable",
+    "enablePropertyFilter",
+    "maxMessageSize",
+    "messageDelayLevel",
+    "durability",
+)
+_UPTIME: Final = re.compile(r"(\d+) days?, (\d+) hours?, (\d+) minutes?, (\d+) seconds?")
 
 
 @click.command()
@@ -186,3 +207,241 @@ async def _subscriptions_of(admin: Admin, group: str, client_id: str) -> dict[st
     except RmqError:
         return {}
     return {data.topic: data.sub_string for data in info.subscription_set}
+
+
+# --- the diagnosis ---
+
+
+@frozen
+class Finding:
+    """Something to know: `wrong` needs somebody to act, a `note` is worth a look."""
+
+    level: Level
+    where: str
+    what: str
+    what_to_do: str
+
+
+@define
+class BrokerFacts:
+    """What was seen of a broker; `error` when it did not answer. Times are ms."""
+
+    cluster: str
+    name: str
+    broker_id: int
+    address: str
+    error: str = ""
+    vip_error: str = ""
+    runtime: Mapping[str, str] = Factory(dict)
+    config: Mapping[str, str] = Factory(dict)
+    asked_at: int = 0
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it is the master of its name."""
+        return self.broker_id == MASTER_ID
+
+
+@define
+class GroupFacts:
+    """What was seen of a group: what it has left, what was given up, what its members subscribe to."""
+
+    name: str
+    lag: int = 0
+    members: int = 0
+    dead_letters: int = 0
+    error: str = ""
+    subscriptions: Mapping[str, Mapping[str, str]] = Factory(dict)
+
+
+@define
+class Facts:
+    """All that was seen. `name_servers`: address -> the brokers it knows, or the error; `topics`: topic ->
+    the masters that have it."""
+
+    name_servers: Mapping[str, list[str] | str] = Factory(dict)
+    brokers: list[BrokerFacts] = Factory(list)
+    topics: Mapping[str, list[str]] = Factory(dict)
+    groups: list[GroupFacts] = Factory(list)
+    lag_limit: int = 10_000
+    account_differences: list[str] = Factory(list)
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """Everything that is wrong, then everything to note."""
+    found = [
+        *_name_server_findings(facts),
+        *(finding for broker in facts.brokers for finding in _broker_findings(broker)),
+        *_cluster_findings(facts),
+        *_account_findings(facts),
+        *_topic_findings(facts),
+        *(finding for group in facts.groups for finding in _group_findings(group, facts.lag_limit)),
+    ]
+    return sorted(found, key=lambda finding: finding.level != "wrong")
+
+
+def _name_server_findings(facts: Facts) -> Iterator[Finding]:
+    answers = [answer for answer in facts.name_servers.values() if isinstance(answer, list)]
+    known = sorted({name for answer in answers for name in answer})
+    for address, answer in facts.name_servers.items():
+        where = f"name server {address}"
+        if isinstance(answer, str):
+            yield Finding("wrong", where, answer, "start it, or correct the address in -n or `rmq context`")
+            continue
+        missing = [name for name in known if name not in answer]
+        if missing:
+            todo = "name all name servers in the brokers' namesrvAddr"
+            yield Finding("wrong", where, f"does not know {', '.join(missing)}, which others know", todo)
+    if answers and not known:
+        todo = "start a broker with -n and the name servers' addresses"
+        yield Finding("wrong", "cluster", "no broker is registered", todo)
+
+
+def _broker_findings(broker: BrokerFacts) -> Iterator[Finding]:
+    where = f"broker {broker.name}" + ("" if broker.is_master else f" (slave {broker.broker_id})")
+    if broker.error:
+        todo = "is it running, and is brokerIP1 an address that can be reached from here?"
+        yield Finding("wrong", where, f"registered as {broker.address}, but: {broker.error}", todo)
+        return
+    yield from _disk(where, broker)
+    ahead = clock_ahead_ms(broker)
+    if ahead is not None and abs(ahead) > SKEW_MS:
+        what = (
+            f"its clock is {abs(ahead) / 1000:.0f} s {'ahead of' if ahead > 0 else 'behind'} this machine's"
+        )
+        yield Finding(
+            "wrong", where, what, "let both follow a time server: delays, retention and traces go by it"
+        )
+    for key, what, todo in (
+        (
+            "subscriptionConflicts",
+            "groups subscribe differently on several members",
+            "see `rmq group members GROUP`",
+        ),
+        (
+            "clientIdConflicts",
+            "client ids are used by two clients at once",
+            "give each client an id of its own",
+        ),
+    ):
+        count = int(broker.runtime.get(key, "0") or 0)
+        if count:
+            yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
+    yield from _replication(where, broker)
+    yield from _pitfalls(where, broker)
+
+
+def _disk(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    try:
+        ratio = float(broker.runtime.get("commitLogDiskRatio", "0"))
+    except ValueError:
+        return
+    if ratio >= DISK_NOTE:
+        free = broker.runtime.get("commitLogDirCapacity", "").strip()
+        todo = "free some room, lower fileReservedTime, or `rmq broker clean --logs`"
+        level: Level = "wrong" if ratio >= DISK_WRONG else "note"
+        yield Finding(level, where, f"its disk is {ratio:.0%} full. {free}".strip(), todo)
+
+
+def _replication(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    state, aside = broker.runtime.get("replication", ""), broker.runtime.get("logAside", "")
+    stopped = state.removeprefix("stopped: ")
+    if stopped != state:
+        todo = "its log is kept: see `Master and slaves` in docs/operations.md"
+        yield Finding("wrong", where, f"it has stopped following its master: {stopped}", todo)
+    elif state == "not connected":
+        todo = "is its master up, and can it reach the master's HA port (listenPort + 1)? Its log says more"
+        yield Finding("wrong", where, "it is not connected to its master: it copies nothing", todo)
+    if aside:
+        todo = "remove the folder when its messages are not needed any more; another one will not be made"
+        yield Finding("note", where, f"an earlier log of it is kept in {aside}", todo)
+
+
+def _pitfalls(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    config = broker.config
+    if broker.vip_error:
+        todo = "open the port (listenPort - 2), or set vipChannelEnabled=false: Java clients may use it"
+        yield Finding("note", where, f"its VIP port cannot be used from here: {broker.vip_error}", todo)
+    level = broker.runtime.get("durability") or config.get("durability")
+    if level == "memory":
+        todo = "set durability=disk, or replicated, if a power cut may lose nothing"
+        yield Finding("note", where, "durability is memory: a power cut loses the last half second", todo)
+    if config.get("autoCreateTopicEnable") == "true":
+        todo = "set autoCreateTopicEnable=false and make topics with `rmq topic create`"
+        yield Finding("note", where, "topics are made on their first message, on one broker only", todo)
+    if config.get("aclEnable") == "false" and not is_loopback(broker.address.rpartition(":")[0]):
+        todo = "set aclEnable=true, and tlsMode=enforcing"
+        yield Finding("note", where, "anybody who reaches it may read and write: no access control", todo)
+
+
+def clock_ahead_ms(broker: BrokerFacts) -> int | None:
+    """By how much a broker's clock is ahead of ours, by its start and age; None when it does not say."""
+    match = _UPTIME.search(broker.runtime.get("runtime", ""))
+    started = broker.runtime.get("bootTimestamp", "")
+    if match is None or not started.isdigit():
+        return None
+    days, hours, minutes, seconds = map(int, match.groups())
+    age_ms = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+    return int(started) + age_ms - broker.asked_at
+
+
+def _cluster_findings(facts: Facts) -> Iterator[Finding]:
+    names = {(broker.cluster, broker.name) for broker in facts.brokers}
+    for cluster, name in sorted(names):
+        ids = {one.broker_id for one in facts.brokers if (one.cluster, one.name) == (cluster, name)}
+        if MASTER_ID not in ids:
+            todo = "start the master again: until then nothing can be sent there"
+            yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
+    for cluster in sorted({cluster for cluster, _ in names}):
+        masters = [one for one in facts.brokers if one.cluster == cluster and one.is_master and one.config]
+        for key in SAME_IN_A_CLUSTER:
+            values = {one.name: one.config.get(key, "") for one in masters}
+            if len(set(values.values())) > 1:
+                what = (
+                    f"{key} differs: {', '.join(f'{name}={value}' for name, value in sorted(values.items()))}"
+                )
+                yield Finding(
+                    "note", f"cluster {cluster}", what, "let all brokers of a cluster have the same"
+                )
+
+
+def _account_findings(facts: Facts) -> Iterator[Finding]:
+    for line in facts.account_differences:
+        what, _, todo = line.partition("; ")
+        yield Finding("wrong", "accounts", what, todo)
+
+
+def _topic_findings(facts: Facts) -> Iterator[Finding]:
+    masters = sorted({one.name for one in facts.brokers if one.is_master})
+    if len(masters) < 2:
+        return
+    for topic, there in sorted(facts.topics.items()):
+        if len(there) == 1:
+            todo = f"`rmq topic update {topic}` puts it on every master"
+            yield Finding(
+                "note", f"topic {topic}", f"is only on {there[0]}: if that stops, nobody can send", todo
+            )
+
+
+def _group_findings(group: GroupFacts, limit: int) -> Iterator[Finding]:
+    where = f"group {group.name}"
+    if group.error:
+        yield Finding(
+            "note", where, f"could not be looked at in full: {group.error}", "see the brokers first"
+        )
+    if group.lag and not group.members:
+        todo = f"start a consumer, or `rmq group delete {group.name}` if nobody needs it"
+        level: Level = "wrong" if group.lag > limit else "note"
+        yield Finding(level, where, f"has {group.lag} messages left, and no member is connected", todo)
+    elif group.lag > limit:
+        todo = f"add members, or see what they wait for: `rmq group members {group.name} --stack`"
+        yield Finding("wrong", where, f"has {group.lag} messages left", todo)
+    if len({tuple(sorted(wanted.items())) for wanted in group.subscriptions.values()}) > 1:
+        what = "; ".join(
+            f"{member}: {dict(wanted)}" for member, wanted in sorted(group.subscriptions.items())
+        )
+        todo = "let all members subscribe to the same: messages are lost until then"
+        yield Finding("wrong", where, f"members subscribe differently: {what}", todo)
+    if group.dead_letters:
+        todo = f"`rmq tail %DLQ%{group.name} --from earliest` shows them"
+        yield Finding("note", where, f"{group.dead_letters} messages were given up after all retries", todo)

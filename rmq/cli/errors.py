@@ -9,8 +9,7 @@ import click
 from attrs import frozen
 
 from rmq import errors as tree
-from rmq.cli.output import Format, echo, output_option, show
-from rmq.cli.status import EXIT_FAILED
+from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, show
 from rmq.errors import ResponseError, RmqError
 from rmq.protocol.codes import ResponseCode
 

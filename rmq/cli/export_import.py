@@ -18,8 +18,7 @@ from rmq.cli.manifest import (
     text_of,
     topic_settings,
 )
-from rmq.cli.output import Format, echo, output_option, progress_bar, show
-from rmq.cli.status import fail
+from rmq.cli.output import Format, echo, fail, output_option, progress_bar, show
 from rmq.cli.target import Target, confirm, run_admin, target_options
 from rmq.cli.values import PERMS
 from rmq.errors import ConfigError, RmqError

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.output import Format, clock_text, echo, output_option, show
-from rmq.cli.status import refuse
+from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import Position, as_position
 from rmq.message import validate_group

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.output import Format, Style, clock_text, message_row, output_option, show, style_option
+from rmq.cli.output import Format, Style, clock_text, message_row, output_option, refuse, show, style_option
 from rmq.cli.pub import pub
-from rmq.cli.status import refuse
 from rmq.cli.sub import expression, filter_options
 from rmq.cli.tail import TailOptions, grep_option, show_messages
 from rmq.cli.target import Target, confirm, run, run_admin, target_options, yes_option

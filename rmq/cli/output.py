@@ -1,4 +1,5 @@
-"""All that commands print: lines, tables, JSON and YAML, messages, and the progress of long work.
+"""All that commands print: lines, tables, JSON and YAML, messages, the progress of long work; and how they
+end, by which exit status and with which line on the error output.
 
 Everything goes through here and is escaped: names, errors and bodies that others wrote may hold control
 sequences, which a terminal would obey.
@@ -9,14 +10,16 @@ from __future__ import annotations
 
 import enum
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, TypeVar
 
 import click
 
+from rmq.errors import ConfigError, InvalidName, PortInUse, StoreLocked
 from rmq.printable import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -30,6 +33,14 @@ Step = Callable[[int], None]
 
 WIDE: Final = 4096
 """Columns of a table that goes into a pipe or a file: nothing is folded there."""
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+"""Wrong usage, settings or input."""
+EXIT_TAKEN: Final = 3
+"""A port or a data folder belongs to another process."""
+EXIT_INTERRUPTED: Final = 130
 
 
 def output_option(command: Callable[..., T]) -> Callable[..., T]:
@@ -287,3 +298,38 @@ def progress(shown_on: Any, *, transient: bool = True, redirect_stderr: bool = T
         redirect_stderr=redirect_stderr,
         disable=not shown_on.is_terminal,
     )
+
+
+# --- how a command ends ---
+
+
+def status_of(error: BaseException) -> int:
+    """The status that `rmq --help` promises for an error."""
+    if isinstance(error, (ConfigError, InvalidName)):
+        return EXIT_USAGE
+    return EXIT_TAKEN if isinstance(error, (PortInUse, StoreLocked)) else EXIT_FAILED
+
+
+def fail(error: BaseException) -> NoReturn:
+    """Prints what is wrong and what to do, and ends with the status of `error`."""
+    echo(explained(error).replace("\n", "\n  "), err=True)  # no line of its text poses as one of ours
+    sys.exit(status_of(error))
+
+
+def explained(error: BaseException) -> str:
+    """``rmq: what and where; what to do``."""
+    hint = getattr(error, "hint", "")
+    return f"rmq: {error}" + (f"; {hint}" if hint else "")
+
+
+def refuse(text: str) -> NoReturn:
+    """Prints why it was not done and ends with 1."""
+    echo(f"rmq: {text}", err=True)
+    sys.exit(EXIT_FAILED)
+
+
+def end_quietly() -> NoReturn:
+    """Ends with 0 after the reader closed our output (`rmq tail | head`). What its buffer holds is dropped:
+    Python's own flush at the end would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(EXIT_DONE)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rmq.cli.output import echo
-from rmq.cli.status import status_of
+from rmq.cli.output import echo, status_of
 from rmq.cli.values import pairs
 from rmq.errors import RmqError
 

@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from rmq.cli.output import echo, echo_json
-from rmq.cli.status import EXIT_FAILED, EXIT_USAGE, status_of
+from rmq.cli.output import EXIT_FAILED, EXIT_USAGE, echo, echo_json, status_of
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, RmqError, StoreLocked
 from rmq.store.audit import Report, check, dump

@@ -31,8 +31,7 @@ import click
 from attrs import evolve, field, frozen
 
 from rmq.cli.context import Context, chosen, complete_context, tls_options
-from rmq.cli.output import echo
-from rmq.cli.status import EXIT_INTERRUPTED, end_quietly, fail, refuse
+from rmq.cli.output import EXIT_INTERRUPTED, echo, end_quietly, fail, refuse
 from rmq.cli.values import read_secret
 from rmq.errors import ConfigError, RmqError
 

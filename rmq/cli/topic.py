@@ -8,8 +8,7 @@ import click
 from attrs import evolve
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import Format, clock_text, echo, output_option, show
-from rmq.cli.status import refuse
+from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import as_perm, perm_text
 from rmq.message import validate_topic

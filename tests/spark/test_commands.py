@@ -15,8 +15,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rmq.cli import LazyGroup, command
+from rmq.cli.demo import Plan
 from rmq.cli.demo.rows import Row
-from rmq.cli.demo.run import Plan
 from rmq.cli.demo.spark import archive_and_count, archive_line, column_to_count, count_table
 from rmq.cli.output import console
 from rmq.cli.spark import PIPELINES, job

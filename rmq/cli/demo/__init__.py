@@ -1,4 +1,6 @@
-"""`rmq demo`: a whole system in one process, a real file through it, and the metrics."""
+"""`rmq demo`: a name server, a broker, a producer and two consumers in one process, a real file through them,
+and the metrics.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +8,73 @@ import pathlib
 import shutil
 import sys
 import tempfile
+import time
 import uuid
+import zlib
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 
 import click
 import trio
+from attrs import field, frozen
 from rich.console import Console
+from rich.progress import Progress, TaskID
 
-from rmq.cli.demo.report import check_order, files_table, flow_table, order_line, print_parts, share_table
-from rmq.cli.demo.rows import BadInput, bundled, read_rows
-from rmq.cli.demo.run import DemoFailed, Plan, run_demo
-from rmq.cli.output import echo
-from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, status_of
+import rmq
+from rmq import embedded
+from rmq.cli.demo.report import (
+    Delivery,
+    Results,
+    check_order,
+    files_table,
+    flow_table,
+    order_line,
+    print_parts,
+    share_table,
+)
+from rmq.cli.demo.rows import BadInput, Row, bundled, read_rows
+from rmq.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, console, echo, progress, status_of
+from rmq.client.consumer import Consumer
+from rmq.client.producer import Producer
 from rmq.errors import InvalidName, RmqError
 from rmq.message import validate_topic
+from rmq.remoting.loop import bare_errors
 
 ORDERS_KEY = "order_id"
+CONSUMERS = 2
+WORKERS = 32
+"""Sends in flight; one worker sends all rows of a key, one after the other."""
+STALL_SECONDS = 30
+LONGEST_INDEXED_KEY = 128
 ONE_PROCESS = (
     "Servers, producer and consumers shared one process and one core: these are not the broker's limits."
 )
+
+
+class DemoFailed(Exception):
+    """The demo could not be carried through; the text says how far it came."""
+
+
+@frozen
+class Plan:
+    """What to send, where to, and the id by which this run knows its own messages."""
+
+    rows: Sequence[Row] = field(repr=False)
+    topic: str
+    queues: int
+    folder: pathlib.Path
+    run_id: str
+
+    def message(self, row: Row) -> rmq.Message:
+        """The message of one row."""
+        indexed = row.key.isprintable() and " " not in row.key and len(row.key) <= LONGEST_INDEXED_KEY
+        return rmq.Message(
+            self.topic,
+            row.body,
+            keys=(row.key,) if indexed else (),
+            properties={"demo": self.run_id, "row": str(row.number)},
+        )
 
 
 @click.command()
@@ -82,9 +133,9 @@ def demo(
 
 def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     """Runs the plan and prints what came of it; returns the exit status."""
-    console = Console()
+    terminal = Console()
     print_parts(
-        console, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues"
+        terminal, f"rmq demo: {len(plan.rows):,} rows of {path} to topic {plan.topic}, {plan.queues} queues"
     )
     try:
         results = trio.run(run_demo, plan)
@@ -95,9 +146,9 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
     check = check_order(plan.rows, results.deliveries)
     names = ("consumer-1", "consumer-2")
     print_parts(
-        console, flow_table(results), share_table(results, names, column), files_table(plan.folder / "store")
+        terminal, flow_table(results), share_table(results, names, column), files_table(plan.folder / "store")
     )
-    print_parts(console, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
+    print_parts(terminal, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
     if not check.passed:
         return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
     return 0
@@ -109,15 +160,15 @@ def _archive(plan: Plan) -> int:
 
     if not has_spark():
         return 0
-    console = Console()
-    print_parts(console, EXPECTED)
+    terminal = Console()
+    print_parts(terminal, EXPECTED)
     try:
         counted = archive_demo(plan)
     except KeyboardInterrupt:
         return _fail(DemoFailed("interrupted while Spark was at work"), EXIT_INTERRUPTED)
     except (SparkFailed, RmqError, OSError) as error:
         return _fail(error, status_of(error))
-    print_parts(console, count_table(counted), archive_line(counted))
+    print_parts(terminal, count_table(counted), archive_line(counted))
     if counted.rows != len(plan.rows):
         return _fail(DemoFailed(f"the archive has {counted.rows:,} of {len(plan.rows):,} rows"), EXIT_FAILED)
     return 0
@@ -126,3 +177,105 @@ def _archive(plan: Plan) -> int:
 def _fail(error: Exception, status: int) -> int:
     echo(f"rmq demo: {error}", err=True)
     return status
+
+
+# --- the run ---
+
+
+async def run_demo(plan: Plan) -> Results:
+    """Runs it all and returns what happened. Raises RmqError, DemoFailed."""
+    results = Results(plan.rows)
+    async with embedded.open(plan.folder) as system:
+        await system.create_topic(plan.topic, plan.queues)
+        async with AsyncExitStack() as stack:
+            producer, consumers = await _connect(stack, system, plan)
+            with bare_errors():
+                async with trio.open_nursery() as nursery:
+                    for number, consumer in enumerate(consumers):
+                        handler = partial(_deliver, plan, results, number)
+                        nursery.start_soon(partial(consumer.run, handler, concurrency=plan.queues))
+                    await _wait_for_even_shares(consumers, plan)
+                    await _publish_and_wait(producer, plan, results)
+                    nursery.cancel_scope.cancel()
+    return results
+
+
+async def _connect(
+    stack: AsyncExitStack, system: embedded.System, plan: Plan
+) -> tuple[Producer, list[Consumer]]:
+    """One producer and two members of one group, each on a client of its own as in separate processes."""
+    group = f"demo-{plan.run_id}"
+    clients = [
+        await stack.enter_async_context(rmq.connect(system.namesrv_address)) for _ in range(CONSUMERS + 1)
+    ]
+    # Ordered: of a queue one message at a time, under the broker's lock of the queue.
+    ordered = partial(rmq.Client.consumer, consume_from="first", ordered=True)
+    consumers = [
+        await stack.enter_async_context(ordered(client, group, {plan.topic: "*"})) for client in clients[1:]
+    ]
+    return await stack.enter_async_context(clients[0].producer(group)), consumers
+
+
+async def _wait_for_even_shares(consumers: Sequence[Consumer], plan: Plan) -> None:
+    """Waits until the queues are shared out evenly, so that no queue changes hands while messages flow."""
+    with trio.move_on_after(STALL_SECONDS):
+        while True:
+            counts = [sum(queue.topic == plan.topic for queue in one.queues) for one in consumers]
+            if sum(counts) == plan.queues and max(counts) - min(counts) <= 1:
+                return
+            await trio.sleep(0.02)
+    raise DemoFailed(f"the {plan.queues} queues were not shared out within {STALL_SECONDS} s: {counts}")
+
+
+async def _deliver(plan: Plan, results: Results, consumer: int, message: rmq.StoredMessage) -> None:
+    """The handler of both consumers. Messages of an earlier run in the same folder are passed over."""
+    if message.properties.get("demo") != plan.run_id:
+        return
+    number = int(message.properties["row"])
+    await trio.lowlevel.checkpoint()  # as a handler that waits: another one may overtake it here
+    intact = message.body == plan.rows[number].body
+    results.delivered(Delivery(consumer, number, message.queue_id, time.perf_counter(), intact))
+
+
+async def _publish_and_wait(producer: Producer, plan: Plan, results: Results) -> None:
+    shares: list[list[Row]] = [[] for _ in range(WORKERS)]
+    for row in plan.rows:
+        shares[zlib.crc32(row.key.encode()) % WORKERS].append(row)
+    with progress(console(stderr=True), transient=False) as shown:
+        bars = [shown.add_task(name, total=len(plan.rows)) for name in ("published", "consumed")]
+        with bare_errors():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_watch, shown, bars, results, nursery.cancel_scope)
+                for rows in shares:
+                    nursery.start_soon(_publish, producer, plan, results, rows)
+        if not results.complete:
+            came = f"only {len(results.seen):,} of {len(plan.rows):,} rows came"
+            raise DemoFailed(f"{came}; the last {STALL_SECONDS} s brought none")
+
+
+async def _publish(producer: Producer, plan: Plan, results: Results, rows: Sequence[Row]) -> None:
+    """Sends rows one after the other: a row leaves when the one before it is acknowledged."""
+    for row in rows:
+        message = plan.message(row)
+        results.sent_at[row.number] = time.perf_counter()
+        await producer.send(message, sharding_key=row.key)
+        results.acknowledged_at[row.number] = time.perf_counter()
+
+
+async def _watch(shown: Progress, bars: Sequence[TaskID], results: Results, scope: trio.CancelScope) -> None:
+    """Moves the bars; ends the wait when everything has come, or when nothing comes any more."""
+    last, since = (0, 0), trio.current_time()
+    while not results.complete:
+        now = len(results.acknowledged_at), len(results.seen)
+        for bar, count in zip(bars, now, strict=True):
+            shown.update(bar, completed=count)
+        if now != last:
+            last, since = now, trio.current_time()
+        elif trio.current_time() - since > STALL_SECONDS:
+            break
+        await trio.sleep(0.05)
+    while len(results.acknowledged_at) < len(results.seen):
+        await trio.sleep(0.01)  # a row can be consumed before its send has heard of it
+    for bar in bars:
+        shown.update(bar, completed=len(results.seen))
+    scope.cancel()

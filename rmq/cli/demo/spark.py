@@ -14,8 +14,8 @@ from attrs import frozen
 from rich.table import Table
 
 from rmq import embedded
+from rmq.cli.demo import Plan
 from rmq.cli.demo.rows import Row
-from rmq.cli.demo.run import Plan
 from rmq.cli.spark.job import JobProgress, reason_of, show_progress, spark_session
 from rmq.spark.pipelines.progress import Watch, unwatched
 

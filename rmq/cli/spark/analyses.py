@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from attrs import frozen
 
-from rmq.cli.output import Format, output_option
+from rmq.cli.output import EXIT_FAILED, Format, output_option
 from rmq.cli.spark.job import (
     brokers_option,
     one_line_errors,
@@ -19,7 +19,6 @@ from rmq.cli.spark.job import (
     spark_options,
 )
 from rmq.cli.spark.messages import letter_options
-from rmq.cli.status import EXIT_FAILED
 from rmq.cli.store import DELAYS, LOG
 from rmq.cli.target import Target, target_options
 from rmq.cli.values import as_duration

@@ -17,8 +17,7 @@ import attrs
 import click
 from attrs import frozen
 
-from rmq.cli.output import Format, echo, plain, progress, show
-from rmq.cli.status import EXIT_FAILED, EXIT_INTERRUPTED, fail
+from rmq.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, Format, echo, fail, plain, progress, show
 from rmq.cli.target import Target
 from rmq.errors import RmqError
 

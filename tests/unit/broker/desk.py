@@ -16,9 +16,8 @@ from rmq.broker.config import BrokerConfig, Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Groups
 from rmq.broker.locks import Locks
-from rmq.broker.long_answers import LongAnswers
 from rmq.broker.offsets import Offsets
-from rmq.broker.progress import Progress
+from rmq.broker.progress import LongAnswers, Progress
 from rmq.broker.query import Query
 from rmq.broker.stats import Stats
 from rmq.broker.tables import Tables

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker import long_answers
+from rmq.broker import progress
 from rmq.broker.progress import SLICE_QUEUES
 from rmq.broker.tables import Slices
 from rmq.broker.wakeups import Wakeups
@@ -101,7 +101,7 @@ def slices(count: int, fails: bool = False) -> Slices[bytes]:
 
 
 def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_answers, "LINE_MAX", 6)
+    monkeypatch.setattr(progress, "LINE_MAX", 6)
     rig = Rig(given={"wake": Wakeups(long_answers=lambda: None)})
     line = rig.broker.long_answers
     first, second = Wire(), Wire("10.0.0.2:1")
@@ -125,7 +125,7 @@ def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_fails_is_told_and_the_others_get_theirs() -> None:
-    line = long_answers.LongAnswers(lambda: None)
+    line = progress.LongAnswers(lambda: None)
     wire = Wire()
     notice = Command(208, 9, 2)
     for request, work in (

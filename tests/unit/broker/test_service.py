@@ -811,7 +811,7 @@ async def test_long_answers_are_made_beside_other_things(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The progress of 1,000 groups, by who has no loop for it, would be made in one go."""
-    monkeypatch.delattr("rmq.broker.long_answers.drain")
+    monkeypatch.delattr("rmq.broker.progress.drain")
     async with broker(network, disk, max_groups_of_heartbeat=1_000) as running:
         consumers = [ConsumerData(f"g{number}") for number in range(1_000)]
         heartbeat = HeartbeatData("c@1", consumer_data_set=consumers).to_json()

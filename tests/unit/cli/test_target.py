@@ -12,8 +12,7 @@ import yaml
 from attrs import evolve
 
 from rmq.cli.context import Context, Contexts, read_contexts, write_contexts
-from rmq.cli.output import cell, plain, printable
-from rmq.cli.status import explained
+from rmq.cli.output import cell, explained, plain, printable
 from rmq.cli.target import resolve
 from rmq.errors import ConfigError, NoRoute
 from tests.system.shell import ROOT, Shell

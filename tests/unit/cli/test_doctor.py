@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from attrs import evolve
 
-from rmq.cli.findings import BrokerFacts, Facts, Finding, GroupFacts, clock_ahead_ms, diagnose
+from rmq.cli.doctor import BrokerFacts, Facts, Finding, GroupFacts, clock_ahead_ms, diagnose
 
 NOW = 1_700_000_000_000
 RUNTIME = {
