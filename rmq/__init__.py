@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from rmq.client.dead_letters import Letters as Letters
     from rmq.client.dead_letters import Redriven as Redriven
     from rmq.client.delivery import Delivery as Delivery
-    from rmq.client.delivery import Retry as Retry
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
     from rmq.client.pull_consumer import PullConsumer as PullConsumer
     from rmq.client.pull_consumer import PullResult as PullResult
+    from rmq.client.retry import Backoff as Backoff
+    from rmq.client.retry import Retry as Retry
     from rmq.client.subscription import Sql as Sql
     from rmq.client.subscription import sql as sql
     from rmq.client.trace import MessageTrace as MessageTrace
@@ -73,12 +74,13 @@ _MODULES = {
     "rmq.client.client": "Client connect",
     "rmq.client.config": "ClientConfig",
     "rmq.client.consumer": "Consumer",
-    "rmq.client.delivery": "Delivery Retry",
+    "rmq.client.delivery": "Delivery",
     "rmq.client.dead_letters": "DeadLetter Letters Redriven",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
     "rmq.client.pull_consumer": "PullConsumer PullResult",
+    "rmq.client.retry": "Backoff Retry",
     "rmq.client.subscription": "Sql sql",
     "rmq.client.trace": "MessageTrace",
     "rmq.client.transactional": (

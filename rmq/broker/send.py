@@ -58,7 +58,9 @@ from rmq.protocol.headers import (
 )
 from rmq.protocol.properties import (
     INTERNAL_PROPERTIES,
+    PROPERTY_DELAY_MS,
     REASON,
+    RETRY_DELAY_MS,
     SentProperties,
     dead_letter_properties,
     decode_properties,
@@ -527,7 +529,7 @@ class Send:
         record.reconsume_times += 1
         if message.reconsume_times >= limit or header.delay_level < 0:
             self._give_up(record, header.group, properties, request.ext.get(REASON, ""))
-        else:
+        elif not self._retry_after(record, properties, request.ext.get(RETRY_DELAY_MS), now):
             level = header.delay_level or 3 + message.reconsume_times
             self._delay(record, min(level, self._levels), properties)
         record.properties = encode_properties(properties)
@@ -538,6 +540,22 @@ class Send:
         if not request.flag & FLAG_ONEWAY:
             self._acknowledgement.pending.returned.append(request)
         return None
+
+    def _retry_after(
+        self, record: Record, properties: dict[str, str], delay_ms: str | None, now: int
+    ) -> bool:
+        """Put a message off for the ms that its consumer names. False without them, and while as many as may
+        wait for times of their own: then a level delays it. Raises ResponseError for what is no such time.
+        """
+        if delay_ms is None:
+            return False
+        due_ms = deliver_time({PROPERTY_DELAY_MS: delay_ms}, now)
+        if due_ms is not None and due_ms > now:
+            if len(self._timers) >= self._timers.limit:
+                return False
+            properties.pop(PROPERTY_DELAY_LEVEL, None)
+            self._time(record, properties, due_ms)
+        return True
 
     def _retry_topic(self, header: ConsumerSendMsgBackRequestHeader, group: SubscriptionGroupConfig) -> str:
         name = check_name(retry_topic(header.group))

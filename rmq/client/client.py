@@ -22,6 +22,7 @@ from rmq.client.observer import Observer, Observers
 from rmq.client.producer import Producer
 from rmq.client.pull_consumer import PullConsumer
 from rmq.client.rebalance import Strategy, averagely
+from rmq.client.retry import Backoff
 from rmq.client.servers import parse_name_servers
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, OnError, Sql, full_topics
@@ -219,6 +220,7 @@ class Client:
         strategy: Strategy = averagely,
         ordered: bool = False,
         max_reconsume_times: int | None = None,
+        retry: Backoff | None = None,
     ) -> Consumer:
         """A member of a consumer group, to be entered with `async with`.
 
@@ -234,7 +236,8 @@ class Client:
         `ordered` gives one message of a queue at a time, in order, under the broker's lock of the queue;
         what fails holds up its queue and is tried again there. `max_reconsume_times` is how often a message
         is tried again before it goes to the dead letters; without it the configuration says so, and with
-        `ordered` there is no limit. Raises InvalidName, ConfigError.
+        `ordered` there is no limit. `retry` says when what fails comes again, and may say how often: see
+        `Backoff`. Raises InvalidName, InvalidType, ConfigError.
         """
         options = ConsumerOptions(
             consume_from=consume_from,
@@ -243,6 +246,7 @@ class Client:
             strategy=strategy,
             max_reconsume_times=max_reconsume_times,
             ordered=ordered,
+            retry=retry,
         )
         wanted = full_topics(topics, self.config.namespace)
         return Consumer(self._entered(), self._full(group), wanted, options)

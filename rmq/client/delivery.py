@@ -21,10 +21,11 @@ from rmq.client.message_view import PulledMessage
 from rmq.client.observer import Observer
 from rmq.client.outgoing import Outgoing, asker_waits_until, checked_properties
 from rmq.client.process_queue import ProcessQueue
+from rmq.client.retry import Delay, Retry, delay_of, named, reason_told
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError, check_number
+from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError
 from rmq.message import (
     PROPERTY_MAX_RECONSUME_TIMES,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -33,11 +34,12 @@ from rmq.message import (
     PROPERTY_TRANSACTION_PREPARED,
     MessageQueue,
     StoredMessage,
+    dlq_topic,
     retry_topic,
     with_namespace,
 )
 from rmq.protocol.bodies import ConsumeStatus
-from rmq.protocol.properties import DLQ_REASON, reason_of
+from rmq.protocol.properties import DLQ_REASON
 from rmq.remoting.loop import Alarm
 
 log = logging.getLogger(__name__)
@@ -104,35 +106,6 @@ def _status(before: Count, now: Count, seconds: float) -> ConsumeStatus:
         consume_failed_tps=rate(failed),
         consume_failed_msgs=now.failed,
     )
-
-
-# Retry: how a handler says that a message is to be delivered again, and when.
-
-
-class Retry(Exception):
-    """Raised by a handler, or in a delivery's block: this message is not consumed, deliver it again.
-
-    `delay_level` is one of messageDelayLevel's; 0 is the group's next delay, -1 gives the message to the dead
-    letters at once. To an ordered consumer all levels but -1 mean the same: what fails holds up its queue.
-    `reason` is logged, and the dead letter tells it. It is no error: with `on_error="raise"` too it
-    is not raised.
-    """
-
-    def __init__(self, reason: str = "", *, delay_level: int = 0) -> None:
-        check_number("delay_level", delay_level, -1)
-        super().__init__(reason)
-        self.reason = reason
-        self.delay_level = delay_level
-
-
-def delay_level_of(error: Exception | None, delay_level: int) -> int:
-    """The delay level of a message that ended with `error`."""
-    return error.delay_level if isinstance(error, Retry) else delay_level
-
-
-def reason_told(error: Exception | None) -> str:
-    """What the broker is told of `error`."""
-    return error.reason if isinstance(error, Retry) else reason_of(error)
 
 
 # What is in flight, and what becomes of it.
@@ -224,20 +197,24 @@ class Deliveries:
 
     # --- what becomes of a message ---
 
-    async def failed(self, message: PulledMessage, error: Exception | None, delay_level: int = 0) -> None:
-        """A message was not consumed: send it back or deliver it again here; None: a delivery said so itself.
+    async def failed(
+        self, message: PulledMessage, error: Exception | None, asked: Delay | None = None
+    ) -> None:
+        """A message was not consumed: send it back or deliver it again here; `error` is None when its
+        delivery said so itself, and when it is `asked` to come again.
 
         Cancelled: it is delivered again here, or sent back."""
         if isinstance(error, AskerGone):
             log.info("%s: message %s: %s", self.group, message.message_id, error)
             _window(message).finish(message.queue_offset)
             return
-        self._count_failure(message, error)
-        level, reason = delay_level_of(error, delay_level), reason_told(error)
+        delay = delay_of(error, asked, self._options.retry, message.reconsume_times)
+        self._metrics.failure(_window(message).queue.topic)
+        self._log_failure(message, error, delay)
         if self._options.ordered:
-            await self._retry_in_place(message, _window(message), level, reason)
+            await self._retry_in_place(message, _window(message), delay, reason_told(error))
         else:
-            await self._send_back(message, _window(message), level, reason)
+            await self._send_back(message, _window(message), delay, reason_told(error))
 
     async def all_failed(self, messages: Sequence[PulledMessage], error: Exception | None) -> None:
         """`failed` for what was taken together. Cancelled: what is not sent back yet is put off."""
@@ -269,14 +246,35 @@ class Deliveries:
         _window(message).finish(message.queue_offset)
         return True
 
-    def _count_failure(self, message: PulledMessage, error: Exception | None) -> None:
-        self._metrics.failure(_window(message).queue.topic)
+    def _log_failure(self, message: PulledMessage, error: Exception | None, delay: Delay) -> None:
+        """Say what failed, so that one can look for it, which try it was, and what comes now."""
+        if error is None:
+            return
+        what, times, then = named(message), message.reconsume_times, self._next_step(message, delay)
         if isinstance(error, Retry):
-            log.info("%s: message %s is to come again: %s", self.group, message.message_id, error)
-        elif error is not None:
-            log.error("%s: message %s failed", self.group, message.message_id, exc_info=error)
+            log.info("%s: try %d of %s is to be repeated: %s; %s", self.group, times + 1, what, error, then)
+        else:
+            log.error("%s: try %d of %s failed; %s", self.group, times + 1, what, then, exc_info=error)
 
-    async def _send_back(self, message: PulledMessage, window: ProcessQueue, level: int, reason: str) -> None:
+    def _next_step(self, message: PulledMessage, delay: Delay) -> str:
+        options, times = self._options, message.reconsume_times
+        limit = options.retries if options.ordered else self._max_reconsume_times
+        if options.broadcasting and not options.ordered:
+            return "it does not come again: the group broadcasts"
+        if not options.broadcasting and (delay.level < 0 or (limit is not None and times >= limit)):
+            return f"it goes to the dead letters, {dlq_topic(self.group)}"
+        then = delay.told(times)
+        if options.ordered:
+            then = f"comes again in {self._suspended_seconds(delay):g} s, and its queue waits"
+        return f"it {then}" if limit is None else f"it {then} (try {times + 2} of {limit + 1})"
+
+    def _suspended_seconds(self, delay: Delay) -> float:
+        """How long a message of an ordered consumer holds up its queue."""
+        return self._session.config.suspend_queue_ms / 1000 if delay.seconds is None else delay.seconds
+
+    async def _send_back(
+        self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
+    ) -> None:
         """Have the broker deliver it again; what it does not take is delivered again here, after a while."""
         if self._options.broadcasting:
             window.finish(message.queue_offset)
@@ -285,9 +283,11 @@ class Deliveries:
             return  # its queue is somebody else's, who gets it again
         limit = self._max_reconsume_times
         try:
-            await self._session.brokers.send_back(message, self.group, level, limit, reason)
+            await self._session.brokers.send_back(
+                message, self.group, delay.level, limit, reason, delay.milliseconds
+            )
         except (*NETWORK_ERRORS, ResponseError) as refusal:
-            log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, refusal)
+            log.warning("%s: %s cannot be sent back: %s", self.group, named(message), refusal)
             message.reconsume_times += 1
             self._dispatch.redeliver_later(message)
         except BaseException:
@@ -298,39 +298,42 @@ class Deliveries:
 
     @property
     def _max_reconsume_times(self) -> int:
-        limit = self._options.max_reconsume_times
+        limit = self._options.retries
         return self._session.config.max_reconsume_times if limit is None else limit
 
     async def _on_timeout(self, message: PulledMessage) -> None:
         """Send back a message whose handler does not end; the handler goes on, and its end means nothing."""
         seconds = self.timeouts.seconds
-        log.warning("%s: message %s is being consumed for over %g s", self.group, message.message_id, seconds)
+        log.warning("%s: %s is being consumed for over %g s", self.group, named(message), seconds)
         window, options = _window(message), self._options
         if options.ordered or options.broadcasting or window.is_dropped:
             return
         reason, limit = f"not consumed within {seconds:g} s", self._max_reconsume_times
+        delay = delay_of(None, None, options.retry, message.reconsume_times, TIMEOUT_DELAY_LEVEL)
         try:
-            await self._session.brokers.send_back(message, self.group, TIMEOUT_DELAY_LEVEL, limit, reason)
+            await self._session.brokers.send_back(
+                message, self.group, delay.level, limit, reason, delay.milliseconds
+            )
         except (*NETWORK_ERRORS, ResponseError) as error:
-            log.warning("%s: message %s cannot be sent back: %s", self.group, message.message_id, error)
+            log.warning("%s: %s cannot be sent back: %s", self.group, named(message), error)
         else:
             window.finish(message.queue_offset)
 
     # --- ordered ---
 
     async def _retry_in_place(
-        self, message: PulledMessage, window: ProcessQueue, level: int, reason: str
+        self, message: PulledMessage, window: ProcessQueue, delay: Delay, reason: str
     ) -> None:
         """Deliver it again before all others of its queue; what was tried too often, or is given up, goes to
         the dead letters instead."""
-        limit = self._options.max_reconsume_times
+        limit = self._options.retries
         if not window.is_dropped and not self._options.broadcasting:
             is_spent = limit is not None and message.reconsume_times >= limit
-            if (is_spent or level < 0) and await self._send_to_dead_letters(message, reason):
+            if (is_spent or delay.level < 0) and await self._send_to_dead_letters(message, reason):
                 window.finish(message.queue_offset)
                 return
         message.reconsume_times += 1
-        self._dispatch.redeliver_later(message)
+        self._dispatch.redeliver_later(message, self._suspended_seconds(delay))
 
     async def _send_to_dead_letters(self, message: PulledMessage, reason: str) -> bool:
         """False when that failed; the message then goes on holding up its queue."""
@@ -338,9 +341,7 @@ class Deliveries:
             queue = MessageQueue(retry_topic(self.group), message.broker_name, 0)
             await self._sender.send(self._dead_letter(message, queue.topic, reason), queue)
         except RmqError as error:
-            log.warning(
-                "%s: message %s cannot go to the dead letters: %s", self.group, message.message_id, error
-            )
+            log.warning("%s: %s cannot go to the dead letters: %s", self.group, named(message), error)
             return False
         except BaseException:
             self._dispatch.redeliver_later(message)
@@ -433,15 +434,15 @@ class Delivery:
             assert window is not None
             window.finish(message.queue_offset)
 
-    async def retry(self, delay_level: int = 0) -> None:
-        """Not consumed: send it back. `delay_level` 0 is the group's next delay, -1 the dead letters.
+    async def retry(self, delay_level: int = 0, *, after: float | None = None) -> None:
+        """Not consumed: send it back. `after` and `delay_level` are `Retry`'s; -1 are the dead letters.
 
         Cancelled: it is delivered again here, or sent back.
         """
-        check_number("delay_level", delay_level, -1)
+        asked = Delay.asked(delay_level, after)
         if self._is_open:
             self._is_open = False
-            await self._deliveries.failed(self._pulled, None, delay_level)
+            await self._deliveries.failed(self._pulled, None, asked)
 
     async def _fail(self, error: Exception) -> None:
         if self._is_open:

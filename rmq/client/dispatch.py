@@ -7,12 +7,13 @@ consumed one after another; ordered consumers and `PullConsumer.poll` use it.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from itertools import count
 from typing import Generic, TypeVar
-
-import anyio
 
 from rmq.client.message_view import PulledMessage
 from rmq.client.process_queue import OrderedProcessQueue, ProcessQueue
@@ -87,7 +88,8 @@ class Dispatch(ABC, Generic[T]):
         self.ready: ReadyQueue[T] = ReadyQueue()
         self._redelivery_seconds = redelivery_ms / 1000
         self._now: Callable[[], float] = current_loop().now
-        self._later: deque[tuple[float, PulledMessage]] = deque()  # all wait equally long: in order of time
+        self._later: list[tuple[float, int, PulledMessage]] = []  # a heap: time, order of coming
+        self._count = count()
         self._later_came = Alarm()
 
     @abstractmethod
@@ -122,8 +124,8 @@ class Dispatch(ABC, Generic[T]):
         """The next messages, at most so many; none when there are none."""
 
     @abstractmethod
-    def redeliver_later(self, message: PulledMessage) -> None:
-        """Hand out again later what was not consumed."""
+    def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
+        """Hand out again later what was not consumed: after `seconds`, or as long as is usual."""
 
     @abstractmethod
     def _redeliver(self, message: PulledMessage) -> None:
@@ -132,20 +134,19 @@ class Dispatch(ABC, Generic[T]):
     async def until_idle(self, window: ProcessQueue) -> None:
         """Return when the window's queue may go on elsewhere."""
 
-    def _schedule(self, message: PulledMessage) -> None:
-        self._later.append((self._now() + self._redelivery_seconds, message))
-        self._later_came.ring()
+    def _schedule(self, message: PulledMessage, seconds: float | None) -> None:
+        due = self._now() + (self._redelivery_seconds if seconds is None else seconds)
+        heappush(self._later, (due, next(self._count), message))
+        if self._later[0][2] is message:
+            self._later_came.ring()
 
     async def redeliver(self) -> None:
         """Hand out what was put off, when it is due, until cancelled."""
+        later = self._later
         while True:
-            while not self._later:
-                await self._later_came.wait()
-            due, message = self._later[0]
-            await anyio.sleep(max(due - self._now(), 0))
-            assert self._later[0][1] is message, "only this loop takes from the front"
-            self._later.popleft()
-            self._redeliver(message)
+            await self._later_came.wait(later[0][0] if later else math.inf)
+            while later and later[0][0] <= self._now():
+                self._redeliver(heappop(later)[2])
 
 
 class MessageDispatch(Dispatch[PulledMessage]):
@@ -195,12 +196,12 @@ class MessageDispatch(Dispatch[PulledMessage]):
             ready.wake()
         return taken
 
-    def redeliver_later(self, message: PulledMessage) -> None:
+    def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
         window = message.window
         assert window is not None
         # It may be finished by now: sent back, because it took too long.
         if not self.ready.is_closed and not window.is_dropped and message.queue_offset in window:
-            self._schedule(message)
+            self._schedule(message, seconds)
 
     def _redeliver(self, message: PulledMessage) -> None:
         self.ready.put([message])
@@ -280,10 +281,10 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
     def _may(self, queue: MessageQueue) -> bool:
         return self._may_deliver is None or self._may_deliver(queue)
 
-    def redeliver_later(self, message: PulledMessage) -> None:
+    def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
         """Deliver it again before all others of its queue, which is suspended meanwhile."""
         assert isinstance(message.window, OrderedProcessQueue)
-        message.window.put_back(message)
+        message.window.put_back(message, self._redelivery_seconds if seconds is None else seconds)
 
     def _on_idle(self, window: OrderedProcessQueue) -> None:
         """Nothing of the window is being delivered any more."""
@@ -295,7 +296,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         if window.is_dropped:
             self.forget(window)
         elif window.is_suspended:
-            self._schedule(window.waiting[0])
+            self._schedule(window.waiting[0], window.suspend_seconds)
         self.offer(queue)
 
     def _redeliver(self, message: PulledMessage) -> None:

@@ -132,7 +132,15 @@ class ProcessQueue:
 class OrderedProcessQueue(ProcessQueue):
     """A process queue whose messages are delivered one after another, or one batch after another."""
 
-    __slots__ = ("_delivering", "_failed", "is_queued", "is_suspended", "on_idle", "waiting")
+    __slots__ = (
+        "_delivering",
+        "_failed",
+        "is_queued",
+        "is_suspended",
+        "on_idle",
+        "suspend_seconds",
+        "waiting",
+    )
 
     def __init__(
         self, queue: MessageQueue, next_offset: int, on_idle: Callable[[OrderedProcessQueue], None]
@@ -144,7 +152,8 @@ class OrderedProcessQueue(ProcessQueue):
         self.is_queued = False
         """Whether it stands in line to be delivered from."""
         self.is_suspended = False
-        """After a failure, for a while."""
+        """After a failure, for `suspend_seconds`: the longest that one of what failed together asked for."""
+        self.suspend_seconds = 0.0
         self.on_idle = on_idle
         self._delivering: dict[int, PulledMessage] = {}  # nothing else is delivered meanwhile
         self._failed: list[PulledMessage] = []  # of those that are delivered together
@@ -165,9 +174,10 @@ class OrderedProcessQueue(ProcessQueue):
         self._end(queue_offset)
         return finished
 
-    def put_back(self, message: PulledMessage) -> None:
-        """Deliver it again, before all others."""
+    def put_back(self, message: PulledMessage, seconds: float = 0.0) -> None:
+        """Deliver it again, before all others, in `seconds`."""
         if message.queue_offset in self._delivering:
+            self.suspend_seconds = max(seconds, self.suspend_seconds) if self._failed else seconds
             self._failed.append(message)
             self._end(message.queue_offset)
 

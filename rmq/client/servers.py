@@ -62,7 +62,7 @@ from rmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
     encode,
 )
-from rmq.protocol.properties import REASON
+from rmq.protocol.properties import REASON, RETRY_DELAY_MS
 from rmq.remoting.address import split_address
 from rmq.remoting.pool import Pool
 
@@ -290,11 +290,13 @@ class Brokers:
         delay_level: int,
         max_reconsume_times: int,
         reason: str = "",
+        delay_ms: int | None = None,
     ) -> None:
         """Give a message back that could not be consumed: the broker puts it into the group's retry topic.
 
         `delay_level` 0 leaves the delay to the broker, which makes it longer each time; -1 goes to the dead
-        letters. `reason` is what a dead letter keeps of it.
+        letters. `delay_ms` is any time, which our brokers put in the place of the level. `reason` is what a
+        dead letter keeps of it.
         """
         header = ConsumerSendMsgBackRequestHeader(
             message.physical_offset,
@@ -308,6 +310,8 @@ class Brokers:
         )
         address = self.routes.master(message.broker_name) or message.store_host
         ext = encode(header) | ({REASON: reason} if reason else {})
+        if delay_ms is not None:
+            ext[RETRY_DELAY_MS] = str(delay_ms)
         await self.call(address, RequestCode.CONSUMER_SEND_MSG_BACK, ext)
 
     # --- queue locks ---

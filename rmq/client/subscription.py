@@ -9,11 +9,13 @@ in its group. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Literal
 
 from attrs import frozen
 
 from rmq.client.rebalance import Strategy
+from rmq.client.retry import Backoff
 from rmq.errors import ConfigError, check_callable, check_number, check_type
 from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic, with_namespace
 from rmq.protocol.bodies import SubscriptionData
@@ -38,6 +40,8 @@ class ConsumerOptions:
     queues: frozenset[MessageQueue] | None = None
     """Exactly these, without being a member of the group; None: a member's share."""
     auto_commit: bool = True
+    retry: Backoff | None = None
+    """When what fails comes again; None: as the broker has it."""
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
@@ -49,8 +53,19 @@ class ConsumerOptions:
         check_type("ordered", self.ordered, bool, "True or False")
         if self.max_reconsume_times is not None:
             check_number("max_reconsume_times", self.max_reconsume_times, 0)
+        check_type("retry", self.retry, (Backoff, NoneType), "an rmq.Backoff, or None")
+        if self.retry is not None and self.retry.tries is not None and self.max_reconsume_times is not None:
+            expected = "none beside a Backoff that has tries"
+            raise ConfigError("max_reconsume_times", self.max_reconsume_times, expected)
         if self.on_error not in ("retry", "raise"):
             raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
+
+    @property
+    def retries(self) -> int | None:
+        """How often a message is delivered again before it goes to the dead letters; None: as the
+        configuration says, or, ordered, for ever."""
+        tries = None if self.retry is None else self.retry.tries
+        return self.max_reconsume_times if tries is None else tries - 1
 
 
 ALL = "*"

@@ -204,6 +204,9 @@ DLQ_REDRIVE_KEY: Final = "DLQ_REDRIVE_KEY"
 """In a message that was sent from the dead letters to a topic again: which letter it was."""
 REASON: Final = "reason"
 """The header field."""
+RETRY_DELAY_MS: Final = "delayMs"
+"""Another header field of CONSUMER_SEND_MSG_BACK that RocketMQ's own brokers ignore: the message is to come
+again after so many ms. Beside it stands the next longer level, which they take."""
 
 REASON_LENGTH_MAX: Final = 500
 

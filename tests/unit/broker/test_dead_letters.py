@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rmq.message import SCHEDULE_TOPIC
+from rmq.message import SCHEDULE_TOPIC, TIMER_TOPIC
 from rmq.protocol.bodies import SubscriptionGroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -167,3 +167,53 @@ def test_a_sender_makes_up_no_topics_in_the_statistics(rig: Rig) -> None:
         assert rig.one(send_back(message.physical_offset)).code == 0
     counted = {pair: count for pair, count, _ in rig.broker.stats.totals_sent_back()}
     assert counted == {("Orders", "billing"): 1, ("%RETRY%billing", "billing"): 3}
+
+
+def test_a_retry_in_any_time_that_its_consumer_names(rig: Rig) -> None:
+    assert rig.one(send_back(0, 2, delayMs="2500")).code == 0
+    assert len(rig.messages(TIMER_TOPIC)) == 1
+    assert rig.messages(SCHEDULE_TOPIC, 1) == [], "the level is for brokers that take no other"
+    rig.now_ms += 2499
+    rig.broker.step_schedule()
+    assert rig.messages("%RETRY%billing") == []
+    rig.now_ms += 1
+    rig.broker.step_schedule()
+    (message,) = rig.messages("%RETRY%billing")
+    assert (message.body, message.reconsume_times, message.tags) == (b"hello", 1, "T")
+    assert message.properties["RETRY_TOPIC"] == "Orders"
+    # again, in another time: what the first one said of its time does not count any more
+    assert rig.one(send_back(message.physical_offset, 4, delayMs="30001")).code == 0
+    rig.now_ms += 30_000
+    rig.broker.step_schedule()
+    assert len(rig.messages("%RETRY%billing")) == 1
+    rig.now_ms += 1
+    rig.broker.step_schedule()
+    assert [message.reconsume_times for message in rig.messages("%RETRY%billing")] == [1, 2]
+
+
+def test_a_retry_at_once(rig: Rig) -> None:
+    assert rig.one(send_back(0, 1, delayMs="0")).code == 0
+    (message,) = rig.messages("%RETRY%billing")
+    assert message.reconsume_times == 1
+
+
+def test_a_retry_goes_by_its_level_while_too_many_wait_for_times_of_their_own() -> None:
+    rig = Rig()
+    rig.broker.timers.limit = 1
+    rig.one(send(properties="UNIQ_KEY\x01AC11"))
+    assert rig.one(send_back(0, 2, delayMs="2500")).code == 0
+    assert rig.one(send_back(0, 2, delayMs="2500")).code == 0
+    assert len(rig.messages(TIMER_TOPIC)) == 1
+    assert len(rig.messages(SCHEDULE_TOPIC, 1)) == 1
+
+
+@pytest.mark.parametrize("delay", ["", "-1", "2.5", "soon", str(41 * 86_400_000)])
+def test_a_retry_in_a_time_that_is_none_is_refused(rig: Rig, delay: str) -> None:
+    before = rig.store.max_physical_offset
+    assert rig.one(send_back(0, 1, delayMs=delay)).code == ResponseCode.MESSAGE_ILLEGAL
+    assert rig.store.max_physical_offset == before
+
+
+def test_the_dead_letters_do_not_wait(rig: Rig) -> None:
+    rig.one(send_back(0, -1, delayMs="2500"))
+    assert len(rig.messages(LETTERS)) == 1
