@@ -31,6 +31,8 @@ SUBCOMMANDS: Final = {
     "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
     "pub": ("rmq.cli.pub", "Send messages from the command line, a file or standard input."),
     "sub": ("rmq.cli.sub", "Consume a topic as a member of a group."),
+    "request": ("rmq.cli.pub", "Send a message and print the reply of whoever consumes it."),
+    "reply": ("rmq.cli.sub", "Consume requests as a member of a group, and reply to them."),
     "tail": ("rmq.cli.tail", "Look at a topic, live, without a group."),
     "bench": ("rmq.cli.bench", "Load a cluster: rates and latencies of sending and consuming."),
     "msg": ("rmq.cli.msg", "Find messages, follow their traces, deliver them again."),
@@ -53,7 +55,7 @@ SUBCOMMANDS: Final = {
 
 SECTIONS: Final = {
     "Run": ("dev", "namesrv", "broker", "demo"),
-    "Messages": ("pub", "sub", "tail", "bench", "msg", "dlq", "transactions", "spark"),
+    "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
     "More": ("certs", "store", "context", "errors", "completion"),
 }

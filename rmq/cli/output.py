@@ -258,6 +258,7 @@ def message_row(message: StoredMessage) -> dict[str, Any]:
         "store_timestamp": message.store_timestamp,
         "store_host": message.store_host,
         "reconsume_times": message.reconsume_times,
+        "flag": message.flag,
     }
     try:
         row["body"] = message.body.decode()

@@ -1,25 +1,40 @@
-"""`rmq pub`: send messages from arguments, files or standard input."""
+"""`rmq pub`: send messages from arguments, files or standard input; `rmq request`: send one and wait for the
+reply.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 from attrs import Factory, define, field, frozen
 
 from rmq.cli.completion import complete_topic
-from rmq.cli.output import Format, Step, echo, output_option, progress_bar, show
+from rmq.cli.output import (
+    Format,
+    Step,
+    Style,
+    echo,
+    output_option,
+    print_message,
+    progress_bar,
+    show,
+    style_option,
+)
 from rmq.cli.target import Target, first_error, run, target_options
-from rmq.cli.values import duration_ms, pairs
-from rmq.errors import RmqError
+from rmq.cli.values import as_duration, duration_ms, pairs
+from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
     from rmq.client.outgoing import SendResult
     from rmq.client.producer import Producer
+    from rmq.message import Message
 
 LEVELS = range(1, 19)
 FEW = 10
@@ -39,6 +54,8 @@ class PubOptions:
     concurrency: int
     keep: int
     """So many results are kept to be shown."""
+    is_json: bool = False
+    """The bodies are JSON, each a message as `-o json` prints it."""
 
 
 def _properties(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
@@ -58,6 +75,16 @@ def _delay(context: click.Context, parameter: click.Parameter, given: str | None
         raise click.BadParameter(str(error)) from None
 
 
+def message_options(command: Any) -> Any:
+    """Adds --tags, --keys and --property: what messages have beside their bodies."""
+    tags = click.option("--tags", metavar="TAG", help="Tag of the messages.")
+    keys = click.option("--keys", multiple=True, metavar="KEY", help="Key to look them up by; repeatable.")
+    properties = click.option(
+        "--property", "properties", multiple=True, callback=_properties, metavar="NAME=VALUE"
+    )
+    return tags(keys(properties(command)))
+
+
 @click.command()
 @click.argument("topic", shell_complete=complete_topic)
 @click.argument("body", required=False)
@@ -65,9 +92,8 @@ def _delay(context: click.Context, parameter: click.Parameter, given: str | None
 @click.option(
     "-l", "--lines", type=click.File("rb"), help="A message a line of this file. [default: standard input]"
 )
-@click.option("--tags", metavar="TAG", help="Tag of the messages.")
-@click.option("--keys", multiple=True, metavar="KEY", help="Key to look them up by; repeatable.")
-@click.option("--property", "properties", multiple=True, callback=_properties, metavar="NAME=VALUE")
+@click.option("--json", "is_json", is_flag=True, help="Lines are messages as `rmq tail -o json` prints them.")
+@message_options
 @click.option(
     "--delay",
     "delay",
@@ -89,6 +115,7 @@ def pub(
     body: str | None,
     file: BinaryIO | None,
     lines: BinaryIO | None,
+    is_json: bool,
     output: Format,
     **options: Any,
 ) -> None:
@@ -96,9 +123,16 @@ def pub(
 
     Empty lines are skipped: there are no empty messages. Prints where each went, or a summary of many. The
     first error ends it; what was sent before stays sent.
+
+    With --json each line is an object with `body` or `body_base64`, and `tags`, `keys`, `properties`, `flag`,
+    `sharding_key`, `delay_level`, `delay_ms` or `deliver_at_ms`; the other fields that -o json prints are
+    ignored, and so are RocketMQ's own properties. --tags replaces what a line says, --keys and --property add
+    to it. Copies a topic: rmq tail A --from earliest --no-follow -o json | rmq pub B --json
     """
     if sum(source is not None for source in (body, file, lines)) > 1:
         raise click.UsageError("give one of BODY, --file and --lines")
+    if is_json and (body is not None or file is not None):
+        raise click.UsageError("--json goes with lines")
     bodies, total = _bodies(body, file, lines, options["count"])
     chosen = PubOptions(
         topic,
@@ -109,6 +143,7 @@ def pub(
         options["sharding_key"],
         options["concurrency"],
         keep=FEW if output == "table" else 1 << 62,
+        is_json=is_json,
     )
     run(_pub, target, chosen, output)
 
@@ -199,6 +234,7 @@ class Bodies:
     def __init__(self, chosen: PubOptions) -> None:
         import trio
 
+        self.taken = 0
         self._bodies = chosen.bodies
         self._known = chosen.total is not None
         self._turn = trio.Lock()
@@ -206,6 +242,7 @@ class Bodies:
     async def next(self) -> bytes | None:
         """The next body, None at the end. The lines of a terminal or a pipe are waited for in a thread, so
         that messages go out at once and Ctrl-C works."""
+        self.taken += 1
         if self._known:
             return next(self._bodies, None)
         import trio
@@ -237,10 +274,145 @@ async def _worker(
     producer: Producer, chosen: PubOptions, bodies: Bodies, outcome: Outcome, step: Step
 ) -> None:
     """Sends the next body that no other worker has, one after the other."""
+    while (body := await bodies.next()) is not None:
+        message, sharding_key = _made(chosen, body, bodies.taken)
+        timed = message.delay_ms is not None or message.deliver_at_ms is not None
+        outcome.add(await producer.send(message, sharding_key=sharding_key), timed=timed)
+        step(1)
+
+
+def _made(chosen: PubOptions, body: bytes, number: int) -> tuple[Message, str | None]:
+    """The message of a body, and its sharding key; of a JSON line, which is the one of that number, what the
+    line says together with the options. Raises InvalidMessage, and ConfigError for what is no such line."""
     from rmq.message import Message
 
-    timed = "delay_ms" in chosen.attributes
-    while (body := await bodies.next()) is not None:
-        message = Message(chosen.topic, body, **chosen.attributes)
-        outcome.add(await producer.send(message, sharding_key=chosen.sharding_key), timed=timed)
-        step(1)
+    if not chosen.is_json:
+        return Message(chosen.topic, body, **chosen.attributes), chosen.sharding_key
+    given, options = read_row(body, f"line {number}"), chosen.attributes
+    sharding_key = given.pop("sharding_key", None)
+    given["tags"] = options["tags"] or given.get("tags")
+    given["keys"] = (*given.get("keys", ()), *options["keys"])
+    given["properties"] = given.get("properties", {}) | options["properties"]
+    if "delay_ms" in options or "delay_level" in options:
+        for name in ("delay_level", "delay_ms", "deliver_at_ms"):
+            given.pop(name, None)
+        given |= {name: value for name, value in options.items() if name.startswith("delay")}
+    return Message(chosen.topic, **given), chosen.sharding_key or sharding_key
+
+
+# --- messages as JSON ---
+
+_TEXT, _NUMBER = "text", "a whole number"
+_FIELDS: Final[dict[str, tuple[type, str]]] = {
+    "body": (str, _TEXT),
+    "body_base64": (str, "base64"),
+    "tags": (str, _TEXT),
+    "keys": (list, "a list of texts"),
+    "properties": (dict, "an object of texts"),
+    "flag": (int, _NUMBER),
+    "sharding_key": (str, _TEXT),
+    "delay_level": (int, _NUMBER),
+    "delay_ms": (int, _NUMBER),
+    "deliver_at_ms": (int, _NUMBER),
+}
+"""What a line may say of a message to send."""
+_PRINTED: Final = {
+    *("topic", "broker", "queue_id", "queue_offset", "message_id", "offset_message_id", "reconsume_times"),
+    *("born_timestamp", "born_host", "store_timestamp", "store_host"),
+}
+"""What `-o json` prints besides: a copy gets its own."""
+
+
+def read_row(line: bytes, where: str) -> dict[str, Any]:
+    """What a JSON object says of a message to send, under the names of Message's fields and `sharding_key`.
+
+    It is `message_row` backwards: body, tags, keys and properties come out byte for byte; the properties that
+    RocketMQ makes itself do not, since a copy gets its own. Raises ConfigError, which names the line by
+    `where`."""
+    expected = "a JSON object of a message, as -o json prints it"
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(where, _shown(line), expected, str(error)) from None
+    if not isinstance(row, dict):
+        raise ConfigError(where, _shown(line), expected)
+    given = {name: value for name, value in row.items() if name not in _PRINTED and value is not None}
+    for name, value in given.items():
+        if name not in _FIELDS:
+            raise ConfigError(f"{where}: {name}", value, f"no such field, but one of {', '.join(_FIELDS)}")
+        kind, what = _FIELDS[name]
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ConfigError(f"{where}: {name}", value, what)
+    if ("body" in given) == ("body_base64" in given):
+        raise ConfigError(where, _shown(line), "body or body_base64")
+    given["body"] = _body(given, where)
+    if "properties" in given:
+        given["properties"] = own_properties(given["properties"])
+    return given
+
+
+def _body(given: dict[str, Any], where: str) -> bytes:
+    try:
+        text = given.pop("body_base64", None)
+        body: bytes = given["body"].encode() if text is None else base64.b64decode(text, validate=True)
+    except ValueError as error:  # a lone surrogate, or no base64
+        raise ConfigError(f"{where}: body", "...", "bytes as UTF-8 or base64", str(error)) from None
+    return body
+
+
+def _shown(line: bytes) -> str:
+    return line[:80].decode("utf-8", "backslashreplace")
+
+
+def own_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that an application gave a message, without those that RocketMQ gave it."""
+    from rmq.message import RESERVED_PROPERTIES
+    from rmq.protocol.properties import (
+        INTERNAL_PROPERTIES,
+        PROPERTY_DELAY_MS,
+        PROPERTY_DELAY_SEC,
+        PROPERTY_DELIVER_MS,
+    )
+
+    times = {PROPERTY_DELAY_MS, PROPERTY_DELAY_SEC, PROPERTY_DELIVER_MS}
+    dropped = RESERVED_PROPERTIES | INTERNAL_PROPERTIES | times
+    return {name: value for name, value in properties.items() if name not in dropped}
+
+
+# --- request ---
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("body", required=False)
+@click.option("--timeout", callback=as_duration, default="3s", show_default=True, help="Wait so long.")
+@message_options
+@click.option("--sharding-key", metavar="KEY", help="Equal keys go to one queue.")
+@click.option("--group", default="rmq-cli-request", show_default=True, help="Producer group.")
+@style_option("body")
+@target_options
+def request(
+    target: Target,
+    topic: str,
+    body: str | None,
+    timeout: int,
+    sharding_key: str | None,
+    group: str,
+    output: Style,
+    **attributes: Any,
+) -> None:
+    """Send BODY, or standard input, to TOPIC and print the reply of whoever consumes it.
+
+    Ends with 1 when nobody replied in time. `rmq reply` answers.
+    """
+    from rmq.message import Message
+
+    data = sys.stdin.buffer.read() if body is None else body.encode("utf-8", "surrogateescape")
+    run(_request, target, Message(topic, data, **attributes), group, timeout / 1000, sharding_key, output)
+
+
+async def _request(
+    target: Target, message: Message, group: str, timeout: float, sharding_key: str | None, style: Style
+) -> None:
+    async with target.connect() as client, client.producer(group) as producer:
+        print_message(await producer.request(message, timeout, sharding_key=sharding_key), style)

@@ -1,15 +1,15 @@
-"""`rmq sub`: consume a topic as a member of a group."""
+"""`rmq sub`: consume a topic as a member of a group; `rmq reply`: consume requests and reply to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 from attrs import frozen
 
 from rmq.cli.completion import complete_group, complete_topic
-from rmq.cli.output import Style, print_message, style_option
+from rmq.cli.output import Style, echo, print_message, style_option
 from rmq.cli.target import Target, run, target_options
 from rmq.cli.values import Position, as_duration, as_position
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rmq.client.client import Client
     from rmq.client.consumer import Consumer
     from rmq.client.subscription import Sql
+    from rmq.message import StoredMessage
 
 
 @frozen
@@ -109,17 +110,112 @@ async def _sub(target: Target, chosen: SubOptions) -> None:
             await _take(consumer, chosen)
 
 
-async def _take(consumer: Consumer, chosen: SubOptions) -> None:
-    """Prints until --max or --idle is reached."""
+async def _take(
+    consumer: Consumer, chosen: SubOptions, handle: Callable[[StoredMessage], Awaitable[None]] | None = None
+) -> None:
+    """Prints until --max or --idle is reached, and has `handle` do more with each message first."""
     import trio
 
     left = chosen.most
     idle = (chosen.idle_ms or 0) / 1000 or float("inf")
     while left is None or left > 0:
+        delivery = None
         with trio.move_on_after(idle):
             delivery = await anext(consumer)
-            async with delivery as message:
-                print_message(message, chosen.style)
-            left = None if left is None else left - 1
-            continue
-        return
+        if delivery is None:
+            return
+        async with delivery as message:
+            if handle is not None:
+                await handle(message)
+            print_message(message, chosen.style)
+        left = None if left is None else left - 1
+
+
+# --- reply ---
+
+
+@click.command()
+@click.argument("topic", shell_complete=complete_topic)
+@click.argument("body", required=False)
+@click.option("-g", "--group", required=True, shell_complete=complete_group, help="Consumer group.")
+@click.option("--exec", "program", metavar="COMMAND", help="Reply what this prints; it reads the request.")
+@click.option("--echo", "is_echo", is_flag=True, help="Reply the request itself.")
+@filter_options
+@click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--idle", callback=as_duration, metavar="10s", help="End when none has come for so long.")
+@style_option("line")
+@target_options
+def reply(
+    target: Target,
+    topic: str,
+    body: str | None,
+    group: str,
+    program: str | None,
+    is_echo: bool,
+    tags: str | None,
+    sql: str | None,
+    most: int | None,
+    idle: int | None,
+    output: Style,
+) -> None:
+    """Consume the requests that come to TOPIC, reply to each, and print them.
+
+    The reply is BODY, or what a command prints (run by the shell, with the request's body as its input and
+    RMQ_MESSAGE_ID, RMQ_MESSAGE_TAGS and RMQ_MESSAGE_KEYS in its environment; one line break at the end of
+    what it prints is left out), or with --echo the request. A command that fails or prints nothing ends
+    `rmq reply` with 1, and the request is delivered again. Messages that are no requests are printed and
+    count as consumed. `rmq request` asks.
+    """
+    if sum((body is not None, program is not None, is_echo)) != 1 or body == "":
+        raise click.UsageError("give one of BODY, --exec and --echo")
+    fixed = None if body is None else body.encode("utf-8", "surrogateescape")
+    options = {"consume_from": "first", "on_error": "raise"}
+    chosen = SubOptions((topic,), group, expression(tags, sql), options, most, idle, output)
+    run(_reply, target, chosen, fixed, program)
+
+
+async def _reply(target: Target, chosen: SubOptions, fixed: bytes | None, program: str | None) -> None:
+    from rmq.errors import AskerGone
+    from rmq.message import PROPERTY_REPLY_TO_CLIENT
+
+    async with target.connect() as client, client.producer(f"{chosen.group}-replies") as producer:
+        await check_may_consume(client, chosen.group, chosen.topics)
+
+        async def handle(message: StoredMessage) -> None:
+            if PROPERTY_REPLY_TO_CLIENT not in message.properties:
+                echo(f"rmq reply: {message.message_id} is no request", err=True)
+                return
+            body = fixed or (message.body if program is None else await _printed(program, message))
+            try:
+                await producer.reply(message, body)
+            except AskerGone as error:
+                echo(f"rmq reply: {error}", err=True)
+
+        topics = dict.fromkeys(chosen.topics, chosen.wanted)
+        async with client.consumer(chosen.group, topics, **chosen.options) as consumer:
+            await _take(consumer, chosen, handle)
+
+
+async def _printed(program: str, message: StoredMessage) -> bytes:
+    """What the command prints. Raises RmqError when it fails or prints nothing."""
+    import os
+
+    import trio
+
+    from rmq.errors import RmqError
+
+    texts = {"ID": message.message_id, "TAGS": message.tags or "", "KEYS": " ".join(message.keys)}
+    told = {f"RMQ_MESSAGE_{name}": text.encode("utf-8", "replace").decode() for name, text in texts.items()}
+    done = await trio.run_process(
+        program,
+        shell=True,
+        stdin=message.body,
+        capture_stdout=True,
+        check=False,
+        env={**os.environ, **told},
+    )
+    printed: bytes = done.stdout.removesuffix(b"\n")
+    if done.returncode or not printed:
+        what = f"ended with {done.returncode}" if done.returncode else "printed nothing"
+        raise RmqError(f"{program!r:.200} {what}")
+    return printed

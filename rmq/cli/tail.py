@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import deque
 from typing import TYPE_CHECKING
@@ -52,6 +53,18 @@ class Tail:
     nursery: trio.Nursery
     left: int | None
     queues: set[MessageQueue] = field(factory=set)
+    spans: list[Span] = field(factory=list)
+    """What is read of each queue, where there is an end."""
+
+
+@define(eq=False)
+class Span:
+    """A queue from `at` to `end`, and what is read of it and not yet printed: one pull's messages."""
+
+    queue: MessageQueue
+    at: int
+    end: int
+    waiting: deque[StoredMessage] = field(factory=deque)
 
 
 def _pattern(
@@ -74,7 +87,8 @@ grep_option = click.option("--grep", callback=_pattern, metavar="REGEX", help="O
 @filter_options
 @grep_option
 @click.option("--max", "most", type=click.IntRange(1), help="End after so many messages.")
-@click.option("--no-follow", is_flag=True, help="End at what is the end now.")
+@click.option("--no-follow", is_flag=True, help="End at what is the end now; in the order of time.")
+@click.option("--to", "end", callback=as_position, help="As --no-follow, and end at this time.")
 @style_option("line")
 @target_options
 def tail(
@@ -86,14 +100,17 @@ def tail(
     grep: re.Pattern[bytes] | None,
     most: int | None,
     no_follow: bool,
+    end: Position | None,
     output: Style,
 ) -> None:
     """Show the messages of TOPIC as they come, from its end on.
 
     Joins no group and stores no offset: nobody else notices. --from takes earliest, latest, -10m or a date
-    and time. Messages of one queue come in order. Dead letters: rmq tail %DLQ%billing.
+    and time. Messages of one queue come in order; with --no-follow or --to those of all queues do, by the
+    time at which they were stored. Dead letters: rmq tail %DLQ%billing.
     """
-    options = TailOptions(topic, start, expression(tags, sql), grep, "last" if no_follow else None, output)
+    end = end or ("last" if no_follow else None)
+    options = TailOptions(topic, start, expression(tags, sql), grep, end, output)
     run(show_messages, target, options, most)
 
 
@@ -109,20 +126,21 @@ async def show_messages(target: Target, options: TailOptions, most: int | None) 
                 while options.end is None:
                     await trio.sleep(LOOK_AGAIN_SECONDS)
                     await _begin(state, "first")  # queues that the topic got meanwhile
+            await _print_by_time(state)
 
 
 async def _begin(state: Tail, start: Position) -> None:
-    """Starts a task for each queue that has none yet."""
+    """Starts a task for each queue that has none yet: it follows the queue, or reads where it ends."""
     for queue in await state.consumer.message_queues(state.options.topic):
         if queue not in state.queues:
             state.queues.add(queue)
             at = await _offset_at(state.consumer, queue, start)
-            end = (
-                None
-                if state.options.end is None
-                else await _offset_at(state.consumer, queue, state.options.end)
-            )
-            state.nursery.start_soon(_follow, state, queue, at, end)
+            if state.options.end is None:
+                state.nursery.start_soon(_follow, state, queue, at)
+                continue
+            span = Span(queue, at, await _offset_at(state.consumer, queue, state.options.end))
+            state.spans.append(span)
+            state.nursery.start_soon(_read_more, state, span)
 
 
 async def _offset_at(consumer: PullConsumer, queue: MessageQueue, start: Position) -> int:
@@ -133,34 +151,63 @@ async def _offset_at(consumer: PullConsumer, queue: MessageQueue, start: Positio
     return await consumer.search_offset(queue, start)
 
 
-async def _follow(state: Tail, queue: MessageQueue, at: int, end: int | None) -> None:
-    """Prints what comes in one queue, up to `end`; a broker that is away is asked again."""
+# --- to an end ---
+
+
+async def _read_more(state: Tail, span: Span) -> None:
+    """Pulls until there is something to print of the queue, or it is at its end."""
+    while not span.waiting and span.at < span.end:
+        found = await state.consumer.pull(
+            span.queue, span.at, max_messages=BATCH, expression=state.options.wanted
+        )
+        if not found.messages:
+            return
+        span.at = found.next_offset
+        span.waiting += [message for message in found.messages if message.queue_offset < span.end]
+
+
+async def _print_by_time(state: Tail) -> None:
+    """Prints what is in the spans, in the order in which brokers stored it."""
+    following = [(_stored(span), number) for number, span in enumerate(state.spans) if span.waiting]
+    heapq.heapify(following)
+    while following and state.left != 0:
+        _, number = following[0]
+        span = state.spans[number]
+        _offer(state, span.waiting.popleft())
+        await _read_more(state, span)
+        if span.waiting:
+            heapq.heapreplace(following, (_stored(span), number))
+        else:
+            heapq.heappop(following)
+
+
+def _stored(span: Span) -> int:
+    return span.waiting[0].store_timestamp
+
+
+# --- without an end ---
+
+
+async def _follow(state: Tail, queue: MessageQueue, at: int) -> None:
+    """Prints what comes in one queue; a broker that is away is asked again."""
     import trio
 
     from rmq.errors import ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy
 
-    passing = (ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy)
-    wait = WAIT_SECONDS if end is None else 0.0
-    while end is None or at < end:
+    while True:
         try:
             found = await state.consumer.pull(
-                queue, at, max_messages=BATCH, expression=state.options.wanted, wait=wait
+                queue, at, max_messages=BATCH, expression=state.options.wanted, wait=WAIT_SECONDS
             )
-        except passing as error:
-            if end is not None:
-                raise
+        except (ConnectFailed, ConnectionLost, RequestTimeout, SystemBusy) as error:
             echo(f"rmq tail: {queue.broker_name}/{queue.queue_id}: {error}; trying again", err=True)
             await trio.sleep(RETRY_SECONDS)
             continue
         at = found.next_offset
-        if not found.messages and end is not None:
-            return
         waiting = deque(found.messages)
         del found
         while waiting:
-            message = waiting.popleft()  # with its body, which may be much larger than the answer was
-            if end is None or message.queue_offset < end:
-                _offer(state, message)
+            _offer(state, waiting.popleft())  # with its body, which may be much larger than the answer was
 
 
 def _offer(state: Tail, message: StoredMessage) -> None:
