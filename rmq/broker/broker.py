@@ -239,16 +239,16 @@ class Broker(Endpoint):
 
     def _load(self) -> None:
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
-        self.files.versioned = {"topics": self.topics, "subscriptionGroup": self.groups}
-        self.files.sliced = {"consumerOffset": self.offsets, "consumerFilter": self.filters}
-        self.files.copied = {"consumerOffset": self.offsets}
-        self.files.marked = {
-            "delayOffset": self.schedule,
-            "timerProgress": self.timers,
-            "consumerFilter": self.filters,
-            "replication": self.replica,
-        }
-        self.files.load()
+        self.files.load(
+            versioned={"topics": self.topics, "subscriptionGroup": self.groups},
+            sliced={"consumerOffset": self.offsets, "consumerFilter": self.filters},
+            copied={"consumerOffset": self.offsets},
+            marked={
+                "delayOffset": self.schedule,
+                "timerProgress": self.timers,
+                "replication": self.replica,
+            },
+        )
         if not self.is_slave:
             self.replica.lead()
         self.transactions.load(self.now_ms())

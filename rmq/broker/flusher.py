@@ -23,16 +23,27 @@ log = logging.getLogger("rmq.broker")
 class Flusher:
     """Syncs the log: one sync at a time serves all who wait.
 
-    A sync runs in a thread of its own, which is woken by a lock and answers straight into the loop: a hop
-    through trio's thread pool for each sync costs a sender more than the sync itself.
+    `on_synced(position)` is told how far the log is synced; `awaited()` is the position that somebody waits
+    for, -1 when nobody does. `took` gets the seconds of each sync that went well.
+
+    With `threads` a sync runs in a thread of its own, which is woken by a lock and answers straight into the
+    loop: a hop through trio's thread pool for each sync costs a sender more than the sync itself.
     """
 
-    _store: Store
-    _on_synced: Callable[[int], None]
-    _awaited: Callable[[], int]
-    _took: Histogram
-
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        on_synced: Callable[[int], None],
+        awaited: Callable[[], int],
+        took: Histogram,
+        threads: bool,
+    ) -> None:
+        self._store = store
+        self._on_synced = on_synced
+        self._awaited = awaited
+        self._took = took
+        self._threads = threads
         self._busy = False
         self._mending = False
         self._error: BaseException | None = None
@@ -48,38 +59,25 @@ class Flusher:
             self._began = trio.current_time()
             self._start()
 
-    async def run(
-        self,
-        store: Store,
-        on_synced: Callable[[int], None],
-        awaited: Callable[[], int],
-        *,
-        took: Histogram,
-        threads: bool,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> None:
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Sync each flushIntervalCommitLog, and when kicked. When the medium refuses, no message is taken
         until what was not synced is written again and synced. Raises CorruptRecord when it cannot be read
         back any more.
-
-        `on_synced(position)` is told how far the log is synced; `awaited()` is the position that somebody
-        waits for, -1 when nobody does. `took` gets the seconds of each sync that went well.
         """
-        self._store, self._on_synced, self._awaited, self._took = store, on_synced, awaited, took
         async with trio.open_nursery() as nursery:
-            stop = await nursery.start(self._in_thread if threads else self._in_loop)
+            stop = await nursery.start(self._in_thread if self._threads else self._in_loop)
             try:
                 task_status.started()
                 while True:
-                    pause = store.config.flush_interval_commit_log / 1000
+                    pause = self._store.config.flush_interval_commit_log / 1000
                     if await self._failed.wait(trio.current_time() + pause):
-                        await self._mend(threads)
+                        await self._mend()
                     elif self._store.flushed_offset < self._store.max_physical_offset:
                         self.kick()
             finally:
                 stop()
 
-    async def _mend(self, threads: bool) -> None:
+    async def _mend(self) -> None:
         error, pause = self._error, MEND_SECONDS[0]
         if not isinstance(error, StoreError):
             assert error is not None
@@ -89,7 +87,7 @@ class Flusher:
             await trio.sleep(pause)
             pause = min(2 * pause, MEND_SECONDS[1])
             mend = self._store.mend
-            position, error = await trio.to_thread.run_sync(_try, mend) if threads else _try(mend)
+            position, error = await trio.to_thread.run_sync(_try, mend) if self._threads else _try(mend)
             if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
                 raise error
         self._mending = False

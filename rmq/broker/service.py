@@ -123,7 +123,8 @@ async def run(
     guard = guard_of(config, tls)
     network = network or TcpNetwork()
     ports = await open_ports(network, config, store_config)
-    alarms, flusher, threads = _Alarms(parse_addresses(config.namesrv_addr)), Flusher(), disk is None
+    alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
+    flusher: Flusher  # knows the broker, which knows how to wake it
     broker = await open_broker(
         config,
         store_config,
@@ -131,8 +132,15 @@ async def run(
         disk or RealDisk(),
         now_ms or wall_clock_ms,
         plugin_settings or {},
-        wake=alarms.wakeups(flusher.kick),
+        wake=alarms.wakeups(lambda: flusher.kick()),
         work_clock=time.perf_counter if threads else None,  # a simulation's clock must rule all
+    )
+    flusher = Flusher(
+        broker.store,
+        on_synced=broker.flushed,
+        awaited=lambda: broker.flush_awaited,
+        took=broker.timings.flush,
+        threads=threads,
     )
     service = _Service(
         broker,
@@ -272,15 +280,7 @@ class _Service:
     async def _grow(self, stop: trio.Event, task_status: trio.TaskStatus[list[str]]) -> None:
         async with trio.open_nursery() as inner:
             broker = self.broker
-            flushing = partial(
-                self._flusher.run,
-                self.store,
-                broker.flushed,
-                lambda: broker.flush_awaited,
-                took=broker.timings.flush,
-                threads=self._threads,
-            )
-            await inner.start(flushing)
+            await inner.start(self._flusher.run)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
                 inner.start_soon(_enduring, loop)
             for loop in (self._waits, self._expire, self._persist, self._save_new_topics, self._long_answers):

@@ -288,8 +288,8 @@ class Copied(Table, Protocol):
 
 class TableFiles:
     """Reads the tables in the beginning, and collects what is to be written. Tables are known by the names of
-    their files; put them into `versioned`, `marked` or `sliced`, and those that a slave replaces by a verb of
-    their own into `copied` too."""
+    their files.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -297,14 +297,24 @@ class TableFiles:
         self._lock = threading.Lock()
         self._stamps = count(1)
         self._written: dict[str, int] = {}  # name -> stamp of the text in the file
-        self.versioned: dict[str, VersionedTable[Any]] = {}
-        self.marked: dict[str, Marked] = {}
-        self.sliced: dict[str, Sliced] = {}
-        self.copied: dict[str, Copied] = {}
+        self.versioned: Mapping[str, VersionedTable[Any]] = {}
+        self._marked: Mapping[str, Marked] = {}
+        self._sliced: Mapping[str, Sliced] = {}
+        self._copied: Mapping[str, Copied] = {}
 
-    def load(self) -> None:
-        """Read all tables. Raises StoreError, RemoteProtocolError."""
-        tables: dict[str, Table] = {**self.versioned, **self.marked, **self.sliced}
+    def load(
+        self,
+        *,
+        versioned: Mapping[str, VersionedTable[Any]],
+        marked: Mapping[str, Marked],
+        sliced: Mapping[str, Sliced],
+        copied: Mapping[str, Copied],
+    ) -> None:
+        """Read all tables, which come here because they save by this object. `copied` are those of the others
+        that a slave replaces by a verb of their own. Raises StoreError, RemoteProtocolError.
+        """
+        self.versioned, self._marked, self._sliced, self._copied = versioned, marked, sliced, copied
+        tables: dict[str, Table] = {**versioned, **marked, **sliced}
         for name, table in tables.items():
             table.load(self._store.config_text(name))
 
@@ -340,10 +350,10 @@ class TableFiles:
     def changed(self) -> Slices[dict[str, bytes]]:
         """The texts of the files of the other tables to be written, by name: `store.save_configs` does it,
         in any thread."""
-        for name, sliced in self.sliced.items():
+        for name, sliced in self._sliced.items():
             if sliced.dirty:
                 self._changed[name] = yield from sliced.text()
-        for name, marked in self.marked.items():
+        for name, marked in self._marked.items():
             if marked.dirty:
                 self._changed[name] = marked.to_json()
         changed, self._changed = self._changed, {}
@@ -359,7 +369,7 @@ class TableFiles:
 
     def copying(self, name: str, data: bytes) -> Slices[bool]:
         """As `copy`, in slices."""
-        copied = self.copied.get(name)
+        copied = self._copied.get(name)
         if copied is not None:
             return (yield from copied.replace(data))
         versioned = self.versioned.get(name)
@@ -368,7 +378,7 @@ class TableFiles:
             if changed:
                 self.save_later(name, versioned.to_json())
             return changed
-        table = self.marked[name]
+        table = self._marked[name]
         before = table.to_json()
         table.load(data)
         after = table.to_json()

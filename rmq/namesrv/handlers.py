@@ -73,9 +73,10 @@ class NameServer(Endpoint):
     """The endpoint of all connections of a name server.
 
     `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
-    raises OSError when it cannot. In cluster test mode `lookups` collects what the service has to ask for.
+    raises OSError when it cannot. In cluster test mode `on_lookup` is told what the service
+    has to ask for, and says whether it will.
     With `cluster` only servers that have its secret register. `clock` is in seconds, for how long a chunk may
-    take.
+    take. `acceptors` let peers in, by the names of their ports; `budget` bounds what peers may make us hold.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class NameServer(Endpoint):
         on_lookup: Callable[[Lookup], bool] | None = None,
         cluster: ServerAuth | None = None,
         clock: Callable[[], float] = lambda: 0.0,
+        acceptors: Mapping[str, Acceptor] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         self.config = config
         self._cluster = cluster
@@ -96,8 +99,8 @@ class NameServer(Endpoint):
         )
         self.routes = RouteTable(limits)
         self.kv_configs = kv_configs
-        self.acceptors: Mapping[str, Acceptor] = {}  # who lets peers in, by the names of their ports
-        self.budget = Budget()  # what peers may make us hold
+        self.acceptors: Mapping[str, Acceptor] = acceptors or {}
+        self.budget = budget or Budget()
         self._now_ms = now_ms
         self._clock = clock
         self._save_settings = save_settings

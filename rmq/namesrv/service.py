@@ -73,25 +73,22 @@ async def run(
     send, receive = trio.open_memory_channel[Lookup](WAITING_LOOKUPS)
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
-    server = _name_server(config, partial(_take, send) if asks else None)
-    hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
-    server.use_plugins(hooks)
-    if also is not None:
-        also |= hooks.listens()
     limits = Limits(
         idle_seconds=config.server_channel_max_idle_time_seconds,
         connections=config.max_connections,
         connections_per_address=config.max_connections_per_address,
         new_connections_per_address=config.max_new_connections_per_address,
     )
+    server = _name_server(config, partial(_take, send) if asks else None, Acceptor.of(limits))
+    hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
+    server.use_plugins(hooks)
+    if also is not None:
+        also |= hooks.listens()
     access = WebSocketAccess(
         origins=config.web_socket_origins,
         hosts=config.web_socket_hosts,
         own=[config.bind_address, socket.gethostname()],
     )
-    acceptor = Acceptor.of(limits)
-    server.acceptors = {"clients": acceptor}
-    server.budget = Budget(config.connection_buffer_bytes)
     address = join_address(config.bind_address, config.listen_port)
     with bare_errors():
         async with trio.open_nursery() as nursery:
@@ -108,7 +105,7 @@ async def run(
                     server if front is None else front(server),
                     limits=limits,
                     tls=tls,
-                    acceptor=acceptor,
+                    acceptor=server.acceptors["clients"],
                     access=access,
                     budget=server.budget,
                 )
@@ -143,7 +140,9 @@ def _now_ms() -> int:
     return int(trio.current_time() * 1000)
 
 
-def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | None) -> NameServer:
+def _name_server(
+    config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | None, acceptor: Acceptor
+) -> NameServer:
     kv_file = kv_config_file(config)
     secret = cluster_secret(config.cluster_secret_file)
     saved = kvconfigs.load(read_file(kv_file), str(kv_file))
@@ -155,6 +154,8 @@ def _name_server(config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | No
         on_lookup=on_lookup,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
         clock=trio.current_time,
+        acceptors={"clients": acceptor},
+        budget=Budget(config.connection_buffer_bytes),
     )
 
 

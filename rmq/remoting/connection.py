@@ -58,6 +58,7 @@ class Connection:
         limits: Limits | None = None,
         first: bytes = b"",
         budget: Budget | None = None,
+        signer: Callable[[Command], Command] | None = None,
     ) -> None:
         """`first` is what was already read from the stream, to find out what it carries. What waits here for
         the peer counts against `budget`.
@@ -66,7 +67,7 @@ class Connection:
         self.peer_address = stream.peer
         self.local_address = stream.local
         self.state: dict[str, Any] = {}
-        self.signer: Callable[[Command], Command] | None = None
+        self._signer = signer
         self.is_closed = False
         self.reason = ""
         self.has_received = False  # a whole frame came: tells a peer that works from one that hangs up
@@ -128,7 +129,7 @@ class Connection:
         opaque = command.opaque
         if opaque in self._pending:
             raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
-        self._outbox.add(encode(command if self.signer is None else self.signer(command)))
+        self._outbox.add(encode(command if self._signer is None else self._signer(command)))
         waiter = self._new_waiter()
         now = self._now()
         self.active_at = now
@@ -149,7 +150,7 @@ class Connection:
 
     def notify(self, command: Command) -> None:
         """Send a one-way request, soon. Dropped when the connection has ended."""
-        self._put(encode(command if self.signer is None else self.signer(command)))
+        self._put(encode(command if self._signer is None else self._signer(command)))
 
     def reply(self, response: Command) -> None:
         """Send a response, soon. Dropped when the connection has ended.

@@ -154,8 +154,9 @@ class Pool:
         began = self._now()
         try:
             async with self._open(link.address) as stream:
-                connection = link.connection = Connection(stream, self._endpoint, limits=self._limits)
-                connection.signer = self.signer()
+                connection = link.connection = Connection(
+                    stream, self._endpoint, limits=self._limits, signer=self.signer()
+                )
                 self._tell(link)
                 began = self._now()
                 await connection.run()
