@@ -65,6 +65,7 @@ from rmq.errors import (
     RmqError,
     StoreError,
 )
+from rmq.process import return_large_blocks
 from rmq.profile import applied
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
@@ -176,6 +177,7 @@ async def run_until_signalled(
     """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses for clients, and what else it
     listens on. Raises as `run`."""
     raise_descriptor_limit()
+    return_large_blocks()
     stop = trio.Event()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:

@@ -30,6 +30,7 @@ from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
 from rmq.namesrv.host import PluginHost
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import load, named
+from rmq.process import return_large_blocks
 from rmq.profile import applied, cluster_secret
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -127,6 +128,7 @@ def run_until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announc
 
 async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
     raise_descriptor_limit()
+    return_large_blocks()
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
             also: dict[str, str] = {}

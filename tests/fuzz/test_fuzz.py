@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from rmq.broker.offsets import Offsets
+from rmq.process import return_large_blocks
 from rmq.protocol.command import Command
 from rmq.testing import MemoryNetwork
 from tests.unit.remoting import test_hostile
@@ -91,6 +92,7 @@ def _no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.campaign
 def test_millions_of_frames_meet_no_fault_and_leave_no_memory(tmp_path: Path) -> None:
+    return_large_blocks()  # as each server does
     with watched() as surprises:
         result = run(SEED, FRAMES, lambda era: Targets(tmp_path / str(era), surprises), surprises, shows=True)
     print(f"\nseed {SEED}: {result.total:,} frames in {result.seconds:.0f} s", end="")
