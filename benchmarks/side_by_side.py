@@ -7,7 +7,8 @@ each round runs every work on both, the order of the two rotated from round to r
 over the rounds of the ratio of the two rates (each pair of one round) and of the broker's own CPU time for a
 message (user + system, /proc/PID/stat, over the measured part). Rates by themselves move with the machine and
 are shown only for scale; on a machine that others use too, --realtime keeps them out. With --write the table
-goes into docs/performance.md, between its markers.
+goes into docs/performance.md, between its markers. With --against FOLDER the code of that checkout runs
+too, and how the two differ is reported.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 import attrs
+import pytest
 
 from tests.interop.rocketmq import Java, Process, Processes, wait_until
 
@@ -34,6 +36,7 @@ PAGE = HERE.parent / "docs" / "performance.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 TICKS = os.sysconf("SC_CLK_TCK")
 KINDS = ("rmq", "java")
+OTHER = "other"  # the checkout that is compared with
 
 # Both brokers as they come, but for refusals by time, which a full window brings about on a slow machine.
 SETTINGS = {
@@ -108,10 +111,13 @@ def rss_mib(pid: int) -> float:
 
 
 class Bench:
-    """The clients, the two targets and the rounds."""
+    """The clients, the targets and the rounds. `other` is the folder of the checkout to compare with."""
 
-    def __init__(self, processes: Processes, folder: pathlib.Path, warm: float, seconds: float) -> None:
+    def __init__(
+        self, processes: Processes, folder: pathlib.Path, warm: float, seconds: float, other: str | None
+    ) -> None:
         self.processes = processes
+        self.other = other
         self.folder = folder
         self.warm = warm
         self.seconds = seconds
@@ -127,7 +133,10 @@ class Bench:
         processes.pin = "1"
         store = self.folder / f"store-{kind}-{len(processes.started)}"
         start = processes.java_broker if kind == "java" else processes.rmq_broker
-        broker = start(namesrv, store, brokerName=f"bench-{kind}", **SETTINGS)
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == OTHER:
+                patch.setenv("PYTHONPATH", str(self.other))
+            broker = start(namesrv, store, brokerName=f"bench-{kind}", **SETTINGS)
         processes.pin = "0"
         return Target(kind, namesrv, broker, broker.port), broker.seconds_to_port
 
@@ -205,7 +214,7 @@ def idle_figures(bench: Bench, kind: str, count: int) -> tuple[float, float]:
 def table(
     works: Sequence[Work], results: dict[tuple[str, str], list[Figures]], idle: dict[str, tuple[float, float]]
 ) -> str:
-    """The Markdown table."""
+    """The Markdown table of ours and Java's."""
     lines = [
         "| work | rate, rmq ÷ Java | CPU µs a message: rmq | Java | messages/s: rmq | Java |",
         "|---|---|---|---|---|---|",
@@ -227,6 +236,17 @@ def table(
         lines += ["", "| | rmq | Java |", "|---|---|---|"]
         lines.append(f"| start until the port answers | {idle['rmq'][0]:.2f} s | {idle['java'][0]:.2f} s |")
         lines.append(f"| resident memory, idle | {idle['rmq'][1]:.0f} MiB | {idle['java'][1]:.0f} MiB |")
+    return "\n".join(lines)
+
+
+def difference(works: Sequence[Work], results: dict[tuple[str, str], list[Figures]]) -> str:
+    """The Markdown table of this checkout and the other: medians of each round's ratios."""
+    lines = ["| work | CPU a message, this ÷ other | rate, this ÷ other |", "|---|---|---|"]
+    for work in works:
+        pairs = list(zip(results[work.name, "rmq"], results[work.name, OTHER], strict=True))
+        cpu = median(this.cpu_us / other.cpu_us for this, other in pairs)
+        rate = median(this.rate / other.rate for this, other in pairs)
+        lines.append(f"| {work.text} | {cpu:.3f} | {rate:.3f} |")
     return "\n".join(lines)
 
 
@@ -264,7 +284,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--no-idle", action="store_true", help="leave start time and memory out")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
-    parser.add_argument("--kinds", nargs=2, default=KINDS, help=argparse.SUPPRESS)
+    parser.add_argument("--against", metavar="FOLDER", help="another checkout of ours to compare with")
     return parser.parse_args(arguments)
 
 
@@ -279,7 +299,8 @@ def main() -> None:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="rmq-bench-"))
     try:
         with Processes(java, folder, broker_heap="1g") as processes:
-            text = measure(Bench(processes, folder, chosen.warm, chosen.seconds), works, chosen)
+            bench = Bench(processes, folder, chosen.warm, chosen.seconds, chosen.against)
+            text = measure(bench, works, chosen)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(text)
@@ -290,19 +311,16 @@ def main() -> None:
 def measure(bench: Bench, works: Sequence[Work], chosen: argparse.Namespace) -> str:
     """Takes all figures and returns the Markdown."""
     idle = {} if chosen.no_idle else {kind: idle_figures(bench, kind, 3) for kind in KINDS}
-    targets = [
-        attrs.evolve(bench.start(kind)[0], kind=name) for name, kind in zip(KINDS, chosen.kinds, strict=True)
-    ]
+    targets = [bench.start(kind)[0] for kind in (*KINDS, OTHER)[: 3 if chosen.against else 2]]
     results: dict[tuple[str, str], list[Figures]] = {}
     for work, kind, figures in bench.rounds(works, targets, chosen.rounds):
         results.setdefault((work.name, kind), []).append(figures)
         said = f"{figures.rate:10,.0f}/s {figures.cpu_us:7.2f} µs  p50 {figures.p50_us:.0f} µs"
         print(f"{work.name:12} {kind:5} {said}", file=sys.stderr)
-    return (
-        conditions(chosen.rounds, chosen.seconds, realtime=chosen.realtime)
-        + "\n\n"
-        + table(works, results, idle)
-    )
+    found = [conditions(chosen.rounds, chosen.seconds, realtime=chosen.realtime), table(works, results, idle)]
+    if chosen.against:
+        print(difference(works, results))
+    return "\n\n".join(found)
 
 
 if __name__ == "__main__":
