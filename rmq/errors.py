@@ -196,7 +196,7 @@ class SystemBusy(ResponseError):
     """The broker refuses for now because it is overloaded."""
 
     code, retriable = 2, True
-    hint = "slow down or add brokers; the remark has the figures"
+    hint = "slow down or add brokers; the remark has the numbers"
 
 
 class RequestCodeNotSupported(ResponseError):
@@ -449,7 +449,7 @@ class CorruptRecord(StoreError):
 
 
 class DiskFull(StoreError):
-    """The store's disk has no room; the text has the figures."""
+    """The store's disk has no room; the text has the numbers."""
 
     hint = "free some room, or keep messages for less time (fileReservedTime)"
 

@@ -137,7 +137,7 @@ class Host(Protocol):
         end; None when no message starts there. Raises CorruptRecord."""
 
     def stats(self) -> Mapping[str, str]:
-        """The broker's runtime figures, as `brokerStatus` shows them."""
+        """The broker's runtime metrics, as `brokerStatus` shows them."""
 
     def metrics(self) -> Sequence[Metric]:
         """The metrics as typed values, for monitoring; made when they are asked for."""

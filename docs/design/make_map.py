@@ -22,7 +22,7 @@ READING = (
     ("rmq/broker/broker.py", "the parts of a broker, and the end of every chunk"),
     ("rmq/broker/send.py", "what may be stored, and as which record"),
     ("rmq/broker/acknowledgement.py", "what a send waits for, and its answer"),
-    ("rmq/broker/waits.py", "pulls that wait for messages, as rows in tables"),
+    ("rmq/broker/held_pulls.py", "pulls that wait for messages, as rows in tables"),
     ("rmq/broker/pull.py", "what a consumer may read, and held pulls"),
     ("rmq/broker/transaction.py", "half messages, their end, check-back"),
     ("rmq/broker/service.py", "the nursery tree: which loops there are"),

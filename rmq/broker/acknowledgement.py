@@ -41,7 +41,7 @@ from rmq.store.store import Batch
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.ha import MasterSession
-    from rmq.broker.metrics import Timings
+    from rmq.broker.metrics import Histograms
     from rmq.broker.topics import Topics
     from rmq.metrics import Histogram
     from rmq.protocol.record import Record
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 
-class Marked(list["Record"]):
+class RecordsWithHeader(list["Record"]):
     """Records whose acknowledgement says more: `header` are fields of it that others do not have."""
 
     def __init__(self, records: Iterable[Record], header: Mapping[str, str]) -> None:
@@ -99,7 +99,7 @@ class Acknowledgement:
         topics: Topics,
         *,
         clock: Callable[[], float],
-        timings: Timings,
+        histograms: Histograms,
         on_deadline: Callable[[float], None],
         on_sync_wanted: Callable[[], None],
     ) -> None:
@@ -109,8 +109,8 @@ class Acknowledgement:
         self._on_sync_wanted = on_sync_wanted
         self.pending = Senders()
         self._new_topics: list[tuple[Connection, Senders]] = []
-        self.disk = Line(clock, timings.flush_wait, on_deadline, self._on_disk)
-        self.slaves = Line(clock, timings.replication_wait, on_deadline, self._on_slave)
+        self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
+        self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
         self.replicas = Replicas(settings, self.slaves.advance)
         self._settings = settings
         settings.derive(self._settings_changed)
@@ -283,7 +283,7 @@ class Parked:
     since: float
 
 
-class Line:
+class ParkedSends:
     """Sends that wait until the log is safe up to their positions, in the order in which it grew.
 
     `release(parked, in_time)` answers them. `waited` gets how long those stood here that were in time.
@@ -475,7 +475,7 @@ class Answers:
         )
 
     def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
-        if isinstance(records, Marked) or request.serialization != JSON:
+        if isinstance(records, RecordsWithHeader) or request.serialization != JSON:
             return encode(request.reply(0, None, self._header(queue_id, records)))
         ids = self._ids(records).encode()
         header = self._batch_template % (queue_id, ids, _first_offset(records), request.opaque)
@@ -493,7 +493,7 @@ class Answers:
             "queueOffset": str(_first_offset(records)),
             "MSG_REGION": self._region,
             "TRACE_ON": self._trace_on,
-            **(records.header if isinstance(records, Marked) else {}),
+            **(records.header if isinstance(records, RecordsWithHeader) else {}),
         }
 
     def _ids(self, records: Records) -> str:

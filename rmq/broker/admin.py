@@ -49,8 +49,8 @@ log = logging.getLogger("rmq.broker")
 class Admin:
     """Changes topics, groups and settings, and tells how the broker does.
 
-    `settle()` commits what the running chunk has put, `gauges()` gives more rows of the runtime metrics, and
-    `delay_offsets()` the table of delayOffset.json.
+    `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
+    metrics, and `delay_offsets()` the table of delayOffset.json.
     """
 
     def __init__(
@@ -59,14 +59,14 @@ class Admin:
         store: Store,
         tables: Tables,
         *,
-        settle: Callable[[], None],
+        commit_pending: Callable[[], None],
         gauges: Callable[[], Mapping[str, str]],
         delay_offsets: Callable[[], Mapping[int, int]],
         wake_clean: Callable[[], None] | None = None,
     ) -> None:
         self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
-        self._settle = settle
+        self._commit_pending = commit_pending
         self._gauges = gauges
         self._delay_offsets = delay_offsets
         self._wake_clean = wake_clean
@@ -121,7 +121,7 @@ class Admin:
         topic = request.read(DeleteTopicRequestHeader).topic
         self._check_topic(topic)
         log.info("topic %s is deleted by %s", topic, connection.peer_address)
-        self._settle()  # a message of the same chunk must not write into files that are gone
+        self._commit_pending()  # a message of the same chunk must not write into files that are gone
         self._topics.delete(topic, now)
         self._store.remove_topic(topic)
         self._offsets.delete_topic(topic)
@@ -146,7 +146,7 @@ class Admin:
 
     def _on_clean_topics(self, request: Command, connection: Any, now: int) -> Command:
         """Remove the queues of topics that do not exist; those of the broker's own topics stay."""
-        self._settle()
+        self._commit_pending()
         for topic in {topic for topic, _ in self._store.queues()}:
             if self._topics.get(topic) is None and not self._topics.is_system(topic):
                 log.warning("queues of topic %s are removed: there is no such topic", topic)

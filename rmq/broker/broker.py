@@ -1,7 +1,7 @@
 """The broker without its event loop: the parts, who answers which request, and the end of every chunk.
 
-`handle` runs all requests of a chunk and then `settle`s: what they put into the store is committed with one
-write, and only then are its senders answered and the consumers woken that wait for it. Nothing here blocks
+`handle` runs all requests of a chunk; then `commit_pending` commits what they put into the store with one
+write, and only after that answers its senders and wakes the consumers that wait for it. Nothing here blocks
 but the store's writes; nothing reads a clock but through `now_ms` (wall time, for stamps) and `clock`
 (seconds, for deadlines).
 """
@@ -23,7 +23,7 @@ from rmq.broker.config import Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
-from rmq.broker.metrics import Timings, gauges_of
+from rmq.broker.metrics import Histograms, gauges_of
 from rmq.broker.offsets import Offsets
 from rmq.broker.progress import LongAnswers, Progress
 from rmq.broker.pull import Pull
@@ -109,7 +109,7 @@ class Broker(Endpoint):
         self.wake = wake or Wakeups()
         self.hooks = Hooks()
         self.server_auth = server_auth
-        self.timings = Timings()
+        self.histograms = Histograms()
         self.connections = 0
         self.acceptors: Mapping[str, Acceptor] = acceptors or {}
         self.budget = budget or Budget()
@@ -117,7 +117,7 @@ class Broker(Endpoint):
         self._chance = chance or Random()
         self._chunk_at = 0.0  # when its handling began
         self._complain_at = 0.0
-        self._next_step = math.inf  # when `step_waits` is to be called
+        self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
         tables = self._make_tables()
         self._make_writers(tables)
@@ -178,8 +178,8 @@ class Broker(Endpoint):
             store,
             self.topics,
             clock=self.clock,
-            timings=self.timings,
-            on_deadline=self._come_by,
+            histograms=self.histograms,
+            on_deadline=self._on_deadline,
             on_sync_wanted=self.wake.flush,
         )
         self.flow = FlowControl(settings, store, self.acknowledgement, self.clock)
@@ -206,16 +206,16 @@ class Broker(Endpoint):
             tables,
             now_ms=self.now_ms,
             clock=self.clock,
-            on_deadline=self._come_by,
+            on_deadline=self._on_deadline,
             on_pulled=self._on_pulled,
         )
-        self.waits = self.pull.waits
+        self.held_pulls = self.pull.held_pulls
         self.query = Query(store, self.clients, self.filters)
         self.admin = Admin(
             settings,
             store,
             tables,
-            settle=self.settle,
+            commit_pending=self.commit_pending,
             gauges=partial(gauges_of, self),
             delay_offsets=lambda: self.schedule.progress,
             wake_clean=self.wake.clean,
@@ -226,7 +226,7 @@ class Broker(Endpoint):
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
-        self.pending_requests = PendingRequests(self.clock, self._come_by)
+        self.pending_requests = PendingRequests(self.clock, self._on_deadline)
         self.client_requests = ClientRequests(self.settings, self.store, self.clients, self.pending_requests)
         self.request_reply = RequestReply(
             self.settings,
@@ -241,9 +241,9 @@ class Broker(Endpoint):
         """Read the tables from the store's config files. Raises StoreError, RemoteProtocolError."""
         self.files.load(
             versioned={"topics": self.topics, "subscriptionGroup": self.groups},
-            sliced={"consumerOffset": self.offsets, "consumerFilter": self.filters},
+            large={"consumerOffset": self.offsets, "consumerFilter": self.filters},
             copied={"consumerOffset": self.offsets},
-            marked={
+            small={
                 "delayOffset": self.schedule,
                 "timerProgress": self.timers,
                 "replication": self.replica,
@@ -314,7 +314,7 @@ class Broker(Endpoint):
                     continue
                 if count < total and turn_is_over(clock() - began, count):
                     break
-            self.settle()
+            self.commit_pending()
         except BaseException:
             self._forget()
             raise
@@ -347,7 +347,7 @@ class Broker(Endpoint):
     def on_close(self, connection: Connection) -> None:
         """A connection has ended: forget its polls and its clients."""
         self.connections -= 1
-        self.waits.on_close(connection)
+        self.held_pulls.on_close(connection)
         self.clients.on_close(connection)
         self.pending_requests.on_close(connection)
 
@@ -367,7 +367,7 @@ class Broker(Endpoint):
                 response = error_response(request, error)
             if response is not None:
                 self._respond(request, response, connection)
-            self.settle()
+            self.commit_pending()
         finally:
             self._connection = None
             self._forget()
@@ -376,10 +376,10 @@ class Broker(Endpoint):
 
     def _forget(self) -> None:
         """Answer nobody of the pending batch."""
-        self.send.tallies = {}
+        self.send.topic_counts = {}
         self.acknowledgement.forget()
 
-    def settle(self) -> None:
+    def commit_pending(self) -> None:
         """Commit what was put, answer its senders, wake who waits for it. For those who put outside a chunk
         too.
 
@@ -413,23 +413,25 @@ class Broker(Endpoint):
     def _written(self, seconds: float) -> None:
         """Answer the senders and count."""
         self.flow.wrote(seconds)
-        tallies, connection = self.send.tallies, self._connection
-        if not tallies:
+        topic_counts, connection = self.send.topic_counts, self._connection
+        if not topic_counts:
             return
         records = self.acknowledgement.records() if self.hooks.stored else []
         if connection is not None:
             self.acknowledgement.committed(connection)
-        self.send.tallies = {}
+        self.send.topic_counts = {}
         count = 0
-        for topic, tally in tallies.items():
-            self.stats.put(topic, tally.count, tally.size)
-            count += tally.count
+        for topic, counted in topic_counts.items():
+            self.stats.put(topic, counted.count, counted.size)
+            count += counted.count
             if self.hooks.stored:
                 mine = [record for record in records if record.topic == topic]
-                event = StoredEvent(topic, tally.count, tally.size, connection, mine, self.store.store_host)
+                event = StoredEvent(
+                    topic, counted.count, counted.size, connection, mine, self.store.store_host
+                )
                 self.hooks.observe(self.hooks.stored, event)
         self.stats.stored(seconds * 1000, count)
-        self.timings.write.observe(self.work_clock() - self._chunk_at, count)
+        self.histograms.write.observe(self.work_clock() - self._chunk_at, count)
 
     def _not_written(self, error: StoreError) -> None:
         code, remark = not_written(error)
@@ -437,20 +439,20 @@ class Broker(Endpoint):
         if now >= self._complain_at:  # a full disk refuses every chunk: once a second is enough
             self._complain_at = now + 1
             log.error("messages were not stored: %s", error)
-        self.stats.failed_puts += sum(tally.count for tally in self.send.tallies.values())
-        self.send.tallies = {}
+        self.stats.failed_puts += sum(counted.count for counted in self.send.topic_counts.values())
+        self.send.topic_counts = {}
         if self._connection is not None:
             self.acknowledgement.refused(self._connection, code, remark)
         self.transactions.rolled_back()
 
     def _arrived(self, arrivals: Sequence[Arrival]) -> None:
         """Wake who waits for these queues, once for each queue."""
-        held = self.waits.held
+        held = self.held_pulls.count
         if held:
-            self.waits.turn()
+            self.held_pulls.turn()
         for topic, queue_id, next_offset in arrivals:
             if held:
-                self.waits.arrived(topic, queue_id, next_offset)
+                self.held_pulls.arrived(topic, queue_id, next_offset)
             if topic == SCHEDULE_TOPIC:
                 self.schedule.arrived(queue_id, self.now_ms())
             elif topic == TIMER_TOPIC:
@@ -458,19 +460,19 @@ class Broker(Endpoint):
 
     # ---- what the service's loops call ----
 
-    def step_waits(self, now: float) -> float:
+    def step_deadlines(self, now: float) -> float:
         """Answer the waiting requests that are due; returns the next deadline, of `clock`."""
-        self._next_step = math.inf  # whoever begins to wait meanwhile says so by `_come_by`
-        steps = self.waits.step(now), self.acknowledgement.step(now), self.pending_requests.step(now)
-        self._next_step = min(self._next_step, *steps)
-        self.settle()
-        return self._next_step
+        self._next_deadline = math.inf  # whoever begins to wait meanwhile says so by `_on_deadline`
+        steps = self.held_pulls.step(now), self.acknowledgement.step(now), self.pending_requests.step(now)
+        self._next_deadline = min(self._next_deadline, *steps)
+        self.commit_pending()
+        return self._next_deadline
 
-    def _come_by(self, deadline: float) -> None:
-        """`step_waits` is to be called by then."""
-        if deadline < self._next_step:
-            self._next_step = deadline
-            self.wake.waits()
+    def _on_deadline(self, deadline: float) -> None:
+        """`step_deadlines` is to be called by then."""
+        if deadline < self._next_deadline:
+            self._next_deadline = deadline
+            self.wake.deadlines()
 
     def save_topics(self) -> None:
         """Save the topics that were made, here, whoever waits meanwhile."""
@@ -483,7 +485,7 @@ class Broker(Endpoint):
             self.topics.saved(made)
             self.acknowledgement.topics_saved()
 
-    def flushed(self, position: int) -> None:
+    def on_synced(self, position: int) -> None:
         """The log is on the medium up to `position`."""
         self.acknowledgement.synced(position)
         self.wake.follower()
@@ -509,7 +511,7 @@ class Broker(Endpoint):
             log.error("%s now: %s", failure, error)
             return now + RETRY_MS
         finally:
-            self.settle()
+            self.commit_pending()
 
     def expire(self) -> int:
         """Drop silent clients and stale locks, take samples; returns when to come again, in ms."""
@@ -570,7 +572,7 @@ class Broker(Endpoint):
         self.store.put(record)
         if self._connection is None:
             self._commit()
-            self.settle()
+            self.commit_pending()
 
     def _on_topics_change(self) -> None:
         self.send.topics_changed()

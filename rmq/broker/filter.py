@@ -249,7 +249,7 @@ class FilterTable:
     def __init__(self, settings: Settings, now_ms: Callable[[], int], clock: Callable[[], float]) -> None:
         self._settings = settings
         self._was_on = settings.broker.enable_property_filter
-        self.dirty = False
+        self.is_changed = False
         self._now_ms = now_ms
         self._clock = clock
         self._rate = AddressRate(AT_ONCE, COMPILED_BURST_SECONDS)
@@ -351,14 +351,14 @@ class FilterTable:
             self._put(group, wanted)
         elif newer > 0 or (newer == 0 and known.is_dead):
             known.client_version, known.dead_ms = wanted.sub_version, 0
-            self.dirty = True
+            self.is_changed = True
         elif not same:
             log.warning("group %s: a filter not newer than %s is ignored: %s", group, known, wanted)
 
     def _put(self, group: str, wanted: SubscriptionData) -> None:
         """Put a filter in, compiled if there is filtering at all; one that cannot be compiled takes the old
         one away."""
-        self.dirty = True
+        self.is_changed = True
         made = Filter(
             group,
             wanted.topic,
@@ -402,7 +402,7 @@ class FilterTable:
         except ResponseError as error:
             log.warning("group %s: its filter for %s is not usable: %s", made.group, made.topic, error)
             self._remove(made)
-            self.dirty = True
+            self.is_changed = True
             return False
         return True
 
@@ -417,7 +417,7 @@ class FilterTable:
     def _die(self, known: Filter) -> None:
         if not known.is_dead:
             known.dead_ms = self._now_ms()
-            self.dirty = True
+            self.is_changed = True
 
     def _of(self, group: str) -> Iterator[Filter]:
         for table in self._table.values():
@@ -437,16 +437,16 @@ class FilterTable:
                 if known.is_dead and now - known.dead_ms >= span:
                     log.info("filter removed, dead for too long: %s", known)
                     self._remove(known)
-                    self.dirty = True
+                    self.is_changed = True
 
     def to_json(self) -> bytes:
         """The content of consumerFilter.json, made at once."""
         return drain(self.text())
 
     def text(self) -> Slices[bytes]:
-        """The content of consumerFilter.json; takes the mark `dirty` away. Each row is as it is when its turn
-        comes: what changes meanwhile marks the table again."""
-        self.dirty = False
+        """The content of consumerFilter.json; unsets `is_changed`. Each row is as it is when its turn comes:
+        what changes meanwhile sets it again."""
+        self.is_changed = False
         pieces, count, after_topic = [b'{"filterDataByTopic":{'], 0, b""
         for topic, table in list(self._table.items()):
             after_row = after_topic + json.dumps(topic) + b':{"groupFilterData":{'
@@ -489,4 +489,4 @@ class FilterTable:
         if known is not None:
             known.born_ms = int(row["bornTime"])
             known.dead_ms = int(row["deadTime"]) or max(self._now_ms() - DEAD_BEFORE_MS, known.born_ms)
-        self.dirty = False
+        self.is_changed = False

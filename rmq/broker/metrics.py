@@ -25,13 +25,13 @@ def metrics_of(broker: Broker) -> Iterator[Metric]:
     yield from _replicas(broker)
     yield from _waiting(broker)
     yield from _clients(broker)
-    yield from _durations(broker.timings)
+    yield from _durations(broker.histograms)
 
 
 def gauges_of(broker: Broker) -> dict[str, str]:
     """Rows of the runtime metrics that RocketMQ does not have."""
     return {
-        "heldPulls": str(broker.waits.held),
+        "heldPulls": str(broker.held_pulls.count),
         "sendsWaitingForDisk": str(broker.acknowledgement.disk.acks),
         "sendsWaitingForSlave": str(broker.acknowledgement.slaves.acks),
         "sendsWaitingForTopic": str(broker.acknowledgement.waiting_for_topics),
@@ -121,7 +121,7 @@ def _replicas(broker: Broker) -> Iterator[Metric]:
     yield single("slaves", "gauge", "Slaves that are connected", len(broker.acknowledgement.replicas))
     state = broker.replica
     help = "1 while this broker, a slave, follows its master"
-    yield single("following_master", "gauge", help, float(state.linked))
+    yield single("following_master", "gauge", help, float(state.is_following))
     help = "1 when this slave has stopped following its master and an operator must decide"
     yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
     yield Metric("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
@@ -129,7 +129,7 @@ def _replicas(broker: Broker) -> Iterator[Metric]:
 
 def _waiting(broker: Broker) -> Iterator[Metric]:
     rows: tuple[tuple[str, str, float], ...] = (
-        ("held_pulls", "Pulls that wait for messages", broker.waits.held),
+        ("held_pulls", "Pulls that wait for messages", broker.held_pulls.count),
         ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.acknowledgement.disk.acks),
         ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.acknowledgement.slaves.acks),
         ("transactions_pending", "Half messages without an end", broker.transactions.open_count),
@@ -159,21 +159,21 @@ def _clients(broker: Broker) -> Iterator[Metric]:
     yield from connection_metrics(broker.acceptors, broker.budget)
 
 
-def _durations(timings: Timings) -> Iterator[Metric]:
+def _durations(histograms: Histograms) -> Iterator[Metric]:
     kind: Kind = "histogram"
     yield single(
-        "send_write_seconds", kind, "From a send's arrival until it is in the log", timings.write.copy()
+        "send_write_seconds", kind, "From a send's arrival until it is in the log", histograms.write.copy()
     )
-    yield single("flush_seconds", kind, "A sync of the log", timings.flush.copy())
+    yield single("flush_seconds", kind, "A sync of the log", histograms.flush.copy())
     yield single(
-        "flush_wait_seconds", kind, "How long acknowledgements waited for the disk", timings.flush_wait
+        "flush_wait_seconds", kind, "How long acknowledgements waited for the disk", histograms.flush_wait
     )
     help = "How long acknowledgements waited for a slave"
-    yield single("replication_wait_seconds", kind, help, timings.replication_wait.copy())
+    yield single("replication_wait_seconds", kind, help, histograms.replication_wait.copy())
 
 
 @define
-class Timings:
+class Histograms:
     """What is counted when it happens; all other metrics are read from the tables when somebody looks."""
 
     write: Histogram = Factory(Histogram)

@@ -131,7 +131,7 @@ class Offsets:
         group_exists: Callable[[str, str], bool],
     ) -> None:
         self._settings = settings
-        self.dirty = False
+        self.is_changed = False
         self._group_exists = group_exists
         self._topics = topics
         self._store = store
@@ -187,7 +187,7 @@ class Offsets:
         if self._kept:
             self._keep(key, queues)
         queues[queue_id] = offset
-        self.dirty = True
+        self.is_changed = True
 
     def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Set the group's offsets in a topic: queue id -> offset."""
@@ -197,7 +197,7 @@ class Offsets:
             queues = self._added(topic, group)
         self._keep(key, queues)
         queues.update(offsets)
-        self.dirty = True
+        self.is_changed = True
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic; empty when it has none."""
@@ -210,7 +210,7 @@ class Offsets:
             if f"{topic}@{to_group}" not in self._table:
                 self._added(topic, to_group)
             self._table[f"{topic}@{to_group}"] = dict(offsets)
-            self.dirty = True
+            self.is_changed = True
 
     def _added(self, topic: str, group: str) -> dict[int, int]:
         """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
@@ -291,7 +291,7 @@ class Offsets:
             del self._table[f"{topic}@{group}"]
             _remove(topics_of, group, topic)
             _remove(self._groups_of, topic, group)
-            self.dirty = True
+            self.is_changed = True
 
     def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
         end = self._store.max_offset(topic, queue_id)
@@ -303,8 +303,8 @@ class Offsets:
     # --- the file ---
 
     def text(self) -> Slices[bytes]:
-        """The text of consumerOffset.json as the table is now; takes the mark `dirty` away. One at a time."""
-        self.dirty = False
+        """The text of consumerOffset.json as the table is now; unsets `is_changed`. One at a time."""
+        self.is_changed = False
         self._kept = dict(self._table)
         try:
             text = yield from encode_offsets(self._kept)
@@ -341,7 +341,7 @@ class Offsets:
             if count % SLICE_OFFSETS == SLICE_OFFSETS - 1:
                 yield
         self._table, self._topics_of = table, None
-        self.dirty |= changed
+        self.is_changed |= changed
         return changed
 
     def _check_ends(self) -> None:
@@ -349,7 +349,7 @@ class Offsets:
             topic = key.partition("@")[0]
             for queue_id, offset in queues.items():
                 queues[queue_id] = self._at_most_end(key, topic, queue_id, offset, "the saved table")
-                self.dirty |= queues[queue_id] != offset
+                self.is_changed |= queues[queue_id] != offset
 
     # --- requests ---
 

@@ -1,6 +1,6 @@
 """Pulling: what a consumer may read, the reading itself, and the pulls that wait for a message to arrive.
 
-A pull that finds nothing and may wait becomes a row of Waits. When its queue grows it is tried again from
+A pull that finds nothing and may wait becomes a row of HeldPulls. When its queue grows it is tried again from
 the top, so that a group disabled meanwhile is refused; messages that its filter refuses only move its offset
 on. A pull whose offset is out of range is told the right one, and an OffsetMovedEvent is stored for
 RocketMQ's monitoring.
@@ -21,8 +21,8 @@ from rmq.broker.filter import (
     record_properties,
     tag_matcher,
 )
+from rmq.broker.held_pulls import HeldPull, HeldPulls
 from rmq.broker.topics import unknown_topic
-from rmq.broker.waits import HeldPull, Waits
 from rmq.errors import ResponseError, StoreError, for_code
 from rmq.message import (
     OFFSET_MOVED_EVENT,
@@ -98,8 +98,8 @@ class Plan:
 class Pull:
     """Handles PULL_MESSAGE.
 
-    Pulls that wait are in `waits`: `on_deadline(at)` is called with each new deadline, so that its `step` is
-    called by then. `on_pulled` is told of what was handed out.
+    Pulls that wait are in `held_pulls`: `on_deadline(at)` is called with each new deadline, so that
+    its `step` is called by then. `on_pulled` is told of what was handed out.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Pull:
         self._filters = tables.filters
         self._offsets = tables.offsets
         self._stats = tables.stats
-        self.waits = Waits(clock, self._resume, on_deadline)
+        self.held_pulls = HeldPulls(clock, self._resume, on_deadline)
         self._on_pulled = on_pulled
         self._now_ms = now_ms
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
@@ -294,7 +294,7 @@ class Pull:
     def _get(
         self, header: PullMessageRequestHeader, offset: int, plan: Plan, connection: Connection
     ) -> GetResult:
-        limits, clock = self._settings.store, self.waits.clock
+        limits, clock = self._settings.store, self.held_pulls.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if connection.is_busy else limits.max_transfer_count_on_message_in_memory
         began = clock()
@@ -312,8 +312,12 @@ class Pull:
         return result
 
     def _hold(self, request: Command, header: PullMessageRequestHeader, connection: Connection) -> None:
-        config, waits, account = self._settings.broker, self.waits, connection.state.get(ACCOUNT, "")
-        if waits.held >= self._room:
+        config, held_pulls, account = (
+            self._settings.broker,
+            self.held_pulls,
+            connection.state.get(ACCOUNT, ""),
+        )
+        if held_pulls.count >= self._room:
             self._check_room(connection, account)
         self._stats.miss()
         wait_ms, most = header.suspend_timeout_millis, config.max_suspend_time_mills
@@ -321,17 +325,17 @@ class Pull:
             wait_ms = config.short_polling_time_mills
         if not 0 <= wait_ms <= most:
             wait_ms = most if wait_ms > most else 0
-        deadline = waits.clock() + wait_ms / 1000
+        deadline = held_pulls.clock() + wait_ms / 1000
         request.shrink()  # senders choose how large the rest of it is
-        waits.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline, account))
+        held_pulls.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline, account))
 
     def _check_room(self, connection: Connection, account: str) -> None:
         """Raise ResponseError when as many pulls wait as may: in all, of a connection, or of an account."""
-        config, waits = self._settings.broker, self.waits
+        config, held_pulls = self._settings.broker, self.held_pulls
         places = (
-            (waits.held, config.pull_thread_pool_queue_capacity, "pullThreadPoolQueueCapacity"),
-            (waits.held_by(connection), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
-            (waits.held_by_account(account), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
+            (held_pulls.count, config.pull_thread_pool_queue_capacity, "pullThreadPoolQueueCapacity"),
+            (held_pulls.held_by(connection), config.max_held_pulls_of_connection, "maxHeldPullsOfConnection"),
+            (held_pulls.held_by_account(account), config.max_held_pulls_of_account, "maxHeldPullsOfAccount"),
         )
         for held, most, setting in places:
             if held >= most:
@@ -373,7 +377,7 @@ class Pull:
         if self._settings.broker.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
         if code == _MOVED:
-            code = self._moved(header, result)
+            code = self._out_of_range(header, result)
         offsets = (suggested, result.next_queue_offset, result.min_offset, result.max_offset)
         size = result.size if code == _SUCCESS else 0
         head = encode_pull_reply_head(request, code, result.status, offsets, size)
@@ -385,7 +389,7 @@ class Pull:
         self._stats.get(header.consumer_group, header.topic, result.count, size)
         self._on_pulled(header, result, connection)
 
-    def _moved(self, header: PullMessageRequestHeader, result: GetResult) -> int:
+    def _out_of_range(self, header: PullMessageRequestHeader, result: GetResult) -> int:
         """The code for an offset out of range: a slave that must not correct lets the consumer ask again."""
         limits = self._settings.store
         if limits.broker_role is BrokerRole.SLAVE and not limits.offset_check_in_slave:

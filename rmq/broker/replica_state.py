@@ -49,10 +49,11 @@ TABLE_CODES: Final = frozenset(
 class ReplicaState:
     """The state of `store`'s log. `address` is where this broker answers requests; `chance` makes ids.
 
-    `log_id` is empty for a log that has none yet. `leader` names the master that wrote it last, since that
-    became master; `leads` says that it is this broker. `acknowledged` is a slave's: up to where that master
-    may have told producers that their messages are stored, None when that may be all of our log. `linked`:
-    it follows its master now; `stopped` says why it does not, and will not by itself.
+    `log_id` is empty for a log that has none yet. `leader` is the id of the master that wrote it last, made
+    when that became master; `is_leader`: it is this broker. `acknowledged` is a slave's: up to where that
+    master may have told producers that their messages are stored, None when that may be all of our log.
+    `is_following`: this slave has a link to its master now; `stopped` says why it has none, and why an
+    operator must act before it has.
     """
 
     def __init__(
@@ -65,10 +66,10 @@ class ReplicaState:
     ) -> None:
         self.log_id = ""
         self.leader = ""
-        self.leads = False
+        self.is_leader = False
         self.acknowledged: int | None = None
-        self.dirty = False
-        self.linked = False
+        self.is_changed = False
+        self.is_following = False
         self.stopped = ""
         self._take_progress = take_progress
         self._store = store
@@ -82,7 +83,7 @@ class ReplicaState:
         table = json.loads(data)
         try:
             self.log_id, self.leader = str(table["logId"]), str(table["leader"])
-            self.leads = bool(table["leads"])
+            self.is_leader = bool(table["leads"])
             known = table["acknowledged"]
             self.acknowledged = None if known is None else int(known)
         except (TypeError, KeyError, ValueError) as error:
@@ -90,12 +91,12 @@ class ReplicaState:
 
     def to_json(self) -> bytes:
         """The text of replication.json."""
-        self.dirty = False
+        self.is_changed = False
         return json.dumps(
             {
                 "logId": self.log_id,
                 "leader": self.leader,
-                "leads": self.leads,
+                "leads": self.is_leader,
                 "acknowledged": self.acknowledged,
             }
         )
@@ -108,7 +109,7 @@ class ReplicaState:
         """Rows of the runtime metrics."""
         rows = {}
         if self._store.config.broker_role is BrokerRole.SLAVE:
-            state = "following" if self.linked else "not connected"
+            state = "following" if self.is_following else "not connected"
             rows["replication"] = f"stopped: {self.stopped}" if self.stopped else state
         if self._store.disk.exists(self._store.aside):
             rows["logAside"] = self._store.aside
@@ -132,7 +133,7 @@ class ReplicaState:
 
         Only the master that told us where it is safe can be relied upon to have all that it acknowledged.
         """
-        known = self.acknowledged if self.leader == master.leader and not self.leads else None
+        known = self.acknowledged if self.leader == master.leader and not self.is_leader else None
         return reported if known is None else min(known, reported)
 
     def follow(self, master: MasterLog) -> None:
@@ -143,7 +144,7 @@ class ReplicaState:
         else:
             self.acknowledged = min(max(self.kept(master, reach), master.safe), reach)
         self.log_id = master.log_id or self.log_id
-        self.leader, self.leads = master.leader, False
+        self.leader, self.is_leader = master.leader, False
         self.save()
 
     def take_note(self, note: Mapping[str, Any]) -> None:
@@ -155,14 +156,14 @@ class ReplicaState:
         if isinstance(safe, int) and self.acknowledged is not None:
             safe = min(safe, self._store.max_physical_offset)
             if safe > self.acknowledged:
-                self.acknowledged, self.dirty = safe, True
+                self.acknowledged, self.is_changed = safe, True
 
     # ---- a master ----
 
     def lead(self) -> None:
         """This broker is a master: from now on all of its log may be acknowledged. Raises StoreError."""
-        if self.log_id and not self.leads:
-            self.leader, self.leads, self.acknowledged = self._new_id(), True, None
+        if self.log_id and not self.is_leader:
+            self.leader, self.is_leader, self.acknowledged = self._new_id(), True, None
             self.save()
 
     def greeting(self) -> MasterLog:
@@ -173,7 +174,7 @@ class ReplicaState:
             try:
                 self.lead()
             except StoreError:
-                self.log_id, self.leads = "", False  # who hears of it must find it again after a restart
+                self.log_id, self.is_leader = "", False  # who hears of it must find it again after a restart
                 raise
         return MasterLog(
             self.log_id,

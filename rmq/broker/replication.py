@@ -315,7 +315,7 @@ class Follower:
                 except (*TRANSPORT, *REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
                 finally:
-                    self._broker.replica.linked = False
+                    self._broker.replica.is_following = False
             await trio.sleep(pause if address else 1.0)
 
     def _stop(self, address: str, reason: str) -> None:
@@ -346,7 +346,7 @@ class Follower:
             start = await self._align(stream, greeting)
             state = self._broker.replica
             state.follow(greeting or MasterLog("", 0, 0))
-            state.stopped, state.linked = "", True
+            state.stopped, state.is_following = "", True
             await self._copy_log(address, stream, start)
 
     # ---- before the first byte: whose log it is, and whether ours goes on with it ----
@@ -487,13 +487,13 @@ class Follower:
         state = self._broker.replica
         while True:
             for name, code in COPIED.items():
-                if not state.linked or not self._master:
+                if not state.is_following or not self._master:
                     break
                 try:
                     await self._copy_table(name, code)
                 except (*REMOTE, StoreError) as error:
                     log.warning("%s of master %s is not copied: %s", name, self._master, error)
-            await trio.sleep(COPY_SECONDS if state.linked else 1.0)
+            await trio.sleep(COPY_SECONDS if state.is_following else 1.0)
 
     async def _copy_table(self, name: str, code: int) -> None:
         answer = await self._ask(code)

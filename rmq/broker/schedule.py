@@ -54,7 +54,7 @@ class Schedule:
         self._dropped: dict[int, int] = {}  # the same of levels that are no longer there
         self._due: dict[int, int] = dict.fromkeys(self.levels, 0)  # when to look at a level again, ms
         self._turn: list[int] = list(self.levels)  # whose turn it is, first
-        self.dirty = False
+        self.is_changed = False
 
     @property
     def progress(self) -> dict[int, int]:
@@ -86,7 +86,7 @@ class Schedule:
             known = self._next if level in self._next else self._dropped
             if known.get(level) != offset:
                 known[level] = offset
-                self.dirty = True
+                self.is_changed = True
 
     def _name_dropped(self) -> None:
         for topic, queue_id in self._store.queues():
@@ -107,7 +107,7 @@ class Schedule:
 
     def to_json(self) -> bytes:
         """The content of delayOffset.json."""
-        self.dirty = False
+        self.is_changed = False
         table = self._next | self._dropped
         return json.dumps({"offsetTable": {str(level): offset for level, offset in table.items()}})
 
@@ -154,7 +154,7 @@ class Schedule:
             self._commit()
         if offset != self._next[level]:
             self._next[level] = offset
-            self.dirty = True
+            self.is_changed = True
         if failure is not None:
             raise failure
         due = self._due_of(level, offset, now_ms)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from attrs import define
 
-from rmq.broker.acknowledgement import Acknowledgement, Marked, Records
+from rmq.broker.acknowledgement import Acknowledgement, Records, RecordsWithHeader
 from rmq.broker.timer import PROPERTY_RECALLED, TIMER_PROPERTIES, deliver_time
 from rmq.broker.topics import check_name, unknown_topic
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError, for_code
@@ -131,7 +131,7 @@ class Target:
 
 
 @define
-class Tally:
+class TopicCount:
     """Messages and bytes of one topic in the pending batch."""
 
     count: int = 0
@@ -169,7 +169,7 @@ class Send:
         self._targets: dict[str, Target] = {}
         self._of_batches: dict[str, tuple[bool, str]] = {}
         self.refusal: tuple[int, str] | None = None
-        self.tallies: dict[str, Tally] = {}
+        self.topic_counts: dict[str, TopicCount] = {}
         self._settings = settings
         settings.derive(self._settings_changed)
 
@@ -235,9 +235,9 @@ class Send:
         if len(record.body) > self._body_max or len(record.properties) > _PROPERTIES_SURE:
             self._check_sizes(record)
         self._store.put(record)
-        tally = self.tallies.get(record.topic) or self._tally(record.topic)
-        tally.count += 1
-        tally.size += record.size
+        counted = self.topic_counts.get(record.topic) or self._topic_count(record.topic)
+        counted.count += 1
+        counted.size += record.size
         if not request.flag & FLAG_ONEWAY:
             senders = self._acknowledgement.pending
             (senders.waiting if waits else senders.at_once).append((request, queue_id, records))
@@ -251,7 +251,9 @@ class Send:
         self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
         self._store.put(record)
         self._count(record.topic, 1, record.size)
-        self._acknowledgement.pending.waiting.append((request, record.queue_id, Marked((record,), header)))
+        self._acknowledgement.pending.waiting.append(
+            (request, record.queue_id, RecordsWithHeader((record,), header))
+        )
 
     def _send_batch(
         self, request: Command, header: SendMessageRequestHeader, connection: Connection, queue_id: int
@@ -505,7 +507,7 @@ class Send:
         unique_key = properties.get(PROPERTY_UNIQUE_KEY)
         handle = RecallHandle(record.topic, self._settings.broker.broker_name, due_ms, unique_key or "")
         self._timers.take(record, properties, due_ms)
-        return Marked((record,), {RECALL_HANDLE: str(handle)}) if unique_key else (record,)
+        return RecordsWithHeader((record,), {RECALL_HANDLE: str(handle)}) if unique_key else (record,)
 
     # ---- messages that a consumer sends back ----
 
@@ -573,12 +575,12 @@ class Send:
 
     def _count(self, topic: str, count: int, size: int) -> None:
         """Note what was put into the pending batch."""
-        tally = self._tally(topic)
-        tally.count += count
-        tally.size += size
+        counted = self._topic_count(topic)
+        counted.count += count
+        counted.size += size
 
-    def _tally(self, topic: str) -> Tally:
-        return self.tallies.setdefault(topic, Tally())
+    def _topic_count(self, topic: str) -> TopicCount:
+        return self.topic_counts.setdefault(topic, TopicCount())
 
 
 def _host_of(connection: Connection) -> bytes:

@@ -8,7 +8,7 @@
     │   │   └── clean        expired files
     │   ├── schedule         delayed messages that are due
     │   ├── check_back       half messages without an end
-    │   ├── waits            long polls and flush waits whose time is over
+    │   ├── deadlines        held pulls, sends and requests to clients whose time is over
     │   ├── expire           silent clients, stale locks, samples
     │   ├── persist          offsets, topics, groups, delay progress
     │   ├── rounds           how long the loop needs to serve everybody once
@@ -138,9 +138,9 @@ async def run(
     )
     flusher = Flusher(
         broker.store,
-        on_synced=broker.flushed,
+        on_synced=broker.on_synced,
         awaited=lambda: broker.flush_awaited,
-        took=broker.timings.flush,
+        took=broker.histograms.flush,
         threads=threads,
     )
     service = _Service(
@@ -214,14 +214,14 @@ class _Alarms:
     """What the loops of a broker sleep on; `register` has one for each name server."""
 
     def __init__(self, name_servers: Sequence[str]) -> None:
-        self.waits, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
+        self.deadlines, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
         self.new_topics, self.long_answers, self.clean = Alarm(), Alarm(), Alarm()
         self.register = {address: Alarm() for address in name_servers}
 
     def wakeups(self, flush: Callable[[], None]) -> Wakeups:
         """As the broker rings them."""
         return Wakeups(
-            waits=self.waits.ring,
+            deadlines=self.deadlines.ring,
             schedule=self.schedule.ring,
             reput=self.reput.ring,
             flush=flush,
@@ -285,7 +285,13 @@ class _Service:
             await inner.start(self._flusher.run)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
                 inner.start_soon(_enduring, loop)
-            for loop in (self._waits, self._expire, self._persist, self._save_new_topics, self._long_answers):
+            for loop in (
+                self._deadlines,
+                self._expire,
+                self._persist,
+                self._save_new_topics,
+                self._long_answers,
+            ):
                 inner.start_soon(_enduring, loop)
             if self._threads:  # in a simulation rounds take no time
                 inner.start_soon(measure_rounds, broker.flow)
@@ -331,12 +337,12 @@ class _Service:
             async with trio.open_nursery() as nursery:
                 for address in self._alarms.register:
                     nursery.start_soon(self._unregister, pool, address)
-        broker.waits.finish_pulls()
-        broker.settle()
+        broker.held_pulls.finish_pulls()
+        broker.commit_pending()
         with suppress(StoreError):  # their senders have been told
             await self._save_topics()
         try:
-            broker.flushed(await self._blocking(self.store.flush))
+            broker.on_synced(await self._blocking(self.store.flush))
         finally:
             broker.acknowledgement.stop()
 
@@ -390,9 +396,9 @@ class _Service:
 
     # ---- timed parts: `step` does what is due and says when to come again ----
 
-    async def _waits(self) -> None:
+    async def _deadlines(self) -> None:
         while True:
-            await self._alarms.waits.wait(self.broker.step_waits(trio.current_time()))
+            await self._alarms.deadlines.wait(self.broker.step_deadlines(trio.current_time()))
 
     async def _schedule(self) -> None:
         await self._repeat(self.broker.step_schedule, self._alarms.schedule)

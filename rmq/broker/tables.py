@@ -260,27 +260,27 @@ class Table(Protocol):
         """The text of the file."""
 
 
-class Marked(Table, Protocol):
-    """A table that is asked for its text; `to_json` takes the mark away."""
+class ChangingTable(Table, Protocol):
+    """A table whose file is written from time to time, when it has changed; `to_json` unsets `is_changed`."""
 
     @property
-    def dirty(self) -> bool:
-        """Whether it has changed since."""
+    def is_changed(self) -> bool:
+        """Whether it has changed since `to_json` was called."""
 
 
-class Sliced(Table, Protocol):
-    """A large table, whose text is made in slices."""
+class LargeTable(Table, Protocol):
+    """A ChangingTable with so many rows that its text is made in slices."""
 
     @property
-    def dirty(self) -> bool:
+    def is_changed(self) -> bool:
         """Whether it has changed since `text` was called."""
 
     def text(self) -> Slices[bytes]:
-        """The text of the file; takes the mark away."""
+        """The text of the file; unsets `is_changed`."""
 
 
-class Copied(Table, Protocol):
-    """A table that a slave copies; it keeps itself what is to be saved of it."""
+class CopiedTable(Table, Protocol):
+    """A table that a slave copies from its master; what changes by that, it saves as after any change."""
 
     def replace(self, data: bytes) -> Slices[bool]:
         """Have the master's table instead; whether it differs. Raises RemoteProtocolError."""
@@ -298,23 +298,23 @@ class TableFiles:
         self._stamps = count(1)
         self._written: dict[str, int] = {}  # name -> stamp of the text in the file
         self.versioned: Mapping[str, VersionedTable[Any]] = {}
-        self._marked: Mapping[str, Marked] = {}
-        self._sliced: Mapping[str, Sliced] = {}
-        self._copied: Mapping[str, Copied] = {}
+        self._small: Mapping[str, ChangingTable] = {}
+        self._large: Mapping[str, LargeTable] = {}
+        self._copied: Mapping[str, CopiedTable] = {}
 
     def load(
         self,
         *,
         versioned: Mapping[str, VersionedTable[Any]],
-        marked: Mapping[str, Marked],
-        sliced: Mapping[str, Sliced],
-        copied: Mapping[str, Copied],
+        small: Mapping[str, ChangingTable],
+        large: Mapping[str, LargeTable],
+        copied: Mapping[str, CopiedTable],
     ) -> None:
         """Read all tables, which come here because they save by this object. `copied` are those of the others
         that a slave replaces by a verb of their own. Raises StoreError, RemoteProtocolError.
         """
-        self.versioned, self._marked, self._sliced, self._copied = versioned, marked, sliced, copied
-        tables: dict[str, Table] = {**versioned, **marked, **sliced}
+        self.versioned, self._small, self._large, self._copied = versioned, small, large, copied
+        tables: dict[str, Table] = {**versioned, **small, **large}
         for name, table in tables.items():
             table.load(self._store.config_text(name))
 
@@ -350,12 +350,12 @@ class TableFiles:
     def changed(self) -> Slices[dict[str, bytes]]:
         """The texts of the files of the other tables to be written, by name: `store.save_configs` does it,
         in any thread."""
-        for name, sliced in self._sliced.items():
-            if sliced.dirty:
-                self._changed[name] = yield from sliced.text()
-        for name, marked in self._marked.items():
-            if marked.dirty:
-                self._changed[name] = marked.to_json()
+        for name, large in self._large.items():
+            if large.is_changed:
+                self._changed[name] = yield from large.text()
+        for name, small in self._small.items():
+            if small.is_changed:
+                self._changed[name] = small.to_json()
         changed, self._changed = self._changed, {}
         return changed
 
@@ -378,7 +378,7 @@ class TableFiles:
             if changed:
                 self.save_later(name, versioned.to_json())
             return changed
-        table = self._marked[name]
+        table = self._small[name]
         before = table.to_json()
         table.load(data)
         after = table.to_json()

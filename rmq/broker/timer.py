@@ -138,7 +138,7 @@ class Timers:
     ) -> None:
         self.limit = limit
         self._on_earlier = on_earlier
-        self.dirty = False
+        self.is_changed = False
         self._store = store
         self._commit = commit
         self._due: list[int] = []  # heap of the times in `_at`
@@ -212,7 +212,7 @@ class Timers:
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
         if self._deliver(now_ms):
-            self.dirty = True
+            self.is_changed = True
         if self._groups or self._roll(now_ms):
             return now_ms
         self._delivered_ms = now_ms
@@ -348,7 +348,7 @@ class Timers:
             raise
         for offset in rolled:
             del self._waiting[offset]
-        self.dirty |= bool(rolled)
+        self.is_changed |= bool(rolled)
         if failure is not None:
             raise failure
         return bool(rolled) or (bool(by_age) and looks > 0)
@@ -374,7 +374,7 @@ class Timers:
 
     def to_json(self) -> bytes:
         """The content of timerProgress.json."""
-        self.dirty = False
+        self.is_changed = False
         return json.dumps(self._copied if self._is_slave else self._progress())
 
     def progress(self) -> dict[str, int]:
@@ -384,7 +384,7 @@ class Timers:
     def follow(self, progress: Mapping[str, int]) -> None:
         """A slave's: have the master's progress."""
         if self._copied != progress:
-            self._copied, self.dirty = dict(progress), True
+            self._copied, self.is_changed = dict(progress), True
 
     def _progress(self) -> dict[str, int]:
         first = self._by_age[0] if self._by_age else self._read

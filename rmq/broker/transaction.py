@@ -202,7 +202,7 @@ class Transactions:
         header = request.read(EndTransactionRequestHeader)
         decision = header.commit_or_rollback
         if decision in (SYS_COMMIT, SYS_ROLLBACK):
-            self._settle(header, now_ms)
+            self._decide(header, now_ms)
         else:
             log.info("producer %s leaves %s undecided", connection.peer_address, header.msg_id)
         if request.is_oneway:
@@ -211,7 +211,7 @@ class Transactions:
             self._commit()
         return request.reply()
 
-    def _settle(self, header: EndTransactionRequestHeader, now_ms: int) -> None:
+    def _decide(self, header: EndTransactionRequestHeader, now_ms: int) -> None:
         offset = header.tran_state_table_offset
         if not self._has_ended(offset):
             half = self._checked_half(header)

@@ -1,4 +1,4 @@
-"""The loops that a broker wakes when it has something for them to do."""
+"""Wakeups: the loops of a service that a broker wakes when it has something for them to do."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def _nothing() -> None:
 
 @frozen
 class Wakeups:
-    """The loops of a service that a broker wakes, by their names in the service's tree. They are called
-    often, and must not block. Without a service there are none: whoever drives the broker calls `step_waits`,
-    `step_schedule` and `flushed`, and what has to be done beside the loop is done at once.
+    """What wakes each loop, by its name in the service's tree. The callbacks are called often, and must not
+    block. A broker without a service wakes nobody: its owner calls `step_deadlines`, `step_schedule` and
+    `on_synced`; and what has None here is done at once, in the middle of a chunk.
     """
 
-    waits: Callable[[], None] = _nothing
+    deadlines: Callable[[], None] = _nothing
     schedule: Callable[[], None] = _nothing
     reput: Callable[[], None] = _nothing
     flush: Callable[[], None] = _nothing

@@ -40,7 +40,7 @@ class PluginHost:
         return None
 
     def stats(self) -> Mapping[str, str]:
-        """There are no runtime figures."""
+        """There are no runtime metrics."""
         return {}
 
     def metrics(self) -> list[Metric]:

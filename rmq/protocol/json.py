@@ -239,11 +239,11 @@ class _Reader:
                 raise self._fault("a value or key expected")
             else:
                 value = self._simple(kind, token)
-            whole, value = self._settle(value)
+            whole, value = self._place(value)
             if whole:
                 return self._result(value)
 
-    def _settle(self, value: Any) -> tuple[bool, Any]:
+    def _place(self, value: Any) -> tuple[bool, Any]:
         """Put a finished value where it belongs; (true, document) when nothing is left open."""
         while self._open:
             container = self._open[-1]

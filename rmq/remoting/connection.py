@@ -291,7 +291,7 @@ class Connection:
         if commands:
             self._half_since = math.inf
             self.has_received = True
-            self._serve(self._answered(commands))
+            self._serve(self._take_responses(commands))
         elif self._half_since == math.inf and self._decoder.buffered:
             self._half_since = now
         if self._decoder.head is not None:
@@ -313,7 +313,7 @@ class Connection:
             self._serve(self._rest)
             return
         commands = self._decoder.feed(b"")
-        self._serve(self._answered(commands))
+        self._serve(self._take_responses(commands))
         if self._decoder.head is not None:
             self._ask()
 
@@ -339,7 +339,7 @@ class Connection:
             while self._budget.is_tight:
                 await anyio.sleep(RELIEF_SECONDS / 20)
 
-    def _answered(self, commands: list[Command]) -> list[Command]:
+    def _take_responses(self, commands: list[Command]) -> list[Command]:
         """Wake the calls whose responses are here; returns the requests."""
         requests = [command for command in commands if not command.flag & FLAG_RESPONSE]
         responses = len(commands) - len(requests)

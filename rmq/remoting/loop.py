@@ -56,12 +56,12 @@ class TrioWaiter:
         return await trio.lowlevel.wait_task_rescheduled(self._abort)
 
     def resolve(self, value: Any) -> None:
-        self._settle(outcome.Value(value))
+        self._finish(outcome.Value(value))
 
     def fail(self, error: BaseException) -> None:
-        self._settle(outcome.Error(error))
+        self._finish(outcome.Error(error))
 
-    def _settle(self, result: outcome.Outcome[Any]) -> None:
+    def _finish(self, result: outcome.Outcome[Any]) -> None:
         if self._done:
             return
         self._done = True

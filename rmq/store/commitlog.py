@@ -38,7 +38,7 @@ class CommitLog:
         self.flushed_timestamp = 0  # all records stored before it are synced
         self._groups: list[tuple[int, list[bytes]]] = []
         self._chunks: list[bytes] = []
-        self._dirty = False  # bytes of a failed write may lie past `end`
+        self._is_dirty = False  # bytes of a failed write may lie past `end`
         self.failure = ""  # why no more records are taken
         self._flush_lock = threading.Lock()
         self.abort: AbortFile | None = None  # is told up to where all is synced
@@ -117,7 +117,7 @@ class CommitLog:
             for address, chunks in self._groups:
                 self.segments.write(address, b"".join(chunks))
         except BaseException:
-            self._dirty = True
+            self._is_dirty = True
             raise
         # From here on readers see the records, and a flush in another thread counts them in. Nothing before
         # this line may be acknowledged, nothing after it can fail.
@@ -128,7 +128,7 @@ class CommitLog:
     def rollback(self) -> None:
         """Forget what was gathered, and take back what a failed commit wrote of it."""
         self._restart()
-        if self._dirty:
+        if self._is_dirty:
             try:
                 self._clean_tail()
             except StoreError as error:
@@ -137,7 +137,7 @@ class CommitLog:
     def _check(self) -> None:
         if self.failure:
             raise StoreError(self.failure)
-        if self._dirty:
+        if self._is_dirty:
             self._clean_tail()
 
     def _clean_tail(self) -> None:
@@ -150,7 +150,7 @@ class CommitLog:
         segment = self.segments.at(self.end) if self.end else None
         if segment is not None:
             segment.sync()
-        self._dirty = False
+        self._is_dirty = False
 
     def write_raw(self, data: Bytes) -> None:
         """Write bytes that another broker's log has at `end`. Raises StoreError, and nothing counts."""
@@ -159,7 +159,7 @@ class CommitLog:
         try:
             self.segments.write(self.end, data)
         except BaseException:
-            self._dirty = True
+            self._is_dirty = True
             self.rollback()
             raise
         self.end += len(data)

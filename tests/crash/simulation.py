@@ -418,7 +418,7 @@ class Left:
             notify=lambda command: None,
         )
         self.broker.handle([request], cast(Any, wire))
-        self.broker.flushed(self.broker.store.flush())
+        self.broker.on_synced(self.broker.store.flush())
 
     def read(self) -> dict[Queue, list[tuple[int, bytes]]]:
         """All queues as a consumer reads them."""

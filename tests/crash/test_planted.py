@@ -83,7 +83,7 @@ def disk_level() -> None:
     """At `disk` nobody is answered before the log is synced."""
     rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     assert rig.ask(send()) == []
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     assert [answer.code for answer in rig.wire.take()] == [0]
 
 
@@ -395,11 +395,11 @@ def unknown_commits_dropped(patch: pytest.MonkeyPatch) -> None:
     """After a start, what is not known to be open counts as ended: its commit is answered and dropped."""
     real = Transactions._settle
 
-    def settle(self: Transactions, header: Any, now_ms: int) -> None:
+    def decide(self: Transactions, header: Any, now_ms: int) -> None:
         if header.tran_state_table_offset >= self._next:
             real(self, header, now_ms)
 
-    patch.setattr(Transactions, "_settle", settle)
+    patch.setattr(Transactions, "_decide", decide)
 
 
 def a_slave_cuts_whatever_its_master_has_not(patch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ class Requests:
         """What the loops of a broker do from time to time."""
         rig = self.rig
         broker = rig.broker
-        broker.step_waits(rig.seconds)
+        broker.step_deadlines(rig.seconds)
         broker.step_schedule()
         broker.step_transactions()
         broker.expire()
@@ -191,7 +191,7 @@ class Requests:
         while rig.store.dispatch():
             pass
         rig.store.flush()
-        broker.flushed(rig.store.max_physical_offset)
+        broker.on_synced(rig.store.max_physical_offset)
         if chance.random() < 0.05:
             rig.store.clean(rig.now_ms, asked=True)
 

@@ -144,7 +144,7 @@ class Cluster:
     # --- brokers ---
 
     async def broker_runtime(self, broker: str) -> dict[str, str]:
-        """The figures of a broker under RocketMQ's names, as brokerStatus shows them."""
+        """The metrics of a broker under RocketMQ's names, as brokerStatus shows them."""
         address = await self._broker_address(broker)
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return dict(sorted(KVTable.from_json(answer.body).table.items()))

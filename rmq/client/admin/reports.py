@@ -168,38 +168,38 @@ class Reports(Topics, Messages):
         return {"evaluateReport": report, "totalData": {"totalTps": total_tps, "totalOneDayNum": day}}
 
     async def _metrics(self, address: str, config: dict[str, str]) -> Tree:
-        figures = await self.broker_runtime(address)
+        metrics = await self.broker_runtime(address)
         groups = await self.group_configs(address, system=False)
         topics = await self.topic_configs(address, system=False)
         quota = {
             "diskRatio": _present(
-                {name: figures.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")}
+                {name: metrics.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")}
             ),
-            **await self._amounts(address, figures),
-            **_present({"messageAverageSize": figures.get("putMessageAverageSize")}),
+            **await self._amounts(address, metrics),
+            **_present({"messageAverageSize": metrics.get("putMessageAverageSize")}),
             "topicSize": len(topics),
             "groupSize": len(groups),
         }
         env = {
             "cpuNum": config.get("clientCallbackExecutorThreads"),
-            "totalMemKBytes": figures.get("totalMemKBytes"),
+            "totalMemKBytes": metrics.get("totalMemKBytes"),
         }
         version = {"rocketmqVersion": version_name(VERSION), "clientInfo": await self._clients(groups)}
         return {"runtimeEnv": _present(env), "runtimeQuota": quota, "runtimeVersion": version}
 
-    async def _amounts(self, address: str, figures: dict[str, str]) -> Tree:
+    async def _amounts(self, address: str, metrics: dict[str, str]) -> Tree:
         half_tps, half_day = await self._counted([address], "TOPIC_PUT_NUMS", TRANS_HALF_TOPIC)
         later_tps, later_day = await self._counted([address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
         return {
             "tps": {
-                "normalInTps": first_number(figures.get("putTps", "")),
-                "normalOutTps": first_number(figures.get("getTransferedTps", "")),
+                "normalInTps": first_number(metrics.get("putTps", "")),
+                "normalOutTps": first_number(metrics.get("getTransferedTps", "")),
                 "transInTps": half_tps,
                 "scheduleInTps": later_tps,
             },
             "oneDayNum": {
-                "normalOneDayInNum": _grown(figures, "msgPutTotal"),
-                "normalOneDayOutNum": _grown(figures, "msgGetTotal"),
+                "normalOneDayInNum": _grown(metrics, "msgPutTotal"),
+                "normalOneDayOutNum": _grown(metrics, "msgGetTotal"),
                 "transOneDayInNum": half_day,
                 "scheduleOneDayInNum": later_day,
             },
@@ -244,9 +244,9 @@ def _present(values: Tree) -> Tree:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def _grown(figures: dict[str, str], name: str) -> int:
+def _grown(metrics: dict[str, str], name: str) -> int:
     """How much a total grew from yesterday's morning to today's."""
-    today, yesterday = figures.get(f"{name}TodayMorning", "0"), figures.get(f"{name}YesterdayMorning", "0")
+    today, yesterday = metrics.get(f"{name}TodayMorning", "0"), metrics.get(f"{name}YesterdayMorning", "0")
     return int(today) - int(yesterday)
 
 

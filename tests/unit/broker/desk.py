@@ -136,12 +136,12 @@ class Desk:
         self.progress = Progress(self.settings, self.store, tables, LongAnswers())
         self.gauges: dict[str, str] = {}
         self.delay_offsets: dict[int, int] = {}
-        self.settled: list[list[tuple[str, int]]] = []  # the queues at each time that the chunk was committed
+        self.commits: list[list[tuple[str, int]]] = []  # the queues at each time that the chunk was committed
         self.admin = Admin(
             self.settings,
             self.store,
             tables,
-            settle=lambda: self.settled.append(list(self.store.queues())),
+            commit_pending=lambda: self.commits.append(list(self.store.queues())),
             gauges=lambda: self.gauges,
             delay_offsets=lambda: self.delay_offsets,
         )

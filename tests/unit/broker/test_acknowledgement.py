@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.acknowledgement import Answers, Line, Records
+from rmq.broker.acknowledgement import Answers, ParkedSends, Records
 from rmq.broker.wakeups import Wakeups
 from rmq.metrics import Histogram
 from rmq.protocol.codes import ResponseCode
@@ -30,7 +30,7 @@ class Fixture:
         self.released: list[tuple[int, bool]] = []
         self.deadlines: list[float] = []
         self.waited = Histogram()
-        self.line = Line(lambda: self.now, self.waited, self.deadlines.append, self._release)
+        self.line = ParkedSends(lambda: self.now, self.waited, self.deadlines.append, self._release)
 
     def _release(self, parked: Any, in_time: bool) -> None:
         self.released.append((parked.position, in_time))
@@ -75,15 +75,15 @@ def test_a_send_whose_flush_takes_too_long_is_released_as_late(table: Fixture) -
 
 def test_the_timed_task_is_told_only_of_an_earlier_deadline() -> None:
     rung: list[float] = []
-    wake = Wakeups(waits=lambda: rung.append(rig.seconds))
+    wake = Wakeups(deadlines=lambda: rung.append(rig.seconds))
     rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH}, given={"wake": wake})
     rig.ask(send())
     rig.seconds += 1
     rig.ask(send())
     assert rung == [100]
-    assert rig.broker.step_waits(101) == 105
-    rig.broker.flushed(rig.store.flush())
-    assert rig.broker.step_waits(105) == math.inf
+    assert rig.broker.step_deadlines(101) == 105
+    rig.broker.on_synced(rig.store.flush())
+    assert rig.broker.step_deadlines(105) == math.inf
     rig.ask(send())
     assert rung == [100, 101]
 
@@ -101,7 +101,7 @@ def test_who_waits_for_a_slave_when_the_broker_stops_is_told_that_the_message_is
     rig = Rig(store={"broker_role": BrokerRole.SYNC_MASTER, "flush_disk_type": flush})
     rig.broker.acknowledgement.replicas.join(Slave(), "10.0.0.7:1", lambda: None)  # type: ignore[arg-type]
     assert rig.ask(send()) == []
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     assert rig.wire.take() == []
     rig.broker.acknowledgement.stop()
     (answer,) = rig.wire.take()

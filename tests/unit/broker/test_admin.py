@@ -100,7 +100,7 @@ def test_deleting_a_topic_takes_its_queues_offsets_and_counters() -> None:
     desk.stats.put("T", 1, 1)
     desk.offsets.put("g", "T", {0: 1})
     assert desk.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
-    assert desk.settled == [[("T", 0), ("Other", 0)]]  # settled before anything went
+    assert desk.commits == [[("T", 0), ("Other", 0)]]  # committed before anything went
     assert desk.topics.get("T") is None
     assert list(desk.store.queues()) == [("Other", 0)]
     assert desk.offsets.get("g", "T", 0) == -1

@@ -148,10 +148,10 @@ def test_a_recalled_message_never_comes(rig: Rig) -> None:
 def test_a_recall_waits_for_the_disk_like_a_send() -> None:
     rig = Rig(store={"flush_disk_type": FlushDiskType.SYNC_FLUSH})
     assert rig.ask(timed()) == []
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     (answer,) = rig.wire.take()
     assert rig.ask(recall(answer.ext["recallHandle"])) == []
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     assert [(one.code, one.ext["msgId"]) for one in rig.wire.take()] == [(0, "AC11")]
 
 

@@ -106,7 +106,7 @@ def test_a_java_push_consumers_session(golden: Path) -> None:
     for line in session.lines:
         rig.now_ms, rig.seconds = start_ms + line["t"], start + line["t"] / 1000
         rig.broker.step_schedule()
-        rig.broker.step_waits(rig.seconds)
+        rig.broker.step_deadlines(rig.seconds)
         if line["dir"] != "c2s":
             continue
         sent.add(line["opaque"])
@@ -118,7 +118,7 @@ def test_a_java_push_consumers_session(golden: Path) -> None:
         if line["code"] == RequestCode.PULL_MESSAGE:
             _arrive(rig, line["ext"])
         got |= {answer.opaque: answer for answer in rig.ask(request) if answer.is_response}
-    rig.broker.waits.finish_pulls()
+    rig.broker.held_pulls.finish_pulls()
     got |= {answer.opaque: answer for answer in rig.wire.take() if answer.is_response}
     java = {opaque: line for opaque, line in session.answers().items() if opaque in sent}
     assert got.keys() >= java.keys()  # those that still waited at the end were not answered there

@@ -120,7 +120,7 @@ def test_after_the_topic_it_waits_for_the_disk() -> None:
     rig.broker.save_topics()
     assert rig.wire.take() == []
     assert kicked
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     assert [answer.code for answer in rig.wire.take()] == [0]
 
 

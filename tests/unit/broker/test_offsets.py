@@ -123,15 +123,15 @@ def test_a_captured_file_loads_and_comes_back(golden: Path) -> None:
 
 def test_saved_only_when_changed() -> None:
     desk = filled(3)
-    assert not desk.offsets.dirty
+    assert not desk.offsets.is_changed
     desk.offsets.commit("g", "T", 0, 1)
-    assert desk.offsets.dirty
+    assert desk.offsets.is_changed
     assert drain(desk.offsets.text()) == b'{"offsetTable":{"T@g":{0:1}}}'
-    assert not desk.offsets.dirty
+    assert not desk.offsets.is_changed
     desk.offsets.commit("g", "T", 0, 1)
-    assert not desk.offsets.dirty
+    assert not desk.offsets.is_changed
     desk.offsets.delete_group("g")
-    assert desk.offsets.dirty
+    assert desk.offsets.is_changed
     assert drain(desk.offsets.text()) == b'{"offsetTable":{}}'
 
 
@@ -154,7 +154,7 @@ def test_the_text_is_made_in_slices_and_is_that_of_the_moment_at_which_it_was_be
     desk.offsets.delete_group("d")
     desk.offsets.clone("e", "c", "T")
     assert drain(work) == before
-    assert desk.offsets.dirty
+    assert desk.offsets.is_changed
     after = json.loads(drain(desk.offsets.text()))["offsetTable"]
     assert {key[-1]: queues["0"] for key, queues in after.items()} == {
         "a": 4, "b": 4, "c": 6, "e": 6, "f": 3, "w": 1
@@ -169,10 +169,10 @@ def test_a_slave_takes_a_table_in_slices_and_knows_whether_it_differs(
     desk.become_slave()
     text = b'{"offsetTable":{"T@a":{0:1,1:2},"T@b":{0:1},"T@c":{}}}'
     assert drain(desk.offsets.replace(text))
-    assert desk.offsets.dirty
-    desk.offsets.dirty = False
+    assert desk.offsets.is_changed
+    desk.offsets.is_changed = False
     assert not drain(desk.offsets.replace(text))
-    assert not desk.offsets.dirty
+    assert not desk.offsets.is_changed
     assert drain(desk.offsets.replace(text.replace(b"1:2", b"1:3")))
     assert desk.offsets.of("a", "T") == {0: 1, 1: 3}
     assert len(list(desk.offsets.replace(text))) >= 2
@@ -256,7 +256,7 @@ def test_a_log_that_lost_its_end_takes_the_saved_offsets_back(caplog: pytest.Log
     assert desk.offsets.of("g", "T") == {0: 4, 1: 0}
     assert desk.offsets.of("h", "T") == {0: 4}
     assert caplog.text.count("which ends at") == 2
-    assert desk.offsets.dirty
+    assert desk.offsets.is_changed
 
 
 def test_offsets_within_the_log_load_unchanged() -> None:
@@ -264,7 +264,7 @@ def test_offsets_within_the_log_load_unchanged() -> None:
     desk.offsets.load(b'{"offsetTable":{"T@g":{"0":4}}}')
     desk.offsets.load(None)
     assert desk.offsets.of("g", "T") == {0: 4}
-    assert not desk.offsets.dirty
+    assert not desk.offsets.is_changed
 
 
 # --- requests ---

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rmq.broker.filter import VERSION_AHEAD_MS
-from rmq.broker.waits import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
+from rmq.broker.held_pulls import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
 from rmq.message import tags_code
 from rmq.plugin import ACCOUNT
 from rmq.protocol.bodies import (
@@ -271,9 +271,9 @@ def test_a_waiting_pull_is_answered_once_for_a_chunk_of_messages(rig: Rig) -> No
 def test_a_pull_that_finds_nothing_in_time_is_told_so(rig: Rig) -> None:
     fill(rig, "abc")
     assert rig.ask(pull(offset=3, sys_flag=WAITING)) == []
-    assert rig.broker.step_waits(rig.seconds + 14.9) == rig.seconds + 15
+    assert rig.broker.step_deadlines(rig.seconds + 14.9) == rig.seconds + 15
     assert rig.wire.take() == []
-    rig.broker.step_waits(rig.seconds + 15)
+    rig.broker.step_deadlines(rig.seconds + 15)
     (answer,) = rig.wire.take()
     assert (answer.code, answer.remark) == (ResponseCode.PULL_NOT_FOUND, "OFFSET_OVERFLOW_ONE")
     assert offsets(answer) == (3, 0, 3)
@@ -285,7 +285,7 @@ def test_messages_that_the_filter_refuses_do_not_end_the_wait_and_are_not_looked
     fill(rig, "zzz")
     fill(rig, "zz")
     assert reader.take() == []
-    ((held,),) = rig.broker.waits._pulls.values()
+    ((held,),) = rig.broker.held_pulls._pulls.values()
     assert held.offset == 5
     fill(rig, "a")
     (answer,) = reader.take()
@@ -296,7 +296,7 @@ def test_a_filtered_wait_that_ends_goes_on_behind_what_it_has_seen(rig: Rig) -> 
     reader = Wire()
     assert rig.ask(pull(sys_flag=WAITING, subscription="a"), wire=reader) == []
     fill(rig, "zzz")
-    rig.broker.step_waits(rig.seconds + 15)
+    rig.broker.step_deadlines(rig.seconds + 15)
     (answer,) = reader.take()
     assert answer.code == ResponseCode.PULL_NOT_FOUND
     assert offsets(answer)[0] == 3
@@ -316,7 +316,7 @@ def test_pulls_of_a_closed_connection_are_forgotten(rig: Rig) -> None:
     rig.broker.on_close(reader)  # type: ignore[arg-type]
     fill(rig, "a")
     assert reader.take() == []
-    assert rig.broker.waits.held == 0
+    assert rig.broker.held_pulls.count == 0
 
 
 def test_one_connection_cannot_take_all_the_room_for_waiting_pulls() -> None:
@@ -346,15 +346,15 @@ def test_long_expressions_of_waiting_pulls_count_and_are_given_back() -> None:
     for text in ("TagA", " || ".join(f"Tag{number:05d}" for number in range(400))):
         wire = Wire()
         assert rig.ask(pull(sys_flag=WAITING | PULL_SUBSCRIPTION, subscription=text), wire=wire) == []
-        assert rig.broker.waits.held == 1 + len(text) // 1024
+        assert rig.broker.held_pulls.count == 1 + len(text) // 1024
         rig.broker.on_close(wire)  # type: ignore[arg-type]
-        assert rig.broker.waits.held == 0
+        assert rig.broker.held_pulls.count == 0
 
 
 def test_no_pull_waits_longer_than_the_setting_says(rig: Rig) -> None:
     assert rig.ask(pull(sys_flag=WAITING, suspend_timeout_millis=2**40)) == []
-    assert rig.broker.step_waits(rig.seconds) == rig.seconds + 30
-    rig.broker.step_waits(rig.seconds + 30)
+    assert rig.broker.step_deadlines(rig.seconds) == rig.seconds + 30
+    rig.broker.step_deadlines(rig.seconds + 30)
     assert [answer.code for answer in rig.wire.take()] == [ResponseCode.PULL_NOT_FOUND]
 
 
@@ -363,7 +363,7 @@ def test_of_a_waiting_pull_neither_body_nor_header_text_is_kept(rig: Rig) -> Non
     asked = pull(sys_flag=WAITING)
     asked.body = bytes(100_000)
     assert rig.ask(asked, wire=reader) == []
-    ((held,),) = rig.broker.waits._pulls.values()
+    ((held,),) = rig.broker.held_pulls._pulls.values()
     assert (held.request.body, held.request._raw, dict(held.request.ext)) == (b"", b"", {})
     fill(rig, "a")
     (answer,) = reader.take()
@@ -378,10 +378,10 @@ def test_a_send_looks_at_a_bounded_number_of_waiting_pulls() -> None:
         assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
     fill(rig, "a")
     assert sum(bool(reader.received) for reader in readers) == TRIES_OF_A_QUEUE
-    while rig.broker.step_waits(rig.seconds) <= rig.seconds:
+    while rig.broker.step_deadlines(rig.seconds) <= rig.seconds:
         pass
     assert all(bodies(answer) == "a" for reader in readers for answer in reader.take())
-    assert rig.broker.waits.held == 0
+    assert rig.broker.held_pulls.count == 0
 
 
 def test_each_arrival_may_look_at_as_many_waiting_pulls_as_any_other() -> None:
@@ -401,7 +401,7 @@ def test_without_long_polling_a_pull_waits_a_short_time_and_no_arrival_answers_i
     assert rig.ask(pull(sys_flag=WAITING), wire=reader) == []
     fill(rig, "a")
     assert reader.take() == []
-    rig.broker.step_waits(rig.seconds + 1)
+    rig.broker.step_deadlines(rig.seconds + 1)
     assert [bodies(answer) for answer in reader.take()] == ["a"]
 
 

@@ -104,14 +104,14 @@ def test_an_answer_to_nobody(rig: Rig) -> None:
 
 def test_an_asker_that_is_silent(asker: Wire) -> None:
     rung: list[None] = []
-    rig = online(Rig(given={"wake": Wakeups(waits=lambda: rung.append(None))}), asker)
+    rig = online(Rig(given={"wake": Wakeups(deadlines=lambda: rung.append(None))}), asker)
     assert not rung
     rig.ask(reply())
     assert rung, "the loop that ends requests on their way must be woken"
     deadline = rig.seconds + PUSH_SECONDS
-    assert rig.broker.step_waits(deadline - 0.001) == deadline
+    assert rig.broker.step_deadlines(deadline - 0.001) == deadline
     assert rig.wire.take() == []
-    rig.broker.step_waits(deadline)
+    rig.broker.step_deadlines(deadline)
     (answer,) = rig.wire.take()
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "within 10 s" in (answer.remark or "")

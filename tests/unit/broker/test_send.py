@@ -399,9 +399,9 @@ def test_with_sync_flush_the_answer_waits_for_the_disk() -> None:
     assert rig.ask(send(body=b"1"), send(body=b"2")) == []
     assert wanted == [rig.store.max_physical_offset]
     assert rig.bodies("Orders") == [b"1", b"2"]
-    rig.broker.flushed(rig.store.max_physical_offset - 1)
+    rig.broker.on_synced(rig.store.max_physical_offset - 1)
     assert rig.wire.take() == []
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     answers = rig.wire.take()
     assert [answer.code for answer in answers] == [0, 0]
     assert answers[1].ext["queueOffset"] == "1"
@@ -417,14 +417,14 @@ def test_a_sender_that_does_not_want_to_wait_is_answered_at_once() -> None:
 def test_a_slow_disk_is_told_as_such_and_the_message_is_kept() -> None:
     rig = sync_rig()
     assert rig.ask(send(), batch()) == []
-    rig.broker.step_waits(rig.seconds + 4.9)
+    rig.broker.step_deadlines(rig.seconds + 4.9)
     assert rig.wire.take() == []
-    rig.broker.step_waits(rig.seconds + 5)
+    rig.broker.step_deadlines(rig.seconds + 5)
     single, several = rig.wire.take()
     assert (single.code, several.code) == (ResponseCode.FLUSH_DISK_TIMEOUT,) * 2
     assert single.ext["msgId"] == "0A00000900002A9F0000000000000000"
     assert len(several.ext["msgId"].split(",")) == 3
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     assert rig.wire.take() == []
 
 
@@ -476,7 +476,7 @@ def test_too_many_sends_waiting_for_the_disk_are_refused_with_figures() -> None:
     answer = rig.one(send())
     assert answer.code == ResponseCode.SYSTEM_BUSY
     assert "3 sends wait for the disk" in (answer.remark or "")
-    rig.broker.flushed(rig.store.flush())
+    rig.broker.on_synced(rig.store.flush())
     assert len(rig.wire.take()) == 3
     assert rig.ask(send()) == []
 

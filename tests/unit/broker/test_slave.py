@@ -136,9 +136,9 @@ def test_a_slave_s_state_is_shown() -> None:
         return KVTable.from_json(answer.body).table["replication"], found
 
     assert shown() == ("not connected", {"following_master": 0, "replication_stopped": 0})
-    rig.broker.replica.linked = True
+    rig.broker.replica.is_following = True
     assert shown() == ("following", {"following_master": 1, "replication_stopped": 0})
-    rig.broker.replica.linked, rig.broker.replica.stopped = False, "why"
+    rig.broker.replica.is_following, rig.broker.replica.stopped = False, "why"
     assert shown() == ("stopped: why", {"following_master": 0, "replication_stopped": 1})
 
 

@@ -248,9 +248,9 @@ def test_the_text_is_made_in_slices_and_what_changes_meanwhile_is_saved_the_next
         "T1": {"g1", "g3", "g5", "late"},
     }
     assert {table["topic"] for table in rows.values()} == {"T0", "T1"}
-    assert filters.dirty
+    assert filters.is_changed
     assert drain(filters.text()) == filters.to_json()
-    assert not filters.dirty
+    assert not filters.is_changed
     assert len(list(filters.text())) == 3
 
 

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from rmq.broker.waits import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, Waits
+from rmq.broker.held_pulls import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN, HeldPull, HeldPulls
 
 
 class Fixture:
-    """Waits with a clock to turn and a record of what was answered."""
+    """HeldPulls with a clock to turn and a record of what was answered."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.found: set[str] = set()
         self.answers: list[tuple[str, bool]] = []
         self.deadlines: list[float] = []
-        self.waits = Waits(
+        self.held_pulls = HeldPulls(
             lambda: self.now, lambda pull, last: self.resume(pull, last), self.deadlines.append
         )
 
@@ -50,7 +50,7 @@ class Fixture:
             self.now + wait,
             account,
         )
-        self.waits.hold_pull(pull)
+        self.held_pulls.hold_pull(pull)
         return pull
 
 
@@ -72,41 +72,41 @@ def test_an_arrival_answers_the_pulls_of_its_queue_only(table: Fixture) -> None:
     table.hold("a")
     table.hold("other", queue_id=1)
     table.hold("b")
-    table.waits.arrived("T", 0, 6)
+    table.held_pulls.arrived("T", 0, 6)
     assert table.answers == [("a", False), ("b", False)]
-    assert table.waits.held == 1
+    assert table.held_pulls.count == 1
 
 
 def test_an_arrival_below_the_wanted_offset_is_not_one(table: Fixture) -> None:
     table.found = {"a"}
     table.hold("a", offset=5)
-    table.waits.arrived("T", 0, 5)
+    table.held_pulls.arrived("T", 0, 5)
     assert table.answers == []
 
 
 def test_a_pull_that_still_finds_nothing_stays_until_its_deadline(table: Fixture) -> None:
     table.hold("a", wait=15)
-    table.waits.arrived("T", 0, 6)
-    assert table.waits.held == 1
-    assert table.waits.step(14.9) == 15
-    assert table.waits.step(15) == math.inf
+    table.held_pulls.arrived("T", 0, 6)
+    assert table.held_pulls.count == 1
+    assert table.held_pulls.step(14.9) == 15
+    assert table.held_pulls.step(15) == math.inf
     assert table.answers == [("a", True)]
-    assert table.waits.held == 0
+    assert table.held_pulls.count == 0
 
 
 def test_deadlines_are_answered_in_their_order(table: Fixture) -> None:
     table.hold("late", wait=30)
     table.hold("early", wait=10)
-    assert table.waits.step(10) == 30
-    assert table.waits.step(30) == math.inf
+    assert table.held_pulls.step(10) == 30
+    assert table.held_pulls.step(30) == math.inf
     assert table.answers == [("early", True), ("late", True)]
 
 
 def test_an_answered_pull_is_not_answered_again_at_its_deadline(table: Fixture) -> None:
     table.found = {"a"}
     table.hold("a")
-    table.waits.arrived("T", 0, 6)
-    table.waits.step(100)
+    table.held_pulls.arrived("T", 0, 6)
+    table.held_pulls.step(100)
     assert table.answers == [("a", False)]
 
 
@@ -116,18 +116,18 @@ def test_pulls_of_a_closed_connection_are_forgotten(table: Fixture) -> None:
     table.hold("gone", connection=gone)
     table.hold("gone", connection=gone, queue_id=3)
     table.hold("stays")
-    table.waits.on_close(gone)
-    table.waits.arrived("T", 0, 6)
-    table.waits.step(100)
+    table.held_pulls.on_close(gone)
+    table.held_pulls.arrived("T", 0, 6)
+    table.held_pulls.step(100)
     assert table.answers == [("stays", False)]
-    assert table.waits.held == 0
+    assert table.held_pulls.count == 0
 
 
 def test_a_pull_of_a_connection_that_closed_while_it_was_handled_is_not_held(table: Fixture) -> None:
     closed = peer()
     closed.is_closed = True
     table.hold("a", connection=closed)
-    assert table.waits.held == 0
+    assert table.held_pulls.count == 0
 
 
 def test_an_answer_that_closes_its_connection_does_not_count_twice(table: Fixture) -> None:
@@ -135,24 +135,24 @@ def test_an_answer_that_closes_its_connection_does_not_count_twice(table: Fixtur
     overfull = peer()
 
     def resume(pull: HeldPull, last: bool) -> bool:
-        table.waits.on_close(overfull)
+        table.held_pulls.on_close(overfull)
         return True
 
     table.resume = resume  # type: ignore[method-assign]
     table.hold("a", connection=overfull)
     table.hold("b", connection=overfull)
-    table.waits.arrived("T", 0, 6)
-    assert table.waits.held == 0
+    table.held_pulls.arrived("T", 0, 6)
+    assert table.held_pulls.count == 0
 
 
 def test_the_table_does_not_grow_with_answered_pulls(table: Fixture) -> None:
     table.found = {"a"}
     for _ in range(10_000):
         table.hold("a")
-        table.waits.turn()
-        table.waits.arrived("T", 0, 6)
-    assert table.waits.held == 0
-    assert len(table.waits._timers) < 200
+        table.held_pulls.turn()
+        table.held_pulls.arrived("T", 0, 6)
+    assert table.held_pulls.count == 0
+    assert len(table.held_pulls._timers) < 200
 
 
 def test_an_arrival_looks_at_a_bounded_number_of_pulls_and_the_turns_after_it_at_the_rest(
@@ -162,23 +162,23 @@ def test_an_arrival_looks_at_a_bounded_number_of_pulls_and_the_turns_after_it_at
     table.found = set(names)
     for name in names:
         table.hold(name)
-    table.waits.turn()
-    table.waits.arrived("T", 0, 6)
+    table.held_pulls.turn()
+    table.held_pulls.arrived("T", 0, 6)
     assert len(table.answers) == TRIES_OF_A_QUEUE
     turns = 0
-    while table.waits.step(1) == 1:
+    while table.held_pulls.step(1) == 1:
         turns += 1
         assert turns < 1_000
     assert [name for name, _ in table.answers] == names
-    assert table.waits.held == 0
+    assert table.held_pulls.count == 0
 
 
 def test_the_loop_is_woken_for_pulls_that_a_turn_had_no_room_for(table: Fixture) -> None:
     for number in range(TRIES_OF_A_QUEUE + 1):
         table.hold(f"p{number}")
     table.now, before = 1, len(table.deadlines)
-    table.waits.turn()
-    table.waits.arrived("T", 0, 6)
+    table.held_pulls.turn()
+    table.held_pulls.arrived("T", 0, 6)
     assert table.deadlines[before:] == [1]
 
 
@@ -193,17 +193,17 @@ def test_one_turn_over_many_queues_is_bounded_as_well_and_no_queue_waits_for_ano
         return False
 
     table.resume = resume  # type: ignore[method-assign]
-    table.waits.turn()
+    table.held_pulls.turn()
     for queue_id in range(10):
-        table.waits.arrived("T", queue_id, 6)
+        table.held_pulls.arrived("T", queue_id, 6)
     assert len(tried) == TRIES_OF_A_TURN
     for _ in range(10):
         before = len(tried)
-        assert table.waits.step(1) == 1
+        assert table.held_pulls.step(1) == 1
         assert len(tried) - before <= TRIES_OF_A_TURN
     counts = Counter(name.split("/")[0] for name in tried)
     assert max(counts.values()) - min(counts.values()) <= 2 * TRIES_OF_A_QUEUE
-    while table.waits.step(1) == 1:
+    while table.held_pulls.step(1) == 1:
         pass
     assert len(set(tried)) == len(tried) == TRIES_OF_A_QUEUE * 100
 
@@ -211,11 +211,11 @@ def test_one_turn_over_many_queues_is_bounded_as_well_and_no_queue_waits_for_ano
 def test_a_pull_that_was_tried_before_the_next_message_came_is_tried_again(table: Fixture) -> None:
     for number in range(TRIES_OF_A_QUEUE + 5):
         table.hold(f"p{number}")
-    table.waits.turn()
-    table.waits.arrived("T", 0, 6)  # finds nothing for the first of them
+    table.held_pulls.turn()
+    table.held_pulls.arrived("T", 0, 6)  # finds nothing for the first of them
     table.found = {"p0"}
-    table.waits.arrived("T", 0, 7)
-    while table.waits.step(1) == 1:
+    table.held_pulls.arrived("T", 0, 7)
+    while table.held_pulls.step(1) == 1:
         pass
     assert table.answers == [("p0", False)]
 
@@ -223,10 +223,10 @@ def test_a_pull_that_was_tried_before_the_next_message_came_is_tried_again(table
 def test_deadlines_that_come_together_are_answered_in_several_turns(table: Fixture) -> None:
     for number in range(TRIES_OF_A_TURN * 2 + 1):
         table.hold(f"p{number}", wait=15)
-    assert table.waits.step(15) <= 15
+    assert table.held_pulls.step(15) <= 15
     assert len(table.answers) == TRIES_OF_A_TURN
-    assert table.waits.step(15) <= 15
-    assert table.waits.step(15) == math.inf
+    assert table.held_pulls.step(15) <= 15
+    assert table.held_pulls.step(15) == math.inf
     assert len(table.answers) == TRIES_OF_A_TURN * 2 + 1
 
 
@@ -236,24 +236,20 @@ def test_pulls_are_counted_for_their_connection_and_account_and_by_their_size(ta
     table.hold("a", connection=one, account="app")
     table.hold("b", connection=one, account="app", text="x" * 4096, queue_id=1)
     table.hold("c", connection=other, account="app", queue_id=1)
-    waits = table.waits
-    assert (waits.held, waits.held_by(one), waits.held_by(other), waits.held_by_account("app")) == (
-        7,
-        6,
-        1,
-        7,
-    )
-    waits.arrived("T", 0, 6)
-    assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (6, 5, 6)
-    waits.on_close(one)
-    assert (waits.held, waits.held_by(one), waits.held_by_account("app")) == (1, 0, 1)
-    waits.on_close(other)
-    assert waits._of_account == waits._long == waits._pulls == waits._of_connection == {}
+    pulls = table.held_pulls
+    assert (pulls.count, pulls.held_by(one), pulls.held_by(other)) == (7, 6, 1)
+    assert pulls.held_by_account("app") == 7
+    pulls.arrived("T", 0, 6)
+    assert (pulls.count, pulls.held_by(one), pulls.held_by_account("app")) == (6, 5, 6)
+    pulls.on_close(one)
+    assert (pulls.count, pulls.held_by(one), pulls.held_by_account("app")) == (1, 0, 1)
+    pulls.on_close(other)
+    assert pulls._of_account == pulls._long == pulls._pulls == pulls._of_connection == {}
 
 
 def test_stopping_answers_every_pull(table: Fixture) -> None:
     table.hold("a")
     table.hold("b", queue_id=1)
-    table.waits.finish_pulls()
+    table.held_pulls.finish_pulls()
     assert sorted(table.answers) == [("a", True), ("b", True)]
-    assert table.waits.held == 0
+    assert table.held_pulls.count == 0

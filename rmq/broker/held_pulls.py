@@ -57,13 +57,13 @@ class _Round:
     again: bool = False
 
 
-class Waits:
+class HeldPulls:
     """The table of held pulls.
 
     `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
     `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
-    Pulls are counted, in `held`, for their connections and for their accounts, and once more for each KiB of
+    Pulls are counted, in `count`, for their connections and for their accounts, and once more for each KiB of
     their expressions.
     """
 
@@ -76,7 +76,7 @@ class Waits:
         self.clock = clock
         self._resume = resume
         self._on_deadline = on_deadline
-        self.held = 0
+        self.count = 0
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
@@ -102,12 +102,12 @@ class Waits:
             return
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None
-        self.held += 1
+        self.count += 1
         text = header.subscription
         if pull.account or (text and len(text) >= _LONG):
             self._count(pull, 1)
         heappush(self._timers, (pull.deadline, next(self._order), pull))
-        if len(self._timers) > 64 + 2 * self.held:
+        if len(self._timers) > 64 + 2 * self.count:
             self._drop_stale_timers()
         self._on_deadline(pull.deadline)
 
@@ -200,8 +200,8 @@ class Waits:
         ):  # its answer overfilled the outbox, which closed the connection, which dropped it
             return
         pull.is_answered = True
-        self.held -= 1
-        assert self.held >= 0
+        self.count -= 1
+        assert self.count >= 0
         text = pull.header.subscription
         if pull.account or (text and len(text) >= _LONG):
             self._count(pull, -1)
@@ -219,7 +219,7 @@ class Waits:
     def _count(self, pull: HeldPull, sign: int) -> None:
         """Count what is not always there: the account, and what a long expression adds."""
         extra = len(pull.header.subscription or "") // _LONG * sign
-        self.held += extra
+        self.count += extra
         _add(self._long, pull.connection, extra)
         if pull.account:
             _add(self._of_account, pull.account, sign + extra)
