@@ -50,7 +50,9 @@ if TYPE_CHECKING:
 
 
 class RecordsWithHeader(list["Record"]):
-    """Records whose acknowledgement says more: `header` are fields of it that others do not have."""
+    """Records of a send whose answer has more header fields than others, such as the handle of a recall:
+    `header`.
+    """
 
     def __init__(self, records: Iterable[Record], header: Mapping[str, str]) -> None:
         super().__init__(records)
@@ -64,8 +66,10 @@ Ack = tuple["Command", int, Records]
 
 @define(eq=False)
 class Senders:
-    """Who gets an answer for one chunk: `waiting` when the log is safe, `at_once` when it is written (sends
-    with WAIT=false), `returned` likewise (messages that a consumer sent back)."""
+    """Who gets an answer for one chunk: `waiting`, sends to be answered when the log is as safe as the
+    settings ask; `at_once`, sends with WAIT=false, when the log is written; `returned`, messages that a
+    consumer sent back, likewise.
+    """
 
     waiting: list[Ack] = field(factory=list)
     at_once: list[Ack] = field(factory=list)
@@ -213,7 +217,7 @@ class Acknowledgement:
     # ---- disk and slaves ----
 
     def synced(self, position: int) -> None:
-        """The log is on the medium up to `position`."""
+        """The log is synced up to the physical offset `position`: answer who waited for the disk."""
         self.disk.advance(position)
 
     def step(self, now: float) -> float:
@@ -284,10 +288,11 @@ class Parked:
 
 
 class ParkedSends:
-    """Sends that wait until the log is safe up to their positions, in the order in which it grew.
+    """Sends that are stored and not answered yet: each waits until the log is safe up to its position, or for
+    its deadline. They stand in the order of their positions.
 
-    `release(parked, in_time)` answers them. `waited` gets how long those stood here that were in time.
-    `on_deadline` is told of each new deadline. Times are seconds of `clock`.
+    `release(parked, in_time)` answers them. `waited` is the histogram of how long those waited that were
+    released in time. `on_deadline(at)` is called with each new deadline. Times are seconds of `clock`.
     """
 
     def __init__(
@@ -305,7 +310,9 @@ class ParkedSends:
         self._line: deque[Parked] = deque()
 
     def park(self, connection: Connection, position: int, acks: list[Ack], seconds: float) -> None:
-        """Keep acknowledgements until their position is safe, so long at most. Positions never fall."""
+        """Keep acknowledgements until the log is safe up to `position`, `seconds` at most. Positions never
+        fall.
+        """
         now = self._clock()
         assert not self._line or self._line[-1].position <= position
         self._line.append(Parked(connection, position, acks, now + seconds, now))
@@ -331,7 +338,7 @@ class ParkedSends:
 
     @property
     def deadline(self) -> float:
-        """Of the send that has waited longest; infinite when none waits."""
+        """When the send is due that has waited longest; infinite when none waits."""
         return self._line[0].deadline if self._line else math.inf
 
     def _take(self) -> Parked:
@@ -341,9 +348,9 @@ class ParkedSends:
 
 
 class Replicas:
-    """The links to slaves. haSlaveFallbehindMax bytes behind the log's end, a slave does not count as there.
+    """The links to slaves. A slave that lacks haSlaveFallbehindMax bytes of the log or more counts as absent.
 
-    `on_advance(offset)` is called when the log may be on a slave farther than before.
+    `on_advance(offset)` is called when a slave has reported, with how far the log is on some slave.
     """
 
     def __init__(self, settings: Settings, on_advance: Callable[[int], None]) -> None:
@@ -356,7 +363,7 @@ class Replicas:
         self._links[session] = peer, wake
 
     def leave(self, session: MasterSession) -> None:
-        """A slave's link has ended. What it has acknowledged it still has, but nobody waits for it."""
+        """A slave's link has ended: nobody waits for it any more, whatever it has acknowledged."""
         # `offset` may fall by this. Who waits stays in line: another slave, or this one when it comes back,
         # may still have the log that far before their deadline.
         del self._links[session]

@@ -47,7 +47,8 @@ log = logging.getLogger("rmq.broker")
 
 
 class Admin:
-    """Changes topics, groups and settings, and tells how the broker does.
+    """Handles what administrators ask: topics, groups and settings changed, state and metrics told, files
+    removed.
 
     `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
     metrics, and `delay_offsets()` the table of delayOffset.json.

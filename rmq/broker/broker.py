@@ -63,7 +63,7 @@ Handler = Callable[["Command", "Connection", int], "Command | None"]
 
 RETRY_MS: Final = 1_000
 SLAVE_IDLE_MS: Final = 60_000
-"""A slave delivers no delayed message and checks no transaction: its master does, and it copies that."""
+"""How long a slave's delivery and check-back sleep: its master does both, and the slave copies that."""
 
 SYSTEM_ERROR: Final = int(ResponseCode.SYSTEM_ERROR)
 HEART_BEAT: Final = int(RequestCode.HEART_BEAT)
@@ -75,12 +75,12 @@ log = logging.getLogger("rmq.broker")
 
 
 class Broker(Endpoint):
-    """One broker over an opened store: what connections hand their requests to.
+    """One broker over an opened store: the endpoint of its clients' connections.
 
-    `address` is what clients are told, `ha_address` what slaves are told. `work_clock` tells how long work
-    takes, where there is one that is cheaper to read than `clock`. `server_auth` knows requests of servers of
-    the cluster, `sign` makes ours known to them. `acceptors` let peers in, by the names of their ports;
-    `budget` bounds what peers may make us hold.
+    `address` and `ha_address` are what clients and slaves are told. `work_clock` (seconds) tells how long
+    work takes, where there is a clock that is cheaper to read than `clock`. `server_auth` checks signatures
+    of the cluster's servers, `sign` signs our requests to them. `acceptors` let peers in, by the names of
+    their ports; `budget` bounds what peers may make us hold.
     """
 
     def __init__(
@@ -345,7 +345,7 @@ class Broker(Endpoint):
         self.connections += 1
 
     def on_close(self, connection: Connection) -> None:
-        """A connection has ended: forget its polls and its clients."""
+        """A connection has ended: forget its pulls, its clients and its requests."""
         self.connections -= 1
         self.held_pulls.on_close(connection)
         self.clients.on_close(connection)
@@ -380,10 +380,8 @@ class Broker(Endpoint):
         self.acknowledgement.forget()
 
     def commit_pending(self) -> None:
-        """Commit what was put, answer its senders, wake who waits for it. For those who put outside a chunk
-        too.
-
-        A write that fails is answered with its cause; nobody is told success.
+        """Commit what was put, answer its senders, wake who waits for it; for parts that put outside a chunk
+        too. When that fails, senders are told the cause, and nobody success.
         """
         while self.store.pending:
             try:
@@ -475,7 +473,7 @@ class Broker(Endpoint):
             self.wake.deadlines()
 
     def save_topics(self) -> None:
-        """Save the topics that were made, here, whoever waits meanwhile."""
+        """Save the topics that were made, at once: the loop waits for the disk meanwhile."""
         made = self.topics.made
         try:
             drain(self.files.saving("topics"))()
@@ -495,7 +493,7 @@ class Broker(Endpoint):
         return self._step(self._deliver, "delayed messages cannot be delivered")
 
     def step_transactions(self) -> int:
-        """Go on with the check-back of half messages; returns when to come again, in ms of wall time."""
+        """Check back the half messages that are due; returns when to come again, in ms of wall time."""
         return self._step(self.transactions.step, "half messages cannot be checked")
 
     def _deliver(self, now: int) -> int:
@@ -514,14 +512,16 @@ class Broker(Endpoint):
             self.commit_pending()
 
     def expire(self) -> int:
-        """Drop silent clients and stale locks, take samples; returns when to come again, in ms."""
+        """Drop silent members and expired locks, sample metrics; returns when to come again, in ms of wall
+        time.
+        """
         now = self.now_ms()
         clock = round(self.clock() * 1000)
         next_clock = min(self.clients.expire(clock), self.locks.expire(clock), self.expiry.step(clock))
         return min(next_clock - clock + now, self.stats.step(now))
 
     def saves(self) -> dict[str, bytes]:
-        """All config files to be written, by name, at once: for who has no service with its loops."""
+        """The texts of all config files to be written, by name, made at once: for tests without a service."""
         return {**self.files.unsaved(), **drain(self.saving())}
 
     def saving(self) -> Slices[dict[str, bytes]]:
@@ -542,7 +542,7 @@ class Broker(Endpoint):
         return self.store.config.broker_role is BrokerRole.SLAVE
 
     def append_raw(self, physical_offset: int, data: memoryview) -> None:
-        """Append bytes of the master's log, and wake who waits for what is in them. Raises StoreError."""
+        """Append bytes of the master's log, and wake the pulls that wait for them. Raises StoreError."""
         arrivals = self.store.append_raw(physical_offset, data)
         self._arrived(arrivals)
         self.wake.reput()

@@ -81,9 +81,8 @@ class Row:
 
 
 class PendingRequests:
-    """The requests on their way.
-
-    `clock` is in seconds; `on_deadline(at)` is called with each new deadline: `step` is to be called by then.
+    """The requests to clients that have no answer yet. `clock` is in seconds; `on_deadline(at)` is called
+    with each new deadline: `step` is to be called by then.
     """
 
     def __init__(self, clock: Callable[[], float], on_deadline: Callable[[float], None]) -> None:
@@ -119,7 +118,7 @@ class PendingRequests:
         self._on_deadline(row.deadline)
 
     def on_response(self, response: Command, connection: Connection) -> None:
-        """A client has answered something; what nobody waits for is dropped."""
+        """A client has answered: tell who waits for it. A response that nobody waits for is dropped."""
         if response.opaque in self._rows.get(connection, ()):
             self._take(connection, response.opaque).on_answer(response)
 
@@ -128,12 +127,14 @@ class PendingRequests:
         return response.opaque in self._rows.get(connection, ())
 
     def on_close(self, connection: Connection) -> None:
-        """A connection has ended: what was asked of it is not answered any more."""
+        """A connection has ended: what was asked of its client ends with ConnectionLost."""
         for opaque in list(self._rows.get(connection, ())):
             self._take(connection, opaque).on_answer(ConnectionLost(connection.peer_address))
 
     def step(self, now: float) -> float:
-        """End what has waited too long; returns the next deadline, infinite when nothing waits."""
+        """End the requests whose deadline has passed; returns the next deadline, infinite when
+        nothing waits.
+        """
         if now < self._next:
             return self._next
         due = [
@@ -287,7 +288,7 @@ class Gathering:
             self.finish()
 
     def finish(self) -> None:
-        """Answer the asker."""
+        """Answer who asked, with what has come."""
         self.asker.reply(self.request.reply(body=GetConsumerStatusBody(self.table).to_json()))
 
 

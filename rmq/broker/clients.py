@@ -54,8 +54,8 @@ log = logging.getLogger("rmq.broker")
 
 
 class Clients:
-    """The tables of connected clients. Who is silent is told by `clock` (seconds, only forward): wall time,
-    which comes with requests, may be set; it is for what is shown.
+    """The tables of connected clients. `clock` (seconds, only forward) decides who is silent; the wall time
+    that comes with requests may be set, and is only shown.
     """
 
     def __init__(
@@ -141,11 +141,11 @@ class Clients:
     def heartbeat(
         self, data: HeartbeatData, connection: Connection, language: str, version: int, now: int
     ) -> set[str]:
-        """Keep what a client says of itself; the consumer groups that changed by it, whose members were told.
+        """Take a client's heartbeat; returns the consumer groups that it changed, whose members were told.
+        Makes the retry topic of each group.
 
-        Makes the retry topic of each group. Raises ResponseError for an impossible group name and past
-        `GROUPS_OF_A_CONNECTION` groups, and then nothing has changed; StoreError when the topic cannot be
-        saved.
+        Raises ResponseError for an impossible group name and past `GROUPS_OF_A_CONNECTION` groups, and then
+        nothing has changed; StoreError when the topic cannot be saved.
         """
         self._check(data, connection)
         if connection.is_closed:
@@ -208,8 +208,8 @@ class Clients:
             )
 
     def check_size(self, body: bytes) -> None:
-        """Raises ResponseError for the body of a heartbeat that would hold everybody up, before it is read:
-        reading one costs some 5 us a group, and 15 more if it is new.
+        """Raises ResponseError for the body of a heartbeat that would take the loop too long, before it is
+        decoded: that costs some 5 us a group, and 15 more if the group is new.
         """
         most = self._settings.broker.max_groups_of_heartbeat
         count, values = body.count(GROUP_NAME), count_values(body)

@@ -35,7 +35,7 @@ def _word(instance: object, field: Attribute[str], value: str) -> None:
 
 @frozen
 class BrokerConfig:
-    """What broker.conf may say about the broker; the store's keys are in rmq.store.config.StoreConfig."""
+    """The settings of broker.conf for the broker; those for its store are in rmq.store.config.StoreConfig."""
 
     namesrv_addr: str = setting(
         "", help="Name servers to register at, `host:port;host:port`; none when empty", important=True
@@ -347,10 +347,11 @@ class BrokerConfig:
 
 
 class Settings:
-    """The settings that hold now, the broker's and its store's: whoever needs one reads it here each time.
+    """The settings that hold now, the broker's and its store's. They change as a whole, by `replace`, and
+    every part reads them here each time it needs one.
 
-    They change as a whole, in `replace`. What is derived from them at a price is derived in a callback given
-    to `derive`; who only wants to know of changes gives one to `watch`.
+    A part that computes something costly from them gives a callback to `derive`; one that only wants to know
+    of changes gives it to `watch`.
     """
 
     def __init__(self, broker: BrokerConfig, store: StoreConfig) -> None:
@@ -368,7 +369,7 @@ class Settings:
         self._watchers.append(on_change)
 
     def replace(self, broker: BrokerConfig, store: StoreConfig) -> None:
-        """These hold from now on."""
+        """Have these settings from now on, and tell whoever derives from them or watches."""
         self.broker, self.store = broker, store
         for on_change in self._watchers:
             on_change()

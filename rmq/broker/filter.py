@@ -5,7 +5,7 @@ which may let other tags with the same code pass, and the consumer compares the 
 expression is evaluated over the properties of each message.
 
 The SQL filters of groups are kept, compiled, in a table and in consumerFilter.json. A group's filter for a
-topic comes with its heartbeats and lives on when its members have gone: it is marked dead, comes alive again
+topic comes with its heartbeats and stays when its members have gone: it is marked dead, is used again
 when they return, and is removed after filterDataCleanTimeSpan. The rules and the file are those of RocketMQ
 4.9's ConsumerFilterManager.
 
@@ -113,7 +113,7 @@ def message_filter(subscription: SubscriptionData) -> MessageFilter | None:
 
 
 def record_properties(record: memoryview) -> dict[str, str]:
-    """The properties of a stored record, which are all that filters need. Raises CorruptRecord."""
+    """The properties of a stored record; filters need nothing else of it. Raises CorruptRecord."""
     return decode_properties(str(property_bytes(record), "utf-8", JAVA))
 
 

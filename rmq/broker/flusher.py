@@ -1,4 +1,4 @@
-"""The broker's flush task: syncs of the log, one at a time, for all who wait."""
+"""The broker's flush task: it syncs the log, one sync at a time for all sends that wait."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger("rmq.broker")
 
 
 class Flusher:
-    """Syncs the log: one sync at a time serves all who wait.
+    """Syncs the log; one sync serves all sends that wait when it begins.
 
     `on_synced(position)` is told how far the log is synced; `awaited()` is the position that somebody waits
     for, -1 when nobody does. `took` gets the seconds of each sync that went well.
 
-    With `threads` a sync runs in a thread of its own, which is woken by a lock and answers straight into the
-    loop: a hop through trio's thread pool for each sync costs a sender more than the sync itself.
+    With `threads` a sync runs in a thread of its own, which is woken by a lock and calls back into the loop
+    by itself: a trip through trio's thread pool for each sync costs a sender more than the sync.
     """
 
     def __init__(

@@ -60,8 +60,9 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
         self._settings = settings
 
     def get(self, group: str, account: str = "", *, says: bool = True) -> SubscriptionGroupConfig | None:
-        """The group's configuration, made on first use where that is allowed; else None. `says`: the log
-        tells of one that is made."""
+        """The group's configuration, made on first use where that is allowed; else None. With `says` the log
+        tells of one that is made.
+        """
         known = self.table.get(group)
         if known is not None:
             return known

@@ -63,8 +63,8 @@ class HeldPulls:
     `resume(pull, last)` tries a held pull again and says whether it answered; with `last` it must answer.
     `on_deadline(at)` is called with each new deadline, so that `step` is called by then.
 
-    Pulls are counted, in `count`, for their connections and for their accounts, and once more for each KiB of
-    their expressions.
+    The property `count` is what they are limited by: one for each pull, and one more for each KiB of its
+    expression. It is kept for each connection and each account too.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class HeldPulls:
         self._on_deadline(pull.deadline)
 
     def turn(self) -> None:
-        """A new turn begins: as many pulls may be looked at again as in any other."""
+        """A turn of the loop begins: `TRIES_OF_A_TURN` pulls may be tried in it."""
         self._tries = TRIES_OF_A_TURN
 
     def arrived(self, topic: str, queue_id: int, next_offset: int) -> None:

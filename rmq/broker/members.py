@@ -82,7 +82,7 @@ def with_past_versions(wanted: Iterable[SubscriptionData], now_ms: int) -> list[
 
 
 def terms_of(consumer: ConsumerData) -> Terms:
-    """See `Member`."""
+    """The `terms` of a Member, from what it said in its heartbeat."""
     retries = retry_topic(consumer.group_name)
     wanted = (
         (

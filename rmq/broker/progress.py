@@ -121,7 +121,7 @@ def time_spans(topic: str, broker_name: str, first: int, spans: Iterable[tuple[i
 # --- answers that take long ---
 
 LINE_MAX: Final = 64
-"""Answers that wait to be made. Each keeps its first slice."""
+"""Answers that wait to be made. Each keeps what its first slice made."""
 LINE_OF_A_PEER: Final = 4
 
 
@@ -135,8 +135,8 @@ class _Begun:
 
 
 class LongAnswers:
-    """The line. `on_wanted()` is called when something comes into it, so that somebody takes the slices of
-    `finish` beside other things; without it what comes is finished there and then.
+    """The queue of answers that take longer than a slice. `on_wanted()` is called when one comes into it, so
+    that a task runs the slices of `finish` between other work; without it an answer is finished at once.
     """
 
     def __init__(self, on_wanted: Callable[[], None] | None = None) -> None:
@@ -144,7 +144,8 @@ class LongAnswers:
         self._line: deque[_Begun] = deque()
 
     def answer(self, request: Command, connection: Connection, work: Slices[bytes]) -> Command | None:
-        """The answer with the body that `work` makes; None if that takes longer, and it is sent then.
+        """The answer with the body that `work` makes; None when that takes more than one slice: it is sent
+        then.
 
         Raises ResponseError when too many wait, and what `work` raises in its first slice.
         """

@@ -52,7 +52,9 @@ def not_written(error: StoreError) -> Refusal:
 
 
 class FlowControl:
-    """`clock` is in seconds."""
+    """Whether the broker takes messages: not while it is closing, its disk is full, a write was slow, too
+    many sends wait, or the event loop lags behind. `clock` is in seconds.
+    """
 
     def __init__(
         self,

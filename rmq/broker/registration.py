@@ -39,7 +39,8 @@ PAUSE_MAX: Final = 10.0
 
 
 class Registration:
-    """Requests to name servers. `address` and `ha_address` are what clients and slaves are told.
+    """The requests by which a broker registers at name servers, and what it takes from their answers.
+    `address` and `ha_address` are what clients and slaves are told.
 
     `sign` signs what this broker asks other servers of its cluster, where there is a cluster secret.
     """
@@ -67,8 +68,8 @@ class Registration:
 
     @property
     def pause(self) -> float:
-        """Seconds before the next registration is worth its cost: many topics that come one after the other
-        are told together. A small one is told at once: its consumer may come next.
+        """Seconds to wait after a registration, by its size, so that topics that are made one after the other
+        are told together. 0 for a small one: a consumer may look for the new topic at once.
         """
         size = len(self._body)
         return min(PAUSE_MAX, size / BYTES_A_SECOND) if size > SMALL_BYTES else 0.0

@@ -129,7 +129,8 @@ class ReplicaState:
         return self._store.max_physical_offset if self.flushes_copies else -1
 
     def kept(self, master: MasterLog, reported: int) -> int:
-        """Up to where our log may be acknowledged, of which `reported` was reported, when that is our master.
+        """Up to where producers may have been told that messages of our log are stored, if `master` is the
+        master that we followed; `reported` is how far we reported our log.
 
         Only the master that told us where it is safe can be relied upon to have all that it acknowledged.
         """
@@ -137,7 +138,9 @@ class ReplicaState:
         return reported if known is None else min(known, reported)
 
     def follow(self, master: MasterLog) -> None:
-        """Our log, as it is, goes on with that of a master. Raises StoreError when that cannot be kept."""
+        """From now on this log is a copy of `master`'s, which it agrees with up to its end. Raises StoreError
+        when replication.json cannot be written.
+        """
         reach = self._store.max_physical_offset
         if master.safe is None:
             self.acknowledged = None
@@ -161,7 +164,9 @@ class ReplicaState:
     # ---- a master ----
 
     def lead(self) -> None:
-        """This broker is a master: from now on all of its log may be acknowledged. Raises StoreError."""
+        """This broker is a master: from now on producers may be told that any of its log is stored. Raises
+        StoreError.
+        """
         if self.log_id and not self.is_leader:
             self.leader, self.is_leader, self.acknowledged = self._new_id(), True, None
             self.save()
@@ -190,12 +195,14 @@ class ReplicaState:
         return f"{self._chance.getrandbits(128):032x}"
 
     def safe_offset(self) -> int | None:
-        """Up to where a producer may have been told that its message is stored; None: everywhere."""
+        """Up to which physical offset producers may have been told that messages are stored; None: to the
+        log's end.
+        """
         on_disk = self._store.config.flush_disk_type is FlushDiskType.SYNC_FLUSH
         return self._store.flushed_offset if on_disk else None
 
     def signed(self, handler: Handler) -> Handler:
-        """The handler of a request for a table, with the log's id in its answers."""
+        """The handler of a request for a table, whose answers tell the log's id too."""
 
         def answer(request: Command, connection: Any, now: int) -> Command | None:
             response = handler(request, connection, now)
@@ -210,7 +217,9 @@ _TRANSACTION_TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)
 
 
 class DeliveryProgress:
-    """Reads it from a master's parts, and hands it to a slave's."""
+    """How far delayed messages, any-time messages and transactions are delivered: read from a master's parts,
+    and handed to a slave's.
+    """
 
     def __init__(self, schedule: Schedule, timers: Timers, offsets: Offsets) -> None:
         self._schedule = schedule
@@ -219,7 +228,7 @@ class DeliveryProgress:
         self._transactions: dict[str, int] = {}  # a slave's: as told last
 
     def now(self) -> dict[str, Any]:
-        """It, as it is true of the log up to its present end."""
+        """The progress, as it belongs to the log up to its present end."""
         told: dict[str, Any] = {"delay": {str(level): at for level, at in self._schedule.progress.items()}}
         if timers := self._timers.progress():
             told["timer"] = timers
@@ -229,7 +238,7 @@ class DeliveryProgress:
         return told
 
     def take(self, told: Mapping[str, Any]) -> None:
-        """Have it as the master says. Raises RemoteProtocolError."""
+        """A slave's: have the progress that the master told. Raises RemoteProtocolError."""
         try:
             delay = {int(level): int(offset) for level, offset in told.get("delay", {}).items()}
             timer = {str(name): int(value) for name, value in told.get("timer", {}).items()}
@@ -243,7 +252,9 @@ class DeliveryProgress:
         self.keep()
 
     def keep(self) -> None:
-        """The table of offsets was copied, with where the master is now: have what was told instead."""
+        """A slave's: the table of offsets was copied, and may say that transactions are farther than our log:
+        have the progress again that was told with the log.
+        """
         for topic, offset in self._transactions.items():
             if max(0, self._offsets.get(TRANSACTION_GROUP, topic, 0)) != offset:
                 self._offsets.put(TRANSACTION_GROUP, topic, {0: offset})

@@ -112,14 +112,16 @@ T = TypeVar("T")
 
 @frozen
 class Guard:
-    """What stands between the log and whoever connects: TLS, a secret, both or, as in RocketMQ, nothing."""
+    """What a peer must pass before it gets the log: TLS, the proof of a secret, both or, as in RocketMQ,
+    nothing.
+    """
 
     tls: TlsContexts
     secret: bytes = field(default=b"", repr=False)
 
     @property
     def closed(self) -> bool:
-        """Whether a peer must show something before it is a slave."""
+        """Whether a peer must pass TLS or a proof before it counts as a slave."""
         return bool(self.secret) or self.tls.mode != "disabled"
 
     async def admitted(self, raw: Stream) -> Stream:
@@ -283,7 +285,8 @@ async def _both(
 
 
 class Follower:
-    """A slave's two loops. Links go over `network`, requests over `pool`; `guard` is its master's too.
+    """A slave's two loops: `follow` copies the log, `copy` the tables. Links go over `network`, requests over
+    `pool`; `guard` has the same TLS settings and secret as the master's.
 
     `grown` rings when more of our log is synced.
     """

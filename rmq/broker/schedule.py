@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 STEP_MESSAGES: Final = 100
-"""Deliveries of one step; the loop of the broker breathes between two steps."""
+"""Deliveries of one step; the event loop serves others between two steps."""
 STEP_BYTES: Final = 1 << 20
 """So much one step delivers, and one message more of each level."""
 
@@ -81,7 +81,7 @@ class Schedule:
         self._name_dropped()
 
     def follow(self, progress: Mapping[int, int]) -> None:
-        """A slave's: have the master's progress, by level."""
+        """A slave's: have the master's progress, level by level."""
         for level, offset in progress.items():
             known = self._next if level in self._next else self._dropped
             if known.get(level) != offset:

@@ -89,7 +89,9 @@ REPUT_RECORDS = 500
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 """What may go wrong with a name server; it is tried again."""
 ENDURED = (RmqError, OSError)
-"""What ends no loop but the flusher's: a record, a peer or a full table may cause it at any time."""
+"""What a loop goes on after, but for the flusher's: a damaged record, a peer or a full table may cause it at
+any time.
+"""
 
 log = logging.getLogger("rmq.broker")
 

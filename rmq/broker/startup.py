@@ -1,4 +1,5 @@
-"""Starting a broker: settings that fit each other, ports, who is let in, the store and the broker on it.
+"""Starting a broker: settings that fit each other, its ports, who may connect, the store, and the broker over
+it.
 
 The ports are opened first: one that is taken ends the start before anything in the store has changed. On
 failure nothing stays open.
@@ -52,7 +53,7 @@ log = logging.getLogger("rmq.broker")
 
 
 def check(config: BrokerConfig, store_config: StoreConfig) -> None:
-    """Settings that do not fit each other. Raises ConfigError."""
+    """Raises ConfigError for settings that do not fit each other."""
     slave = store_config.broker_role is BrokerRole.SLAVE
     if slave and config.broker_id == MASTER_ID:
         raise ConfigError("brokerId", config.broker_id, "more than 0 for a slave (brokerRole=SLAVE)")
@@ -76,7 +77,9 @@ def _addresses(config: BrokerConfig) -> list[str]:
 
 @frozen
 class Ports:
-    """Where clients and slaves come in; `slaves` is None for who has none. Open from the beginning."""
+    """The listeners for clients and for slaves, open from the start on; `slaves` is None for a broker that
+    has no slaves.
+    """
 
     clients: Sequence[Listener]
     slaves: Listener | None
@@ -88,7 +91,7 @@ class Ports:
 
     @property
     def ha(self) -> int:
-        """The port that slaves are told; without one what it would be."""
+        """The port that slaves are told; without a listener for them the one that it would be."""
         return self.main + 1 if self.slaves is None else split_address(self.slaves.address).port
 
     async def aclose(self) -> None:
@@ -167,7 +170,7 @@ async def open_broker(
 
 
 def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
-    """What guards the HA port. Raises ConfigError when its files are not usable."""
+    """What a peer must pass at the HA port. Raises ConfigError when its files are not usable."""
     own = cluster_secret(config.ha_secret_file, "haSecretFile")
     secret = own or cluster_secret(config.cluster_secret_file)
     contexts = TlsContexts(tls)
@@ -182,7 +185,7 @@ def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) 
 
 
 class Progress:
-    """Says how far the opening of a store is, once a second."""
+    """Logs how far the opening of a store is, once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

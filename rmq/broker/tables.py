@@ -42,7 +42,7 @@ Slices = Generator[None, None, T]
 
 
 def drain(work: Slices[T]) -> T:
-    """Do all of it now."""
+    """Run all slices at once; returns the result."""
     while True:
         try:
             next(work)
@@ -52,20 +52,22 @@ def drain(work: Slices[T]) -> T:
 
 
 class Quota:
-    """Names that were made on first use since the start, and by which account. Nobody's are not counted."""
+    """How many names each account has had made on first use since the start. Names that no account made are
+    not counted.
+    """
 
     def __init__(self) -> None:
         self._makers: dict[str, str] = {}
         self._counts: Counter[str] = Counter()
 
     def made(self, name: str, account: str) -> None:
-        """An account has had this made."""
+        """A name was made for an account."""
         if account:
             self._makers[name] = account
             self._counts[account] += 1
 
     def gone(self, name: str) -> None:
-        """It is there no more, or is an administrator's now."""
+        """A name was deleted, or an administrator has set it: it counts no more."""
         account = self._makers.pop(name, None)
         if account is not None:
             self._counts[account] -= 1
@@ -93,11 +95,11 @@ class TableText:
         self._whole: tuple[object, bytes] = (None, b"")
 
     def forget(self) -> None:
-        """The table is another one: what was made of it counts no more."""
+        """All rows have been replaced: texts made of the old ones are dropped."""
         self._rows, self._whole = {}, (None, b"")
 
     def whole(self, empty: Body, rows: Mapping[str, Body], version: DataVersion) -> bytes:
-        """All of it now; rows do not change without the version."""
+        """The text of the whole table at `version`; rows do not change without the version."""
         if self._whole[0] is not version:
             self._whole = version, drain(self.slices(empty, rows))
         return self._whole[1]
@@ -166,15 +168,15 @@ class VersionedTable(ABC, Generic[Row]):
     # ---- the file, and the table of a slave's master ----
 
     def load(self, data: bytes | None) -> None:
-        """Have the rows of the file beside those of the start; None when there is none. Raises
+        """Put the rows of the file beside those of the start; None when there is no file. Raises
         RemoteProtocolError.
         """
         if data is not None:
             self._take(data)
 
     def replace(self, data: bytes) -> Slices[bool]:
-        """Have the master's rows instead: what it deleted goes here too. Whether that changes anything.
-        Raises RemoteProtocolError.
+        """A slave's: have the master's rows instead of ours; what it deleted is deleted here too. Returns
+        whether that changes anything. Raises RemoteProtocolError.
         """
         before = yield from self.text()
         self._take(data)
@@ -195,7 +197,7 @@ class VersionedTable(ABC, Generic[Row]):
         return self._text.whole(self._body({}), self.table, self.data_version)
 
     def saved(self, made: int) -> None:
-        """A text that was begun when `made` was so has been saved."""
+        """A text is in the file that was begun when `made` had this value."""
         self.unsaved = {name: at for name, at in self.unsaved.items() if at > made}
 
     # ---- an administrator's changes ----
@@ -283,7 +285,7 @@ class CopiedTable(Table, Protocol):
     """A table that a slave copies from its master; what changes by that, it saves as after any change."""
 
     def replace(self, data: bytes) -> Slices[bool]:
-        """Have the master's table instead; whether it differs. Raises RemoteProtocolError."""
+        """Have the master's table instead of ours; returns whether it differs. Raises RemoteProtocolError."""
 
 
 class TableFiles:
@@ -310,8 +312,9 @@ class TableFiles:
         large: Mapping[str, LargeTable],
         copied: Mapping[str, CopiedTable],
     ) -> None:
-        """Read all tables, which come here because they save by this object. `copied` are those of the others
-        that a slave replaces by a verb of their own. Raises StoreError, RemoteProtocolError.
+        """Read all tables; they are given here, not before, because they save by this object. Those of the
+        others that a slave replaces by a verb of their own are in `copied` too. Raises StoreError,
+        RemoteProtocolError.
         """
         self.versioned, self._small, self._large, self._copied = versioned, small, large, copied
         tables: dict[str, Table] = {**versioned, **small, **large}
@@ -319,7 +322,7 @@ class TableFiles:
             table.load(self._store.config_text(name))
 
     def save_later(self, name: str, data: bytes) -> None:
-        """Have this text among the next `changed`."""
+        """Write this text with the next `changed`."""
         self._changed[name] = data
 
     def save(self, name: str, data: bytes) -> None:
@@ -333,7 +336,9 @@ class TableFiles:
         return partial(self._write, name, data, stamp)
 
     def unsaved(self) -> dict[str, bytes]:
-        """The texts of the versioned tables that rows were made in, by name; they count as saved then."""
+        """The texts of the versioned tables that have unsaved rows, by name; they count as saved
+        from now on.
+        """
         texts = {}
         for name, table in self.versioned.items():
             if table.unsaved:
@@ -348,8 +353,9 @@ class TableFiles:
                 self._written[name] = stamp
 
     def changed(self) -> Slices[dict[str, bytes]]:
-        """The texts of the files of the other tables to be written, by name: `store.save_configs` does it,
-        in any thread."""
+        """The texts of all other tables that have changed, by name, for `store.save_configs`, which may run
+        in any thread.
+        """
         for name, large in self._large.items():
             if large.is_changed:
                 self._changed[name] = yield from large.text()
@@ -360,7 +366,7 @@ class TableFiles:
         return changed
 
     def not_saved(self, changed: dict[str, bytes]) -> None:
-        """These could not be written: give them again next time, unless there is something newer."""
+        """These texts could not be written: give them again next time, unless there are newer ones."""
         self._changed = {**changed, **self._changed}
 
     def copy(self, name: str, data: bytes) -> bool:

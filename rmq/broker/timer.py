@@ -71,7 +71,7 @@ TIMER_PROPERTIES: Final = (PROPERTY_DELAY_SEC, PROPERTY_DELAY_MS, PROPERTY_DELIV
 
 MAX_AHEAD_MS: Final = 40 * 86_400_000
 STEP_MESSAGES: Final = 100
-"""Deliveries of one step; the loop of the broker breathes between two steps."""
+"""Deliveries of one step; the event loop serves others between two steps."""
 STEP_LOOKS: Final = 1_000
 """Records that one step looks through for recalls."""
 STEP_BYTES: Final = 1 << 20
@@ -378,7 +378,7 @@ class Timers:
         return json.dumps(self._copied if self._is_slave else self._progress())
 
     def progress(self) -> dict[str, int]:
-        """The same for slaves, as it is now; empty when there never was such a message."""
+        """The progress as slaves are told it; empty when there never was a message with a time."""
         return self._progress() if self._read else {}
 
     def follow(self, progress: Mapping[str, int]) -> None:

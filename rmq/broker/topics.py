@@ -120,10 +120,11 @@ class Topics(VersionedTable[TopicConfig]):
         sys_flag: int = 0,
         account: str = "",
     ) -> TopicConfig | None:
-        """The topic, made like `default_topic` when it does not exist and that one lets itself be inherited.
+        """The topic, made with the settings of `default_topic` if it does not exist and that one allows it
+        (PERM_INHERIT).
 
         It gets as many queues as asked for, at most the default topic's. None when it may not be made; raises
-        ResponseError when no more are.
+        ResponseError when the limits on topics are reached.
         """
         known = self.table.get(topic)
         if known is not None:
@@ -152,10 +153,8 @@ class Topics(VersionedTable[TopicConfig]):
     def foresee_retry(
         self, topic: str, queue_nums: int, sys_flag: int = 0, *, account: str = ""
     ) -> TopicConfig | None:
-        """The topic of a group's retries, made before there is one if the broker has few topics.
-
-        RocketMQ's tools find the brokers of a group by the route of this topic. None: the first retry has it
-        made.
+        """The topic of a group's retries, made before its first retry as long as the broker has few topics:
+        RocketMQ's tools find the brokers of a group by the route of this topic. None when it is not made yet.
         """
         known = self.table.get(topic)
         if known is not None or self._full(

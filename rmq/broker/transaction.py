@@ -66,10 +66,10 @@ if TYPE_CHECKING:
 
 OP_DONE: Final = "d"
 _ID: Final = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
-"""Tag of an op message: its half message needs nothing any more."""
+"""Tag of an op message: the half message that it names has ended."""
 
 STEP_MESSAGES: Final = 100
-"""Half messages that one step reads; the loop of the broker breathes between two steps."""
+"""Half messages that one step reads; the event loop serves others between two steps."""
 STEP_PASSED: Final = 5_000
 """Ended half messages that one step passes over."""
 STEP_BYTES: Final = 1 << 20
@@ -149,7 +149,7 @@ class Transactions:
         return self._store.max_offset(TRANS_HALF_TOPIC, 0) - self._next - known
 
     def load(self, now_ms: int) -> None:
-        """Find out which half messages of the store are not settled. Call it once the offsets are loaded."""
+        """Find the half messages of the store that have not ended. Called once the offsets are loaded."""
         for table in (self._ended, self._ops, self._done, self._done_in_order, self._latest, self._replaced):
             table.clear()
         self._pass_end, self._is_surveyed = None, False
