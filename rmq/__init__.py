@@ -14,8 +14,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rmq.client.app import App as App
     from rmq.client.client import Client as Client
     from rmq.client.client import connect as connect
+    from rmq.client.codec import Codec as Codec
+    from rmq.client.codec import MsgspecCodec as MsgspecCodec
+    from rmq.client.codec import PydanticCodec as PydanticCodec
     from rmq.client.config import ClientConfig as ClientConfig
     from rmq.client.consumer import Consumer as Consumer
     from rmq.client.dead_letters import DeadLetter as DeadLetter
@@ -71,7 +75,9 @@ if TYPE_CHECKING:
     from rmq.remoting.tls import TlsConfig as TlsConfig
 
 _MODULES = {
+    "rmq.client.app": "App",
     "rmq.client.client": "Client connect",
+    "rmq.client.codec": "Codec MsgspecCodec PydanticCodec",
     "rmq.client.config": "ClientConfig",
     "rmq.client.consumer": "Consumer",
     "rmq.client.delivery": "Delivery",

@@ -21,6 +21,7 @@ SUBCOMMANDS: Final = {
         "rmq.cli.demo",
         "Send a data set through name server, broker and two consumers; show the metrics.",
     ),
+    "run": ("rmq.cli.app", "Run an application of yours, an rmq.App, as one process or several."),
     "dev": ("rmq.cli.services", "Run a name server and a broker in one process, for development."),
     "certs": ("rmq.cli.certs", "Make an authority, certificates and the secret of a cluster."),
     "namesrv": ("rmq.cli.services", "Run a name server (the same as python -m rmq.namesrv)."),
@@ -54,7 +55,7 @@ SUBCOMMANDS: Final = {
 """Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing."""
 
 SECTIONS: Final = {
-    "Run": ("dev", "namesrv", "broker", "demo"),
+    "Run": ("dev", "namesrv", "broker", "demo", "run"),
     "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
     "More": ("certs", "store", "context", "errors", "completion"),

@@ -1,0 +1,306 @@
+"""`rmq run`: an `rmq.App` as one process or several, until a signal; anew when its files change."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+import click
+from attrs import Factory, define, field
+
+from rmq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, echo, fail
+from rmq.errors import ConfigError, RmqError
+
+if TYPE_CHECKING:
+    import anyio
+    import trio
+
+    from rmq.client.app import App
+
+PARENT: Final = "RMQ_RUN_PARENT"
+"""In a worker's environment: the id of the process that looks after it."""
+LOOK_SECONDS: Final = 0.5
+"""How often files are looked at, and workers look for their parent."""
+PAUSE_SECONDS: Final = (1.0, 30.0)
+"""First and longest pause before a worker that died is started again."""
+LASTING_SECONDS: Final = 60.0
+"""A worker that lived so long did not die of its start."""
+SKIPPED: Final = frozenset(("__pycache__", "node_modules", "site-packages"))
+LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
+
+Loop = Literal["asyncio", "uvloop", "trio"]
+
+
+@click.command("run")
+@click.argument("application", metavar="MODULE:APP")
+@click.option(
+    "--loop", type=click.Choice(["asyncio", "uvloop", "trio"]), default="asyncio", show_default=True
+)
+@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
+@click.option("--reload", "reloads", is_flag=True, help="Start anew when a .py file below --dir changes.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=pathlib.Path),
+    default=".",
+    show_default=True,
+    help="Where MODULE is.",
+)
+@click.option(
+    "-n", "--namesrvAddr", "namesrv", metavar="HOST:PORT;...", help="For an App without an address."
+)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+def run_command(
+    application: str,
+    loop: Loop,
+    workers: int,
+    reloads: bool,
+    folder: pathlib.Path,
+    namesrv: str | None,
+    log_level: str,
+) -> None:
+    """Run the rmq.App that is called APP in MODULE, until SIGINT or SIGTERM.
+
+    Then it stops pulling, lets the handlers that run finish, commits and leaves its groups, within
+    shutdown_timeout_ms, and ends with 0; a second signal ends it at once with 130, and what was not finished
+    is delivered again. Logs go to the error output unless MODULE says otherwise.
+
+    With --workers, processes share the queues of each topic as members of its group; one that dies is
+    started again. --reload is for development.
+    """
+    if namesrv:
+        os.environ["RMQ_NAMESRV_ADDR"] = namesrv
+    logging.basicConfig(level=log_level.upper(), format=LOG_FORMAT)
+    try:
+        parent = int(os.environ.pop(PARENT, 0))
+        if (workers > 1 or reloads) and not parent:
+            sys.exit(_supervise(workers, folder if reloads else None))
+        _serve(load(application, folder), loop, parent)
+    except (RmqError, OSError) as error:
+        fail(error)
+
+
+def load(application: str, folder: pathlib.Path) -> App:
+    """The app that ``module:name`` names; the name is `app` when it is left out. Raises ConfigError, and what
+    the module raises."""
+    from rmq.client.app import App
+
+    module_name, _, name = application.partition(":")
+    sys.path.insert(0, str(folder.resolve()))
+    try:
+        module = importlib.import_module(module_name)
+    except (ModuleNotFoundError, ValueError, TypeError) as error:
+        missing = getattr(error, "name", None) or module_name
+        if module_name != missing and not module_name.startswith(f"{missing}."):
+            raise  # a module that it imports
+        where = f"a module below {folder.resolve()}, and the app in it: orders:app"
+        raise ConfigError("MODULE:APP", application, where) from None
+    found: Any = module
+    for part in (name or "app").split("."):
+        found = getattr(found, part, None)
+    if not isinstance(found, App):
+        raise ConfigError(
+            "MODULE:APP", application, f"the name of an rmq.App in {module_name}, not {found!r:.80}"
+        )
+    return found
+
+
+# --- one process ---
+
+
+def _serve(app: App, loop: Loop, parent: int) -> None:
+    """Run it until a signal, or until the process `parent` (0: none) is gone. Raises what a handler lets
+    out."""
+    import anyio
+
+    options: dict[str, Any] = {"use_uvloop": True} if loop == "uvloop" else {}
+    backend = "trio" if loop == "trio" else "asyncio"
+    try:
+        anyio.run(_until_signal, app, parent, backend=backend, backend_options=options)
+    except ImportError as error:
+        if error.name != "uvloop":
+            raise
+        raise ConfigError("--loop", loop, "a loop that is installed: pip install uvloop") from None
+
+
+async def _until_signal(app: App, parent: int) -> None:
+    import anyio
+
+    from rmq.remoting.loop import bare_errors
+
+    # A terminal sends SIGINT to the workers too; their parent tells them, and once.
+    kinds = (signal.SIGTERM,) if parent else (signal.SIGINT, signal.SIGTERM)
+    if parent:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with anyio.open_signal_receiver(*kinds) as signals, bare_errors():
+        async with anyio.create_task_group() as tasks:
+
+            async def stop_by_signal() -> None:
+                async for _ in signals:
+                    if is_stopping.is_set():
+                        os._exit(EXIT_INTERRUPTED)  # handlers may swallow whatever is raised in them
+                    _stop(app, is_stopping, running)
+
+            async def stop_without_parent() -> None:
+                while os.getppid() == parent:
+                    await anyio.sleep(LOOK_SECONDS)
+                _stop(app, is_stopping, running)
+
+            is_stopping, running = anyio.Event(), anyio.CancelScope()
+            tasks.start_soon(stop_by_signal)
+            if parent:
+                tasks.start_soon(stop_without_parent)
+            with running:
+                async with app:
+                    echo(f"{app!r} runs as process {os.getpid()}", err=True)
+                    await is_stopping.wait()
+            tasks.cancel_scope.cancel()
+
+
+def _stop(app: App, is_stopping: anyio.Event, running: anyio.CancelScope) -> None:
+    """Stop what is open; what is not yet open is cancelled."""
+    echo("stopping: handlers that run may finish", err=True)
+    is_stopping.set()
+    if not app.is_open:
+        running.cancel()
+
+
+# --- several processes, and files that change ---
+
+
+@define
+class Workers:
+    """The processes that run the app, started again when they end."""
+
+    command: list[str]
+    reloads: bool
+    processes: dict[int, trio.Process] = Factory(dict)
+    status: int | None = None
+    """Set when all are to end: what to end with."""
+    changed: trio.Event = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        import trio
+
+        self.changed = trio.Event()
+
+    async def keep(self, number: int) -> None:
+        """Keep one process running until all are to end."""
+        import trio
+
+        pause = PAUSE_SECONDS[0]
+        while self.status is None:
+            began = trio.current_time()
+            changed = self.changed
+            environment = {**os.environ, PARENT: str(os.getpid())}
+            process = await trio.lowlevel.open_process(self.command, env=environment)
+            self.processes[number] = process
+            if changed.is_set():  # while it was being started
+                process.terminate()
+            status = await process.wait()
+            del self.processes[number]
+            if changed.is_set():
+                continue
+            if status == EXIT_USAGE and not self.reloads:
+                self.end(status)
+                return
+            if status == 0:  # the app stopped itself
+                return
+            echo(f"worker {number} ended with {status}", err=True)
+            if self.reloads:
+                await self.changed.wait()
+                continue
+            if trio.current_time() - began > LASTING_SECONDS:
+                pause = PAUSE_SECONDS[0]
+            with trio.move_on_after(pause):
+                await self.changed.wait()
+            pause = min(2 * pause, PAUSE_SECONDS[1])
+
+    def reload(self) -> None:
+        """Start all of them anew."""
+        import trio
+
+        before, self.changed = self.changed, trio.Event()
+        before.set()
+        self.tell(signal.SIGTERM)
+
+    def end(self, status: int) -> None:
+        """Have all of them end."""
+        self.status = status
+        self.changed.set()
+        self.tell(signal.SIGTERM)
+
+    def tell(self, what: signal.Signals) -> None:
+        for process in list(self.processes.values()):
+            process.send_signal(what)
+
+
+def _supervise(count: int, folder: pathlib.Path | None) -> int:
+    import trio
+
+    return trio.run(_keep_all, [sys.executable, "-m", "rmq", *sys.argv[1:]], count, folder)
+
+
+async def _keep_all(command: list[str], count: int, folder: pathlib.Path | None) -> int:
+    """Keep `count` workers until a signal, or until all have ended; returns the status."""
+    import trio
+
+    workers = Workers(command, folder is not None)
+
+    async def stop_by_signal() -> None:
+        async for _ in signals:
+            if workers.status is None:
+                workers.end(0)
+            else:
+                workers.status = EXIT_INTERRUPTED
+                workers.tell(signal.SIGKILL)
+
+    async def reload_by_files(folder: pathlib.Path) -> None:
+        before = snapshot(folder)
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            now = await trio.to_thread.run_sync(snapshot, folder)
+            if now != before:
+                names = sorted(str(path) for path, _ in now.items() ^ before.items())
+                echo(f"changed: {', '.join(dict.fromkeys(names))}; starting anew", err=True)
+                before = now
+                workers.reload()
+
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with trio.open_nursery() as watching:
+            watching.start_soon(stop_by_signal)
+            if folder is not None:
+                watching.start_soon(reload_by_files, folder)
+            async with trio.open_nursery() as keeping:
+                for number in range(1, count + 1):
+                    keeping.start_soon(workers.keep, number)
+            watching.cancel_scope.cancel()
+    return workers.status or 0
+
+
+def snapshot(folder: pathlib.Path) -> dict[pathlib.Path, int]:
+    """The Python files below a folder, and when each was written."""
+    return {path: written for path in _python_files(folder) if (written := _written(path))}
+
+
+def _python_files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in SKIPPED and not name.startswith(".")]
+        for name in names:
+            if name.endswith(".py"):
+                yield pathlib.Path(place, name)
+
+
+def _written(path: pathlib.Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # gone meanwhile
+        return 0

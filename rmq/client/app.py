@@ -1,0 +1,381 @@
+"""App: an application made of handlers, each the consumer of a topic, that run together.
+
+    app = rmq.App("127.0.0.1:9876")
+
+    @app.consumer("Orders", group="billing", model=Order, concurrency=50, retry=rmq.Backoff(1, 60, tries=5))
+    async def bill(order: Order) -> None:
+        await app.send("Invoices", Invoice(order.number), keys=[order.number])
+
+`rmq run module:app` runs it as a process, `FastAPI(lifespan=app.lifespan)` inside a web application,
+`async with app` anywhere else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, TypeVar
+
+import anyio
+import anyio.abc
+from attrs import frozen
+
+from rmq.client.client import Client, connect
+from rmq.client.codec import Codec, body_of, codec_of
+from rmq.client.consumer import Consumer
+from rmq.client.outgoing import SendResult
+from rmq.client.producer import Producer
+from rmq.client.retry import Retry
+from rmq.client.subscription import Sql
+from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
+from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group, validate_topic
+from rmq.protocol.properties import reason_of
+from rmq.remoting.loop import TaskScope, as_async, bare_errors
+
+log = logging.getLogger(__name__)
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+Setup = Callable[["App"], AbstractAsyncContextManager[Any]]
+
+ADDRESS_VARIABLES: Final = ("RMQ_NAMESRV_ADDR", "NAMESRV_ADDR")
+DEFAULT_ADDRESS: Final = "127.0.0.1:9876"
+OPTIONS: Final = frozenset(inspect.signature(Client.consumer).parameters) - {"self", "group", "topics"}
+"""What `App.consumer` takes besides its own: the keywords of `Client.consumer`."""
+
+
+@frozen
+class Registration:
+    """One handler, and how it is to be called."""
+
+    group: str
+    topics: Mapping[str, str | Sql]
+    handler: Callable[..., Any]
+    codec: Codec[Any] | None
+    """None: the handler takes messages as they are."""
+    wants_message: bool
+    """Whether it takes the message beside the value of its body."""
+    concurrency: int
+    options: Mapping[str, Any]
+
+
+class App:
+    """Handlers, a client and a producer that live together; see the module.
+
+    `namesrv` and `settings` are `rmq.connect`'s; without an address RMQ_NAMESRV_ADDR or NAMESRV_ADDR says it,
+    or else it is 127.0.0.1:9876. `group` is the producer's. `setup` is a function of the app that returns an
+    async context manager: what handlers need besides, such as a pool of database connections. It is entered
+    once the client is open and before the first message comes, left after the last handler has ended, and
+    what it gives is `app.state`.
+
+    Leaving the block, or `stop` in `run`, stops pulling, waits for the handlers that run, commits and leaves
+    the groups, within the `shutdown_timeout_ms` of the configuration; handlers that still run then are
+    cancelled and their messages delivered again. An app can be entered again after it was left.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str] | None = None,
+        *,
+        group: str = "rmq-app",
+        setup: Setup | None = None,
+        **settings: Any,
+    ) -> None:
+        known = frozenset(inspect.signature(connect).parameters) - {"namesrv"}
+        _check_known(settings, known, "rmq.App")
+        if setup is not None:
+            check_callable("setup", setup, "a function of the app that returns an async context manager")
+        self.group = validate_group(group)
+        self.state: Any = None
+        """What `setup` gave."""
+        self._namesrv, self._settings, self._setup = namesrv, settings, setup
+        self._registered: dict[str, Registration] = {}
+        self._client: Client | None = None
+        self._producer: Producer | None = None
+        self._blocks: AsyncExitStack | None = None
+        self._stopping: anyio.Event | None = None
+        self._is_open = False
+        self._consumers: dict[str, Consumer] = {}
+
+    def __repr__(self) -> str:
+        return f"<App {self.group} with {', '.join(self._registered) or 'no consumers'}>"
+
+    # --- handlers ---
+
+    def consumer(
+        self,
+        topics: str | Mapping[str, str | Sql],
+        *,
+        group: str,
+        model: Any = None,
+        concurrency: int = 20,
+        **options: Any,
+    ) -> Callable[[Handler], Handler]:
+        """Makes the function below it the handler of a topic, as a member of `group`, up to `concurrency`
+        at a time.
+
+        `topics` is the name of a topic, or `Client.consumer`'s mapping; `options` are that method's
+        keywords: `retry`, `ordered`, `consume_from` and so on. `model` says what the body is: `bytes`, `str`,
+        a class of msgspec's or pydantic's, or a `Codec`; the function is called with the value, and with the
+        message too if it has a second parameter. Without a model it is called with the message. A body that
+        the model does not take is logged and goes to the dead letters at once. An ordinary function runs in a
+        worker thread. To a request, what the function returns is the reply, unless it is None.
+
+        The function stays as it is, for tests and others to call. Raises InvalidName, InvalidType,
+        ConfigError when the app has a consumer of that group already, TypeError for keywords that there
+        are not.
+        """
+        _check_known(options, OPTIONS, "App.consumer")
+        check_number("concurrency", concurrency, 1)
+        check_type(
+            "topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes"
+        )
+        wanted = {topics: "*"} if isinstance(topics, str) else dict(topics)
+        for topic in wanted:
+            validate_topic(topic)
+        validate_group(group)
+        codec = None if model is None else codec_of(model)
+
+        def register(handler: Handler) -> Handler:
+            wants = _wants_message(handler, codec is not None)
+            if group in self._registered:
+                raise ConfigError("group", group, "one consumer in an app; it may have several topics")
+            self._registered[group] = Registration(group, wanted, handler, codec, wants, concurrency, options)
+            return handler
+
+        return register
+
+    # --- while it runs ---
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it consumes: after the block was entered, until `stop` or the block's end."""
+        return self._is_open
+
+    @property
+    def client(self) -> Client:
+        """The client. Raises LocalProtocolError while the app is not open."""
+        if self._client is None:
+            raise LocalProtocolError("the app is not open: use it inside its block, or in its handlers")
+        return self._client
+
+    @property
+    def producer(self) -> Producer:
+        """The producer. Raises LocalProtocolError while the app is not open."""
+        if self._producer is None:
+            raise LocalProtocolError("the app is not open: use it inside its block, or in its handlers")
+        return self._producer
+
+    @property
+    def consumers(self) -> Mapping[str, Consumer]:
+        """The consumers that are open, by their groups."""
+        return self._consumers
+
+    async def send(
+        self,
+        topic: str,
+        body: Any,
+        *,
+        tags: str | None = None,
+        keys: str | Iterable[str] = (),
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        delay_ms: int | None = None,
+    ) -> SendResult:
+        """Send a value: bytes as they are, text as UTF-8, what msgspec or pydantic know as JSON.
+
+        Otherwise as `Producer.send`, which takes messages with all that there is to set. Raises
+        InvalidMessageType for what has no JSON, LocalProtocolError while the app is not open. Cancelled: it
+        may or may not be stored."""
+        message = Message(
+            topic,
+            body_of(body),
+            tags=tags,
+            keys=keys,
+            properties={} if properties is None else dict(properties),
+            delay_ms=delay_ms,
+        )
+        return await self.producer.send(message, sharding_key=sharding_key)
+
+    def stop(self) -> None:
+        """Have the consumers finish what they have begun and leave, and `run` return. It may be called again,
+        and by handlers. Raises LocalProtocolError while the app is not open."""
+        if self._stopping is None:
+            raise LocalProtocolError("the app is not open")
+        self._is_open = False
+        self._stopping.set()
+
+    # --- opening and closing ---
+
+    async def __aenter__(self) -> App:
+        """Connect and start consuming. Raises as `Client.consumer` and its block, and what `setup` does."""
+        self._blocks = await self._open(connect(self._namesrv or address_of(os.environ), **self._settings))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        """Finish and leave; see the class. An error of a handler that `on_error="raise"` lets out ends the
+        block and comes out of here."""
+        blocks = self._blocks
+        assert blocks is not None, "the app is not open"
+        return await blocks.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def using(self, client: Client) -> AsyncIterator[App]:
+        """The app over a client that is not entered yet, such as one of `rmq.testing`'s cluster, in place of
+        its own: `async with app.using(cluster.connect())`."""
+        check_type("client", client, Client, "an rmq.Client")
+        async with await self._open(client):
+            yield self
+
+    @asynccontextmanager
+    async def lifespan(self, application: object = None) -> AsyncIterator[dict[str, Any]]:
+        """The lifespan of an ASGI application: `FastAPI(lifespan=app.lifespan)`; Starlette's is the same.
+        The app is open while the server runs, and is `request.state.rmq`."""
+        async with self:
+            yield {"rmq": self}
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[App] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Open, and consume until `stop`. Cancelled: finishes and leaves as at the end of the block."""
+        async with self:
+            task_status.started(self)
+            assert self._stopping is not None
+            await self._stopping.wait()
+
+    async def _open(self, client: Client) -> AsyncExitStack:
+        """What is to be left at the end."""
+        if self._stopping is not None:
+            raise LocalProtocolError("the app is open already")
+        self._stopping = anyio.Event()
+        async with AsyncExitStack() as stack:
+            stack.callback(self._forget)
+            self._client = await stack.enter_async_context(client)
+            self._producer = await stack.enter_async_context(client.producer(self.group))
+            if self._setup is not None:
+                self.state = await stack.enter_async_context(self._setup(self))
+            scope = await stack.enter_async_context(TaskScope())
+            left: list[anyio.Event] = []
+            stack.push_async_callback(self._leave, left)
+            for registration in self._registered.values():
+                with bare_errors():
+                    await scope.tasks.start(self._consume, client, registration, left)
+            self._is_open = True
+            return stack.pop_all()
+        raise AssertionError("an exit stack swallows nothing")
+
+    def _forget(self) -> None:
+        self._client = self._producer = self._stopping = self._blocks = self.state = None
+
+    async def _leave(self, left: Iterable[anyio.Event]) -> None:
+        """Have all consumers leave, each within `shutdown_timeout_ms`, whatever cancels the caller."""
+        self.stop()
+        with anyio.CancelScope(shield=True):
+            for one in left:
+                await one.wait()
+
+    async def _consume(
+        self,
+        client: Client,
+        registration: Registration,
+        left: list[anyio.Event],
+        *,
+        task_status: anyio.abc.TaskStatus[None],
+    ) -> None:
+        """Be a member of the group until the app stops, and then until its handlers have ended. What is added
+        to `left` is set then."""
+        assert self._stopping is not None
+        group, handle, end = registration.group, self._handler_of(registration), anyio.Event()
+        try:
+            with bare_errors():
+                async with anyio.create_task_group() as tasks:
+                    member = client.consumer(group, registration.topics, **registration.options)
+                    async with member as consumer:
+                        self._consumers[group] = consumer
+                        left.append(end)
+                        tasks.start_soon(partial(consumer.run, handle, concurrency=registration.concurrency))
+                        task_status.started()
+                        await self._stopping.wait()
+                    tasks.cancel_scope.cancel()  # what has not ended by now does not
+        finally:
+            self._consumers.pop(group, None)
+            end.set()
+
+    def _handler_of(self, registration: Registration) -> Callable[[StoredMessage], Awaitable[None]]:
+        call, codec, group = _spread(registration), registration.codec, registration.group
+
+        async def handle(message: StoredMessage) -> None:
+            if codec is None:
+                answer = await call(message)
+            elif registration.wants_message:
+                answer = await call(_decoded(codec, message, group), message)
+            else:
+                answer = await call(_decoded(codec, message, group))
+            if answer is not None and PROPERTY_REPLY_TO_CLIENT in message.properties:
+                await self.producer.reply(message, body_of(answer))
+
+        return handle
+
+
+def address_of(environment: Mapping[str, str]) -> str:
+    """The name servers that the environment names."""
+    given = (environment[name] for name in ADDRESS_VARIABLES if environment.get(name))
+    return next(given, DEFAULT_ADDRESS)
+
+
+def _decoded(codec: Codec[Any], message: StoredMessage, group: str) -> Any:
+    """The value of a message's body. Raises Retry, to the dead letters, for a body that has none: it would
+    have none the next time either."""
+    try:
+        return codec.decode(message.body)
+    except Exception as error:
+        reason = reason_of(error)
+        log.error("%s: the body of message %s is none of its model: %s", group, message.message_id, reason)
+        raise Retry(reason, delay_level=-1) from error
+
+
+def _spread(registration: Registration) -> Callable[..., Awaitable[Any]]:
+    """The handler as an async function of all its arguments; an ordinary function runs in a thread."""
+    handler = registration.handler
+    if as_async(handler, 1) is handler:
+        return handler
+    in_thread = as_async(lambda arguments: handler(*arguments), registration.concurrency)
+
+    async def spread(*arguments: Any) -> Any:
+        return await in_thread(arguments)
+
+    return spread
+
+
+def _wants_message(handler: Callable[..., Any], has_model: bool) -> bool:
+    """Whether a handler takes the message beside the value of its body. Raises InvalidType when it can be
+    called with neither."""
+    check_callable("handler", handler, "a function of a message, or of a body")
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:  # of some functions in C nobody knows
+        return False
+    needed = [
+        parameter
+        for parameter in signature.parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    wants = has_model and len(needed) > 1
+    try:
+        signature.bind(*[None] * (1 + wants))
+    except TypeError:
+        expected = "a function of the body, or of the body and the message" if has_model else "of the message"
+        raise InvalidType("handler", handler, expected) from None
+    return wants
+
+
+def _check_known(given: Mapping[str, Any], known: frozenset[str], where: str) -> None:
+    """Raises TypeError for keywords that there are not."""
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise TypeError(f"{where} has no {', '.join(unknown)}; it takes {', '.join(sorted(known))}")

@@ -1,0 +1,128 @@
+"""Codecs: bodies of messages as values, and back, by msgspec or pydantic. Each is imported when it is used.
+
+MsgspecCodec(Order)            Order is a msgspec.Struct, a dataclass, an attrs class, a TypedDict ...
+PydanticCodec(list[Order])     what pydantic can validate
+"""
+
+from __future__ import annotations
+
+from typing import Any, Generic, Literal, Protocol, TypeVar, cast, runtime_checkable
+
+from rmq.errors import ConfigError, InvalidMessageType, InvalidType, check_type
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Codec(Protocol[T]):
+    """What turns the body of a message into a value, and a value into a body."""
+
+    def decode(self, body: bytes) -> T:
+        """The value of a body. Raises any exception for a body that has none."""
+
+    def encode(self, value: T) -> bytes:
+        """The body of a value. Raises any exception for what has none."""
+
+
+class MsgspecCodec(Generic[T]):
+    """JSON, or MessagePack, of what msgspec knows: its Structs, dataclasses, attrs classes, TypedDicts,
+    enums, datetimes, and lists and dicts of them.
+
+    `decode` checks types and raises msgspec.DecodeError. Raises ConfigError for another `form`, and TypeError
+    for a model that msgspec does not know.
+    """
+
+    def __init__(self, model: type[T], form: Literal["json", "msgpack"] = "json") -> None:
+        import msgspec
+
+        if form not in ("json", "msgpack"):
+            raise ConfigError("form", form, "'json' or 'msgpack'")
+        self.model = model
+        library = msgspec.json if form == "json" else msgspec.msgpack
+        self._decoder: Any = library.Decoder(model)
+        self._encoder: Any = library.Encoder()
+
+    def decode(self, body: bytes) -> T:
+        return cast(T, self._decoder.decode(body))
+
+    def encode(self, value: T) -> bytes:
+        return cast(bytes, self._encoder.encode(value))
+
+
+class PydanticCodec(Generic[T]):
+    """JSON of what pydantic 2 can validate: its models, and any type that its TypeAdapter takes.
+
+    `decode` raises pydantic.ValidationError. Raises ImportError where pydantic is not installed.
+    """
+
+    def __init__(self, model: type[T]) -> None:
+        import pydantic
+
+        self.model = model
+        self._adapter: Any = pydantic.TypeAdapter(model)
+
+    def decode(self, body: bytes) -> T:
+        return cast(T, self._adapter.validate_json(body))
+
+    def encode(self, value: T) -> bytes:
+        return cast(bytes, self._adapter.dump_json(value))
+
+
+class _Bytes:
+    def decode(self, body: bytes) -> bytes:
+        return body
+
+    def encode(self, value: bytes) -> bytes:
+        check_type("body", value, bytes, "bytes")
+        return value
+
+
+class _Text:
+    def decode(self, body: bytes) -> str:
+        return body.decode()
+
+    def encode(self, value: str) -> bytes:
+        check_type("body", value, str, "text")
+        return value.encode()
+
+
+def codec_of(model: Any) -> Codec[Any]:
+    """The codec of a model: a codec itself, `bytes` (the body as it is), `str` (UTF-8), a class of pydantic,
+    or else what msgspec knows. Raises InvalidType for what none of them knows."""
+    if not isinstance(model, type) and isinstance(model, Codec):
+        return model
+    if model is bytes:
+        return _Bytes()
+    if model is str:
+        return _Text()
+    if _is_pydantic(model):
+        return PydanticCodec(model)
+    try:
+        return MsgspecCodec(model)
+    except TypeError as error:
+        raise InvalidType(
+            "model", model, f"a type of msgspec's or pydantic's, or an rmq.Codec: {error}"
+        ) from None
+
+
+def body_of(value: Any) -> bytes:
+    """A value as the body of a message: bytes as they are, text as UTF-8, all else as JSON.
+
+    Raises InvalidMessageType for what has no JSON."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if isinstance(value, str):
+        return value.encode()
+    if _is_pydantic(type(value)):
+        return PydanticCodec(type(value)).encode(value)
+    import msgspec
+
+    try:
+        return msgspec.json.encode(value)
+    except TypeError as error:
+        raise InvalidMessageType(remark=f"the body cannot be written as JSON: {error}") from None
+
+
+def _is_pydantic(kind: Any) -> bool:
+    """Whether it is a model or a dataclass of pydantic 2; this imports nothing."""
+    return hasattr(kind, "__pydantic_validator__")
