@@ -37,7 +37,7 @@ async def main(namesrv: str) -> None:
         ):
             nursery.start_soon(consumer.run_batches, write_rows)
             await done.wait()
-            nursery.cancel_scope.cancel()
+            await consumer.drain()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Consume messages of some tags; what fails comes again.
+"""Consume messages of some tags with a function; what fails comes again; stop in good order.
 
 python examples/consumer.py [name server]
 """
 
 from __future__ import annotations
 
+import signal
 import sys
+from collections.abc import AsyncIterator
 
 import trio
 
@@ -21,16 +23,31 @@ async def main(namesrv: str) -> None:
                 tags = "paid" if number % 2 else "created"
                 await producer.send(rmq.Message(TOPIC, b"order %d" % number, tags=tags))
 
-        seen = 0
-        async with client.consumer("example-billing", {TOPIC: "paid"}, consume_from="first") as consumer:
-            async for delivery in consumer:
-                async with (
-                    delivery as message
-                ):  # a normal exit: consumed; an exception: sent back for a retry
-                    print(message.tags, message.body.decode())
-                    seen += 1
-                if seen == 5:
-                    break
+        async def bill(message: rmq.StoredMessage) -> None:
+            """Returning means consumed; an exception sends the message back for a retry."""
+            nonlocal left
+            print(message.tags, message.body.decode())
+            left -= 1
+            if not left:
+                done.set()
+
+        left, done = 5, trio.Event()
+        retry = rmq.Backoff(1, 60, tries=5)
+        async with (
+            client.consumer("example-billing", {TOPIC: "paid"}, consume_from="first", retry=retry) as billing,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(billing.run, bill)
+            with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+                nursery.start_soon(wait_for_a_signal, signals, done)
+                await done.wait()  # a signal, or here: the five are billed
+            await billing.drain(30)  # handlers that run may end, offsets are committed; then `run` returns
+            nursery.cancel_scope.cancel()
+
+
+async def wait_for_a_signal(signals: AsyncIterator[int], done: trio.Event) -> None:
+    async for _ in signals:
+        done.set()
 
 
 if __name__ == "__main__":

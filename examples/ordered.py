@@ -44,7 +44,7 @@ async def main(namesrv: str) -> None:
         ):
             nursery.start_soon(consumer.run, apply_step)
             await done.wait()
-            nursery.cancel_scope.cancel()
+            await consumer.drain()  # what runs may end; then `run` returns
     for order, steps in sorted(seen.items()):
         print(order, *steps)
         assert steps == STEPS

@@ -29,7 +29,7 @@ async def main(namesrv: str) -> None:
             for city in PRICES:
                 answer = await producer.request(rmq.Message(TOPIC, city), timeout=30)
                 print(city.decode(), answer.body.decode())
-            nursery.cancel_scope.cancel()
+            await consumer.drain()
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rmq.client.dead_letters import Letters as Letters
     from rmq.client.dead_letters import Redriven as Redriven
     from rmq.client.delivery import Delivery as Delivery
+    from rmq.client.events import Assigned as Assigned
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
@@ -82,6 +83,7 @@ _MODULES = {
     "rmq.client.consumer": "Consumer",
     "rmq.client.delivery": "Delivery",
     "rmq.client.dead_letters": "DeadLetter Letters Redriven",
+    "rmq.client.events": "Assigned",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",

@@ -7,10 +7,12 @@ other was. It is replaced as a whole; the one before stays as ``offsets.json.bak
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
 
@@ -19,8 +21,9 @@ import anyio.abc
 from attrs import frozen
 
 from rmq.client.dispatch import Dispatch
+from rmq.client.events import Assigned
 from rmq.client.message_view import PulledMessage
-from rmq.client.process_queue import ProcessQueue
+from rmq.client.process_queue import ASKED_PART, ProcessQueue
 from rmq.client.pull import Puller, PullTemplate, first_since
 from rmq.client.rebalance import Change, difference, plan
 from rmq.client.servers import FAILURES
@@ -248,6 +251,7 @@ class Assignments:
         self._changed = Alarm()
         self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
         self._count = 0  # of the queues that we have or are about to have
+        self._lost: list[MessageQueue] = []  # with their locks, and not told yet
         self._is_complete = True
         self._is_stopped = False
         self._local: LocalOffsets | None = None
@@ -335,7 +339,8 @@ class Assignments:
         return []
 
     async def _apply(self, topic: str, change: Change) -> None:
-        if not change.added and not change.removed:
+        lost, self._lost = self._lost, []
+        if not change.added and not change.removed and not lost:
             return
         log.info("%s in %s: gives up %s, takes %s", self._group, topic, change.removed, change.added)
         dropped = [self._drop(queue) for queue in change.removed]
@@ -349,10 +354,29 @@ class Assignments:
             # over begins there, and gets again what was not finished.
             await self._commit(dropped, last=True)
         self._count = len(self.pullers) + len(change.added)
-        async with anyio.create_task_group() as tasks:
-            for queue in change.added:
-                tasks.start_soon(self._begin, queue)
-        self._set_limits()
+        listens = self._options.on_assignment is not None
+        with self._dispatch.beginning(change.added) if listens else nullcontext():
+            async with anyio.create_task_group() as tasks:
+                for queue in change.added:
+                    tasks.start_soon(self._begin, queue)
+            self._set_limits()
+            taken = [queue for queue in change.added if queue in self.pullers]
+            await self.tell(taken, [*lost, *change.removed])
+
+    async def tell(self, taken: Iterable[MessageQueue], given_up: Iterable[MessageQueue]) -> None:
+        """Call `on_assignment`, if these are queues of which an application is told."""
+        told = [
+            tuple(q for q in queues if not q.topic.startswith(RETRY_PREFIX)) for queues in (taken, given_up)
+        ]
+        listener = self._options.on_assignment
+        if listener is None or not any(told):
+            return
+        try:
+            answer = listener(Assigned(self._group, *told))
+            if inspect.isawaitable(answer):
+                await answer
+        except Exception as error:
+            log.error("%s: on_assignment failed", self._group, exc_info=error)
 
     def _drop(self, queue: MessageQueue) -> ProcessQueue:
         """Pull a queue no more; nothing of what was pulled is delivered any more."""
@@ -452,6 +476,7 @@ class Assignments:
         if queue in self.pullers and self._locks is not None:
             log.warning("%s: the lock is lost, beginning anew", queue)
             self._drop(queue)
+            self._lost.append(queue)
             self._locks.forget(queue)
             self._is_complete = False
             self.rebalance_soon()
@@ -468,10 +493,11 @@ class Assignments:
         less.
         """
         config, count = self._session.config, max(self._count, 1)
+        share = config.total_max_bytes // count
         for puller in self.pullers.values():
             puller.window.set_limits(
                 min(config.queue_max_messages, max(config.total_max_messages // count, 1)),
-                min(config.queue_max_bytes, max(config.total_max_bytes // count, 1)),
+                min(config.queue_max_bytes, max(share - share // ASKED_PART, 1)),
                 config.queue_max_span,
             )
 

@@ -212,6 +212,7 @@ class Delivery:
         return self._block.__exit__(kind, error, trace)
 
     done = _InLoop(async_delivery.Delivery.done)
+    extend = _InLoop(async_delivery.Delivery.extend)
     retry = _Waiting(async_delivery.Delivery.retry)
 
 
@@ -239,6 +240,10 @@ class Consumer(_Entered[async_consumer.Consumer]):
                 pass
         return None
 
+    pause = _InLoop(async_consumer.Consumer.pause)
+    resume = _InLoop(async_consumer.Consumer.resume)
+    seek = _InLoop(async_consumer.Consumer.seek)
+    drain = _Waiting(async_consumer.Consumer.drain)
     run = _Waiting(async_consumer.Consumer.run)
     run_batches = _Waiting(async_consumer.Consumer.run_batches)
 

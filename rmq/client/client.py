@@ -25,7 +25,7 @@ from rmq.client.rebalance import Strategy, averagely
 from rmq.client.retry import Backoff
 from rmq.client.servers import parse_name_servers
 from rmq.client.session import Session
-from rmq.client.subscription import ConsumerOptions, OnError, Sql, full_topics
+from rmq.client.subscription import ConsumerOptions, OnAssignment, OnError, Sql, full_topics
 from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
 from rmq.clock import wall_clock_ms
 from rmq.errors import InvalidType, LocalProtocolError, check_number, check_type
@@ -221,6 +221,7 @@ class Client:
         ordered: bool = False,
         max_reconsume_times: int | None = None,
         retry: Backoff | None = None,
+        on_assignment: OnAssignment | None = None,
     ) -> Consumer:
         """A member of a consumer group, to be entered with `async with`.
 
@@ -237,7 +238,13 @@ class Client:
         what fails holds up its queue and is tried again there. `max_reconsume_times` is how often a message
         is tried again before it goes to the dead letters; without it the configuration says so, and with
         `ordered` there is no limit. `retry` says when what fails comes again, and may say how often: see
-        `Backoff`. Raises InvalidName, InvalidType, ConfigError.
+        `Backoff`.
+
+        `on_assignment(change)`, a function or a coroutine function, is called when the consumer's queues have
+        changed; `change` is an `Assigned`. It is waited for: nothing is delivered from the queues that are
+        taken before it has returned, so it may `seek` in them. Offsets of queues that are given up are
+        committed before, unless they are ordered: then one message of each may still be consumed. An error
+        of it is logged. Raises InvalidName, InvalidType, ConfigError.
         """
         options = ConsumerOptions(
             consume_from=consume_from,
@@ -247,6 +254,7 @@ class Client:
             max_reconsume_times=max_reconsume_times,
             ordered=ordered,
             retry=retry,
+            on_assignment=on_assignment,
         )
         wanted = full_topics(topics, self.config.namespace)
         return Consumer(self._entered(), self._full(group), wanted, options)

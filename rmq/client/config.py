@@ -142,12 +142,23 @@ class ClientConfig:
     total_max_messages: int = setting(
         64_000, help="Messages of all queues of a consumer that are not consumed yet", validator=at_least(1)
     )
-    total_max_bytes: int = setting(512 * MIB, help="The same in bytes", unit="bytes", validator=at_least(1))
+    total_max_bytes: int = setting(
+        64 * MIB,
+        help="The same in bytes; each queue may hold its share, or one message that is larger",
+        unit="bytes",
+        validator=at_least(1),
+    )
     consume_timeout_ms: int = setting(
         900_000,
         help="A message that is being consumed for so long is logged and sent back",
         unit="ms",
         validator=at_least(1),
+    )
+    drain_timeout_ms: int = setting(
+        20_000,
+        help="Consumer.drain waits so long for handlers that run, unless it is told otherwise",
+        unit="ms",
+        validator=at_least(0),
     )
     offsets_dir: str = setting(
         "", help="Broadcasting: the offsets are kept below this folder; empty for ~/.rocketmq_offsets"

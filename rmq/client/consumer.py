@@ -14,7 +14,7 @@ from rmq.client.delivery import Delivery, InFlight
 from rmq.client.group_member import GroupMember
 from rmq.client.message_view import PulledMessage
 from rmq.client.session import Session
-from rmq.client.subscription import ConsumerOptions, Sql
+from rmq.client.subscription import ConsumerOptions, Sql, check_queues
 from rmq.errors import check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
 from rmq.remoting.loop import TaskScope, as_async, bare_errors
@@ -57,6 +57,8 @@ class Consumer:
         self._dispatch = self._member.dispatch
         self._deliveries = self._member.deliveries
         self._scope = TaskScope()
+        self._running: set[anyio.CancelScope] = set()
+        self._drain_seconds = session.config.drain_timeout_ms / 1000
         self._taken = 0
 
     @property
@@ -90,13 +92,54 @@ class Consumer:
         finally:
             await self._scope.__aexit__(kind, error, trace)
 
+    # --- steering ---
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Deliver nothing from these queues until `resume`, also when they come back after others had them;
+        without queues, from none. What was delivered goes on; what was pulled stays in memory, and when a
+        queue's window is full it is pulled no more. Raises InvalidType."""
+        self._dispatch.pause(check_queues("queues", queues) if queues else None)
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Deliver from these queues again; without queues, from all. Raises InvalidType."""
+        self._dispatch.resume(check_queues("queues", queues) if queues else None)
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Go on in a queue that this member has with the message at `offset`, which is committed as the
+        group's place. What is being consumed of it goes on, and its end means nothing. An offset that the
+        queue does not have is corrected as `offset_reset` says. Raises LocalProtocolError for a queue that it
+        does not have now, InvalidType, ConfigError."""
+        check_queues("queue", [queue])
+        check_number("offset", offset, 0)
+        self._member.seek(queue, offset)
+
+    async def drain(self, timeout: float | None = None) -> bool:
+        """Stop in good order, as on a signal: take nothing new, let the handlers and deliveries that run
+        end, commit and leave the group. `run` then returns, and iteration ends.
+
+        Handlers get `timeout` seconds (`drain_timeout_ms` without it). Those of `run` that are not ready by
+        then are cancelled, and their messages go to other members; ordinary functions in threads cannot be
+        cancelled, and `run` still waits for them. Returns whether all ended by themselves. Called inside a
+        handler or a delivery's block, it waits for that, too. Raises InvalidType, ConfigError. Cancelled: the
+        consumer has stopped, but has not left yet; leaving the block does that."""
+        if timeout is None:
+            timeout = self._drain_seconds
+        check_number("timeout", timeout, 0, whole=False)
+        self._member.stop()
+        is_done = await self._member.drained(timeout)
+        for scope in self._running:
+            scope.cancel()
+        await self._member.leave()
+        return is_done
+
     # --- iterating ---
 
     def __aiter__(self) -> Consumer:
         return self
 
     async def __anext__(self) -> Delivery:
-        """The next delivery. Ends when the consumer's block is left. Cancelled: no message is lost."""
+        """The next delivery. Ends when the consumer drains, or its block is left. Cancelled: no message is
+        lost."""
         dispatch = self._dispatch
         self._taken += 1
         if not self._taken % BURST:
@@ -114,8 +157,8 @@ class Consumer:
     # --- running a handler ---
 
     async def run(self, handler: Handler, *, concurrency: int = 20) -> None:
-        """Call `handler` with each message, up to `concurrency` at a time, until the consumer's block is
-        left.
+        """Call `handler` with each message, up to `concurrency` at a time, until the consumer drains or its
+        block is left.
 
         Returning means consumed. An exception is logged and the message goes back for a retry after the
         group's next delay, or the one that a `Retry` names; with `on_error="raise"` it then comes out of
@@ -144,10 +187,15 @@ class Consumer:
     async def _run_workers(
         self, concurrency: int, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any
     ) -> None:
-        with bare_errors():
-            async with anyio.create_task_group() as tasks:
-                for _ in range(concurrency):
-                    tasks.start_soon(work, *arguments)
+        with anyio.CancelScope() as scope:
+            self._running.add(scope)
+            try:
+                with bare_errors():
+                    async with anyio.create_task_group() as tasks:
+                        for _ in range(concurrency):
+                            tasks.start_soon(work, *arguments)
+            finally:
+                self._running.discard(scope)
 
     async def _work(self, handle: Callable[[StoredMessage], Awaitable[object]]) -> None:
         ready, deliveries, in_flight = self._dispatch.ready, self._deliveries, InFlight()

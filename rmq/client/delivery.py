@@ -25,7 +25,7 @@ from rmq.client.retry import Delay, Retry, delay_of, named, reason_told
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError
+from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError, check_number
 from rmq.message import (
     PROPERTY_MAX_RECONSUME_TIMES,
     PROPERTY_ORIGIN_MESSAGE_ID,
@@ -142,6 +142,10 @@ class ConsumeTimeouts:
             for message in self.look(anyio.current_time()):
                 await self.on_timeout(message)
 
+    def extend(self, message: PulledMessage, until: float) -> None:
+        """Let a message take until then."""
+        self._since[id(message)] = message, until - self.seconds
+
     def look(self, now: float) -> list[PulledMessage]:
         """What has taken too long by now; each message is given once."""
         before, self._since = self._since, {}
@@ -181,6 +185,16 @@ class Deliveries:
     def hold(self, one: InFlight) -> None:
         """A task or delivery begins with some messages."""
         self.timeouts.in_flight.add(one)
+
+    def extend(self, message: PulledMessage, seconds: float | None) -> bool:
+        """Let it take so long from now; False when it is somebody else's already."""
+        window = _window(message)
+        if window.is_dropped or message.queue_offset not in window:
+            return False
+        self.timeouts.extend(
+            message, self._session.now() + (self.timeouts.seconds if seconds is None else seconds)
+        )
+        return True
 
     def release(self, one: InFlight) -> None:
         """It holds none any more."""
@@ -443,6 +457,16 @@ class Delivery:
         if self._is_open:
             self._is_open = False
             await self._deliveries.failed(self._pulled, None, asked)
+
+    def extend(self, seconds: float | None = None) -> bool:
+        """Take longer: what is not consumed within `consume_timeout_ms` is sent back, and that counts anew
+        from now, or is `seconds` for once. To be called inside the block.
+
+        False when it comes too late: the message was sent back, or its queue is another member's, who gets
+        it too. Raises InvalidType, ConfigError."""
+        if seconds is not None:
+            check_number("seconds", seconds, 0, whole=False)
+        return self._is_open and self._deliveries.extend(self._pulled, seconds)
 
     async def _fail(self, error: Exception) -> None:
         if self._is_open:

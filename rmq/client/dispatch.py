@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from heapq import heappop, heappush
 from itertools import count
 from typing import Generic, TypeVar
@@ -91,6 +92,9 @@ class Dispatch(ABC, Generic[T]):
         self._later: list[tuple[float, int, PulledMessage]] = []  # a heap: time, order of coming
         self._count = count()
         self._later_came = Alarm()
+        self._paused: set[MessageQueue] = set()
+        self._beginning: set[MessageQueue] = set()
+        self._is_all_paused = False
 
     @abstractmethod
     def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
@@ -101,6 +105,45 @@ class Dispatch(ABC, Generic[T]):
 
     def offer(self, queue: MessageQueue) -> None:
         """What kept a queue from being consumed may be over."""
+
+    def is_paused(self, queue: MessageQueue) -> bool:
+        """Whether nothing is handed out from it now."""
+        return self._is_all_paused or queue in self._paused or queue in self._beginning
+
+    def pause(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Hand out nothing from these queues; None: from none, until `resume` without queues."""
+        if queues is None:
+            self._is_all_paused = True
+        else:
+            self._paused.update(queues)
+        self._on_paused()
+
+    def resume(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Hand out from them again; None: from all."""
+        if queues is None:
+            self._is_all_paused = False
+            self._paused.clear()
+        else:
+            self._paused.difference_update(queues)
+        self._on_resumed()
+
+    @contextmanager
+    def beginning(self, queues: Collection[MessageQueue]) -> Iterator[None]:
+        """Hand out nothing from these queues in the block, whatever else pauses and resumes them."""
+        self._beginning.update(queues)
+        try:
+            yield
+        finally:
+            self._beginning.difference_update(queues)
+            self._on_resumed()
+
+    @abstractmethod
+    def _on_paused(self) -> None:
+        """Fewer queues may be handed out from."""
+
+    @abstractmethod
+    def _on_resumed(self) -> None:
+        """More queues may be handed out from."""
 
     @abstractmethod
     def put(self, messages: Sequence[PulledMessage]) -> None:
@@ -152,11 +195,36 @@ class Dispatch(ABC, Generic[T]):
 class MessageDispatch(Dispatch[PulledMessage]):
     """Message by message."""
 
+    def __init__(self, redelivery_ms: int) -> None:
+        super().__init__(redelivery_ms)
+        self._held: list[PulledMessage] = []  # of queues that are paused
+
     def new_window(self, queue: MessageQueue, queue_offset: int) -> ProcessQueue:
         return ProcessQueue(queue, queue_offset)
 
+    def forget(self, window: ProcessQueue) -> None:
+        self._held = [message for message in self._held if message.window is not window]
+
+    def _on_paused(self) -> None:
+        entries = self.ready.entries
+        waiting = list(entries)
+        entries.clear()  # in place: those who take have it in hand
+        for message in waiting:
+            assert message.window is not None
+            (self._held if self.is_paused(message.window.queue) else entries).append(message)
+
+    def _on_resumed(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            self.put([message])
+
     def put(self, messages: Sequence[PulledMessage]) -> None:
-        self.ready.put(messages)
+        window = messages[0].window
+        assert window is not None
+        if self.is_paused(window.queue):
+            self._held.extend(messages)
+        else:
+            self.ready.put(messages)
 
     def next(self) -> PulledMessage | None:
         ready = self.ready
@@ -204,7 +272,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
             self._schedule(message, seconds)
 
     def _redeliver(self, message: PulledMessage) -> None:
-        self.ready.put([message])
+        self.put([message])
 
 
 class QueueDispatch(Dispatch[OrderedProcessQueue]):
@@ -219,7 +287,6 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         self._windows: dict[MessageQueue, OrderedProcessQueue] = {}
         # Dropped while one of their messages was being delivered: the queue's new window waits for its end.
         self._ending: dict[MessageQueue, OrderedProcessQueue] = {}
-        self._paused: set[MessageQueue] = set()
         self._idle_alarms: set[Alarm] = set()
 
     def new_window(self, queue: MessageQueue, queue_offset: int) -> OrderedProcessQueue:
@@ -271,7 +338,7 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
             window = ready.entries.popleft()
             window.is_queued = False
             queue = window.queue
-            if window.is_dropped or queue in self._ending or queue in self._paused or not self._may(queue):
+            if window.is_dropped or queue in self._ending or self.is_paused(queue) or not self._may(queue):
                 continue  # offered again when that is over: see `offer` and `_on_idle`
             if ready.entries and ready.parked:
                 ready.wake()
@@ -314,14 +381,9 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
         finally:
             self._idle_alarms.discard(alarm)
 
-    # --- for polling ---
+    def _on_paused(self) -> None:
+        """Nothing to do: `take` looks."""
 
-    def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out nothing from these queues."""
-        self._paused.update(queues)
-
-    def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out from them again."""
-        for queue in queues:
-            self._paused.discard(queue)
-            self.offer(queue)
+    def _on_resumed(self) -> None:
+        for window in [*self._windows.values()]:
+            self._offer(window)

@@ -25,7 +25,7 @@ from rmq.client.dispatch import Dispatch, MessageDispatch, QueueDispatch
 from rmq.client.message_view import PulledMessage
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
-from rmq.errors import ConfigError, NoRoute
+from rmq.errors import ConfigError, LocalProtocolError, NoRoute
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
@@ -77,6 +77,7 @@ class GroupMember:
         """Whether some of the messages may be requests, which are not delivered past their time to live."""
         self._handler: Callable[[StoredMessage], Awaitable[object]] | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
+        self._has_left = False
 
     @property
     def queues(self) -> list[MessageQueue]:
@@ -145,18 +146,36 @@ class GroupMember:
                     await session.brokers.check_subscription(found[1], session.client_id, self.group, data)
                     break
 
+    def stop(self) -> None:
+        """Pull no more and hand out nothing more. What is being consumed may end and be committed."""
+        self.dispatch.ready.close()
+        self.assignments.stop()
+
+    async def drained(self, seconds: float) -> bool:
+        """Wait for what is being consumed, after `stop`, and commit meanwhile; False when the time is up."""
+        pause, now = self._session.config.commit_interval_ms / 1000, self._session.now
+        deadline = now() + seconds
+        while True:
+            with anyio.CancelScope(deadline=min(deadline, now() + pause)) as waiting:
+                await self.deliveries.drained()
+            await self.assignments.commit()
+            if not waiting.cancelled_caught or now() >= deadline:
+                return not waiting.cancelled_caught
+
     async def leave(self) -> None:
         """Stop pulling, wait for what is being consumed, commit, unlock and leave the group, within
-        `shutdown_timeout_ms` and whatever cancels the caller meanwhile.
+        `shutdown_timeout_ms` and whatever cancels the caller meanwhile. Done twice, it does nothing more.
         """
+        if self._has_left:
+            return
+        self._has_left = True
         session = self._session
         seconds = session.config.shutdown_timeout_ms / 1000
         try:
             # Shielded: whoever cancels the block still loses nothing that is committed here, and the next
             # member of the group waits for no timeout.
             with anyio.move_on_after(seconds, shield=True):
-                self.dispatch.ready.close()
-                self.assignments.stop()
+                self.stop()
                 with anyio.move_on_after(seconds * DRAINING_PART) as draining:
                     await self.deliveries.drained()
                 if draining.cancelled_caught:
@@ -164,6 +183,7 @@ class GroupMember:
                 # In this order: the member that gets a queue next asks for the offset once it has the lock.
                 await self.assignments.commit()
                 await self.assignments.release()
+                await self.assignments.tell((), self.queues)
                 if session.members.get(self.group) is self:
                     await session.leave(consumer=self.group)
             if session.members.get(self.group) is self:
@@ -193,6 +213,12 @@ class GroupMember:
 
     def reset_offsets(self, topic: str, offsets: dict[MessageQueue, int]) -> None:
         self.assignments.reset(topic, offsets)
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Go on at another offset. Raises LocalProtocolError for a queue of others."""
+        if queue not in self.assignments.pullers:
+            raise LocalProtocolError(f"{queue} is not assigned to this consumer now")
+        self.assignments.start(queue, queue_offset)
 
     def running_info(self) -> ConsumerRunningInfo:
         """What an administrator gets to see."""

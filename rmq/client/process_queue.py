@@ -19,15 +19,22 @@ if TYPE_CHECKING:
     from rmq.client.message_view import PulledMessage
 
 UNLIMITED = 1 << 62
+ASKED_PART = 4
+"""A full window makes room message by message; to ask for one at a time would cost a request for each. So it
+counts as full when a quarter of its share of bytes is still free, and that quarter is asked for at once."""
+FIRST_SIZE = 64 * 1024
+"""Bytes that messages are taken to have while none has come."""
 
 
 class ProcessQueue:
     """The window of `queue`, beginning at `next_offset`. Offsets are queue offsets, sizes are bytes."""
 
     __slots__ = (
+        "_asked_bytes",
         "_max_bytes",
         "_max_messages",
         "_max_span",
+        "_mean_size",
         "_pending",
         "bytes",
         "committed",
@@ -43,7 +50,8 @@ class ProcessQueue:
         self.next_offset = next_offset
         """Where the next pull begins."""
         self.bytes = 0
-        self._max_messages = self._max_bytes = self._max_span = UNLIMITED
+        self._max_messages = self._max_bytes = self._max_span = self._asked_bytes = UNLIMITED
+        self._mean_size = FIRST_SIZE  # of what the last pull brought
         self.on_room: Callable[[], None] | None = None
         """Called, once, as soon as it is not full any more."""
         self.is_dropped = False
@@ -60,6 +68,7 @@ class ProcessQueue:
         """What it may hold; see `is_full`."""
         assert min(max_messages, max_bytes, max_span) > 0, "a window without room is never pulled"
         self._max_messages, self._max_bytes, self._max_span = max_messages, max_bytes, max_span
+        self._asked_bytes = max_bytes // (ASKED_PART - 1)
 
     def drop(self) -> None:
         """Deliver and commit nothing of it any more, but for the last commit of who gives the queue up."""
@@ -81,8 +90,15 @@ class ProcessQueue:
         assert len(pending) == before + len(offsets), f"{self.queue}: a message was pulled twice"
         # What is committed may be `next_offset` itself: a message at or behind it would be skipped for ever.
         assert not offsets or offsets[-1] < next_offset, f"{self.queue}: the next pull would repeat a message"
-        self.bytes += sum(sizes)
+        size = sum(sizes)
+        self.bytes += size
+        self._mean_size = size // len(sizes) + 1 if sizes else self._mean_size
         self.next_offset = next_offset
+
+    def room(self, most: int) -> int:
+        """How many messages to ask for, at most `most`: as many as there are bytes for, if they are as large
+        as those before."""
+        return max(1, min(most, max(self._max_bytes - self.bytes, self._asked_bytes) // self._mean_size))
 
     def finish(self, queue_offset: int) -> bool:
         """Mark a message as done with. False when it is not here: it was finished before."""

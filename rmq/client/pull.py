@@ -229,7 +229,8 @@ class Puller:
         commits = broker_id == MASTER_ID and self._may_commit()
         commit_offset = window.commit_offset if commits else None
         asked = window.next_offset
-        request = self._template.request(asked, config.pull_batch_size, config.pull_suspend_ms, commit_offset)
+        most = window.room(config.pull_batch_size)
+        request = self._template.request(asked, most, config.pull_suspend_ms, commit_offset)
         window.pulled_at_ms = session.now_ms()
         began = session.now()
         response = await session.pool.call(address, request, config.pull_timeout_ms / 1000)

@@ -16,7 +16,7 @@ from rmq.client.message_view import PulledMessage
 from rmq.client.pull import FIRST_PAUSE_SECONDS, PullAnswer, PullTemplate, RawPull, first_since
 from rmq.client.rebalance import Strategy, averagely
 from rmq.client.session import Session
-from rmq.client.subscription import ALL, ConsumerOptions, Sql, full_topics, subscription
+from rmq.client.subscription import ALL, ConsumerOptions, Sql, check_queues, full_topics, subscription
 from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, check_type
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
@@ -75,9 +75,7 @@ class _Polling:
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """Go on at another offset."""
-        if queue not in self._assignments.pullers:
-            raise LocalProtocolError(f"{queue} is not assigned to this consumer now")
-        self._assignments.start(queue, queue_offset)
+        self.member.seek(queue, queue_offset)
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
         """Take nothing from these queues."""
@@ -162,7 +160,7 @@ class PullConsumer:
     ) -> None:
         """Have these queues pulled, whatever other members of the group do. Raises as `subscribe`.
         Cancelled: it has no queues."""
-        named = frozenset(_queues("queues", queues))
+        named = frozenset(check_queues("queues", queues))
         topics = dict.fromkeys((queue.topic for queue in named), ALL)
         await self._begin_polling(topics, self._options(consume_from, auto_commit, queues=named))
 
@@ -211,11 +209,11 @@ class PullConsumer:
 
     def pause(self, *queues: MessageQueue) -> None:
         """Let `poll` take nothing from these queues."""
-        self._started().pause(_queues("queues", queues))
+        self._started().pause(check_queues("queues", queues))
 
     def resume(self, *queues: MessageQueue) -> None:
         """Let `poll` take from them again."""
-        self._started().resume(_queues("queues", queues))
+        self._started().resume(check_queues("queues", queues))
 
     def _started(self) -> _Polling:
         if self._polling is None:
@@ -384,15 +382,6 @@ class PullConsumer:
     def _check_open(self) -> None:
         if not self._is_open:
             raise LocalProtocolError(f"the pull consumer of {self.group} is not open: use it in its block")
-
-
-def _queues(argument: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
-    """The queues that an application names. Raises InvalidType when one is none."""
-    check_type(argument, queues, Iterable, "rmq.MessageQueue, any number")
-    found = list(queues)
-    for queue in found:
-        check_type(argument, queue, MessageQueue, "rmq.MessageQueue, any number")
-    return found
 
 
 # Whole topics, for tools: what they hold now, queue by queue.

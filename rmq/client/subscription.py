@@ -8,17 +8,21 @@ in its group. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import NoneType
 from typing import Literal
 
 from attrs import frozen
 
+from rmq.client.events import Assigned
 from rmq.client.rebalance import Strategy
 from rmq.client.retry import Backoff
 from rmq.errors import ConfigError, check_callable, check_number, check_type
 from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic, with_namespace
 from rmq.protocol.bodies import SubscriptionData
+
+OnAssignment = Callable[[Assigned], Awaitable[object] | object]
+"""What is called when the queues of a consumer have changed."""
 
 OnError = Literal["retry", "raise"]
 """What becomes of a handler's exception: the message is sent back, or that and the exception is let out."""
@@ -42,6 +46,7 @@ class ConsumerOptions:
     auto_commit: bool = True
     retry: Backoff | None = None
     """When what fails comes again; None: as the broker has it."""
+    on_assignment: OnAssignment | None = None
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
@@ -57,6 +62,8 @@ class ConsumerOptions:
         if self.retry is not None and self.retry.tries is not None and self.max_reconsume_times is not None:
             expected = "none beside a Backoff that has tries"
             raise ConfigError("max_reconsume_times", self.max_reconsume_times, expected)
+        if self.on_assignment is not None:
+            check_callable("on_assignment", self.on_assignment, "a function of an rmq.Assigned")
         if self.on_error not in ("retry", "raise"):
             raise ConfigError("on_error", self.on_error, "'retry' or 'raise'")
 
@@ -137,3 +144,12 @@ def full_topics(topics: Mapping[str, str | Sql], namespace: str) -> dict[str, st
     for topic, wanted in topics.items():
         _check_wanted(topic, wanted)
     return {with_namespace(namespace, validate_topic(topic)): wanted for topic, wanted in topics.items()}
+
+
+def check_queues(argument: str, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """The queues that an application names. Raises InvalidType when one is none."""
+    check_type(argument, queues, Iterable, "rmq.MessageQueue, any number")
+    found = list(queues)
+    for queue in found:
+        check_type(argument, queue, MessageQueue, "rmq.MessageQueue, any number")
+    return found

@@ -54,7 +54,7 @@ async def test_a_delivery_says_in_how_many_seconds(setting: World, clock: MockCl
     fill(setting.cluster, 1)
     async with (
         setting.connect() as client,
-        client.consumer("g", {"T": "*"}, consume_from="first") as consumer,
+        client.consumer("g", {"T": "*"}, consume_from="first", on_error="raise") as consumer,
     ):
         first = await anext(consumer)
         began = trio.current_time()
