@@ -56,7 +56,7 @@ class Account:
     )
 
     @property
-    def unlimited(self) -> bool:
+    def is_unlimited(self) -> bool:
         """An administrator without permissions of its own has all."""
         return self.admin and not self.topics and not self.groups
 
@@ -65,11 +65,11 @@ class Account:
         if topic.startswith(RETRY_PREFIX):
             return self.group_permission(topic[len(RETRY_PREFIX) :])
         default = permissions.DENY if topic in INTERNAL_TOPICS else self.default_topic
-        return _ALL if self.unlimited else self.topics.get(topic, default)
+        return _ALL if self.is_unlimited else self.topics.get(topic, default)
 
     def group_permission(self, group: str) -> int:
         """What the account may do with a consumer group."""
-        return _ALL if self.unlimited else self.groups.get(group, self.default_group)
+        return _ALL if self.is_unlimited else self.groups.get(group, self.default_group)
 
 
 @frozen

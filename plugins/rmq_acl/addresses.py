@@ -32,12 +32,12 @@ class WhiteAddress:
     """The addresses that `text` names; an empty text names none."""
 
     text: str = ""
-    everywhere: bool = False
+    is_everywhere: bool = False
     choices: tuple[tuple[Part, ...], ...] = field(default=(), repr=False)
 
     def __contains__(self, host: str) -> bool:
         """Whether an address, without its port, is one of them."""
-        if self.everywhere:
+        if self.is_everywhere:
             return True
         numbers = _numbers(host) if self.choices else None
         return numbers is not None and any(_fits(choice, numbers) for choice in self.choices)
@@ -47,7 +47,7 @@ def parse(text: str | None) -> WhiteAddress:
     """Read a text. Raises ValueError that says what was expected."""
     text = (text or "").strip()
     if text in EVERYWHERE:
-        return WhiteAddress(text, everywhere=True)
+        return WhiteAddress(text, is_everywhere=True)
     pieces = _OUTSIDE_BRACES.split(text) if text else []
     return WhiteAddress(text, choices=tuple(_choice(piece.strip()) for piece in pieces))
 

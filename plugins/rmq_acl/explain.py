@@ -14,7 +14,7 @@ from rmq_acl.rules import GROUP, TOPIC, may
 class Verdict:
     """The decision, and what decided it."""
 
-    allowed: bool
+    is_allowed: bool
     reason: str
 
 
@@ -29,7 +29,7 @@ def _reason(account: Account, kind: str, name: str, needed: int) -> str:
         return f"a retry topic belongs to its group: {_reason(account, GROUP, group, needed)}"
     if kind == TOPIC and name == TRACE_TOPIC and needed == PUB:
         return "every account may write traces"
-    if account.unlimited:
+    if account.is_unlimited:
         return "an administrator without permissions of its own may do everything"
     single, default = (
         (account.topics, account.default_topic) if kind == TOPIC else (account.groups, account.default_group)

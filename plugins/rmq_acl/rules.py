@@ -69,7 +69,7 @@ def check(command: Command, sender: Sender, topic_of: TopicOf) -> Level:
     account, level = sender.account, rule.level
     if level:
         _check_level(command.code, level, sender)
-    elif account is not None and not account.unlimited:
+    elif account is not None and not account.is_unlimited:
         for kind, name, needed in needs_of(command, topic_of):
             if not may(account, kind, name, needed):
                 raise AccessDenied(remark=_refusal(kind, name))
@@ -102,7 +102,7 @@ def _check_level(code: int, level: Level, sender: Sender) -> None:
         where = " the sender" if account is None else ""
         remark = f"Need admin permission for request code={code}, but {who}{where} is not"
         raise AccessDenied(remark=remark)
-    if not sender.signed:
+    if not sender.is_signed:
         who = f"accessKey={account.access_key}"
         raise AccessDenied(remark=f"Check signature failed for {who}: an address is no proof for code={code}")
 

@@ -50,7 +50,7 @@ class Senders:
                 raise
             return unsigned
         sender = self._identified(peer, command, accounts)
-        if sender.signed:
+        if sender.is_signed:
             peer.state[_PROVED] = name
         elif shows:
             self._guesses.failed(host, name)

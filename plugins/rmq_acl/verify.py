@@ -38,7 +38,7 @@ class Sender:
     """Who a command is from: an account, or None for a white address; and whether a signature proves it."""
 
     account: Account | None
-    signed: bool
+    is_signed: bool
 
     @property
     def name(self) -> str:

@@ -383,7 +383,7 @@ class Broker(Endpoint):
         """Commit what was put, answer its senders, wake who waits for it; for parts that put outside a chunk
         too. When that fails, senders are told the cause, and nobody success.
         """
-        while self.store.pending:
+        while self.store.has_pending:
             try:
                 self._commit()
             except StoreError:

@@ -44,8 +44,8 @@ class Flusher:
         self._awaited = awaited
         self._took = took
         self._threads = threads
-        self._busy = False
-        self._mending = False
+        self._is_busy = False
+        self._is_mending = False
         self._error: BaseException | None = None
         self._failed = Alarm()
         self._start: Callable[[], None] | None = None  # None until it runs
@@ -54,8 +54,8 @@ class Flusher:
     def kick(self) -> None:
         """Sync what is in the log now; if a sync is running, after it. Does nothing before `run`."""
         # A running sync looks at its end who else waits; while the disk is mended nothing counts as synced.
-        if not self._busy and not self._mending and self._start is not None:
-            self._busy = True
+        if not self._is_busy and not self._is_mending and self._start is not None:
+            self._is_busy = True
             self._began = trio.current_time()
             self._start()
 
@@ -90,7 +90,7 @@ class Flusher:
             position, error = await trio.to_thread.run_sync(_try, mend) if self._threads else _try(mend)
             if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
                 raise error
-        self._mending = False
+        self._is_mending = False
         log.warning("the commit log is synced again up to offset %d: messages are taken", position)
         self._finished(position, None)
 
@@ -131,7 +131,7 @@ class Flusher:
 
     def _finished(self, position: int, error: BaseException | None) -> None:
         """In the loop again. Must not raise: trio has no place for it."""
-        self._busy = False
+        self._is_busy = False
         if error is None:
             self._took.observe(trio.current_time() - self._began)
             try:
@@ -140,7 +140,7 @@ class Flusher:
                 error = bug
         if error is not None:
             self._error = error
-            self._mending = True
+            self._is_mending = True
             self._failed.ring()
         elif self._awaited() > position:  # who came while this sync ran: the next one serves them together
             self.kick()

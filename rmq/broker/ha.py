@@ -159,7 +159,7 @@ class MasterSession:
         self._greet = greet
         self._safe = safe
         self._progress = progress
-        self._ours = False  # the slave said HELLO
+        self._is_ours = False  # the slave said HELLO
         self._questions = 0
         self._notes: deque[bytes] = deque()  # to be sent before anything else
         self._news: tuple[int, bytes] | None = None  # a note, and the end of the log that it is about
@@ -205,12 +205,12 @@ class MasterSession:
         assert self.acknowledged <= self._next, (self.acknowledged, self._next)
 
     def _converse(self, number: int) -> None:
-        if number == NOTE and self._greet is not None and not self._ours:
-            self._ours = True
+        if number == NOTE and self._greet is not None and not self._is_ours:
+            self._is_ours = True
             self._notes.append(encode_note(self._greet().to_note()))
             return
         self._questions += 1
-        if number == NOTE or not self._ours or self._questions > QUESTIONS_MAX:
+        if number == NOTE or not self._is_ours or self._questions > QUESTIONS_MAX:
             raise RemoteProtocolError(f"the slave reports {number}")
         offset = -2 - number
         self._notes.append(encode_note({"at": offset, **fingerprint(self._store.read(offset))}))
@@ -220,7 +220,7 @@ class MasterSession:
         if not 0 <= offset <= high:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours only {high}: it must be cut")
         # As RocketMQ's master does: an empty slave gets the log from the start of its last file.
-        if offset == 0 and not self._ours:
+        if offset == 0 and not self._is_ours:
             offset = high - high % self._store.config.mapped_file_size_commit_log
         if offset < low:
             raise RemoteProtocolError(f"the slave's log reaches {offset}, ours begins at {low}: copy it anew")
@@ -235,7 +235,7 @@ class MasterSession:
             return self._notes.popleft()
         if self._next < 0:
             return b""
-        if self._ours and (news := self._due_news(now)):
+        if self._is_ours and (news := self._due_news(now)):
             return news
         limit = self._store.max_physical_offset if most is None else most
         if limit > self._next:

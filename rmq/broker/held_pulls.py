@@ -49,12 +49,12 @@ class HeldPull:
 class _Round:
     """Pulls of one queue that have not been tried since messages below `end` came; the next is the last.
 
-    `again`: more messages have come meanwhile, so that those before them are to be tried once more.
+    `has_more`: more messages have come meanwhile, so that those before them are to be tried once more.
     """
 
     untried: list[HeldPull]
     end: int
-    again: bool = False
+    has_more: bool = False
 
 
 class HeldPulls:
@@ -137,7 +137,7 @@ class HeldPulls:
     def _begin_round(self, key: tuple[str, int], pulls: dict[HeldPull, None], end: int) -> None:
         round = self._rounds.get(key)
         if round is not None:
-            round.end, round.again = end, True
+            round.end, round.has_more = end, True
             return
         round = self._rounds[key] = _Round(list(reversed(pulls)), end)
         self._go_on(key, round)
@@ -172,8 +172,8 @@ class HeldPulls:
                 if self._resume(pull, False):
                     self._drop(pull)
         # A pull may have been tried before the last messages came: then all that are left have another try.
-        if round.again and not round.untried:
-            round.untried, round.again = list(reversed(self._pulls.get(key, ()))), False
+        if round.has_more and not round.untried:
+            round.untried, round.has_more = list(reversed(self._pulls.get(key, ()))), False
         del self._rounds[key]
         if round.untried:
             self._rounds[key] = round

@@ -107,7 +107,7 @@ def _store(broker: Broker) -> Iterator[Metric]:
         ),
         ("disk_used_ratio", "Part of the store's disk that is used, 0 to 1", state.ratio),
         ("disk_free_bytes", "Free bytes of the store's disk", state.free_bytes),
-        ("store_writable", "1 when messages are taken, as far as the disk goes", float(state.writable)),
+        ("store_writable", "1 when messages are taken, as far as the disk goes", float(state.is_writable)),
     )
     for name, help, value in rows:
         yield single(name, "gauge", help, value)

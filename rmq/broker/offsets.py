@@ -370,7 +370,7 @@ class Offsets:
         """Whether a new group reads the queue from its start: nothing was removed, and it is in memory."""
         if self._store.min_offset(topic, queue_id) > 0:
             return False
-        return not self._store.get(topic, queue_id, 0, 1).suggest_slave
+        return not self._store.get(topic, queue_id, 0, 1).suggests_slave
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(UpdateConsumerOffsetRequestHeader)

@@ -375,7 +375,7 @@ class Pull:
     ) -> None:
         suggested = MASTER_ID
         if self._settings.broker.slave_read_enable:
-            suggested = group.which_broker_when_consume_slowly if result.suggest_slave else group.broker_id
+            suggested = group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
         if code == _MOVED:
             code = self._out_of_range(header, result)
         offsets = (suggested, result.next_queue_offset, result.min_offset, result.max_offset)

@@ -111,7 +111,7 @@ class FlowControl:
         if self._closed is not None:
             return self._closed
         disk = self._store.disk_state()
-        if not disk.writable:
+        if not disk.is_writable:
             return unavailable(disk.reason)
         config = self._settings.broker
         if now_ms < config.start_accept_send_request_time_stamp:

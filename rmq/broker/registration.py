@@ -63,7 +63,7 @@ class Registration:
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
         self._body = b""
-        self._compressed = False
+        self._is_compressed = False
         self._body_of: tuple[DataVersion, int] | None = None
 
     @property
@@ -89,7 +89,7 @@ class Registration:
             config.broker_cluster_name,
             self._ha_address,
             config.broker_id,
-            self._compressed,
+            self._is_compressed,
             crc32(body),
         )
         return self.sign(Command.request(RequestCode.REGISTER_BROKER, header, body))
@@ -134,11 +134,11 @@ class Registration:
     def _encoded(self) -> bytes:
         key = self.version, self._settings.broker.broker_permission
         if self._body_of != key:
-            self._compressed, self._body = self._settings.broker.compressed_register, b""
-            if not self._compressed:
+            self._is_compressed, self._body = self._settings.broker.compressed_register, b""
+            if not self._is_compressed:
                 self._body = self._plain()
-                self._compressed = len(self._body) > PLAIN_BYTES
-            if self._compressed:
+                self._is_compressed = len(self._body) > PLAIN_BYTES
+            if self._is_compressed:
                 wrapper = TopicConfigSerializeWrapper(self._told_topics(), self.version)
                 self._body = RegisterBrokerBody(wrapper).encode(compressed=True)
             self._body_of = key

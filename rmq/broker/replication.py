@@ -120,7 +120,7 @@ class Guard:
     secret: bytes = field(default=b"", repr=False)
 
     @property
-    def closed(self) -> bool:
+    def is_restricted(self) -> bool:
         """Whether a peer must pass TLS or a proof before it counts as a slave."""
         return bool(self.secret) or self.tls.mode != "disabled"
 
@@ -182,7 +182,7 @@ async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, accepto
 async def _welcome(broker: Broker, guard: Guard, raw: Stream) -> None:
     """Serve a peer that may be served. Who may not is told nothing of the log."""
     try:
-        stream = await _within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.closed else raw
+        stream = await _within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
     except (*TRANSPORT, RemoteProtocolError) as error:
         log.warning("no slave: %s is refused: %s", raw.peer, error)
         await trio.aclose_forcefully(raw)

@@ -242,7 +242,7 @@ class Timers:
             sent.append((group, end))
             if failure is not None or at < len(group.offsets):
                 break
-        if self._store.pending:
+        if self._store.has_pending:
             self._commit()
         for group, end in sent:
             self._delivered(group, end)
@@ -341,7 +341,7 @@ class Timers:
                 rolled.append(offset)
             by_age.popleft()
         try:
-            if self._store.pending:
+            if self._store.has_pending:
                 self._commit()
         except BaseException:
             by_age.extendleft(reversed(rolled))

@@ -207,7 +207,7 @@ class Transactions:
             log.info("producer %s leaves %s undecided", connection.peer_address, header.msg_id)
         if request.is_oneway:
             return None
-        if self._store.pending:
+        if self._store.has_pending:
             self._commit()
         return request.reply()
 
@@ -336,7 +336,7 @@ class Transactions:
             offset += 1
         # The new copies and op messages are in the log before anything here is remembered of them, and before
         # a producer is asked: after a failed write the same half messages are checked again.
-        if self._store.pending:
+        if self._store.has_pending:
             self._commit()
         assert self._next <= offset <= end, (self._next, offset, end)
         self._cursor, self._left = offset, left

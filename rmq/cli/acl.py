@@ -254,9 +254,9 @@ def explain(accounts: Accounts, who: str, resource: str, action: str, is_group: 
     account = _as_account(accounts.known(who))
     kind = GROUP if is_group else TOPIC
     verdict = decide(account, kind, resource, permissions.parse(action.upper()))
-    word = "may" if verdict.allowed else "may not"
+    word = "may" if verdict.is_allowed else "may not"
     echo(f"{who} {word} {action.upper()} {kind} {resource}: {verdict.reason}")
-    if not verdict.allowed:
+    if not verdict.is_allowed:
         sys.exit(EXIT_FAILED)
 
 

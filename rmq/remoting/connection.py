@@ -92,18 +92,18 @@ class Connection:
         self._left = -1  # how many of them the system still had to send then
         self._half_since = math.inf  # when the frame began that is not complete yet
         self._outbox = Outbox()
-        self._handling = False  # inside endpoint.handle: the reader will send
-        self._eager = True  # the next write may be sent at once instead of being gathered
+        self._is_handling = False  # inside endpoint.handle: the reader will send
+        self._is_eager = True  # the next write may be sent at once instead of being gathered
         self._sending = anyio.Lock(fast_acquire=True)  # held by whoever waits for the peer to take bytes
-        self._blocked = False  # the same, cheaper to ask
-        self._torn = False  # a send was cancelled halfway: what follows would not be a frame
-        self._mute = False  # nothing more is sent: the peer is gone or does not read
+        self._is_blocked = False  # the same, cheaper to ask
+        self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
+        self._is_mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # responses put into the outbox since it was last empty
         self._pending: dict[int, tuple[Waiter, float, int, float]] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
-        self._writer_runs = False
+        self._has_writer = False
         self._timer_at = math.inf
         self._timer: anyio.CancelScope | None = None
         self._cause: BaseException | None = None
@@ -180,7 +180,7 @@ class Connection:
         self._outbox.add(frame)
         if self._outbox.size > self._watched_bytes:
             self._grown()
-        if not self._handling and not self.is_closed:
+        if not self._is_handling and not self.is_closed:
             self._send_late()
 
     def close(self, reason: str = "closed by this side", cause: BaseException | None = None) -> None:
@@ -300,11 +300,11 @@ class Connection:
 
     def _serve(self, requests: list[Command]) -> None:
         if requests:
-            self._handling = True
+            self._is_handling = True
             try:
                 taken = self._endpoint.handle(requests, self)
             finally:
-                self._handling = False
+                self._is_handling = False
             self._rest = [] if taken is None else requests[max(1, taken) :]
 
     def _go_on(self) -> None:
@@ -352,15 +352,15 @@ class Connection:
                     else:
                         self._endpoint.on_response(command, self)
         # Answers that come several at a time are followed by several requests: then gather them first.
-        self._eager = responses < 2
+        self._is_eager = responses < 2
         return requests
 
     # --- writing ----------------------------------------------------------------------------------
 
     def _send_soon(self) -> None:
         """Send at once if this is likely to be the only write for now, else let more gather."""
-        if self._eager:
-            self._eager = False
+        if self._is_eager:
+            self._is_eager = False
             try:
                 if self._flush_now():
                     return
@@ -373,8 +373,8 @@ class Connection:
         if self._late is not None:
             self._late.resolve(None)
             self._late = None
-        elif not self._writer_runs and self._tasks is not None:
-            self._writer_runs = True
+        elif not self._has_writer and self._tasks is not None:
+            self._has_writer = True
             self._tasks.start_soon(self._write)
 
     async def _write(self) -> None:
@@ -395,7 +395,7 @@ class Connection:
 
     def _flush_now(self) -> bool:
         """Send the outbox without waiting; False when something is left for `_flush`."""
-        if self._blocked:
+        if self._is_blocked:
             return False
         outbox = self._outbox
         outbox.drop(self._stream.send_now(outbox.pieces()))
@@ -410,7 +410,7 @@ class Connection:
         """Send the outbox, waiting for the peer to take it and for others who do the same."""
         outbox = self._outbox
         async with self._sending:
-            self._blocked = True
+            self._is_blocked = True
             try:
                 self._note_taken(self._now())
                 while outbox.size:
@@ -422,7 +422,7 @@ class Connection:
                         self._count()
                 self._reply_bytes = 0
             finally:
-                self._blocked = False
+                self._is_blocked = False
                 self._taken_at = math.inf
         if self._room is not None:
             self._make_room()
@@ -433,9 +433,9 @@ class Connection:
             await stream.wait_send_all_might_not_block()
             self._outbox.drop(stream.send_now(pieces))
         else:
-            self._torn = True
+            self._is_torn = True
             await stream.send_all(pieces[0])
-            self._torn = False
+            self._is_torn = False
             self._outbox.drop(len(pieces[0]))
 
     def _grown(self) -> None:
@@ -450,7 +450,7 @@ class Connection:
         """End it at once: nothing more is sent."""
         if not self.is_closed:
             log.warning("closing %s: %s", self.peer_address, reason)
-            self._mute = True
+            self._is_mute = True
             self.close(reason)
 
     def _count(self) -> None:
@@ -535,7 +535,7 @@ class Connection:
     def _end(self, reason: str, cause: BaseException | None) -> None:
         if not self.is_closed:
             log.debug("%s: %s", self.peer_address, reason)
-            self._mute = True
+            self._is_mute = True
         self.close(reason, cause)
 
     def _failed(self, error: Exception) -> None:
@@ -548,7 +548,7 @@ class Connection:
         or not."""
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:
-                if self._outbox.size and not (self._mute or self._torn or self._flush_now()):
+                if self._outbox.size and not (self._is_mute or self._is_torn or self._flush_now()):
                     await self._flush()
             except _LOST as error:
                 log.debug("%s: lost while closing: %s", self.peer_address, error)

@@ -41,12 +41,12 @@ class Waiter(Protocol):
 class TrioWaiter:
     """A suspended trio task: half the CPU time of a trio.Event and a field for the value."""
 
-    __slots__ = ("_done", "_result", "_task")
+    __slots__ = ("_is_done", "_result", "_task")
 
     def __init__(self) -> None:
         self._task: trio.lowlevel.Task | None = None
         self._result: outcome.Outcome[Any] | None = None
-        self._done = False
+        self._is_done = False
 
     async def wait(self) -> Any:
         if self._result is not None:
@@ -62,16 +62,16 @@ class TrioWaiter:
         self._finish(outcome.Error(error))
 
     def _finish(self, result: outcome.Outcome[Any]) -> None:
-        if self._done:
+        if self._is_done:
             return
-        self._done = True
+        self._is_done = True
         if self._task is None:
             self._result = result
         else:
             trio.lowlevel.reschedule(self._task, result)
 
     def _abort(self, raise_cancel: Any) -> trio.lowlevel.Abort:
-        self._done = True
+        self._is_done = True
         return trio.lowlevel.Abort.SUCCEEDED
 
 
@@ -143,15 +143,15 @@ def current_loop() -> Loop:
 class Alarm:
     """Wakes the one task that waits for it: `ring` may come any number of times before it looks."""
 
-    __slots__ = ("_rang", "_waiter")
+    __slots__ = ("_has_rung", "_waiter")
 
     def __init__(self) -> None:
-        self._rang = False
+        self._has_rung = False
         self._waiter: Waiter | None = None
 
     def ring(self) -> None:
         """Wake the task that waits, or the next that waits."""
-        self._rang = True
+        self._has_rung = True
         if self._waiter is not None:
             self._waiter.resolve(None)
 
@@ -162,7 +162,7 @@ class Alarm:
         """
         assert self._waiter is None, "an alarm wakes one task"
         with anyio.CancelScope(deadline=deadline):
-            if self._rang:
+            if self._has_rung:
                 await anyio.lowlevel.checkpoint()
             else:
                 self._waiter = current_loop().waiter()
@@ -170,7 +170,7 @@ class Alarm:
                     await self._waiter.wait()
                 finally:
                     self._waiter = None
-        rang, self._rang = self._rang, False
+        rang, self._has_rung = self._has_rung, False
         return rang
 
 

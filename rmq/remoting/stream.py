@@ -98,9 +98,9 @@ class ByteStream(Stream):
     """The checks of transports that we implement ourselves: arguments, one task a direction."""
 
     def __init__(self) -> None:
-        self._closed = False
-        self._receiving = False
-        self._sending = False
+        self._is_closed = False
+        self._is_receiving = False
+        self._is_sending = False
 
     @abstractmethod
     async def _receive(self, max_bytes: int) -> bytes: ...
@@ -118,13 +118,13 @@ class ByteStream(Stream):
             raise TypeError(f"max_bytes must be an int, not {max_bytes!r}")
         elif max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, not {max_bytes}")
-        if self._receiving:
+        if self._is_receiving:
             raise trio.BusyResourceError("another task is receiving from this stream")
-        self._receiving = True
+        self._is_receiving = True
         try:
             return await self._receive(max_bytes)
         finally:
-            self._receiving = False
+            self._is_receiving = False
 
     async def send_all(self, data: Buffer) -> None:
         self._begin_sending()
@@ -132,19 +132,19 @@ class ByteStream(Stream):
             with memoryview(data) as view:
                 await self._send(view)
         finally:
-            self._sending = False
+            self._is_sending = False
 
     async def wait_send_all_might_not_block(self) -> None:
         self._begin_sending()
         try:
             await self._wait_sendable()
         finally:
-            self._sending = False
+            self._is_sending = False
 
     def _begin_sending(self) -> None:
-        if self._sending:
+        if self._is_sending:
             raise trio.BusyResourceError("another task is sending to this stream")
-        self._sending = True
+        self._is_sending = True
 
 
 # --- what waits to be sent ---

@@ -73,7 +73,7 @@ class TcpStream(ByteStream):
             raise self._broken(error) from error
 
     def unsent(self) -> int:
-        if _OUTQ is None or self._closed:
+        if _OUTQ is None or self._is_closed:
             return -1
         try:
             return int.from_bytes(_ioctl(self._socket.fileno(), _OUTQ, bytes(4)), sys.byteorder)
@@ -92,19 +92,19 @@ class TcpStream(ByteStream):
 
     async def aclose(self) -> None:
         """Close the socket; safe to repeat and when cancelled. Waiting tasks get ClosedResourceError."""
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self._loop.notify_closing(self._socket)
             self._socket.close()
         await anyio.lowlevel.checkpoint()
 
     def _open_socket(self) -> socket.socket:
-        if self._closed:
+        if self._is_closed:
             raise trio.ClosedResourceError("this side closed the stream")
         return self._socket
 
     def _broken(self, error: OSError) -> Exception:
-        if self._closed or error.errno == _CLOSED_ERRNO:
+        if self._is_closed or error.errno == _CLOSED_ERRNO:
             return trio.ClosedResourceError("this side closed the stream")
         return trio.BrokenResourceError(os.strerror(error.errno) if error.errno else str(error))
 
@@ -114,7 +114,7 @@ class TcpListener:
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket = sock
-        self._closed = False
+        self._is_closed = False
         self._loop = current_loop()
         self._address = _name(sock.getsockname())
 
@@ -124,7 +124,7 @@ class TcpListener:
 
     async def accept(self) -> TcpStream:
         while True:
-            if self._closed:
+            if self._is_closed:
                 raise trio.ClosedResourceError("the listener is closed")
             await self._loop.wait_readable(self._socket)
             try:
@@ -137,8 +137,8 @@ class TcpListener:
                 sock.close()
 
     async def aclose(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self._loop.notify_closing(self._socket)
             self._socket.close()
         await anyio.lowlevel.checkpoint()

@@ -359,7 +359,7 @@ class TlsStream(ByteStream):
         self._outgoing = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_name)
         self._pushing = anyio.Lock(fast_acquire=True)
-        self._ended = False  # nothing more will come from the transport
+        self._has_ended = False  # nothing more will come from the transport
         self._unsent = b""  # encrypted, not taken by the transport yet
         self._owed = 0  # encrypted by send_now, but not counted as taken yet: the next send begins with it
 
@@ -389,7 +389,7 @@ class TlsStream(ByteStream):
     async def _receive(self, max_bytes: int) -> bytes:
         self._check_open()
         # Nothing is taken from OpenSSL before the last await, so that a cancelled call loses nothing.
-        if self._incoming.pending or self._ssl.pending() or self._ended:
+        if self._incoming.pending or self._ssl.pending() or self._has_ended:
             await anyio.lowlevel.checkpoint()
         else:
             await self._pull()
@@ -406,8 +406,8 @@ class TlsStream(ByteStream):
                 piece = self._ssl.read(max_bytes - size)
                 pieces.append(piece)
                 size += len(piece)
-                self._ended = not piece
-                if self._ended or not self._incoming.pending:
+                self._has_ended = not piece
+                if self._has_ended or not self._incoming.pending:
                     break
         except ssl.SSLWantReadError:
             if not pieces:
@@ -425,7 +425,7 @@ class TlsStream(ByteStream):
             self._incoming.write(data)
         else:
             self._incoming.write_eof()
-            self._ended = True
+            self._has_ended = True
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         self._check_open()
@@ -486,8 +486,8 @@ class TlsStream(ByteStream):
     async def aclose(self) -> None:
         """Send close_notify if the transport takes it at once, do not wait for the peer's, then close the
         transport."""
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             with suppress(ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
                 self._close_notify()
         await self._stream.aclose()
@@ -499,7 +499,7 @@ class TlsStream(ByteStream):
             self._stream.send_now([self._outgoing.read()])
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise trio.ClosedResourceError("this side closed the stream")
 
 

@@ -145,7 +145,7 @@ class MeteredStream(PrefixedStream):
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(b"", stream)
-        self._upgraded = False  # the HTTP request has ended
+        self._is_upgraded = False  # the HTTP request has ended
         self._part = b""  # of a header of which more is to come
         self._skip = 0  # bytes of a frame's content that are still to come
         self._empty = 0.0
@@ -162,12 +162,12 @@ class MeteredStream(PrefixedStream):
     def _look(self, data: bytes) -> None:
         """Count the frames that begin in `data`. Raises BrokenResourceError past the limit."""
         data = self._part + data
-        if not self._upgraded:
+        if not self._is_upgraded:
             end = data.find(b"\r\n\r\n")
             if end < 0:
                 self._part = data[-3:]
                 return
-            self._upgraded = True
+            self._is_upgraded = True
             self._skip = end + 4
         at, size, empty = self._skip, len(data), self._empty
         while size - at >= 2:
@@ -199,16 +199,16 @@ class WebSocketStream(Stream):
         self._socket = socket
         self._stream = stream
         self._rest = b""
-        self._closed = False
-        self._receiving = False
+        self._is_closed = False
+        self._is_receiving = False
         self.peer = stream.peer
         self.local = stream.local
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         max_bytes = _checked(max_bytes)
-        if self._receiving:
+        if self._is_receiving:
             raise trio.BusyResourceError("another task is receiving from this stream")
-        self._receiving = True
+        self._is_receiving = True
         try:
             self._check_open()
             if self._rest:
@@ -218,7 +218,7 @@ class WebSocketStream(Stream):
                 if not self._rest and self._socket.closed:
                     return b""
         finally:
-            self._receiving = False
+            self._is_receiving = False
         data, self._rest = self._rest[:max_bytes], self._rest[max_bytes:]
         return data
 
@@ -262,7 +262,7 @@ class WebSocketStream(Stream):
 
     async def aclose(self) -> None:
         """Send a close frame and wait for the peer's; cancelled: close without it."""
-        self._closed = True
+        self._is_closed = True
         try:
             await self._socket.aclose()
         except trio.BrokenResourceError:
@@ -271,7 +271,7 @@ class WebSocketStream(Stream):
             await self._stream.aclose()
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._is_closed:
             raise trio.ClosedResourceError("this side closed the stream")
 
 

@@ -22,7 +22,7 @@ ALL = (1 << 63) - 1
 
 
 class AbortFile:
-    """`clean`: the last stop was one. `synced`: the physical offset before which everything was synced for
+    """`is_clean`: the last stop was one. `synced`: the physical offset before which everything was synced for
     certain; 0 when that is not known.
 
     The file is made when a recovery has succeeded, so a start that is refused leaves none.
@@ -33,31 +33,31 @@ class AbortFile:
         self._path = path
         self._segment: Segment | None = None
         data = disk.load(path)
-        self.clean = data is None
+        self.is_clean = data is None
         self.synced = ALL if data is None else _read(data)
 
     def changing(self) -> None:
         """A recovery is about to write what it does not sync at once. Raises StoreError."""
-        if self.clean and self._segment is None:
+        if self.is_clean and self._segment is None:
             self._disk.replace(self._path, _row(ALL))  # never without what it says
             self._segment = self._disk.open(self._path, SIZE, mapped=False)
 
     def refused(self) -> None:
         """The recovery has failed, what it wrote is synced: a clean stop stays one. Raises StoreError."""
-        if self.clean and self._segment is not None:
+        if self.is_clean and self._segment is not None:
             self.remove()
 
     def opened(self, synced: int) -> None:
         """The recovery has succeeded, the log is synced up to there. Raises StoreError."""
         if self._segment is None:
-            if not self.clean and self._disk.size(self._path) != SIZE:
+            if not self.is_clean and self._disk.size(self._path) != SIZE:
                 self._disk.replace(self._path, bytes(SIZE))  # at no time is there none
             self._make(synced)
         self.note(synced)
 
     def _make(self, synced: int) -> None:
         self._segment = self._disk.open(self._path, SIZE, mapped=False)
-        if synced or not self.clean:  # a new file says nothing, and takes no space
+        if synced or not self.is_clean:  # a new file says nothing, and takes no space
             self._segment.write(0, _row(synced))
         self._segment.sync()
         self.synced = synced

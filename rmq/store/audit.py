@@ -51,12 +51,12 @@ class Finding:
 
 @frozen
 class Gap:
-    """A part of the log without good records; `tail`: nothing good comes after it, it can be cut."""
+    """A part of the log without good records; `is_tail`: nothing good comes after it, it can be cut."""
 
     start: int
     stop: int
     reason: str
-    tail: bool
+    is_tail: bool
 
 
 @define
@@ -241,7 +241,7 @@ def _records(
             _note_tail(run, position, report, final=final)
             return
         reason = _why(run, position)
-        report.gaps.append(Gap(position, following.position, reason, tail=False))
+        report.gaps.append(Gap(position, following.position, reason, is_tail=False))
         skipped = following.position - position
         report.add(DAMAGE, run.path(position), position, f"{reason}; {skipped} bytes until the next record")
         position = following.position
@@ -260,7 +260,7 @@ def _note_tail(run: Segments, position: int, report: Report, *, final: bool) -> 
     used = _last_used(run, position)
     if used > position:
         reason = _why(run, position)
-        report.gaps.append(Gap(position, used, reason, tail=final))
+        report.gaps.append(Gap(position, used, reason, is_tail=final))
         if final and not report.clean_stop:
             report.notes.append(f"{used - position} bytes after the last record are not whole yet")
             return

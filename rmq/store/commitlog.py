@@ -44,7 +44,7 @@ class CommitLog:
         self.abort: AbortFile | None = None  # is told up to where all is synced
 
     @property
-    def pending(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether anything is gathered."""
         return self.position != self.end
 

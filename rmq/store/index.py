@@ -112,7 +112,7 @@ class IndexFile:
         self.count: int = max(fields[5], 1)  # entries + 1: entry 0 is never used
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """No entry fits."""
         return self.count >= self._capacity
 
@@ -222,7 +222,7 @@ class Index:
             if synced_ms is None:
                 self.files.append(file)
                 continue
-            newest = file.full and file.end_timestamp == synced_ms
+            newest = file.is_full and file.end_timestamp == synced_ms
             if newest or (file.count > 1 and file.end_timestamp < synced_ms):
                 self.files.append(file)
             else:
@@ -245,15 +245,15 @@ class Index:
     @property
     def full_until_ms(self) -> int:
         """The end time of the newest full file; 0 without any."""
-        return max((file.end_timestamp for file in self.files if file.full), default=0)
+        return max((file.end_timestamp for file in self.files if file.is_full), default=0)
 
     def add(self, entries: Iterable[Entry], now_ms: int) -> None:
         """Index records, in log order. Raises StoreError."""
         rows = self.hash.rows(entries)
         while rows:
-            file = self.files[-1] if self.files and not self.files[-1].full else self._make(now_ms)
+            file = self.files[-1] if self.files and not self.files[-1].is_full else self._make(now_ms)
             rows = rows[file.add(rows) :]
-            if file.full:
+            if file.is_full:
                 self._filled.append(file)
 
     def _make(self, now_ms: int) -> IndexFile:

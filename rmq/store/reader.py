@@ -30,7 +30,7 @@ MatchesRecord = Callable[[memoryview], bool]
 class GetResult:
     """`buffers` hold `count` whole records, `size` bytes, in queue order; one buffer may hold several.
 
-    `next_queue_offset` is where to go on. `suggest_slave`: the reader is so far behind that a slave
+    `next_queue_offset` is where to go on. `suggests_slave`: the reader is so far behind that a slave
     should serve it.
     """
 
@@ -41,7 +41,7 @@ class GetResult:
     buffers: list[memoryview] = field(factory=list)
     count: int = 0
     size: int = 0
-    suggest_slave: bool = False
+    suggests_slave: bool = False
 
 
 @define
@@ -146,7 +146,7 @@ def _choose(
         ranges.append((start, stop))
     result.status, result.count, result.size = status, count, total
     result.next_queue_offset += looked
-    result.suggest_slave = log_end - physical > limits.memory
+    result.suggests_slave = log_end - physical > limits.memory
     return ranges
 
 

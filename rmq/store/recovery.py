@@ -50,7 +50,7 @@ class Recovery:
     made again.
     """
 
-    clean: bool
+    is_clean: bool
     scanned_from: int
     records: int
     end: int

@@ -65,7 +65,7 @@ def cut_tail(disk: Disk, folder: str, report: Report, save: Save = _keep_nothing
     with locked(disk, folder):
         for run in log_runs(disk, Report(folder, report.commit_log))[-1:]:
             for gap in report.gaps:
-                if gap.tail:
+                if gap.is_tail:
                     lost.append(_taken(run, gap.start, gap.stop, gap.reason, "torn tail"))
                     save(lost)
                     run.truncate(gap.start)
@@ -83,7 +83,7 @@ def skip_damaged(disk: Disk, folder: str, report: Report, save: Save = _keep_not
             (run, gap, plan)
             for run in log_runs(disk, Report(folder, report.commit_log))
             for gap in report.gaps
-            if not gap.tail and run.start <= gap.start < run.stop
+            if not gap.is_tail and run.start <= gap.start < run.stop
             for plan in [list(_plan(disk, folder, run, gap))]
         ]
         lost = [

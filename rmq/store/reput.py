@@ -37,7 +37,7 @@ class Reput:
         return len(self._backlog)
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Nothing is left to do."""
         return self.behind is None and not self._backlog
 
@@ -79,7 +79,7 @@ class Reput:
             log.error("the index cannot be written, queries by key miss records until it can: %s", error)
             self.start(again=True)  # the log has what is missing, so the memory need not
             return False
-        return not self.idle
+        return not self.is_idle
 
     def _catch_up(self, limit: int, now_ms: int) -> None:
         assert self.behind is not None

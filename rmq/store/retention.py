@@ -25,7 +25,7 @@ class DiskState:
 
     ratio: float
     free_bytes: int
-    writable: bool = True
+    is_writable: bool = True
     reason: str = ""
 
 

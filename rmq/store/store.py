@@ -152,7 +152,7 @@ class Store(StoreSync, ReplicaStore):
     def _refuse(self) -> None:
         """The store is not opened: what was a clean stop stays one; what was written till now is synced."""
         with suppress(StoreError):
-            if self._abort is not None and self._abort.clean:
+            if self._abort is not None and self._abort.is_clean:
                 self.disk.sync_all(self._root)
                 self._abort.refused()
 
@@ -160,7 +160,7 @@ class Store(StoreSync, ReplicaStore):
         if self._abort is not None:
             self._abort.close()
         abort = self._abort = AbortFile(self.disk, self._path("abort"))
-        clean = abort.clean
+        clean = abort.is_clean
         checkpoint = self._checkpoint = Checkpoint(self.disk, self._path("checkpoint"))
         self._queues.find_folders()
         recoverer = Recoverer(
@@ -325,7 +325,7 @@ class Store(StoreSync, ReplicaStore):
         queue = self._queues.table.get((shared.topic, shared.queue_id)) or self._queues.make(
             shared.topic, shared.queue_id
         )
-        if not commit_log.pending:
+        if not commit_log.has_pending:
             self._begin_batch()
         now, born_host = self._batch_ms, shared.born_host
         sys_flag = shared.sys_flag & _NO_HOST_BITS | self._host_flag
@@ -394,7 +394,7 @@ class Store(StoreSync, ReplicaStore):
         Raises StoreError (DiskFull …) when it cannot be written: then none of it is there, and the
         offsets that `put` gave out are free again.
         """
-        if not self._log.pending:
+        if not self._log.has_pending:
             return ()
         try:
             self._log.commit()
@@ -444,9 +444,9 @@ class Store(StoreSync, ReplicaStore):
         return more or late or not self._queues.is_trimmed
 
     @property
-    def pending(self) -> bool:
+    def has_pending(self) -> bool:
         """Whether `put` was called since the last `commit`."""
-        return self._log.pending
+        return self._log.has_pending
 
     # ---- cleaning ----
 
@@ -505,7 +505,7 @@ class Store(StoreSync, ReplicaStore):
             self._disk_looked_ms = now
             self._disk_state = disk_state(self.disk.usage(self._log.segments.folder), self.config)
         if self._log.failure:
-            return evolve(self._disk_state, writable=False, reason=self._log.failure)
+            return evolve(self._disk_state, is_writable=False, reason=self._log.failure)
         return self._disk_state
 
 

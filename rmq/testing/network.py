@@ -282,8 +282,8 @@ class MemoryStream(ByteStream):
             self._check_open(self._outgoing)
 
     async def aclose(self) -> None:
-        if not self._closed:
-            self._closed = True
+        if not self._is_closed:
+            self._is_closed = True
             self._network._streams.pop(self, None)
             self._outgoing.finish()
             self._incoming.unread = True
@@ -301,7 +301,7 @@ class MemoryStream(ByteStream):
         self._outgoing.wake()
 
     def _check_open(self, pipe: _Pipe) -> None:
-        if self._closed:
+        if self._is_closed:
             raise trio.ClosedResourceError("this side closed the stream")
         if pipe.broken:
             raise trio.BrokenResourceError("the connection was cut")

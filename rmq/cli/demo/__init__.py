@@ -149,7 +149,7 @@ def _run(plan: Plan, path: pathlib.Path, column: str, *, note: str) -> int:
         terminal, flow_table(results), share_table(results, names, column), files_table(plan.folder / "store")
     )
     print_parts(terminal, order_line(check, column), ONE_PROCESS, f"Files: {plan.folder / 'store'}{note}")
-    if not check.passed:
+    if not check.has_passed:
         return _fail(DemoFailed(check.first_wrong or "not everything came once and unchanged"), EXIT_FAILED)
     return 0
 
@@ -248,7 +248,7 @@ async def _publish_and_wait(producer: Producer, plan: Plan, results: Results) ->
                 nursery.start_soon(_watch, shown, bars, results, nursery.cancel_scope)
                 for rows in shares:
                     nursery.start_soon(_publish, producer, plan, results, rows)
-        if not results.complete:
+        if not results.is_complete:
             came = f"only {len(results.seen):,} of {len(plan.rows):,} rows came"
             raise DemoFailed(f"{came}; the last {STALL_SECONDS} s brought none")
 
@@ -265,7 +265,7 @@ async def _publish(producer: Producer, plan: Plan, results: Results, rows: Seque
 async def _watch(shown: Progress, bars: Sequence[TaskID], results: Results, scope: trio.CancelScope) -> None:
     """Moves the bars; ends the wait when everything has come, or when nothing comes any more."""
     last, since = (0, 0), trio.current_time()
-    while not results.complete:
+    while not results.is_complete:
         now = len(results.acknowledged_at), len(results.seen)
         for bar, count in zip(bars, now, strict=True):
             shown.update(bar, completed=count)

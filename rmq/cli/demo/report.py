@@ -22,7 +22,7 @@ class Delivery:
     row: int
     queue_id: int
     at: float
-    intact: bool
+    is_intact: bool
 
 
 @define
@@ -41,7 +41,7 @@ class Results:
         self.seen.add(delivery.row)
 
     @property
-    def complete(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether each row has come at least once."""
         return len(self.seen) == len(self.rows)
 
@@ -58,7 +58,7 @@ class OrderCheck:
     first_wrong: str
 
     @property
-    def passed(self) -> bool:
+    def has_passed(self) -> bool:
         """Whether everything came once, unchanged and in order."""
         return self.kept == self.keys and not (self.missing or self.repeated or self.altered)
 
@@ -82,7 +82,7 @@ def check_order(rows: Sequence[Row], deliveries: Sequence[Delivery]) -> OrderChe
         kept=len(published) - len(wrong),
         missing=len(rows) - len(times),
         repeated=sum(count - 1 for count in times.values()),
-        altered=sum(not delivery.intact for delivery in deliveries),
+        altered=sum(not delivery.is_intact for delivery in deliveries),
         first_wrong=f"{wrong[0]}: rows {published[wrong[0]]} came as {came.get(wrong[0], [])}"
         if wrong
         else "",
@@ -144,7 +144,7 @@ def order_line(check: OrderCheck, key: str) -> str:
         )
         if count
     ]
-    return f"Ordering: {'kept' if check.passed else 'BROKEN'}: {', '.join([text, *faults])}."
+    return f"Ordering: {'kept' if check.has_passed else 'BROKEN'}: {', '.join([text, *faults])}."
 
 
 def files_table(folder: pathlib.Path) -> Table:

@@ -326,7 +326,7 @@ def test_what_could_not_be_written_anew_waits_as_before(bench: Bench) -> None:
         bench.fail = DiskFull("no room")
         with suppress(DiskFull):
             bench.at(START + day * DAY)
-        assert not bench.store.pending
+        assert not bench.store.has_pending
         assert len(bench.timers) == 1
         bench.fail = None
         bench.at(START + day * DAY)
@@ -338,7 +338,7 @@ def test_what_waits_long_is_written_anew_before_its_file_is_deleted(bench: Bench
     handle = bench.send(b"a", START + 39 * DAY)
     for day in range(1, 39):
         bench.at(START + day * DAY)
-        assert not bench.store.pending, "what was written anew is committed in the same step"
+        assert not bench.store.has_pending, "what was written anew is committed in the same step"
     newest = bench.store.message_time(TIMER_TOPIC, 0, bench.store.max_offset(TIMER_TOPIC, 0) - 1)
     assert START + 39 * DAY - newest <= 3 * DAY
     assert len(bench.timers) == 1

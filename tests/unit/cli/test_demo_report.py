@@ -35,13 +35,13 @@ def printed(*parts: object, width: int = 100) -> str:
 def test_order_is_kept_when_keys_interleave_differently() -> None:
     check = check_order(ROWS, came(2, 0, 4, 1, 5, 3))
 
-    assert (check.passed, check.keys, check.kept, check.first_wrong) == (True, 2, 2, "")
+    assert (check.has_passed, check.keys, check.kept, check.first_wrong) == (True, 2, 2, "")
 
 
 def test_two_rows_of_one_key_the_wrong_way_round_are_found() -> None:
     check = check_order(ROWS, came(0, 3, 1, 2, 4, 5))
 
-    assert (check.passed, check.kept) == (False, 1)
+    assert (check.has_passed, check.kept) == (False, 1)
     assert check.first_wrong == "a: rows [0, 1, 3] came as [0, 3, 1]"
     assert (
         order_line(check, "id")
@@ -63,7 +63,7 @@ def test_two_rows_of_one_key_the_wrong_way_round_are_found() -> None:
 def test_missing_repeated_and_altered_rows_fail_the_check(deliveries: list[Delivery], said: str) -> None:
     check = check_order(ROWS, deliveries)
 
-    assert not check.passed
+    assert not check.has_passed
     assert order_line(check, "id") == f"Ordering: BROKEN: {said}."
 
 
@@ -71,10 +71,10 @@ def test_the_tally_is_complete_when_each_row_has_come() -> None:
     results = Results(ROWS)
     for delivery in came(0, 1, 2, 3, 4, 4):
         results.delivered(delivery)
-    assert not results.complete
+    assert not results.is_complete
 
     results.delivered(came(5)[0])
-    assert results.complete
+    assert results.is_complete
 
 
 def test_latency_is_from_send_to_first_delivery() -> None:

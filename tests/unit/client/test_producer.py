@@ -555,7 +555,7 @@ class TestGroups:
         for requests in by_server(setting.cluster):
             assert len({request.ext["RmqNonce"].partition(".")[0] for request in requests}) == 1
             for request in requests:
-                assert identify(request, accounts, "10.0.0.1:1", proofs).signed
+                assert identify(request, accounts, "10.0.0.1:1", proofs).is_signed
 
 
 class TestCompression:

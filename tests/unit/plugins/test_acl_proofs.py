@@ -98,7 +98,7 @@ def test_nothing_of_a_proved_request_can_be_changed(guarded: Guarded, sign: Prov
         ext[NONCE] += "0"
     else:
         code = Code.SEND_BATCH_MESSAGE
-    assert identify(command, guarded.plugin.files.accounts, PEER, Proofs(lambda: NOW)).signed
+    assert identify(command, guarded.plugin.files.accounts, PEER, Proofs(lambda: NOW)).is_signed
     with pytest.raises(AccessDenied, match="Check signature failed"):
         identify(Command(code, 7, flag, ext, body), guarded.plugin.files.accounts, PEER, Proofs(lambda: NOW))
 

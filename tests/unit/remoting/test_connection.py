@@ -287,7 +287,7 @@ async def test_a_single_call_is_sent_at_once(autojump_clock: MockClock) -> None:
                 (asked,) = await link.peer.receive()
                 await link.peer.send(asked.reply())
         assert len(network.sends) == 3
-        assert not link.connection._writer_runs
+        assert not link.connection._has_writer
 
 
 async def test_large_buffers_are_sent_uncopied_and_in_order(autojump_clock: MockClock) -> None:

@@ -98,7 +98,7 @@ def test_a_batch_that_may_not_fit_the_file_is_left_to_single_puts() -> None:
     batch = packed(0, bytes(900), "") * 5
     assert store.put_batch(Record("Orders", 0, b""), batch, b"") is None
     assert store.put_batch(Record("Orders", 0, b""), packed(0, b"a", "A\x01" + "x" * 9000), b"") is None
-    assert not store.pending
+    assert not store.has_pending
     placed = store.put_batch(Record("Orders", 0, b""), packed(0, b"one", "") + packed(0, b"two", ""), b"")
     assert placed is not None
     store.commit()
@@ -119,7 +119,7 @@ def test_a_broken_batch_leaves_nothing(batch: bytes) -> None:
     store = open_store(MemoryDisk())
     with pytest.raises(RemoteProtocolError, match=r"of a batch|NUL"):
         store.put_batch(Record("Orders", 0, b""), packed(0, b"good", "") + batch, b"")
-    assert not store.pending
+    assert not store.has_pending
     assert store.commit() == ()
 
 

@@ -103,7 +103,7 @@ def check_reading(store: Store, topic: str, queue_id: int, physical: list[int]) 
 def test_it_opens_and_all_is_there(folder: Path, expected: Any) -> None:
     store = make(folder)
     recovery = store.load()
-    assert recovery.clean
+    assert recovery.is_clean
     assert recovery.cut is None
     check(store, expected)
     store.close()
@@ -132,11 +132,11 @@ def test_after_a_crash_queues_and_index_are_made_again(folder: Path, expected: A
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     store = make(folder)
     recovery = store.load()
-    assert not recovery.clean
+    assert not recovery.is_clean
     check(store, expected)
     store.close()
     again = make(folder)
-    assert again.load().clean
+    assert again.load().is_clean
     check(again, expected)
     again.close()
 

@@ -107,7 +107,7 @@ def test_a_full_file_is_followed_by_another() -> None:
     for number in range(100):
         index.add([entry(number)], START_MS + number * 1000)
     assert [file.count for file in index.files] == [20, 20, 20, 20, 20, 6]
-    assert all(file.full for file in index.files[:-1])
+    assert all(file.is_full for file in index.files[:-1])
     for number in range(100):
         assert index.find("Orders", f"K{number}", 0, 1 << 60, 64) == [number * 100]
     names = disk.list(FOLDER)

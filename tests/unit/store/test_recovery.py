@@ -44,7 +44,7 @@ def test_after_a_clean_stop_all_is_there() -> None:
     assert not disk.exists(f"{ROOT}/abort")
     again = make_store(disk)
     recovery = again.load()
-    assert recovery.clean
+    assert recovery.is_clean
     assert (recovery.end, recovery.cut, recovery.rebuilt) == (end, None, ())
     assert bodies(again) == expected_bodies(100)
     fill(again, 3)
@@ -58,7 +58,7 @@ def test_a_clean_stop_survives_a_power_cut_right_after() -> None:
             send(store, record(f"more {number}", unique=f"KEY{number:05d}"))
         store.close()
         again = make_store(disk.image(seed))
-        assert again.load().clean
+        assert again.load().is_clean
         assert len(bodies(again)) == 120
         assert len(again.query("Orders", "KEY00007", 5, 0, 1 << 60)) == 1
 
@@ -92,7 +92,7 @@ def test_a_killed_process_loses_nothing_it_wrote(tmp_path: Path) -> None:
     assert (tmp_path / "abort").exists()
     again = make_store(RealDisk(), root=str(tmp_path))
     recovery = again.load()
-    assert not recovery.clean
+    assert not recovery.is_clean
     assert bodies(again) == expected_bodies(100)
     again.close()
 

@@ -59,24 +59,24 @@ def test_why_files_go() -> None:
 
 def test_sends_are_refused_over_the_highest_watermark() -> None:
     config = StoreConfig(disk_min_free_bytes=1000)
-    assert disk_state(usage(90), config).writable
+    assert disk_state(usage(90), config).is_writable
     full = disk_state(usage(91), config)
-    assert not full.writable
+    assert not full.is_writable
     assert "91% full" in full.reason
     assert "over 90 %" in full.reason
     short = disk_state(usage(10, 999), config)
-    assert not short.writable
+    assert not short.is_writable
     assert "under 1000 free bytes" in short.reason
 
 
 def test_disk_state_looks_once_a_second() -> None:
     disk, clock = MemoryDisk(), Clock()
     store = open_store(disk, clock)
-    assert store.disk_state().writable
+    assert store.disk_state().is_writable
     disk.capacity = 0
-    assert store.disk_state().writable
+    assert store.disk_state().is_writable
     clock.now_ms += 1000
-    assert not store.disk_state().writable
+    assert not store.disk_state().is_writable
 
 
 def test_files_go_by_age_in_order_and_whole() -> None:

@@ -39,14 +39,14 @@ def test_nothing_is_readable_before_commit() -> None:
     store = open_store()
     one = record("a")
     store.put(one)
-    assert store.pending
+    assert store.has_pending
     assert store.max_offset("Orders", 0) == 0
     assert store.max_physical_offset == 0
     assert store.read(one.physical_offset) is None
     assert store.get("Orders", 0, 0, 32).status == "NO_MESSAGE_IN_QUEUE"
     assert store.flush() == 0
     assert store.commit() == [("Orders", 0, 1)]
-    assert not store.pending
+    assert not store.has_pending
     assert bodies(store) == [b"a"]
     assert store.commit() == ()
 
@@ -124,7 +124,7 @@ def test_properties_that_are_too_long_are_refused() -> None:
         store.put(record("x", note="y" * 32768))
     with pytest.raises(StoreError, match="127"):
         store.put(record("x", topic="T" * 128))
-    assert not store.pending
+    assert not store.has_pending
 
 
 @pytest.mark.parametrize("topic", ["../up", "a/b", "", ".", "..", "nul\0"])
@@ -133,7 +133,7 @@ def test_a_topic_that_is_no_name_gets_no_folder(topic: str) -> None:
     store = open_store(disk)
     with pytest.raises(StoreError, match="cannot be"):
         store.put(record("x", topic=topic))
-    assert not store.pending
+    assert not store.has_pending
     assert all(name in ("abort", "checkpoint") for name in disk.list(ROOT))
 
 
@@ -168,7 +168,7 @@ def test_a_full_disk_refuses_the_batch_and_only_it(already: int) -> None:
         store.put(record(f"refused {number}" + "z" * 90))
     with pytest.raises(DiskFull):
         store.commit()
-    assert not store.pending
+    assert not store.has_pending
     assert store.max_offset("Orders", 0) == already
     disk.capacity = None
     fill(store, 2)
@@ -245,7 +245,7 @@ def test_after_a_failed_sync_nothing_is_taken_until_it_is_written_again() -> Non
     with pytest.raises(StoreError, match="nothing is taken until it can"):
         store.commit()
     state = store.disk_state()
-    assert not state.writable
+    assert not state.is_writable
     assert "cannot be synced" in state.reason
     assert len(bodies(store)) == 2
     with pytest.raises(StoreError, match="cannot be synced"):
@@ -254,7 +254,7 @@ def test_after_a_failed_sync_nothing_is_taken_until_it_is_written_again() -> Non
     with pytest.raises(StoreError, match="Input/output"):
         store.mend()
     assert store.mend() == store.flushed_offset == store.max_physical_offset
-    assert store.disk_state().writable
+    assert store.disk_state().is_writable
     fill(store, 1)
     store.flush()
     disk.crash()
@@ -271,7 +271,7 @@ def test_what_a_failed_sync_left_is_written_again_over_several_files() -> None:
     for _ in range(3):
         disk.fail("sync", "commitlog")
         with pytest.raises(StoreError):
-            store.flush() if store.disk_state().writable else store.mend()
+            store.flush() if store.disk_state().is_writable else store.mend()
     store.mend()
     disk.crash()
     again = open_store(disk, mapped_file_size_commit_log=4096)
@@ -517,9 +517,9 @@ def test_old_messages_come_in_smaller_portions_and_from_a_slave() -> None:
         send(store, record(b"x" * 103))
     store._limits.memory = 10_000  # half of the log
     old = store.get("Orders", 0, 0, 32)
-    assert (old.count, old.suggest_slave) == (8, True)
+    assert (old.count, old.suggests_slave) == (8, True)
     new = store.get("Orders", 0, 60, 32)
-    assert (new.count, new.suggest_slave) == (32, False)
+    assert (new.count, new.suggests_slave) == (32, False)
     store._limits.bytes_in_disk = 500
     assert store.get("Orders", 0, 0, 32).count == 2
 
