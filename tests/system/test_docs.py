@@ -1,4 +1,7 @@
-"""The programs in README.md and docs/tutorial.md run as they stand, beside `rmq dev`."""
+"""The programs of the pages run as they stand, beside `rmq dev`: each on asyncio, and in its form for trio.
+
+A block that imports neither loop runs as part of both.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ import pytest
 from tests.system.test_demo import running_dev
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+LOOPS = ("asyncio", "trio")
 
 # What each program must have printed, page by page.
 EXPECTED: dict[str, tuple[str, ...]] = {
@@ -32,13 +36,41 @@ EXPECTED: dict[str, tuple[str, ...]] = {
 }
 
 
-def programs(page: str) -> list[str]:
+def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text("utf-8"), re.S)
 
 
+def loops_of(program: str) -> set[str]:
+    """The loops that a block is for."""
+    named = {loop for loop in LOOPS if re.search(rf"^import {loop}$", program, re.M)}
+    return named or set(LOOPS)
+
+
+def programs(page: str, loop: str) -> list[str]:
+    return [program for program in blocks(page) if loop in loops_of(program)]
+
+
 @pytest.mark.parametrize("page", EXPECTED)
-def test_the_programs_of_a_page_run(page: str, tmp_path: pathlib.Path) -> None:
-    found = programs(page)
+def test_each_program_comes_for_asyncio_first_and_then_for_trio(page: str) -> None:
+    single = [loop for program in blocks(page) if len(loop := loops_of(program)) == 1]
+    assert single == [{loop} for loop in LOOPS] * (len(single) // 2)
+
+
+def shape(program: str) -> list[str]:
+    """What a program says of rmq: the same in both forms."""
+    return re.findall(r"(?:client|producer|consumer|puller|rmq|delivery|app)\.(\w+)", program)
+
+
+@pytest.mark.parametrize("page", EXPECTED)
+def test_both_forms_are_the_same_program(page: str) -> None:
+    for first, second in zip(programs(page, "asyncio"), programs(page, "trio"), strict=True):
+        assert sorted(shape(first)) == sorted(shape(second))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("page", EXPECTED)
+def test_the_programs_of_a_page_run(page: str, loop: str, tmp_path: pathlib.Path) -> None:
+    found = programs(page, loop)
     assert len(found) == len(EXPECTED[page])
     with running_dev(tmp_path) as (addresses, _):
         for program, expected in zip(found, EXPECTED[page], strict=True):
