@@ -75,13 +75,13 @@ class InvalidName(RmqError, ValueError):
 
 
 class LocalProtocolError(RmqError):
-    """We would have sent nonsense: a bug in rmq or in the caller's arguments."""
+    """What is to be sent breaks the protocol: a wrong argument of the caller, or a bug in rmq."""
 
     hint = "correct the call; if it is right, this is a bug of rmq"
 
 
 class RemoteProtocolError(RmqError):
-    """The other side sent nonsense: its connection ends."""
+    """What the other side sent breaks the protocol: its connection ends."""
 
     hint = "check that a RocketMQ server listens there, and that both sides agree on TLS"
 

@@ -14,9 +14,9 @@ from typing import Final
 from rmq.errors import AccessDenied
 
 FREE: Final = 20
-"""Wrong signatures at once."""
+"""Wrong signatures of one name from one address that are looked at without a pause."""
 PER_SECOND: Final = 2.0
-"""And then."""
+"""How many more are looked at each second after that."""
 ENTRIES_MAX: Final = 10_000
 NAME_MAX: Final = 128
 

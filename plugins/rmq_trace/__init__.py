@@ -86,7 +86,9 @@ class TracePlugin(Plugin):
                 await trio.lowlevel.checkpoint()
 
     def write(self) -> None:
-        """Put one trace message of what waits. What cannot be stored is dropped: a trace is no cargo."""
+        """Store one trace message with the rows that wait. When it cannot be stored they are dropped: traces
+        may be lost, messages may not.
+        """
         waiting = self._waiting
         rows = [waiting.popleft() for _ in range(min(len(waiting), ROWS_OF_A_MESSAGE))]
         if not rows:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "_RMQ_COMPLETE"
 TIMEOUT_SECONDS: Final = 1.0
-"""A shell that waits longer for the Tab key is a nuisance: then nothing is suggested."""
+"""How long the Tab key waits for the cluster; when it takes longer, nothing is suggested."""
 
 
 @click.command()

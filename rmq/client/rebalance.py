@@ -36,7 +36,7 @@ def averagely(queues: Sequence[MessageQueue], clients: Sequence[str], client: st
 def averagely_by_circle(
     queues: Sequence[MessageQueue], clients: Sequence[str], client: str
 ) -> list[MessageQueue]:
-    """Queues are dealt out like cards, one to each client in turn."""
+    """Queues are given to the clients in turn: with n clients, every n-th queue to the same one."""
     return list(queues[clients.index(client) :: len(clients)]) if client in clients else []
 
 
@@ -158,5 +158,7 @@ def plan(
     client: str,
     held: Iterable[MessageQueue],
 ) -> Change:
-    """Sort what came in, as every member must, share it out, and compare with what is held."""
+    """What a member has to do about one topic: sort queues and clients, as every member must, share the
+    queues out by `strategy`, and compare with what it holds.
+    """
     return difference(held, strategy(sorted(queues), sorted(set(clients)), client))

@@ -17,7 +17,7 @@ from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
 
 MAX_QUEUES = 1 << 16
-"""More queues of a topic than this on one broker are nonsense from a name server."""
+"""A route with more queues of a topic on one broker is refused as damaged."""
 
 
 @frozen
@@ -144,8 +144,8 @@ class BrokerHealth:
     """Brokers to avoid for a while, because they failed or were slow.
 
     RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; these here are
-    shorter, so that a hiccup does not take a broker out for long: a slow answer costs 5 to 30 s, failures
-    in a row 5, 10, 20 ... 60 s, and one quick success forgives all. Where every broker is to be avoided,
+    shorter, so that a short pause does not take a broker out for long: a slow answer costs 5 to 30 s,
+    failures in a row 5, 10, 20 ... 60 s, and one quick success ends it. Where every broker is to be avoided,
     none is.
     """
 

@@ -28,7 +28,7 @@ class PluginHost:
 
     @property
     def address(self) -> str:
-        """Nobody is told one."""
+        """Empty: no client is told a name server's address."""
         return ""
 
     def put(self, message: Message) -> None:
@@ -36,11 +36,11 @@ class PluginHost:
         raise LocalProtocolError("a name server stores no messages")
 
     def topic_of(self, physical_offset: int) -> str | None:
-        """There is no message here."""
+        """None: a name server stores no message."""
         return None
 
     def stats(self) -> Mapping[str, str]:
-        """There are no runtime metrics."""
+        """Empty: brokerStatus is a broker's."""
         return {}
 
     def metrics(self) -> list[Metric]:

@@ -88,7 +88,9 @@ class BrokerLiveInfo:
 
 
 class RouteTable:
-    """The name server's knowledge. Queries give copies, so that callers may keep them."""
+    """The tables of brokers, their topics and clusters. Queries give copies, so that callers may
+    keep them.
+    """
 
     def __init__(self, limits: RouteLimits | None = None) -> None:
         self.limits = limits or RouteLimits()
@@ -151,7 +153,7 @@ class RouteTable:
         return True
 
     def touch(self, broker_addr: str, now_ms: int) -> None:
-        """Note a sign of life."""
+        """A broker has asked something: it is alive."""
         if held := self.broker_live_table.get(broker_addr):
             held.last_update_ms = now_ms
 

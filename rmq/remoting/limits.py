@@ -69,7 +69,9 @@ class Limits:
     connect_seconds: float = 3.0
     """For name lookup, connecting and handshakes of a dial together (Java: connectTimeoutMillis)."""
     linger_seconds: float = 1.0
-    """How long a closing connection may take to send what is in its outbox and to say goodbye."""
+    """How long a closing connection may take to send what is in its outbox, and the closing messages of TLS
+    and WebSocket.
+    """
 
     @property
     def stall_scan_seconds(self) -> float:
@@ -158,7 +160,7 @@ class AddressRate:
     """
 
     def __init__(self, per_second: float, burst_seconds: float) -> None:
-        """0 a second: as much as they like."""
+        """With `per_second` 0 there is no limit."""
         self._step = 1 / per_second if per_second else 0.0
         self._burst = burst_seconds
         self._full_at: dict[str, float] = {}  # address -> when its bucket will be full; last seen last

@@ -155,7 +155,7 @@ def _stamp(config: TlsConfig) -> tuple[Any, ...]:
 def _context(side: int) -> ssl.SSLContext:
     context = ssl.SSLContext(side)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    # Some builds of Python let the end of a connection that was cut off look like a goodbye.
+    # Some builds of Python let the end of a connection that was cut off look like its orderly end.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     return context
 
@@ -535,7 +535,7 @@ def _reason(error: ssl.SSLError) -> str:
         return f"the certificate is not accepted: it {advice} ({error.verify_message.rstrip('.')})"
     # Not every version of Python has a class of its own for this error.
     if isinstance(error, ssl.SSLEOFError) or error.reason == "UNEXPECTED_EOF_WHILE_READING":
-        return "the peer hung up without saying goodbye"
+        return "the peer hung up without close_notify"
     reason = error.reason or str(error)
     for name, meaning in _ALERTS.items():
         if reason.endswith(name):

@@ -22,8 +22,8 @@ ALL = (1 << 63) - 1
 
 
 class AbortFile:
-    """`is_clean`: the last stop was one. `synced`: the physical offset before which everything was synced for
-    certain; 0 when that is not known.
+    """The file while a store is open. `is_clean`: the last stop was clean. `synced`: the physical offset
+    before which everything was synced for certain; 0 when that is not known.
 
     The file is made when a recovery has succeeded, so a start that is refused leaves none.
     """
@@ -85,7 +85,7 @@ class AbortFile:
         self._disk.remove(self._path)
 
     def close(self) -> None:
-        """Let the file go, as it is."""
+        """Close the file and leave it as it is."""
         segment, self._segment = self._segment, None
         if segment is not None:
             segment.close()

@@ -43,5 +43,5 @@ class Checkpoint:
         self._segment.sync()
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         self._segment.close()

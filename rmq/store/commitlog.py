@@ -185,7 +185,7 @@ class CommitLog:
         return view
 
     def relax(self) -> None:
-        """Let the pages go that readers made this process map."""
+        """Give the memory of pages that readers have mapped back to the system; they stay readable."""
         self.segments.relax()
 
     def store_timestamp(self, physical_offset: int) -> int:

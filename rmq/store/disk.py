@@ -75,7 +75,9 @@ class Segment(Protocol):
         ...
 
     def relax(self, at: int) -> None:
-        """Let this process's mapped pages from `at` on go; they stay readable."""
+        """Give the memory of the mapped pages from `at` on back to the system (madvise DONTNEED); they stay
+        readable.
+        """
         ...
 
     def data_after(self, at: int) -> tuple[int, int]:
@@ -91,7 +93,7 @@ class Segment(Protocol):
         ...
 
     def close(self) -> None:
-        """Let the file go; a sync that runs in another thread ends first. Closing twice is fine."""
+        """Close the file; a sync that runs in another thread ends first. Closing twice is fine."""
         ...
 
 

@@ -56,7 +56,9 @@ class Limits:
 
 
 def outside(queue: ConsumeQueue | None, offset: int, correct: bool) -> GetResult:
-    """The answer for an offset that the queue does not hold. `correct`: this broker may move readers."""
+    """The answer for an offset that the queue does not hold. `correct`: this broker may tell the reader
+    another offset, as a slave may only with offsetCheckInSlave.
+    """
     # NO_MATCHED_LOGIC_QUEUE never comes: Java makes a queue when it looks for one, so that it is empty.
     if queue is None or queue.end == 0:
         return GetResult(NO_MESSAGE_IN_QUEUE, 0 if correct else offset)

@@ -1,4 +1,4 @@
-"""Retention: which files of the log may go, by age and by how full the disk is, and how they go."""
+"""Retention: which files of the log are removed, by age and by how full the disk is, and in which steps."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def expired_files(
 class Retention:
     """Removes expired files, one at a time, and trims queues and index behind them.
 
-    `take` takes a file out of the log, which costs nothing. To remove it from the disk takes as long as its
-    file system likes, half a second for a GiB, so the caller does that, `disk.remove(retention.path)`, in any
-    thread, and then says so by `removed`. Queues and index follow when the log's files are off the disk: a
-    crash before leaves records with their units, and never a record without one, which nobody could read.
+    `take` takes a file out of the log, which costs nothing. Removing it from the disk may take half a second
+    for a GiB, so the caller does that, `disk.remove(retention.path)`, in any thread, and then calls
+    `removed`. Queues and index follow when the log's files are off the disk: a crash before leaves records
+    with their units, and never a record without one, which nobody could read.
     """
 
     def __init__(self, disk: Disk, log: CommitLog, queues: Queues, index: Index, reput: Reput) -> None:

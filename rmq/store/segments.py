@@ -182,7 +182,7 @@ class Segments:
                 self._disk.sync(self.path(base))
 
     def relax(self) -> None:
-        """Let the mapped pages of the open files go."""
+        """`Segment.relax` for all open files."""
         for segment in self._opened.values():
             segment.relax(0)
 

@@ -233,7 +233,7 @@ class Store(StoreSync, ReplicaStore):
             self._close_files()
 
     def abandon(self) -> None:
-        """Let go of all files without writing anything, as a killed process would."""
+        """Close all files without writing anything, as if the process were killed."""
         self._close_files()
 
     def _close_files(self) -> None:
@@ -459,10 +459,10 @@ class Store(StoreSync, ReplicaStore):
 
     def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:
         """Remove whole log files, oldest first, that are expired or must make room; trim queues and index
-        with them. `asked`: at any hour, and all that are expired.
+        with them.
 
-        All at once, which takes as long as the disk likes; see `retention` for how a service does it. Raises
-        StoreError.
+        `asked`: at any hour, and all that are expired. Blocks for as long as the file system takes to remove
+        all of them; see `retention` for how a service does it. Raises StoreError.
         """
         retention = self.retention
         files = paths = queue_files = 0

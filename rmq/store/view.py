@@ -27,7 +27,7 @@ from rmq.store.reput import Reput
 from rmq.store.scan import parse
 
 COUNT_BACKLOG = 20_000
-"""Records that wait for the index before somebody who has other things to do helps."""
+"""Records that a look-up or `close` indexes in one go, and how many may wait before `commit` indexes some."""
 _RELAX_BYTES = 16 << 20
 
 

@@ -161,7 +161,7 @@ async def test_a_peer_that_hangs_up_without_goodbye_breaks_the_stream(tls: TlsCo
     await raw[1].aclose()
     assert await client.receive_some() == b"last words"
     for _ in range(2):
-        with pytest.raises(trio.BrokenResourceError, match="without saying goodbye"):
+        with pytest.raises(trio.BrokenResourceError, match="without close_notify"):
             await client.receive_some()
 
 
