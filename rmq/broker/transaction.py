@@ -65,8 +65,8 @@ if TYPE_CHECKING:
     from rmq.store.store import Store
 
 OP_DONE: Final = "d"
-_ID: Final = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 """Tag of an op message: the half message that it names has ended."""
+_ID: Final = re.compile(r"(?:[0-9A-Fa-f]{32}|[0-9A-Fa-f]{56})")
 
 STEP_MESSAGES: Final = 100
 """Half messages that one step reads; the event loop serves others between two steps."""
@@ -441,7 +441,8 @@ class Transactions:
         """Move the settled part of the queues on: to `up_to`, and over all that has ended behind it. What is
         not committed yet may be rolled back and is not passed.
         """
-        offset, ended, replaced = up_to, self._ended, self._replaced
+        # What a pass left behind may have ended, and been passed, since the pass came by it.
+        offset, ended, replaced = max(up_to, self._next), self._ended, self._replaced
         written = self._store.max_offset(TRANS_OP_HALF_TOPIC, 0)
         for passed in range(self._next, offset):
             ended.pop(passed, None)

@@ -347,6 +347,27 @@ def test_a_half_message_with_immunity_moves_when_many_have_come_after_it(
     assert bench.transactions.open_count == 1
 
 
+def test_what_ends_in_the_middle_of_a_pass_stays_settled(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.broker.transaction.DRAIN_AT", 1)
+    left = bench.half(CHECK_IMMUNITY_TIME_IN_SECONDS="1000")
+    others = [bench.half(b"%d" % number) for number in range(3)]
+    bench.wait(60_000)
+    monkeypatch.setattr("rmq.broker.transaction.STEP_MESSAGES", 1)
+    bench.now += 60_000
+    for _ in range(2):  # one looks at the first, which is left where it is; others are still to come
+        assert bench.transactions.step(bench.now) == bench.now
+    bench.end(left, SYS_ROLLBACK)
+    bench.end(others[0], SYS_ROLLBACK)
+    settled = bench.offsets.table[TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0]
+    assert settled > left.queue_offset
+
+    bench.transactions.step(bench.now)
+
+    assert bench.offsets.table[TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0] >= settled
+
+
 def test_no_immunity_lasts_longer_than_the_log_and_a_clock_of_the_producer_makes_none_young(
     bench: Bench,
 ) -> None:
