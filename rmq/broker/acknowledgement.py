@@ -248,7 +248,7 @@ class Acknowledgement:
             self._await_slave(connection, position, acks)
 
     def _on_disk(self, parked: Parked, in_time: bool) -> None:
-        if not in_time:
+        if not in_time:  # a slave is not asked then: both were promised
             self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_DISK_TIMEOUT)
         elif self._replicates:
             self._await_slave(parked.connection, parked.position, parked.acks)

@@ -53,6 +53,7 @@ class Flusher:
 
     def kick(self) -> None:
         """Sync what is in the log now; if a sync is running, after it. Does nothing before `run`."""
+        assert not (self._is_busy and self._is_mending), "mending begins when a sync has failed"
         # A running sync looks at its end who else waits; while the disk is mended nothing counts as synced.
         if not self._is_busy and not self._is_mending and self._start is not None:
             self._is_busy = True
@@ -131,6 +132,8 @@ class Flusher:
 
     def _finished(self, position: int, error: BaseException | None) -> None:
         """In the loop again. Must not raise: trio has no place for it."""
+        # Group commit: a sync does not cover who came while it ran, and one more serves all of those. So a
+        # sync serves as many sends as arrive during one, and a send that is alone has its own at once.
         self._is_busy = False
         if error is None:
             self._took.observe(trio.current_time() - self._began)

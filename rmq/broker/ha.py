@@ -337,12 +337,15 @@ class SlaveSession:
         return written
 
     def _check(self, offset: int) -> None:
+        # An empty log reaches 0 where no master said where it begins: it begins with the first frame then.
         reach = self._reach()
         if offset < 0 or reach not in (0, offset):
             raise RemoteProtocolError(f"the master sends from {offset}, our log reaches {reach}")
 
     def report(self, now: float) -> bytes:
         """The report to send: at once after the log has grown, else every heartbeat."""
+        # What is reported the master counts as safe here, and answers producers: with SYNC_FLUSH that is what
+        # is on our disk, not what has come.
         reach = self._safe()
         if reach == self.reported and now - self._reported_at < self._heartbeat_s:
             return b""
@@ -457,7 +460,8 @@ def find_cut(store: Store, theirs: int) -> Search:
     cut = low = store.min_physical_offset
     high = 0 if last is None else last[0]  # where the first record starts that is known to differ
     while low < high:
-        # Every record that ends at `low` or before is known to be common.
+        # Every record that ends at `low` or before is known to be common; the last of them ends at `cut`.
+        assert cut <= low
         limit = (low + high + 1) // 2
         middle = last_record(store, limit)
         if middle is None or middle[0] < cut:

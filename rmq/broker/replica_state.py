@@ -145,6 +145,8 @@ class ReplicaState:
         if master.safe is None:
             self.acknowledged = None
         else:
+            # Not less than before when the master is the same, and not more than we have. Of another master
+            # all that we have may have been acknowledged: `kept` is then `reach`.
             self.acknowledged = min(max(self.kept(master, reach), master.safe), reach)
         self.log_id = master.log_id or self.log_id
         self.leader, self.is_leader = master.leader, False
@@ -167,6 +169,8 @@ class ReplicaState:
         """This broker is a master: from now on producers may be told that any of its log is stored. Raises
         StoreError.
         """
+        # A new id whenever a broker becomes master: what a slave knows of an earlier master, up to where that
+        # one had answered producers, says nothing of what this one answers.
         if self.log_id and not self.is_leader:
             self.leader, self.is_leader, self.acknowledged = self._new_id(), True, None
             self.save()

@@ -347,6 +347,7 @@ class Follower:
             told = self._broker.registration.master_address
             self._master = told or (greeting.address if greeting else _beside(address))
             start = await self._align(stream, greeting)
+            # Kept before the first byte is copied: after a crash the log must not count as a master's own.
             state = self._broker.replica
             state.follow(greeting or MasterLog("", 0, 0))
             state.stopped, state.is_following = "", True

@@ -150,6 +150,8 @@ class Schedule:
                 offset += 1
         except StoreError as error:  # what was put before is committed all the same, or it would come twice
             failure = error
+        # First the messages, then how far they are: killed in between, the broker delivers them twice, never
+        # not at all.
         if offset > start:
             self._commit()
         if offset != self._next[level]:

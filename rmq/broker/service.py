@@ -334,6 +334,8 @@ class _Service:
     async def _stop(self, pool: Pool) -> None:
         """Tell everybody, then answer all who wait. Connections still stand."""
         broker = self.broker
+        # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
+        # answer that there is: a pull what is there, a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")
         with trio.move_on_after(STOP_SECONDS):
             async with trio.open_nursery() as nursery:

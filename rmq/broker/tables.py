@@ -347,6 +347,7 @@ class TableFiles:
         return texts
 
     def _write(self, name: str, data: bytes, stamp: int) -> None:
+        # Two threads may write the same table: of two texts the one that was begun later stays.
         with self._lock:
             if stamp > self._written.get(name, 0):
                 self._store.save_config(name, data)

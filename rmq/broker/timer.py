@@ -263,6 +263,7 @@ class Timers:
             yield group
 
     def _delivered(self, group: _Group, end: int) -> None:
+        assert group.sent <= end <= group.looked, "recalls are looked for before anything is delivered"
         for offset in group.offsets[group.sent : end]:
             self._waiting.pop(offset, None)
         group.sent = end

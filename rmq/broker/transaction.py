@@ -455,6 +455,8 @@ class Transactions:
         if offset != self._next:
             self._next = offset
             self._offsets.commit(TRANSACTION_GROUP, TRANS_HALF_TOPIC, 0, offset)
+        # An op message is needed until its half message is passed: the next start reads those from the offset
+        # that is committed here, to learn what has ended.
         ops = self._ops
         op_offset = -1
         while ops and ops[0][1] < offset and ops[0][0] < written:

@@ -28,6 +28,7 @@ def averagely(queues: Sequence[MessageQueue], clients: Sequence[str], client: st
     if client not in clients:
         return []
     index = clients.index(client)
+    # The first `odd` clients have one queue more, so who stands behind them begins so many queues later.
     share, odd = divmod(len(queues), len(clients))
     start = index * share + min(index, odd)
     return list(queues[start : start + share + (index < odd)])
@@ -60,6 +61,8 @@ def _next(places: Sequence[int], place: int) -> int:
 
 
 def _hash(text: str) -> int:
+    # As Java's ConsistentHashRouter: the first four bytes of the digest. `_text` is Java's toString of a
+    # queue, which is its key there: members in Java and Python must come to the same shares.
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
@@ -116,6 +119,7 @@ def _machine_room_nearby(
     clients_in = _grouped(clients, client_room)
     home = client_room(client)
     result = inner(queues_in[home], clients_in[home], client) if home in queues_in else []
+    # In the order of Java's TreeMap, as all members must go through the rooms alike.
     for room in sorted(queues_in.keys() - clients_in.keys()):
         result += inner(queues_in[room], clients, client)
     return result
@@ -147,6 +151,7 @@ class Change:
 
 def difference(held: Iterable[MessageQueue], assigned: Iterable[MessageQueue]) -> Change:
     """How to come from the queues that are held to those that are assigned, in sorted order."""
+    # Sets, because a strategy of the application's own may name a queue twice, which must be pulled once.
     before, after = set(held), set(assigned)
     return Change(added=sorted(after - before), removed=sorted(before - after))
 

@@ -116,6 +116,7 @@ class RouteTable:
         broker holds the same name and id or the same address, when the name belongs to another cluster, or at
         a limit. A known broker of the name may take the id of another one: a slave that became master.
         """
+        # All checks come first: from here on nothing may fail, or the five tables would not fit each other.
         self._check(who, body, source, now_ms)
         held = self.broker_live_table.get(who.broker_addr)
         if held is not None and _identity(held.registration) != _identity(who):
@@ -253,6 +254,7 @@ class RouteTable:
         if source is not None:
             self._brokers_of[source] += 1
         if before is not None:
+            assert self._brokers_of[before] > 0, "each broker is counted for one connection"
             self._brokers_of[before] -= 1
             if not self._brokers_of[before]:
                 del self._brokers_of[before]
@@ -272,6 +274,7 @@ class RouteTable:
                 del data.broker_addrs[broker_id]
         before = data.broker_addrs.get(who.broker_id)
         data.broker_addrs[who.broker_id] = who.broker_addr
+        assert len(set(data.broker_addrs.values())) == len(data.broker_addrs), "an address has one id"
         if before is not None and before != who.broker_addr:
             log.info("broker moved from %s: %s", before, who)
             gone = self.broker_live_table.pop(before, None)

@@ -250,6 +250,7 @@ def _general_reader() -> _Reader:
     return read
 
 
+# Java writes the code first, and twelve bytes tell it: two digits are followed by the next name's quote.
 _read_send_v2 = _typed_reader(SendMessageRequestHeader, short_name)
 TYPED_READERS |= {
     b'{"code":310,': _read_send_v2,

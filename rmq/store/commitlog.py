@@ -159,6 +159,7 @@ class CommitLog:
         try:
             self.segments.write(self.end, data)
         except BaseException:
+            # The link ends, and the next one goes on from `end`: the master sends the same bytes again.
             self._is_dirty = True
             self.rollback()
             raise
@@ -235,6 +236,7 @@ class CommitLog:
         with self._flush_lock:
             timestamp, end = self.timestamp, self.end
             if self.failure:
+                assert self.flushed <= end
                 # Nothing was committed since it failed, so `end` stays while this writes.
                 self.write_again(self.flushed, end, doubted=True)
                 self.segments.sync(self.flushed, end)
@@ -249,6 +251,8 @@ class CommitLog:
         """
         scan = Scan(self.segments, start, stop=end)
         at = start
+        # Record by record, not page by page: what is not a good record may be a lost page, which reads as
+        # zeros and would be made durable as such.
         for record in scan:
             if doubted and 0 in record.properties and has_lost_page(record):
                 raise self._gone(record.position)

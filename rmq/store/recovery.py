@@ -88,6 +88,8 @@ class Recoverer:
         """
         start = self._start(checkpoint, clean=clean, rebuild=rebuild)
         records, end, cut = self._scan_log(start)
+        # No sync had covered what is after `end`, or `check_end` has raised (unless truncateDamagedLog gives
+        # it up): with SYNC_FLUSH nobody was told that any of it is stored.
         assert start <= end, "a scan never ends before it began"
         # First queues are cut to the log, then what they lack is made: a unit must never name a place after
         # the log's end, where other records will come.
@@ -181,6 +183,7 @@ class Recoverer:
         # end was torn off, since a unit cannot be taken back from a queue that was written.
         for record in scan:
             if held is not None:
+                assert held.position + held.size <= record.position, "records do not overlap"
                 self.restore(held)
                 held = None
             if 0 in record.properties and self._is_pierced(record):
@@ -273,6 +276,7 @@ class Recoverer:
         if queue_offset != queue.next:
             # The topic was deleted and made again, or older records are gone from the log.
             queue.restart(queue_offset)
+        assert queue.next == queue_offset, "a unit's index is its record's queue offset"
         queue.append((position, size, unit_code(topic, properties, stored, self.delays)), stored)
         if queue.gathered >= queue.WRITE_BYTES:
             self.changing()

@@ -56,6 +56,7 @@ class ReplicaStore(StoreView):
             self._log.open_at(physical_offset, 0)
             self._raw_position = self._raw_whole = physical_offset
         self._log.write_raw(data)
+        assert self._log.end == physical_offset + len(data), "a slave's log has its master's addresses"
         return self._queue_raw()
 
     def _queue_raw(self) -> Sequence[Arrival]:
