@@ -140,14 +140,14 @@ class ReplyTimeout(RequestTimeout):
 
 
 class PortInUse(RmqError, OSError):
-    """Another process listens on `address`."""
+    """Another process listens on `address`; `setting` says which of ours asks for it, where that is clear."""
 
     hint = "see which process listens there, for example with ss -ltnp"
 
-    def __init__(self, address: str) -> None:
-        super().__init__(
-            f"cannot listen on {address}: the port is in use; stop the other process or choose another port"
-        )
+    def __init__(self, address: str, setting: str = "") -> None:
+        by = f" ({setting})" if setting else ""
+        what = "stop the other process or choose another port"
+        super().__init__(f"cannot listen on {address}{by}: the port is in use; {what}")
         self.address = address
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from attrs import define, field, frozen
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rmq.metrics import Metric
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
+    from rmq.remoting.http import Page
 
 __all__ = [
     "AccessDenied",
@@ -140,7 +141,11 @@ class Host(Protocol):
         """The broker's runtime metrics, as `brokerStatus` shows them."""
 
     def metrics(self) -> Sequence[Metric]:
-        """The metrics as typed values, for monitoring; made when they are asked for."""
+        """The metrics as typed values, for monitoring; made when they are asked for, all at once."""
+
+    def metrics_in_slices(self, *, queues: bool = False) -> Generator[None, None, Sequence[Metric]]:
+        """As `metrics`, for `rmq.remoting.loop.in_slices`: others are served in between, for there may be
+        100,000. `queues`: with a row for each queue where there are sums by topic."""
 
 
 class Plugin:
@@ -171,6 +176,11 @@ class Plugin:
 
     def listens(self) -> Mapping[str, str]:
         """What it listens for -> where, for those who start the server."""
+        return {}
+
+    def pages(self) -> Mapping[str, Page]:
+        """Path -> what answers GET for it on the server's metricsPort, beside /healthz and /ready. The port
+        is open where the plugin `metrics` is loaded."""
         return {}
 
     def on_stored(self, event: StoredEvent) -> None:
@@ -228,6 +238,10 @@ class Hooks:
     def listens(self) -> dict[str, str]:
         """What the plugins listen for -> where."""
         return {what: where for _, plugin in self.plugins for what, where in plugin.listens().items()}
+
+    def pages(self) -> dict[str, Page]:
+        """What the plugins answer on the port for pages."""
+        return {path: page for _, plugin in self.plugins for path, page in plugin.pages().items()}
 
     def completing(self, handlers: Mapping[int, Any]) -> dict[int, Any]:
         """A server's own handlers and those of the plugins. Raises PluginRefused when both answer a code."""
@@ -289,6 +303,10 @@ def named(config: Any) -> tuple[str, ...]:
     """The plugins that a server's settings ask for: `plugins`, and `acl` first when `aclEnable` is true."""
     names: tuple[str, ...] = config.plugins
     return ("acl", *names) if config.acl_enable and "acl" not in names else names
+
+
+METRICS: Final = "metrics"
+"""The plugin with which a server opens its metricsPort."""
 
 
 def load(names: Sequence[str], config: Mapping[str, str], host: Host) -> Hooks:

@@ -1,13 +1,16 @@
 """Metrics for Prometheus, as a plug-in: `plugins = metrics`, then GET http://127.0.0.1:5557/metrics.
 
-Needs the extra `metrics` (prometheus-client). Nothing is done for a message: what the broker counts anyway is
-read when somebody scrapes. For a request two clock readings are taken, and for a refused one a counter moves.
+With `?queues=true` there is a row for each queue beside the sums by topic. A page is kept for a second, and
+who asks while it is made gets that one too. Needs the extra `metrics` (prometheus-client). Nothing is done
+for a message: what the broker counts anyway is read when somebody scrapes. For a request two clock readings
+are taken, and for a refused one a counter moves.
 Every metric is listed in docs/metrics.md.
 """
 
 from __future__ import annotations
 
-import logging
+import hmac
+import math
 from collections import Counter
 from collections.abc import Mapping
 from time import perf_counter
@@ -22,9 +25,10 @@ from rmq.plugin import Host, Peer, Plugin, PulledEvent
 from rmq.profile import cluster_secret
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.remoting import TcpNetwork, join_address
-from rmq_metrics.http import serve
-from rmq_metrics.text import Exposition
+from rmq.remoting import join_address
+from rmq.remoting.http import Answer, Asked, Page
+from rmq.remoting.loop import in_slices
+from rmq_metrics.text import CONTENT_TYPE, ProcessMetrics, text_of
 
 __all__ = ["MetricsPlugin"]
 
@@ -36,9 +40,11 @@ NO_REFUSALS: Final = frozenset(
 OTHER: Final = "other"
 """The label of every code that RocketMQ does not have: peers choose them, and each label is kept for good."""
 _REQUESTS: Final = {int(code): code.name for code in RequestCode}
+FRESH_SECONDS: Final = 1.0
+"""For so long a page is given again: more scrapers cost no more than one."""
+QUEUES: Final = b"queues=true"
+"""In the query: a row for each queue."""
 _REASONS: Final = {int(code): code.name for code in ResponseCode}
-
-log = logging.getLogger("rmq.metrics")
 
 
 class MetricsPlugin(Plugin):
@@ -48,13 +54,13 @@ class MetricsPlugin(Plugin):
         super().__init__(config, host)
         self.address: str = getattr(host.config, "metrics_address", "127.0.0.1")
         self.port: int = getattr(host.config, "metrics_port", 5557)
-        self.listens_on: list[str] = []
         self._token = _token(getattr(host.config, "metrics_token_file", ""))
         self._began = 0.0
+        self._made = {queues: _Made() for queues in (False, True)}
         self._pulls = Histogram()
         self._refusals: Counter[tuple[str, str]] = Counter()
         try:
-            self._exposition = Exposition()
+            self._process = ProcessMetrics()
         except ImportError:
             wanted = "no `metrics` until prometheus-client is installed: pip install 'rmq[metrics]'"
             raise ConfigError("plugins", "metrics", wanted) from None
@@ -81,10 +87,12 @@ class MetricsPlugin(Plugin):
 
     def metrics(self) -> list[Metric]:
         """The service's metrics and this plug-in's own."""
+        return [*self.host.metrics(), *self._own()]
+
+    def _own(self) -> list[Metric]:
         refused = list(self._refusals.items())
         labels = ("request", "reason")
         return [
-            *self.host.metrics(),
             single(
                 "pull_seconds",
                 "histogram",
@@ -94,16 +102,38 @@ class MetricsPlugin(Plugin):
             Metric("refusals", "counter", "Requests that were refused", refused, labels),
         ]
 
-    async def page(self) -> bytes:
-        """The metrics as text; they are read here and written in a thread, for that takes longer."""
-        return await trio.to_thread.run_sync(self._exposition.text, self.metrics())
+    def pages(self) -> dict[str, Page]:
+        """The page of all metrics."""
+        return {"/metrics": self.page, "/": self.page}
 
-    async def run(self) -> None:
-        """Serve scrapes for as long as the service runs."""
-        listener = await TcpNetwork().listen(join_address(self.address, self.port))
-        self.listens_on = [listener.address]
-        log.info("metrics on http://%s/metrics", listener.address)
-        await serve(listener, self.page, self._token)
+    async def page(self, asked: Asked) -> Answer:
+        """The metrics as text, for those who bring the token; made in slices, so that others are served."""
+        if self._token and not _brings(asked, self._token):
+            text = b"a token is needed: Authorization: Bearer TOKEN\n"
+            return Answer(text, 401, more=(("WWW-Authenticate", "Bearer"),))
+        queues = QUEUES in asked.query.split(b"&")
+        made = self._made[queues]
+        async with made.lock:
+            if trio.current_time() >= made.stale_at:
+                metrics = await in_slices(self.host.metrics_in_slices(queues=queues))
+                text = await in_slices(text_of([*metrics, *self._own()]))
+                made.text = await trio.to_thread.run_sync(self._process.text) + text
+                made.stale_at = trio.current_time() + FRESH_SECONDS
+        return Answer(made.text, content_type=CONTENT_TYPE)
+
+
+class _Made:
+    """A page as it was made last."""
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.text = b""
+        self.stale_at = -math.inf
+
+
+def _brings(asked: Asked, token: bytes) -> bool:
+    kind, _, word = asked.headers.get(b"authorization", b"").partition(b" ")
+    return kind.lower() == b"bearer" and hmac.compare_digest(word.strip(), token)
 
 
 def _token(path: str) -> bytes:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from rmq.broker.metrics import metrics_of
+from rmq.broker.tables import Slices, drain
 from rmq.broker.topics import unknown_topic
 from rmq.errors import for_code
 from rmq.message import (
@@ -103,4 +104,8 @@ class PluginHost:
 
     def metrics(self) -> list[Metric]:
         """The broker's metrics."""
-        return list(metrics_of(self._broker))
+        return drain(metrics_of(self._broker))
+
+    def metrics_in_slices(self, *, queues: bool = False) -> Slices[list[Metric]]:
+        """As `metrics`, in slices; `queues`: with those of each queue."""
+        return metrics_of(self._broker, queues=queues)

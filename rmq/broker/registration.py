@@ -62,6 +62,8 @@ class Registration:
         self.master_address = ""
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
+        self.known_by: dict[str, bool] = {}
+        """Whether each name server took the last registration."""
         self._body = b""
         self._is_compressed = False
         self._body_of: tuple[DataVersion, int] | None = None

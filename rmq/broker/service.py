@@ -31,8 +31,7 @@ from __future__ import annotations
 
 import logging
 import signal
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn, TypeVar
@@ -45,7 +44,9 @@ from rmq.broker.flusher import Flusher
 from rmq.broker.refusals import FlowControl
 from rmq.broker.replication import Follower, Guard, serve_slaves
 from rmq.broker.startup import (
+    Opening,
     Ports,
+    StoppedOpening,
     check,
     client_limits,
     guard_of,
@@ -65,9 +66,12 @@ from rmq.errors import (
     RmqError,
     StoreError,
 )
+from rmq.health import Health
+from rmq.metrics import Histogram
 from rmq.process import return_large_blocks
 from rmq.profile import applied
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
+from rmq.remoting.http import served_pages
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -77,6 +81,8 @@ from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES
 
+NAME_SERVERS: Final = "name servers"
+"""The part of a broker's health that its registration is."""
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
@@ -115,7 +121,8 @@ async def run(
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
 
     `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
-    broker or none could be reached; `also` is filled with what else it listens for, and where. Without `disk`
+    broker or none could be reached, and none when it was stopped before; `also` is filled
+    with what else it listens for, and where. Without `disk`
     files are real and syncs run in a thread; a simulation gives its own, and `now_ms`. `front` is given the
     broker and makes the endpoint that clients' connections get in its place: a test's. Raises ConfigError,
     PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`, and then nothing is left running;
@@ -125,47 +132,56 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     guard = guard_of(config, tls)
     network = network or TcpNetwork()
-    ports = await open_ports(network, config, store_config)
-    alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
-    flusher: Flusher  # knows the broker, which knows how to wake it
-    broker = await open_broker(
-        config,
-        store_config,
-        ports,
-        disk or RealDisk(),
-        now_ms or wall_clock_ms,
-        plugin_settings or {},
-        wake=alarms.wakeups(lambda: flusher.kick()),
-        work_clock=time.perf_counter if threads else None,  # a simulation's clock must rule all
-    )
-    flusher = Flusher(
-        broker.store,
-        on_synced=broker.on_synced,
-        awaited=lambda: broker.flush_awaited,
-        took=broker.histograms.flush,
-        threads=threads,
-    )
-    service = _Service(
-        broker,
-        ports,
-        alarms,
-        flusher,
-        endpoint=broker if front is None else front(broker),
-        network=network,
-        guard=guard,
-        threads=threads,
-    )
     stop = trio.Event() if stop is None else stop
-    if also is not None:
-        also |= ({} if ports.slaves is None else {"slaves": ports.slaves.address}) | broker.hooks.listens()
-    with bare_errors():
-        async with trio.open_nursery() as nursery:
-            addresses = await nursery.start(service.live, stop)
-            task_status.started(addresses)
-            try:
-                await stop.wait()
-            finally:
-                stop.set()
+    also = {} if also is None else also
+    health = Health()
+    async with served_pages(network, config, health) as served:
+        ports = await open_ports(network, config, store_config)
+        alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
+        flusher: Flusher  # knows the broker, which knows how to wake it
+        try:
+            broker = await open_broker(
+                config,
+                store_config,
+                ports,
+                disk or RealDisk(),
+                now_ms or wall_clock_ms,
+                plugin_settings or {},
+                wake=alarms.wakeups(lambda: flusher.kick()),
+                opening=Opening(health, stop, threads=threads),
+            )
+        except StoppedOpening:
+            task_status.started([])
+            return
+        flusher = Flusher(
+            broker.store,
+            on_synced=broker.on_synced,
+            awaited=lambda: broker.flush_awaited,
+            took=broker.histograms.flush,
+            threads=threads,
+        )
+        service = _Service(
+            broker,
+            ports,
+            alarms,
+            flusher,
+            endpoint=broker if front is None else front(broker),
+            network=network,
+            guard=guard,
+            threads=threads,
+            health=health,
+        )
+        served.pages.update(broker.hooks.pages())
+        also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
+        also |= served.listens() | broker.hooks.listens()
+        with bare_errors():
+            async with trio.open_nursery() as nursery:
+                addresses = await nursery.start(service.live, stop)
+                task_status.started(addresses)
+                try:
+                    await stop.wait()
+                finally:
+                    stop.set()
 
 
 async def run_until_signalled(
@@ -187,11 +203,18 @@ async def run_until_signalled(
             task = partial(
                 run, config, store_config, tls=tls, plugin_settings=plugin_settings, stop=stop, also=also
             )
-            announce(await nursery.start(task), also)
-            async for number in signals:
-                log.info("%s: stopping", signal.Signals(number).name)
-                break
-            stop.set()
+            nursery.start_soon(_obey, signals, stop)
+            async with trio.open_nursery() as inner:
+                addresses = await inner.start(task)
+                if addresses:
+                    announce(addresses, also)
+            nursery.cancel_scope.cancel()
+
+
+async def _obey(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    async for number in signals:
+        log.info("%s: stopping", signal.Signals(number).name)
+        stop.set()
 
 
 async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
@@ -200,16 +223,23 @@ async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
     await restarting(what, loop, errors=ENDURED, longest_pause=1.0)
 
 
-async def measure_rounds(flow: FlowControl) -> NoReturn:
-    """Tell how long rounds of the event loop take: now and then, and each while they are long."""
+async def measure_rounds(flow: FlowControl, lag: Histogram) -> NoReturn:
+    """Tell how long rounds of the event loop take: now and then, and each while they are long. `lag` gets
+    that, or how late this task itself was woken, if that is more."""
+    late = 0.0
     while True:
         # Two, since tasks run in any order within a round: this one may be the last of one and the first of
         # the next.
         began = trio.current_time()
         await trio.lowlevel.checkpoint()
         await trio.lowlevel.checkpoint()
-        if not flow.round_took((trio.current_time() - began) / 2):
-            await trio.sleep(ROUND_SECONDS)
+        took = (trio.current_time() - began) / 2
+        lag.observe(max(took, late))
+        late = 0.0
+        if not flow.round_took(took):
+            due = trio.current_time() + ROUND_SECONDS
+            await trio.sleep_until(due)
+            late = trio.current_time() - due
 
 
 class _Alarms:
@@ -253,8 +283,10 @@ class _Service:
         network: Network,
         guard: Guard,
         threads: bool,
+        health: Health,
     ) -> None:
         self.broker = broker
+        self._health = health
         self._endpoint = endpoint
         self.store = broker.store
         self._ports = ports
@@ -296,7 +328,7 @@ class _Service:
             ):
                 inner.start_soon(_enduring, loop)
             if self._threads:  # in a simulation rounds take no time
-                inner.start_soon(measure_rounds, broker.flow)
+                inner.start_soon(measure_rounds, broker.flow, broker.histograms.loop_lag)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with (
@@ -334,6 +366,7 @@ class _Service:
     async def _stop(self, pool: Pool) -> None:
         """Tell everybody, then answer all who wait. Connections still stand."""
         broker = self.broker
+        self._health.lacks("service", "it is stopping")
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
         # answer that there is: a pull what is there, a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")
@@ -472,6 +505,7 @@ class _Service:
     async def _start_registrars(self, nursery: trio.Nursery, pool: Pool) -> None:
         """Start them all; return when one has registered, or all have tried, or it takes too long."""
         ready = _Ready(len(self._alarms.register))
+        self.broker.registration.known_by = dict.fromkeys(self._alarms.register, False)
         for address in self._alarms.register:
             nursery.start_soon(self._register, pool, address, ready)
         if self._alarms.register:
@@ -493,11 +527,20 @@ class _Service:
                 if failures or ready.first(address):
                     log.info("registered at name server %s", address)
                 failures = 0
+            self._tried(address, registered=not failures)
             ready.tried(address, registered=not failures)
             await trio.sleep(self.broker.registration.pause)
             pause = min(period, 2.0 ** min(failures, 6)) if failures else period
             changed = await alarm.wait(trio.current_time() + pause)
             force = changed or bool(failures) or self.broker.config.force_register
+
+    def _tried(self, address: str, *, registered: bool) -> None:
+        known = self.broker.registration.known_by
+        known[address] = registered
+        if any(known.values()):
+            self._health.has(NAME_SERVERS)
+        else:
+            self._health.lacks(NAME_SERVERS, f"registered at none of {', '.join(self._alarms.register)}")
 
     async def _tell(self, pool: Pool, address: str, *, force: bool) -> None:
         registration = self.broker.registration

@@ -23,9 +23,8 @@ from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.replication import Guard
 from rmq.config import parse_addresses
-from rmq.errors import (
-    ConfigError,
-)
+from rmq.errors import ConfigError, PortInUse
+from rmq.health import Health
 from rmq.plugin import load, named
 from rmq.profile import cluster_secret
 from rmq.protocol.codes import MASTER_ID
@@ -33,6 +32,7 @@ from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import Network
 from rmq.remoting.server import Acceptor, open_listeners
 from rmq.remoting.stream import Listener
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from rmq.broker.wakeups import Wakeups
     from rmq.protocol.command import Command
 
+STORE: Final = "store"
+"""The part of a broker's health that this is about."""
 PROGRESS_SECONDS: Final = 1.0
 """Between two lines of the log while a store opens."""
 
@@ -102,13 +104,17 @@ class Ports:
 
 
 async def open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> Ports:
-    """Listen for clients and, at the port after theirs, for slaves. On failure nothing stays open."""
-    clients = await open_listeners(network, _addresses(config))
+    """Listen for clients and, at the port after theirs, for slaves, once they are served: until
+    then peers are refused. On failure nothing stays open."""
+    clients = await open_listeners(network, _addresses(config), held=True)
     if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
         return Ports(clients, None)
     port = config.listen_port and config.listen_port + 1
     try:
-        (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)])
+        (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)], held=True)
+    except PortInUse as error:
+        await Ports(clients, None).aclose()
+        raise PortInUse(error.address, "for slaves, listenPort + 1; haEnable=false does without") from None
     except BaseException:
         await Ports(clients, None).aclose()
         raise
@@ -136,15 +142,16 @@ async def open_broker(
     plugin_settings: Mapping[str, str],
     *,
     wake: Wakeups,
-    work_clock: Callable[[], float] | None,
+    opening: Opening,
 ) -> Broker:
-    """Open the store and build the broker; on failure nothing stays open, the ports neither."""
+    """Open the store and build the broker; on failure nothing stays open, the ports neither. Raises
+    StoppedOpening besides what both raise."""
     store: Store | None = None
     try:
         secret = cluster_secret(config.cluster_secret_file)
         host = await _host_bytes(config, ports.main)
         opened = Store(disk, store_config, store_host=host, now_ms=now_ms)
-        opened.load(Progress())
+        await opening.load(opened)
         store = opened
         broker = Broker(
             config,
@@ -153,7 +160,7 @@ async def open_broker(
             ha_address=join_address(config.ha_host, ports.ha),
             now_ms=now_ms,
             clock=trio.current_time,
-            work_clock=work_clock,
+            work_clock=opening.work_clock,
             wake=wake,
             server_auth=None if secret is None else ServerAuth(secret, now_ms),
             sign=None if secret is None else partial(_signed, secret, now_ms),
@@ -184,19 +191,75 @@ def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) 
     return secret.sign(command, now_ms(), os.urandom(16))
 
 
-class Progress:
-    """Logs how far the opening of a store is, once a second."""
+class StoppedOpening(Exception):
+    """The broker was to stop while its store was being opened."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+
+class Opening:
+    """The opening of a store, which may take minutes after a crash: in a thread, so that the event loop
+    answers probes, and can be told to `stop` it. A simulation does it in its loop, whose clock rules all.
+    """
+
+    def __init__(self, health: Health, stop: trio.Event, *, threads: bool) -> None:
+        self._health = health
+        self._stop = stop
+        self._threads = threads
+        health.lacks(STORE, "it is being opened")
+
+    @property
+    def work_clock(self) -> Callable[[], float] | None:
+        """What tells how long work takes, where there is one that is cheaper to read than the loop's."""
+        return time.perf_counter if self._threads else None
+
+    async def load(self, store: Store) -> None:
+        """Load it. Raises StoppedOpening, and as `Store.load`; the folder is unlocked then. Cancelled: the
+        same."""
+        loaded = not self._threads
+        if not self._threads:
+            store.load(Progress(self._health))
+        else:
+            progress = Progress(self._health, trio.from_thread.check_cancelled)
+            with bare_errors():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._cancel, nursery.cancel_scope)
+                    await trio.to_thread.run_sync(partial(store.load, progress))
+                    loaded = True
+                    nursery.cancel_scope.cancel()
+        if not loaded:
+            log.info("told to stop while the store was being opened; the next start begins with it again")
+            raise StoppedOpening
+        self._health.has(STORE)
+
+    async def _cancel(self, scope: trio.CancelScope) -> None:
+        await self._stop.wait()
+        scope.cancel()
+
+
+class Progress:
+    """Says how far the opening of a store is: a line when another stage begins, and one a second. Called in
+    a thread too; `check` raises where the opening shall end."""
+
+    def __init__(
+        self,
+        health: Health,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._health = health
+        self._check = check
         self._clock = clock
         self._next = clock() + PROGRESS_SECONDS
+        self._stage = ""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
+        self._check()
         now = self._clock()
         if now >= self._next:
             self._next = now + PROGRESS_SECONDS
             share = done / max(total, 1)
-            log.info("opening the store: %s, %.0f %% (%d of %d)", stage, 100 * share, done, total)
+            text = f"{stage}, {100 * share:.0f} % ({done} of {total})"
+            self._health.lacks(STORE, f"it is being opened: {text}")
+            log.info("opening the store: %s", text)
 
 
 HA_SHARE: Final = 0.125

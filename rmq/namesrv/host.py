@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING
 
 from rmq.errors import LocalProtocolError
@@ -53,3 +53,8 @@ class PluginHost:
             single("namesrv_topics", "gauge", "Topics that have a route", topics),
             *connection_metrics(self._server.acceptors, self._server.budget),
         ]
+
+    def metrics_in_slices(self, *, queues: bool = False) -> Generator[None, None, list[Metric]]:
+        """The same; there are no queues here."""
+        yield
+        return self.metrics()

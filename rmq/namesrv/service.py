@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NoReturn
 
@@ -24,6 +25,7 @@ from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
 from rmq.files import read_file, replace_file, settings_saver
+from rmq.health import Health
 from rmq.namesrv import kvconfigs
 from rmq.namesrv.config import NamesrvConfig, kv_config_file
 from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
@@ -39,6 +41,7 @@ from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
+from rmq.remoting.http import served_pages
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
@@ -83,36 +86,46 @@ async def run(
     server = _name_server(config, partial(_take, send) if asks else None, Acceptor.of(limits))
     hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
     server.use_plugins(hooks)
-    if also is not None:
-        also |= hooks.listens()
     access = WebSocketAccess(
         origins=config.web_socket_origins,
         hosts=config.web_socket_hosts,
         own=[config.bind_address, socket.gethostname()],
     )
     address = join_address(config.bind_address, config.listen_port)
+    health = Health()
+    health.lacks("port", "it does not listen yet")
+    async with served_pages(network, config, health) as served, _nursery() as nursery:
+        served.pages.update(hooks.pages())
+        nursery.start_soon(_expire, server)
+        for name, plugin in hooks.tasks:
+            nursery.start_soon(restarting, f"plugin {name}", plugin.run)
+        if asks:
+            nursery.start_soon(_look_up, receive, Pool(network, RefusingEndpoint(), tls=tls), production)
+        addresses = await nursery.start(
+            partial(
+                serve,
+                network,
+                [address],
+                server if front is None else front(server),
+                limits=limits,
+                tls=tls,
+                acceptor=server.acceptors["clients"],
+                access=access,
+                budget=server.budget,
+            )
+        )
+        health.has("port")
+        if also is not None:
+            also |= served.listens() | hooks.listens()
+        task_status.started(addresses)
+    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+@asynccontextmanager
+async def _nursery() -> AsyncIterator[trio.Nursery]:
     with bare_errors():
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_expire, server)
-            for name, plugin in hooks.tasks:
-                nursery.start_soon(restarting, f"plugin {name}", plugin.run)
-            if asks:
-                nursery.start_soon(_look_up, receive, Pool(network, RefusingEndpoint(), tls=tls), production)
-            addresses = await nursery.start(
-                partial(
-                    serve,
-                    network,
-                    [address],
-                    server if front is None else front(server),
-                    limits=limits,
-                    tls=tls,
-                    acceptor=server.acceptors["clients"],
-                    access=access,
-                    budget=server.budget,
-                )
-            )
-            task_status.started(addresses)
-    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+            yield nursery
 
 
 Announce = Callable[[Sequence[str], Mapping[str, str]], None]

@@ -33,8 +33,12 @@ class Network(Protocol):
     async def dial(self, address: str) -> Stream:
         """Connect; of the address only host and port count. Raises OSError. Cancelled: nothing stays open."""
 
-    async def listen(self, address: str) -> Listener:
-        """Bind and listen; port 0 takes any free one. Raises PortInUse, OSError."""
+    async def listen(self, address: str, *, held: bool = False) -> Listener:
+        """Bind and listen; port 0 takes any free one. Raises PortInUse, OSError.
+
+        `held`: the port is taken, but peers are refused until somebody waits for the first: for a server that
+        knows its port long before it can answer.
+        """
 
 
 class TcpNetwork:
@@ -43,8 +47,8 @@ class TcpNetwork:
     async def dial(self, address: str) -> Stream:
         return await tcp.dial(split_address(address))
 
-    async def listen(self, address: str) -> Listener:
-        return await tcp.listen(split_address(address))
+    async def listen(self, address: str, *, held: bool = False) -> Listener:
+        return await tcp.listen(split_address(address), held=held)
 
 
 @asynccontextmanager

@@ -66,12 +66,13 @@ async def serve(
     )
 
 
-async def open_listeners(network: Network, addresses: Sequence[str]) -> list[Listener]:
-    """Bind all addresses or none. For services that must know their port before they can answer."""
+async def open_listeners(network: Network, addresses: Sequence[str], *, held: bool = False) -> list[Listener]:
+    """Bind all addresses or none. For services that must know their port before they can answer; `held`:
+    peers are refused until they are served."""
     listeners: list[Listener] = []
     try:
         for address in addresses:
-            listeners.append(await network.listen(address))
+            listeners.append(await network.listen(address, held=held))
     except BaseException:
         await _close_all(listeners)
         raise
@@ -178,7 +179,7 @@ _TRIED: Final = (1 << 20, 65_536, 10_240)
 
 PAUSE_SECONDS: Final = 0.1
 COMPLAIN_SECONDS: Final = 10.0
-_BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EOPNOTSUPP}
+_BUGS: Final = {errno.EBADF, errno.EINVAL, errno.ENOTSOCK, errno.EADDRINUSE, errno.EOPNOTSUPP}
 """Errors of accept() that say nothing of a peer, the network or the system, but that it is no listener."""
 
 NEW_PER_SECOND: Final = 50

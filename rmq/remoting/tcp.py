@@ -110,10 +110,11 @@ class TcpStream(ByteStream):
 
 
 class TcpListener:
-    """A listening socket."""
+    """A listening socket; `held`: one that begins to listen when somebody first waits for a peer."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, *, held: bool = False) -> None:
         self._socket = sock
+        self._is_held = held
         self._is_closed = False
         self._loop = current_loop()
         self._address = _name(sock.getsockname())
@@ -126,6 +127,9 @@ class TcpListener:
         while True:
             if self._is_closed:
                 raise trio.ClosedResourceError("the listener is closed")
+            if self._is_held:
+                self._is_held = False
+                self._socket.listen(BACKLOG)
             await self._loop.wait_readable(self._socket)
             try:
                 sock, _ = self._socket.accept()
@@ -158,8 +162,9 @@ async def dial(address: Address) -> TcpStream:
     raise error or OSError(f"{address.host} has no address")
 
 
-async def listen(address: Address) -> TcpListener:
-    """Bind and listen on one address; port 0 takes any free one. Raises PortInUse, OSError."""
+async def listen(address: Address, *, held: bool = False) -> TcpListener:
+    """Bind and listen on one address; port 0 takes any free one. Raises PortInUse, OSError. `held`: see
+    `Network.listen`."""
     family, kind, proto, _, sockaddr = (await _resolve(address, passive=True))[0]
     sock = socket.socket(family, kind, proto)
     try:
@@ -169,8 +174,9 @@ async def listen(address: Address) -> TcpListener:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(sockaddr)
-        sock.listen(BACKLOG)
-        return TcpListener(sock)
+        if not held:
+            sock.listen(BACKLOG)
+        return TcpListener(sock, held=held)
     except OSError as error:
         sock.close()
         if error.errno == errno.EADDRINUSE:

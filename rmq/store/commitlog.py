@@ -15,7 +15,7 @@ from rmq.protocol.record import BLANK_MAGIC
 from rmq.store.abort import AbortFile
 from rmq.store.disk import Bytes, Disk
 from rmq.store.scan import BLANK_SIZE, Scan, has_lost_page, parse, store_timestamp
-from rmq.store.segments import OpenFiles, Segments
+from rmq.store.segments import OpenFiles, Progress, Segments, no_progress
 
 log = logging.getLogger("rmq.store")
 
@@ -245,7 +245,9 @@ class CommitLog:
                 self._note_synced()
             return self.flushed
 
-    def write_again(self, start: int, end: int, *, doubted: bool = False) -> None:
+    def write_again(
+        self, start: int, end: int, *, doubted: bool = False, progress: Progress = no_progress
+    ) -> None:
         """Write the records from `start` to `end` once more where they are, for a sync that can be believed.
         `doubted`: pages may have been lost since they were written. Raises CorruptRecord, StoreError.
         """
@@ -253,7 +255,9 @@ class CommitLog:
         at = start
         # Record by record, not page by page: what is not a good record may be a lost page, which reads as
         # zeros and would be made durable as such.
-        for record in scan:
+        for number, record in enumerate(scan):
+            if number % 256 == 0:
+                progress("log written again", record.position - start, end - start)
             if doubted and 0 in record.properties and has_lost_page(record):
                 raise self._gone(record.position)
             self._close_file_again(at, record.position)

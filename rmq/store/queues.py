@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rmq.errors import StoreError
 from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue, Unit, queue_folder
 from rmq.store.disk import Disk
-from rmq.store.segments import OpenFiles
+from rmq.store.segments import OpenFiles, Progress, no_progress
 
 log = logging.getLogger("rmq.store")
 
@@ -233,9 +233,14 @@ class Queues:
 
     # ---- removing ----
 
-    def cut_files(self) -> None:
+    def cut_files(self, progress: Progress = no_progress) -> None:
         """After a crash: make what lies after the queues' ends in files zero, for good."""
-        cut = [queue for queue in self.table.values() if queue.cut_files()]
+        cut: list[ConsumeQueue] = []
+        for number, queue in enumerate(self.table.values()):
+            if queue.cut_files():
+                cut.append(queue)
+            if number % 64 == 0:
+                progress("queues cut", number, len(self.table))
         if len(cut) > _SYNC_ALL_FROM:
             self._disk.sync_all(self._root)
         else:

@@ -31,14 +31,13 @@ from rmq.store.scan import (
     next_good,
     record_at,
 )
+from rmq.store.segments import Progress, no_progress
 
 log = logging.getLogger("rmq.store")
 
 # After a clean stop, so much of the log's end is checked again.
 VERIFY_BYTES = 32 << 20
-_REPORT_EVERY = 4096
-
-Progress = Callable[[str, int, int], None]
+_REPORT_EVERY = 256
 
 
 @frozen
@@ -56,10 +55,6 @@ class Recovery:
     end: int
     cut: str | None
     rebuilt: tuple[Key, ...]
-
-
-def no_progress(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
 
 
 @define
@@ -99,12 +94,12 @@ class Recoverer:
         if self._short:
             self._rebuild_short(end)
         if not clean:
-            self.queues.cut_files()
+            self.queues.cut_files(self.progress)
             # What a killed process wrote is in the page cache only, and if its sync had failed, no other one
             # takes it from there. From here on it counts as synced.
             if self._unsynced_from is not None:
-                self.commit_log.write_again(min(self._unsynced_from, end), end)
-            self.commit_log.segments.sync(start, end)
+                self.commit_log.write_again(min(self._unsynced_from, end), end, progress=self.progress)
+            self.commit_log.segments.sync(start, end, progress=self.progress)
         path = self.commit_log.segments.path(end) if cut else None
         return Recovery(clean, start, records, end, path, rebuilt)
 
@@ -150,7 +145,7 @@ class Recoverer:
                 # Nothing ever expired, so the queue's first files were lost.
                 queue.restart(0)
                 self._short[queue] = 0
-            if number % 256 == 0:
+            if number % 64 == 0:
                 self.progress("queues", number, total)
 
     def _file_vouched_for(self, replay_from_ms: int) -> int:

@@ -17,10 +17,11 @@ from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.disk import Bytes, Disk
 from rmq.store.index import Entry
 from rmq.store.queues import Arrival
-from rmq.store.recovery import Progress, Recovery, no_progress
+from rmq.store.recovery import Recovery
 from rmq.store.reput import entries_of
 from rmq.store.retention import Retention
 from rmq.store.scan import Scan, Scanned, why_no_record
+from rmq.store.segments import Progress, no_progress
 from rmq.store.view import StoreView
 
 

@@ -10,13 +10,21 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rmq.errors import CorruptRecord
 from rmq.store.disk import Disk, Segment, wrong_size
 
 _PIECE = 1 << 20
 _NAME = re.compile(r"[0-9]{20}")
+
+Progress = Callable[[str, int, int], None]
+"""Called now and then by what takes long: with its stage, and how much of it is done of how much. What it
+raises ends the work, which the next start begins with again."""
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Report nothing."""
 
 
 class OpenFiles:
@@ -172,9 +180,10 @@ class Segments:
             address += len(part)
             view = view[len(part) :]
 
-    def sync(self, start: int, stop: int) -> None:
+    def sync(self, start: int, stop: int, *, progress: Progress = no_progress) -> None:
         """Sync the files that hold start..stop. Thread-safe: it changes nothing here."""
         for base in range(start - start % self.file_size, stop, self.file_size):
+            progress("log synced", max(0, base - start), stop - start)
             segment = self._opened.get(base)
             if segment is not None:
                 segment.sync()

@@ -37,11 +37,12 @@ from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
 from rmq.store.queues import Arrival, Queues
 from rmq.store.reader import Limits
-from rmq.store.recovery import Progress, Recoverer, Recovery, no_progress
+from rmq.store.recovery import Recoverer, Recovery
 from rmq.store.replica import ReplicaStore
 from rmq.store.reput import Reput
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, Retention, disk_state
 from rmq.store.scan import Synced
+from rmq.store.segments import Progress, no_progress
 from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
 

@@ -57,8 +57,8 @@ class MemoryNetwork:
     async def dial(self, address: str) -> MemoryStream:
         return await self.host("127.0.0.1").dial(address)
 
-    async def listen(self, address: str) -> MemoryListener:
-        return await self.host("127.0.0.1").listen(address)
+    async def listen(self, address: str, *, held: bool = False) -> MemoryListener:
+        return await self.host("127.0.0.1").listen(address, held=held)
 
     def partition(self, one: str, *others: str) -> None:
         """Nothing passes between `one` and the others (none named: everybody else) until `heal`."""
@@ -99,7 +99,7 @@ class MemoryNetwork:
         while self.parted(source, host):
             await self._changed.wait()
         listener = self._listeners.get((host, port))
-        if listener is None:
+        if listener is None or listener.is_held:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
         client, server = self.pair((source, next(self._ports)), (host, port))
         listener.offer(server)
@@ -126,13 +126,13 @@ class MemoryHost:
         target = split_address(address)
         return await self._network._connect(self.name, self._own(target.host), target.port)
 
-    async def listen(self, address: str) -> MemoryListener:
+    async def listen(self, address: str, *, held: bool = False) -> MemoryListener:
         await trio.lowlevel.checkpoint()
         target = split_address(address)
         host, port = self._own(target.host), target.port or next(self._network._ports)
         if (host, port) in self._network._listeners:
             raise PortInUse(join_address(host, port))
-        listener = MemoryListener(self._network, host, port)
+        listener = MemoryListener(self._network, host, port, held=held)
         self._network._listeners[host, port] = listener
         return listener
 
@@ -143,8 +143,9 @@ class MemoryHost:
 class MemoryListener:
     """A listening port of a MemoryNetwork."""
 
-    def __init__(self, network: MemoryNetwork, host: str, port: int) -> None:
+    def __init__(self, network: MemoryNetwork, host: str, port: int, *, held: bool = False) -> None:
         self._network = network
+        self.is_held = held
         self._key = (host, port)
         self._send, self._waiting = trio.open_memory_channel[MemoryStream](math.inf)
 
@@ -156,6 +157,7 @@ class MemoryListener:
         self._send.send_nowait(stream)
 
     async def accept(self) -> MemoryStream:
+        self.is_held = False
         return await self._waiting.receive()
 
     async def aclose(self) -> None:

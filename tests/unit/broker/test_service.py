@@ -31,6 +31,8 @@ from rmq.errors import (
     PortInUse,
     StoreLocked,
 )
+from rmq.health import Health
+from rmq.metrics import Histogram
 from rmq.plugin import Host, Plugin, PluginRefused
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
@@ -510,8 +512,9 @@ async def test_rounds_of_the_loop_are_measured(autojump_clock: trio.testing.Mock
             await trio.lowlevel.checkpoint()
 
     flow: Any = Flow()
+    lag = Histogram()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.measure_rounds, flow)
+        nursery.start_soon(service.measure_rounds, flow, lag)
         await trio.sleep(1)
         assert rounds == [0.0] * len(rounds), "at rest"
         assert 5 <= len(rounds) <= 11
@@ -520,6 +523,7 @@ async def test_rounds_of_the_loop_are_measured(autojump_clock: trio.testing.Mock
         await trio.sleep(20)
         nursery.cancel_scope.cancel()
     assert 4.5 <= 2 * sum(rounds) <= 6, "while rounds are long each is measured"
+    assert lag.total >= sum(rounds) - 0.01, "and counted as the loop's lag"
 
 
 # --- on loopback, with files and threads ---
@@ -737,7 +741,7 @@ def test_wrong_settings_are_one_line_and_status_2(
 
 def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
     times = iter([0.0, 0.5, 1.0, 1.9, 2.1])
-    progress = startup.Progress(lambda: next(times))
+    progress = startup.Progress(health := Health(), clock=lambda: next(times))
     with caplog.at_level("INFO", "rmq.broker"):
         for done in (10, 20, 30, 50):
             progress("log", done, 80)
@@ -745,6 +749,7 @@ def test_a_long_recovery_says_once_a_second_how_far_it_is(caplog: pytest.LogCapt
         "opening the store: log, 25 % (20 of 80)",
         "opening the store: log, 62 % (50 of 80)",
     ]
+    assert "log, 62 % (50 of 80)" in health.text()
 
 
 async def test_a_transient_store_pool_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from rmq.broker.ha import MasterLog
 from rmq.broker.metrics import metrics_of
+from rmq.broker.tables import drain
 from rmq.errors import RemoteProtocolError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
 from rmq.protocol.bodies import KVTable, SubscriptionGroupConfig, TopicConfig
@@ -130,7 +131,7 @@ def test_a_slave_s_state_is_shown() -> None:
         names = ("following_master", "replication_stopped")
         found = {
             metric.name: cast(float, metric.rows[0][1])
-            for metric in metrics_of(rig.broker)
+            for metric in drain(metrics_of(rig.broker))
             if metric.name in names
         }
         return KVTable.from_json(answer.body).table["replication"], found

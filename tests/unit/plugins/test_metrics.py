@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pathlib
 import re
-from collections.abc import AsyncIterator, Mapping
+import socket
+import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -16,19 +18,26 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 from rmq_metrics import MetricsPlugin
-from rmq_metrics.text import Exposition
+from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker import service
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import PluginHost
-from rmq.errors import AccessDenied, ConfigError
+from rmq.broker.tables import drain
+from rmq.errors import AccessDenied, ConfigError, PortInUse
 from rmq.metrics import SECONDS, Histogram, Metric, single
-from rmq.plugin import Host, hooks_of
+from rmq.namesrv import service as namesrv_service
+from rmq.namesrv.config import NamesrvConfig
+from rmq.plugin import hooks_of
 from rmq.protocol.command import Command
 from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.http import Asked, serve
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import FlushDiskType, StoreConfig
+from rmq.store.recovery import Recovery
+from rmq.store.segments import Progress
+from rmq.store.store import Store
 from tests.unit.broker.rig import Rig, pull, send
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -49,8 +58,16 @@ def rig_with_metrics(**settings: Any) -> tuple[Rig, MetricsPlugin]:
     return rig, plugin
 
 
+def written(metrics: list[Metric]) -> bytes:
+    return drain(text_of(metrics))
+
+
 def scraped(plugin: MetricsPlugin) -> Samples:
-    return samples(Exposition().text(plugin.metrics()))
+    return samples(written(plugin.metrics()))
+
+
+def scraped_queues(plugin: MetricsPlugin) -> Samples:
+    return samples(written(drain(plugin.host.metrics_in_slices(queues=True))))
 
 
 def value(found: Samples, name: str, **labels: str) -> float:
@@ -68,7 +85,8 @@ def test_what_went_in_and_out_is_counted() -> None:
     assert value(found, "messages_out_total", topic="Orders", group="g") == 3
     assert value(found, "send_write_seconds_count") == 3
     assert value(found, "pull_seconds_count") == 1
-    assert value(found, "queue_max_offset", topic="Orders", queue="0") == 3
+    assert value(found, "topic_messages", topic="Orders") == 3
+    assert value(scraped_queues(plugin), "queue_max_offset", topic="Orders", queue="0") == 3
     assert value(found, "commitlog_bytes") == rig.store.max_physical_offset > 300
     assert value(found, "disk_used_ratio") < 1
     assert value(found, "store_writable") == 1
@@ -78,18 +96,24 @@ def test_lag_follows_and_is_never_negative() -> None:
     rig, plugin = rig_with_metrics()
     for _ in range(5):
         rig.one(send("Orders"))
-    offsets, labels = rig.broker.offsets, {"group": "g", "topic": "Orders", "queue": "0"}
+    for _ in range(3):
+        rig.one(send("Orders", queue_id=1))
+    offsets, labels = rig.broker.offsets, {"group": "g", "topic": "Orders"}
     for offset, lag in ((0, 5), (2, 3), (5, 0), (99, 0), (-1, 5)):
-        offsets.put("g", "Orders", {0: offset})  # as a slave copies it, unchecked
-        assert value(scraped(plugin), "consumer_lag_messages", **labels) == lag
+        offsets.put("g", "Orders", {0: offset, 1: 1})  # as a slave copies it, unchecked
+        assert value(scraped(plugin), "consumer_lag_messages", **labels) == lag + 2
+        queues = scraped_queues(plugin)
+        assert value(queues, "consumer_lag_messages", **labels) == lag + 2
+        assert value(queues, "consumer_lag_queue_messages", **labels, queue="0") == lag
+        assert value(queues, "consumer_lag_queue_messages", **labels, queue="1") == 2
     offsets.put("g", "Gone", {0: 7})
-    assert value(scraped(plugin), "consumer_lag_messages", group="g", topic="Gone", queue="0") == 0
+    assert value(scraped(plugin), "consumer_lag_messages", group="g", topic="Gone") == 0
 
 
 def test_no_figure_is_negative_and_all_are_described() -> None:
     rig, plugin = rig_with_metrics()
     rig.one(send("Orders"))
-    text = Exposition().text(plugin.metrics()).decode()
+    text = written(drain(plugin.host.metrics_in_slices(queues=True))).decode()
     for family in text_string_to_metric_families(text):
         assert family.documentation, family.name
         assert all(sample.value >= 0 for sample in family.samples), family.name
@@ -102,6 +126,7 @@ def test_the_page_lists_every_figure() -> None:
     page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
     listed = set(re.findall(r"`rmq_(\w+?)(?:_total)?`", page))
     made = {metric.name for metric in plugin.metrics()}
+    made |= {metric.name for metric in drain(plugin.host.metrics_in_slices(queues=True))}
     assert listed == made | {"namesrv_brokers", "namesrv_topics"}
 
 
@@ -143,7 +168,7 @@ def test_histograms_are_cumulative_and_hold_every_value() -> None:
     for seconds in (0.0, 0.0001, 0.00011, 3.0, 11.0, 11.0):
         histogram.observe(seconds)
     histogram.observe(0.5, times=4)
-    found = samples(Exposition().text([single("t_seconds", "histogram", "t", histogram)]))
+    found = samples(written([single("t_seconds", "histogram", "t", histogram)]))
     assert value(found, "t_seconds_bucket", le="0.0001") == 2
     assert value(found, "t_seconds_bucket", le="0.00025") == 3
     assert value(found, "t_seconds_bucket", le="0.5") == 7
@@ -156,12 +181,11 @@ def test_histograms_are_cumulative_and_hold_every_value() -> None:
 def test_labels_may_hold_anything() -> None:
     strange = 'a"b\\c\nd'
     metric = Metric("things", "gauge", "t", [((strange,), 1)], ("which",))
-    assert value(samples(Exposition().text([metric])), "things", which=strange) == 1
+    assert value(samples(written([metric])), "things", which=strange) == 1
 
 
 def test_the_process_is_measured_too() -> None:
-    _, plugin = rig_with_metrics()
-    found = scraped(plugin)
+    found = samples(ProcessMetrics().text())
     assert found["process_resident_memory_bytes", ()] > 1_000_000
     assert found["process_open_fds", ()] > 0
 
@@ -169,15 +193,18 @@ def test_the_process_is_measured_too() -> None:
 # --- over HTTP ---
 
 
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rmq.plugin._installed", lambda: {"metrics": lambda: MetricsPlugin})
+
+
 @asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[tuple[MetricsPlugin, str]]:
     _, plugin = rig_with_metrics(**settings)
+    listener = await TcpNetwork().listen("127.0.0.1:0")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(plugin.run)
-        with trio.fail_after(5):
-            while not plugin.listens_on:
-                await trio.lowlevel.checkpoint()
-        yield plugin, plugin.listens_on[0]
+        nursery.start_soon(serve, listener, plugin.pages())
+        yield plugin, listener.address
         nursery.cancel_scope.cancel()
 
 
@@ -269,24 +296,39 @@ async def test_peers_that_say_nothing_are_dropped(autojump_clock: trio.testing.M
         assert await stream.receive_some() == b""
 
 
-async def test_a_whole_broker_serves_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plugins: list[MetricsPlugin] = []
+async def test_who_scrapes_at_once_gets_one_page(autojump_clock: trio.testing.MockClock) -> None:
+    _, plugin = rig_with_metrics()
+    made = 0
+    read = plugin.host.metrics_in_slices
 
-    def made(config: Mapping[str, str], host: Host) -> MetricsPlugin:
-        plugins.append(MetricsPlugin(config, host))
-        return plugins[0]
+    def counted(*, queues: bool = False) -> Any:
+        nonlocal made
+        made += 1
+        return read(queues=queues)
 
-    monkeypatch.setattr("rmq.plugin._installed", lambda: {"metrics": lambda: MetricsPlugin})
-    monkeypatch.setattr("rmq.plugin._build", lambda name, find, config, host: made(config, host))
+    plugin.host.metrics_in_slices = counted  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(plugin.page, Asked(b"", {}))
+    assert made == 1
+    await trio.sleep(1)
+    await plugin.page(Asked(b"", {}))
+    assert made == 2
+    assert b"rmq_queue_max_offset" not in (await plugin.page(Asked(b"x=y", {}))).body
+    assert b"rmq_queue_max_offset" in (await plugin.page(Asked(b"x=y&queues=true", {}))).body
+
+
+async def test_a_whole_broker_serves_it(tmp_path: Any, installed: None) -> None:
     config = BrokerConfig(listen_port=0, metrics_port=0, plugins=("metrics",), vip_channel_enabled=False)
     files = {"max_hash_slot_num": 64, "max_index_num": 1024, "mapped_file_size_commit_log": 1 << 20}
     store = StoreConfig(store_path_root_dir=str(tmp_path), flush_disk_type=FlushDiskType.SYNC_FLUSH, **files)
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(partial(service.run, config, store, stop=stop))
+        also: dict[str, str] = {}
+        addresses = await nursery.start(partial(service.run, config, store, stop=stop, also=also))
         async with Pool(TcpNetwork(), RefusingEndpoint()) as pool:
             await pool.call(addresses[0], send("Orders"), 5)
-            (address,) = plugins[0].listens_on
+            address = also["health"].split("/")[2]
             answer = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         stop.set()
     found = samples(answer.partition(b"\r\n\r\n")[2])
@@ -294,3 +336,113 @@ async def test_a_whole_broker_serves_it(tmp_path: Any, monkeypatch: pytest.Monke
     assert value(found, "flush_seconds_count") >= 1
     assert value(found, "flush_wait_seconds_count") == 1
     assert value(found, "commitlog_unflushed_bytes") == 0
+
+
+# --- health ---
+
+
+def broker_files(tmp_path: Any) -> StoreConfig:
+    files = {"max_hash_slot_num": 64, "max_index_num": 1024, "mapped_file_size_commit_log": 1 << 20}
+    return StoreConfig(store_path_root_dir=str(tmp_path), **files)
+
+
+class SlowDisk:
+    """Holds up the opening of stores in the middle of it, as a long log does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.began, self.release = threading.Event(), threading.Event()
+        load = Store._load
+
+        def slow(store: Store, progress: Progress, rebuild: bool) -> Recovery:
+            self.began.set()
+            while not self.release.wait(0.001):
+                progress("log", 40, 100)
+            return load(store, progress, rebuild)
+
+        monkeypatch.setattr(Store, "_load", slow)
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+GET_READY, GET_HEALTH = (b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"/ready", b"/healthz"))
+
+
+async def test_probes_are_answered_while_the_store_is_opened(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, installed: None
+) -> None:
+    slow = SlowDisk(monkeypatch)
+    monkeypatch.setattr("rmq.broker.startup.PROGRESS_SECONDS", 0.0)
+    port, metrics_port = free_ports()
+    config = BrokerConfig(
+        listen_port=port, metrics_port=metrics_port, plugins=("metrics",), vip_channel_enabled=False
+    )
+    probed, stop = f"127.0.0.1:{metrics_port}", trio.Event()
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(service.run, config, broker_files(tmp_path), stop=stop))
+            await trio.to_thread.run_sync(slow.began.wait)
+            assert b" 200 " in await said(probed, GET_HEALTH)
+            answer = await said(probed, GET_READY)
+            while b"log, 40 %" not in answer:  # the first line of progress comes in a moment
+                answer = await said(probed, GET_READY)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"store: it is being opened: log, 40 % (40 of 100)" in answer
+            with pytest.raises(OSError, match="all attempts to connect"):
+                await said(f"127.0.0.1:{port}", b"x")  # refused, not taken and kept waiting
+            with pytest.raises(PortInUse, match="metricsPort"):
+                await service.run(config, broker_files(tmp_path / "other"))
+            slow.release.set()
+            while b" 200 " not in answer:
+                answer = await said(probed, GET_READY)
+            stop.set()
+    assert answer.endswith(b"ready\n")
+
+
+async def test_an_opening_can_be_stopped(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, stop = SlowDisk(monkeypatch), trio.Event()
+    config = BrokerConfig(listen_port=0, vip_channel_enabled=False)
+    started: list[list[str]] = []
+
+    async def run(store: StoreConfig) -> None:
+        started.append(await nursery.start(partial(service.run, config, store, stop=stop)))
+
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run, broker_files(tmp_path))
+            await trio.to_thread.run_sync(slow.began.wait)
+            stop.set()
+        assert started == [[]]
+        slow.release.set()
+        stop = trio.Event()
+        async with trio.open_nursery() as nursery:
+            await run(broker_files(tmp_path))  # nobody has the folder
+            stop.set()
+    assert started[1]
+
+
+async def test_a_broker_that_no_name_server_knows_is_not_ready(tmp_path: Any, installed: None) -> None:
+    (port, _), stop = free_ports(), trio.Event()
+    config = BrokerConfig(
+        listen_port=0,
+        metrics_port=0,
+        plugins=("metrics",),
+        vip_channel_enabled=False,
+        namesrv_addr=f"127.0.0.1:{port}",
+    )
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            also: dict[str, str] = {}
+            await nursery.start(partial(service.run, config, broker_files(tmp_path), stop=stop, also=also))
+            probed = also["health"].split("/")[2]
+            answer = await said(probed, GET_READY)
+            assert b" 503 " in answer
+            assert f"name servers: registered at none of 127.0.0.1:{port}".encode() in answer
+            names = NamesrvConfig(listen_port=port)
+            await nursery.start(partial(namesrv_service.run, names))
+            while b" 200 " not in answer:
+                answer = await said(probed, GET_READY)
+            stop.set()
+            nursery.cancel_scope.cancel()

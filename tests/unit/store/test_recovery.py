@@ -731,13 +731,48 @@ def test_delayed_units_come_out_the_same() -> None:
     assert [again.unit("SCHEDULE_TOPIC_XXXX", queue_id, 0) for queue_id in (2, 17)] == units
 
 
-def test_progress_is_reported() -> None:
+def test_progress_is_reported_for_each_phase() -> None:
     disk, store = saved(50)
+    fill(store, 50)
     store.abandon()
     seen: list[tuple[str, int, int]] = []
     make_store(disk.copy()).load(lambda stage, done, total: seen.append((stage, done, total)))
-    assert seen[-1][0] == "log"
-    assert seen[-1][1] == seen[-1][2] > 0
+    stages = list(dict.fromkeys(stage for stage, _, _ in seen))
+    assert stages == ["log", "queues cut", "log written again", "log synced"]
+    assert all(0 <= done <= total for _, done, total in seen)
+
+
+def test_an_opening_that_is_stopped_leaves_what_the_next_one_needs() -> None:
+    """At every call of `progress`, that is in every phase."""
+    disk, store = saved(50)
+    fill(store, 50)
+    store.abandon()
+    whole = bodies(open_store(disk.copy()))
+    assert len(whole) == 100
+
+    def stopped_at(count: int) -> bool:
+        image, calls = disk.copy(), 0
+
+        def progress(stage: str, done: int, total: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == count:
+                raise KeyboardInterrupt
+
+        again = make_store(image)
+        try:
+            again.load(progress)
+        except KeyboardInterrupt:
+            opened = make_store(image)
+            opened.load()  # nobody has the folder
+            assert bodies(opened) == whole
+            return True
+        return False
+
+    count = 1
+    while stopped_at(count):
+        count += 1
+    assert count >= 5, "each phase was stopped once"
 
 
 def test_a_broken_checkpoint_costs_only_a_longer_scan() -> None:

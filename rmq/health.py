@@ -1,0 +1,29 @@
+"""Health: whether a server is ready to serve, and what it lacks until then, for those who probe it."""
+
+from __future__ import annotations
+
+
+class Health:
+    """What a server lacks, by its parts: the part -> why, in words an operator can act on."""
+
+    def __init__(self) -> None:
+        self.lacking: dict[str, str] = {}
+
+    def lacks(self, part: str, why: str) -> None:
+        """The server is not ready, for this reason."""
+        self.lacking[part] = why
+
+    def has(self, part: str) -> None:
+        """That part is well."""
+        self.lacking.pop(part, None)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether nothing lacks."""
+        return not self.lacking
+
+    def text(self) -> str:
+        """A line, and one for each part that lacks."""
+        if self.is_ready:
+            return "ready\n"
+        return "not ready\n" + "".join(f"{part}: {why}\n" for part, why in self.lacking.items())
