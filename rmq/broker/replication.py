@@ -223,20 +223,18 @@ class _SlaveLink:
         )
         self._replicas = broker.acknowledgement.replicas
         self._stream = stream
-        self._grown = trio.Event()
+        self._grown = Alarm()
 
     def wake(self) -> None:
         """The log has grown."""
-        self._grown.set()
+        self._grown.ring()
 
     async def write(self) -> None:
         """Send the log as it grows, until cancelled."""
         while True:
             while frame := self.session.frame(trio.current_time()):
                 await self._stream.send_all(frame)
-            with trio.move_on_after(self._heartbeat_seconds):
-                await self._grown.wait()
-            self._grown = trio.Event()
+            await self._grown.wait(trio.current_time() + self._heartbeat_seconds)
 
     async def read(self, scope: trio.CancelScope) -> None:
         """Take what the slave reports; cancels `scope` when it hangs up."""

@@ -222,21 +222,6 @@ class CMResult(IntEnum):
     CR_RETURN_NULL = 5
 
 
-class BrokerRole(IntEnum):
-    """Part of a broker in a master and slave group."""
-
-    ASYNC_MASTER = 0
-    SYNC_MASTER = 1
-    SLAVE = 2
-
-
-class FlushDiskType(IntEnum):
-    """Whether an answer to a send waits for the disk."""
-
-    SYNC_FLUSH = 0
-    ASYNC_FLUSH = 1
-
-
 class MQVersion(IntEnum):
     """Ordinal of a RocketMQ release as it stands in a frame header."""
 
