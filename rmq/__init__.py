@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from rmq.errors import SystemBusy as SystemBusy
     from rmq.errors import TopicNotExist as TopicNotExist
     from rmq.errors import Unreachable as Unreachable
+    from rmq.errors import WindowFull as WindowFull
     from rmq.message import Message as Message
     from rmq.message import MessageQueue as MessageQueue
     from rmq.message import StoredMessage as StoredMessage
@@ -99,6 +100,7 @@ _MODULES = {
         " InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal NoPermission"
         " NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
         " ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
+        " WindowFull"
     ),
     "rmq.message": "Message MessageQueue StoredMessage",
     "rmq.protocol.signature": "Credentials",

@@ -99,15 +99,20 @@ class ConnectFailed(RmqError, ConnectionError):
 
 
 class ConnectionLost(RmqError, ConnectionError):
-    """The connection to `address` ended while something was waiting for it."""
+    """The connection to `address` ended while something was waiting for it.
+
+    With `was_sent` the request may have been carried out; without, it ended before the request was written.
+    """
 
     retriable = True
     hint = "try again; the request may have been carried out"
 
-    def __init__(self, address: str, cause: object = None) -> None:
+    def __init__(self, address: str, cause: object = None, *, was_sent: bool = True) -> None:
         super().__init__(f"connection to {address} was lost" + (f": {cause}" if cause else ""))
-        self.address, self.cause = address, cause
+        self.address, self.cause, self.was_sent = address, cause, was_sent
         self.broker = address
+        if not was_sent:
+            self.hint = "try again; the request was not sent"
 
 
 class RequestTimeout(RmqError, TimeoutError):
@@ -124,6 +129,18 @@ class RequestTimeout(RmqError, TimeoutError):
 
 NETWORK_ERRORS = (ConnectFailed, ConnectionLost, RequestTimeout)
 """What says nothing about the request itself: another server may answer it."""
+
+
+class WindowFull(RmqError, TimeoutError):
+    """A send found no room among the `size` that may be on their way to `broker`, for `seconds`. Nothing was
+    sent."""
+
+    retriable = True
+    hint = "send fewer at once, or let sends wait longer (send_queue_ms); see how busy the broker is"
+
+    def __init__(self, broker: str, size: int, seconds: float) -> None:
+        super().__init__(f"{size} sends were on their way to {broker} for {seconds:g} s: no room for another")
+        self.broker, self.size, self.seconds = broker, size, seconds
 
 
 class ReplyTimeout(RequestTimeout):
@@ -418,15 +435,29 @@ class Unreachable(NoRoute, ConnectionError):
 
 
 class SendFailed(RmqError):
-    """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause."""
+    """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause.
+
+    Attempts that ended alike at one broker are told once: `counts` says how many each stands for, and the
+    seconds are the last one's."""
 
     retriable = True
     hint = "see the attempts: the last one's hint counts"
 
-    def __init__(self, attempts: Sequence[tuple[str, BaseException, float]]) -> None:
-        tries = "; ".join(f"{broker} after {elapsed:.3f} s: {error}" for broker, error, elapsed in attempts)
-        super().__init__(f"not sent after {len(attempts)} attempt(s): {tries}")
-        self.attempts = list(attempts)
+    def __init__(
+        self, attempts: Sequence[tuple[str, BaseException, float]], counts: Sequence[int] | None = None
+    ) -> None:
+        told: dict[tuple[str, str], tuple[tuple[str, BaseException, float], int]] = {}
+        for attempt, count in zip(attempts, counts or [1] * len(attempts), strict=True):
+            key = attempt[0], str(attempt[1])
+            told[key] = attempt, told.pop(key, (attempt, 0))[1] + count
+        self.attempts = [attempt for attempt, _ in told.values()]
+        self.counts = [count for _, count in told.values()]
+        tries = "; ".join(
+            f"{broker} {f'{count} times, last ' if count > 1 else ''}after {elapsed:.3f} s: {error}"
+            for (broker, error, elapsed), count in told.values()
+        )
+        super().__init__(f"not sent after {sum(self.counts)} attempt(s): {tries}")
+        attempts = self.attempts
         if attempts:
             self.broker, self.__cause__ = attempts[-1][0], attempts[-1][1]
             self.hint = getattr(attempts[-1][1], "hint", "") or self.hint

@@ -47,11 +47,28 @@ class ClientConfig:
 
     # --- producers ---
     send_timeout_ms: int = setting(
-        3_000, help="One send, with all its retries", unit="ms", java="sendMsgTimeout", validator=at_least(1)
+        3_000,
+        help="One send, with all its retries, from when it is written: the time before does not count",
+        unit="ms",
+        java="sendMsgTimeout",
+        validator=at_least(1),
+    )
+    send_queue_ms: int = setting(
+        60_000,
+        help="A send that nothing was stored of may wait so long: for room in the window, for a broker that"
+        " cannot be reached, for a route",
+        unit="ms",
+        validator=at_least(0),
+    )
+    send_window: int = setting(
+        1_000,
+        help="Sends that may be on their way to one broker; more of them wait, first come first served",
+        validator=at_least(1),
     )
     retry_times: int = setting(
         2,
-        help="Further attempts of a send after the first, on other brokers where there are any",
+        help="Further attempts of a send after one that a broker refused, or that may have been stored; on"
+        " other brokers where there are any",
         java="retryTimesWhenSendFailed",
         validator=between(0, 100),
     )

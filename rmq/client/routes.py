@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain, zip_longest
 
+import anyio
 from attrs import define, field, frozen
 
-from rmq.errors import RemoteProtocolError
+from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import MessageQueue, java_hash
 from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
@@ -101,14 +102,15 @@ class Rotation:
     route: Route
     _at: int = 0
     _order: tuple[MessageQueue, ...] = field(init=False)
-    _broker_names: frozenset[str] = field(init=False)
+    broker_names: frozenset[str] = field(init=False)
+    """The brokers that have queues of it."""
 
     def __attrs_post_init__(self) -> None:
         by_broker: dict[str, list[MessageQueue]] = {}
         for queue in self.route.publish_queues:
             by_broker.setdefault(queue.broker_name, []).append(queue)
         self._order = tuple(q for row in zip_longest(*by_broker.values()) for q in row if q is not None)
-        self._broker_names = frozenset(by_broker)
+        self.broker_names = frozenset(by_broker)
 
     def next(self, avoid: Collection[str] = ()) -> MessageQueue:
         """The next queue that is on none of the brokers to avoid; if there is none, the next queue."""
@@ -123,13 +125,18 @@ class Rotation:
         return order[at % len(order)]
 
     @property
+    def is_spread(self) -> bool:
+        """Whether its queues are on several brokers."""
+        return len(self.broker_names) > 1
+
+    @property
     def is_writable(self) -> bool:
         """Whether there is any queue to take."""
         return bool(self._order)
 
     def has_other(self, avoid: Collection[str]) -> bool:
         """Whether a queue is on none of the brokers to avoid."""
-        return not self._broker_names.issubset(avoid)
+        return not self.broker_names.issubset(avoid)
 
 
 SLOW = ((3.0, 30.0), (1.0, 10.0), (0.55, 5.0))
@@ -145,28 +152,39 @@ class BrokerHealth:
 
     RocketMQ has the same under `sendLatencyFaultEnable`, with waits of half a minute to ten; these here are
     shorter, so that a short pause does not take a broker out for long: a slow answer costs 5 to 30 s,
-    failures in a row 5, 10, 20 ... 60 s, and one quick success ends it. Where every broker is to be avoided,
-    none is.
+    failures 5, 10, 20 ... 60 s. What fails while a broker is avoided for a failure belongs to the same one:
+    many sends in flight count once. One quick success ends it, and so does a broker's new registration. Where
+    every broker is to be avoided, none is.
     """
 
     _until: dict[str, float] = field(factory=dict)
     _failures: dict[str, int] = field(factory=dict)
+    _counted_until: dict[str, float] = field(factory=dict)
 
     def succeeded(self, broker_name: str, seconds: float, now: float) -> None:
         """A send to the broker took `seconds`."""
         if seconds < SLOW[-1][0]:
             if self._failures or self._until:
-                self._until.pop(broker_name, None)
-                self._failures.pop(broker_name, None)
+                self.clear(broker_name)
             return
-        self._failures.pop(broker_name, None)
+        self.clear(broker_name)
         self._until[broker_name] = now + next(avoid for least, avoid in SLOW if seconds >= least)
 
-    def failed(self, broker_name: str, now: float) -> None:
-        """The broker could not be reached, did not answer or refused for reasons of its own."""
+    def failed(self, broker_name: str, now: float) -> bool:
+        """The broker could not be reached, did not answer or refused for reasons of its own; says whether
+        that is counted, or belongs to a failure that was counted before."""
+        if now < self._counted_until.get(broker_name, now):
+            return False
         failures = self._failures.get(broker_name, 0)
         self._failures[broker_name] = failures + 1
-        self._until[broker_name] = now + min(FAILED_SECONDS * 2.0 ** min(failures, 10), FAILED_MOST_SECONDS)
+        until = now + min(FAILED_SECONDS * 2.0 ** min(failures, 10), FAILED_MOST_SECONDS)
+        self._until[broker_name] = self._counted_until[broker_name] = until
+        return True
+
+    def clear(self, broker_name: str) -> None:
+        """Nothing is known against the broker any more."""
+        for table in (self._until, self._failures, self._counted_until):
+            table.pop(broker_name, None)
 
     def avoided(self, now: float) -> Collection[str]:
         """The names of the brokers to avoid now."""
@@ -175,6 +193,16 @@ class BrokerHealth:
         for name in [name for name, until in self._until.items() if until <= now]:
             del self._until[name]
         return self._until.keys()
+
+
+@define(eq=False)
+class RouteRequest:
+    """A route that is being asked for; others wait for the same answer."""
+
+    over: anyio.Event = field(factory=anyio.Event)
+    error: RmqError | None = None
+    is_done: bool = False
+    """Neither failed nor cancelled."""
 
 
 @define(eq=False)
@@ -212,6 +240,15 @@ class RouteTable:
         for rotation in self._rotations.values():
             brokers.update(rotation.route.brokers)
         self._brokers = brokers
+
+    def name_of(self, address: str) -> str:
+        """The name of the broker at an address; empty when it is in no route."""
+        found = (name for name, by_id in self._brokers.items() if address in by_id.values())
+        return next(found, "")
+
+    def masters(self) -> set[tuple[str, str]]:
+        """(name, address) of all brokers that are written to."""
+        return {(name, by_id[MASTER_ID]) for name, by_id in self._brokers.items() if MASTER_ID in by_id}
 
     def master(self, broker_name: str) -> str | None:
         """The address that a broker name is written to."""

@@ -19,8 +19,9 @@ from attrs import define, evolve, field
 
 from rmq.client.config import ClientConfig
 from rmq.client.observer import Observers
-from rmq.client.routes import BrokerHealth, Rotation, Route, RouteTable
+from rmq.client.routes import BrokerHealth, Rotation, Route, RouteRequest, RouteTable
 from rmq.client.servers import Brokers, NameServers, no_route
+from rmq.client.window import Windows
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
     NETWORK_ERRORS,
@@ -127,16 +128,6 @@ class PendingRequests:
         waiter.resolve(message)
 
 
-@define(eq=False)
-class _RouteRequest:
-    """A route that is being asked for; others wait for the same answer."""
-
-    over: anyio.Event = field(factory=anyio.Event)
-    error: RmqError | None = None
-    is_done: bool = False
-    """Neither failed nor cancelled."""
-
-
 class Session:
     """See the module. Made in a running event loop; `run` owns its tasks."""
 
@@ -163,9 +154,11 @@ class Session:
         self.now_ms = now_ms
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
+        self.chance = chance
         self.pool = pool(endpoint(self))
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
         self.health = BrokerHealth()
+        self.windows = Windows(config.send_window)
         self.name_servers = NameServers(self.pool, name_servers, chance.randrange(len(name_servers)))
         timeout = config.request_timeout_ms / 1000
         self.brokers = Brokers(self.pool, self.routes, self.name_servers, timeout, config.namespace)
@@ -176,11 +169,14 @@ class Session:
         """Whether a producer has replied to a request."""
         self._users = 0
         self._departure = Alarm()
-        self._route_requests: dict[str, _RouteRequest] = {}
+        self._route_requests: dict[str, RouteRequest] = {}
+        self.searches: dict[str, RouteRequest] = {}
+        """Topics whose routes senders wait for."""
         self._stale: dict[str, None] = {}
         self._refresh_now = Alarm()
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
         self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
+        self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
         self._heartbeat_now = Alarm()
         self._heartbeat_lock = anyio.Lock()
 
@@ -194,6 +190,13 @@ class Session:
                 observer.attach(self)
                 tasks.start_soon(observer.run)
             task_status.started()
+
+    # --- brokers to send to ---
+
+    def connection(self, broker: str) -> Connection | None:
+        """The open connection to a broker's master that takes another request now, if there is one."""
+        address = self.routes.master(broker)
+        return None if address is None else self.pool.ready(address)
 
     # --- groups -----------------------------------------------------------------------------------
 
@@ -237,7 +240,7 @@ class Session:
                 raise pending.error.with_traceback(None)
             if pending.is_done:
                 return
-        pending = self._route_requests[topic] = _RouteRequest()
+        pending = self._route_requests[topic] = RouteRequest()
         try:
             await self._ask(topic, timeout or self.brokers.timeout, create)
             pending.is_done = True
@@ -255,9 +258,11 @@ class Session:
             if not create or error.refused or isinstance(error, Unreachable):
                 raise
             route = await self._default_route(topic, timeout)
-        before = self.routes.addresses(slaves=True)
+        before, masters = self.routes.addresses(slaves=True), self.routes.masters()
         if self.routes.put(route):
             log.info("route of %s: %d queues on %s", topic, len(route.publish_queues), list(route.brokers))
+            for broker_name, _ in self.routes.masters() - masters:  # registered anew, maybe elsewhere
+                self.health.clear(broker_name)
             if self.routes.addresses(slaves=True) != before:
                 self.heartbeat_soon()
 
@@ -336,7 +341,11 @@ class Session:
         """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
         try:
             self._log_warning(address, data, await self.brokers.heartbeat(address, data))
+            if address in self._silent:  # back again
+                self._silent.discard(address)
+                self.health.clear(self.routes.name_of(address))
         except NETWORK_ERRORS as error:
+            self._silent.add(address)
             log.warning("heartbeat: %s", error)
         except ResponseError as error:
             parts = _by_group(data)

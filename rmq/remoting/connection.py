@@ -99,7 +99,9 @@ class Connection:
         self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._is_mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # responses put into the outbox since it was last empty
-        self._pending: dict[int, tuple[Waiter, float, int, float]] = {}
+        # Of each call: who waits, until when, for what, for how long, and where its frame ends in all that
+        # was ever put into the outbox.
+        self._pending: dict[int, tuple[Waiter, float, int, float, int]] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
@@ -119,22 +121,23 @@ class Connection:
         """Send a request and return its response, whatever its code.
 
         Raises RequestTimeout after `timeout` seconds and ConnectionLost when the connection ends first; in
-        both cases the peer may have acted on the request. Cancelled: the request may have been sent; its
-        response is dropped.
+        both cases the peer may have acted on the request, unless a ConnectionLost says that nothing
+        `was_sent`. Cancelled: the request may have been sent; its response is dropped.
         """
         if len(self._pending) >= self._limits.pending_requests or self._outbox.size > self._limits.busy_bytes:
             timeout = await self._wait_for_room(command, timeout)
         if self.is_closed:
-            raise ConnectionLost(self.peer_address, self._cause or self.reason)
+            raise ConnectionLost(self.peer_address, self._cause or self.reason, was_sent=False)
         opaque = command.opaque
         if opaque in self._pending:
             raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
-        self._outbox.add(encode(command if self._signer is None else self._signer(command)))
+        outbox = self._outbox
+        outbox.add(encode(command if self._signer is None else self._signer(command)))
         waiter = self._new_waiter()
         now = self._now()
         self.active_at = now
         deadline = now + timeout
-        self._pending[opaque] = (waiter, deadline, command.code, timeout)
+        self._pending[opaque] = (waiter, deadline, command.code, timeout, outbox.taken + outbox.size)
         try:
             if deadline < self._timer_at:
                 self._wake_at(deadline)
@@ -190,8 +193,10 @@ class Connection:
         self.is_closed = True
         self.reason = reason
         self._cause = cause
-        for waiter, *_ in list(self._pending.values()):
-            waiter.fail(ConnectionLost(self.peer_address, cause or reason))
+        # A frame that was not taken to its end is none to the peer. Closed by this side, the rest is sent.
+        taken = self._outbox.taken if self._is_mute and not self._is_torn else math.inf
+        for waiter, _, _, _, end in list(self._pending.values()):
+            waiter.fail(ConnectionLost(self.peer_address, cause or reason, was_sent=end <= taken))
         if self._room is not None:
             self._room.set()
         if self._tasks is not None:
@@ -225,7 +230,7 @@ class Connection:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
                     if self._pending:  # calls that came before run()
-                        self._wake_at(min(deadline for _, deadline, _, _ in self._pending.values()))
+                        self._wake_at(min(deadline for _, deadline, *_ in self._pending.values()))
                     if not self.is_closed:
                         await self._read()
                     self._tasks.cancel_scope.cancel()
@@ -523,7 +528,7 @@ class Connection:
                 await anyio.sleep_forever()
             now = self._now()
             self._timer_at = math.inf
-            for opaque, (waiter, deadline, code, seconds) in list(self._pending.items()):
+            for opaque, (waiter, deadline, code, seconds, _) in list(self._pending.items()):
                 if deadline <= now:
                     del self._pending[opaque]
                     waiter.fail(RequestTimeout(self.peer_address, code, seconds))

@@ -104,6 +104,14 @@ class Pool:
             timeout -= self._now() - began
         return await connection.call(command, timeout)
 
+    def ready(self, address: str) -> Connection | None:
+        """The open connection to `address` when it takes another request without waiting, else None."""
+        link = self._links.get(address)
+        connection = None if link is None else link.connection
+        if connection is None or connection.is_closed or connection.is_busy:
+            return None
+        return connection
+
     async def notify(self, address: str, command: Command, timeout: float = 3.0) -> None:
         """Send a one-way request to `address`. Returns when it is in the outbox. Raises ConnectFailed."""
         connection = await self.connection(address, timeout)

@@ -156,17 +156,17 @@ SMALL_BYTES = 16 * 1024
 class Outbox:
     """A queue of buffers. Small ones are joined, large ones (pull replies) go out as they are, uncopied.
 
-    `size` is the number of unsent bytes.
+    `size` is the number of unsent bytes, `taken` of those that are gone, since the beginning.
     """
 
-    __slots__ = ("_buffers", "_packed", "size")
+    __slots__ = ("_buffers", "_packed", "size", "taken")
 
     def __init__(self) -> None:
         self._buffers: list[Buffer] = []
         # How many of the first buffers are joined already. These must stay as they are while a transport has
         # taken a part of them: TLS wants the same bytes again (see `TlsStream.send_now`).
         self._packed = 0
-        self.size = 0
+        self.size = self.taken = 0
 
     def add(self, data: Buffer | Sequence[Buffer]) -> None:
         """Queue a buffer, or several in a row; they must not change until they are sent."""
@@ -192,6 +192,7 @@ class Outbox:
     def drop(self, sent: int) -> None:
         """Forget the first `sent` bytes."""
         assert 0 <= sent <= self.size
+        self.taken += sent
         if sent == self.size:
             self._buffers.clear()
             self._packed = self.size = 0

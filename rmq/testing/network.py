@@ -207,15 +207,25 @@ class _Pipe:
         arrival, data = self._pieces[0]
         if arrival > now:
             return None
+        self._pieces.popleft()
+        if len(data) < max_bytes and self._pieces:
+            data += self._arrived(max_bytes - len(data), now)
         count = min(max_bytes, len(data))
         if self._network.chop:
             count = self._network.chance.randint(1, count)
-        self._pieces.popleft()
         if count < len(data):
             self._pieces.appendleft((arrival, data[count:]))
         self.size -= count
         self.wake()
         return data[:count]
+
+    def _arrived(self, most: int, now: float) -> bytes:
+        """Pieces behind the first that have arrived, too: up to `most` bytes, and the last one whole."""
+        found: list[bytes] = []
+        while most > 0 and self._pieces and self._pieces[0][0] <= now:
+            found.append(self._pieces.popleft()[1])
+            most -= len(found[-1])
+        return b"".join(found)
 
     async def change(self) -> None:
         """Wait until something happens to it, or until the next piece arrives."""
@@ -260,7 +270,10 @@ class MemoryStream(ByteStream):
         sent = 0
         for buffer in buffers:
             with memoryview(buffer) as view:
-                sent += self._put(view)
+                taken = self._put(view)
+            sent += taken
+            if taken < len(buffer):
+                break
         return sent
 
     def _put(self, view: memoryview) -> int:

@@ -23,7 +23,7 @@ from rmq.testing.cluster import Cluster
 from .traffic import take
 
 PAGE = pathlib.Path(__file__).parents[3] / "docs" / "design" / "paths.md"
-LONGEST = {"client": 5, "broker": 7}
+LONGEST = {"client": 4, "broker": 7}
 """Frames that a send passes: from the application to the connection, from the connection to the file."""
 
 

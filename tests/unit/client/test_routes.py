@@ -93,12 +93,35 @@ class TestHealth:
     def test_failures_in_a_row_are_avoided_longer_and_longer(self) -> None:
         health = BrokerHealth()
         waits = []
+        now = 0
         for _ in range(6):
-            health.failed("a", now=0.0)
-            waits.append(
-                next(after for after in range(1, 100) if not BrokerHealth.avoided(health, float(after)))
-            )
+            assert health.failed("a", float(now))
+            free = next(at for at in range(now + 1, now + 100) if not health.avoided(float(at)))
+            waits.append(free - now)
+            now = free
         assert waits == [5, 10, 20, 40, 60, 60]
+
+    def test_what_fails_together_counts_once(self) -> None:
+        health = BrokerHealth()
+        assert [health.failed("a", 0.1 * number) for number in range(32)] == [True] + [False] * 31
+        assert "a" not in health.avoided(5.0)
+        assert health.failed("a", 5.0)
+        assert "a" in health.avoided(14.9)
+        assert "a" not in health.avoided(15.0)
+
+    def test_a_slow_answer_does_not_hide_a_failure(self) -> None:
+        health = BrokerHealth()
+        health.succeeded("a", 9.0, 0.0)
+        assert health.failed("a", 1.0)
+        assert "a" not in health.avoided(6.0)
+
+    def test_one_that_registers_anew_is_used_again(self) -> None:
+        health = BrokerHealth()
+        health.failed("a", 0.0)
+        health.clear("a")
+        assert not health.avoided(0.0)
+        assert health.failed("a", 0.0)
+        assert "a" not in health.avoided(5.0)
 
     def test_one_quick_success_forgives(self) -> None:
         health = BrokerHealth()

@@ -168,13 +168,43 @@ async def test_calls_wait_for_room_while_the_peer_does_not_read(autojump_clock: 
             await link.peer.send(asked.reply())
 
 
+async def test_a_call_knows_whether_it_was_written_before_the_connection_was_lost(
+    autojump_clock: MockClock,
+) -> None:
+    """The peer's window takes the first frame and a part of the second: that one is none to the peer."""
+    first = request(b"1" * 400)
+    network = MemoryNetwork(window=len(encode(first)) + 100)
+    sent: dict[bytes, bool] = {}
+    async with linked(network=network) as link, trio.open_nursery() as calls:
+
+        async def call(command: Command) -> None:
+            with pytest.raises(ConnectionLost) as lost:
+                await link.connection.call(command, 60)
+            sent[command.body[:1]] = lost.value.was_sent
+
+        for command in (first, request(b"2" * 400), request(b"3" * 400)):
+            calls.start_soon(call, command)
+            await wait_all_tasks_blocked()
+        link.network.cut()
+    assert sent == {b"1": True, b"2": False, b"3": False}
+
+
+async def test_a_call_over_a_connection_that_has_ended_sends_nothing(autojump_clock: MockClock) -> None:
+    async with linked() as link:
+        link.connection.close()
+        with pytest.raises(ConnectionLost) as lost:
+            await link.connection.call(request(), 1)
+    assert not lost.value.was_sent
+
+
 async def test_close_ends_calls_at_once_and_sends_what_waits(autojump_clock: MockClock) -> None:
     network = MemoryNetwork(window=50)
     async with linked(network=network) as link:
 
         async def call() -> None:
-            with pytest.raises(ConnectionLost, match="closed by this side"):
+            with pytest.raises(ConnectionLost, match="closed by this side") as lost:
                 await link.connection.call(request(b"x" * 500), 60)
+            assert lost.value.was_sent  # it will be
 
         async with trio.open_nursery() as calls:
             calls.start_soon(call)

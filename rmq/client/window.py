@@ -1,0 +1,129 @@
+"""Window: how many sends are on their way to one broker, and the line of those that wait for room.
+
+However many sends an application begins at once, a broker is given only as many as fit into its window; so
+each of them waits for its answer about as long as one alone would, and what is encoded is bounded. The rest
+stands in line, first come first served.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection
+from itertools import islice
+from typing import Final
+
+import anyio
+from attrs import define
+
+from rmq.errors import WindowFull
+from rmq.remoting.loop import Waiter, current_loop
+
+LOOK: Final = 16
+"""Of each line, so many of the first are asked whether they would rather go where there is room."""
+
+
+@define(eq=False)
+class _Place:
+    """A place in the line."""
+
+    waiter: Waiter
+    brokers: Collection[str]
+    """Where else it may go."""
+    is_inside: bool = False
+
+
+class Window:
+    """Room for `size` sends to `broker`. Who is let in by `enter` goes by `leave`."""
+
+    __slots__ = ("_line", "_new_waiter", "_windows", "broker", "room", "size")
+
+    def __init__(self, broker: str, windows: Windows) -> None:
+        self.broker = broker
+        self.size = windows.size
+        self.room = windows.size
+        """How many may come in at once; 0 while anybody stands in line."""
+        self._windows = windows
+        self._new_waiter: Callable[[], Waiter] = current_loop().waiter
+        # Ordered, because many may be cancelled together, each from the middle of the line.
+        self._line: OrderedDict[_Place, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        """How many stand in line."""
+        return len(self._line)
+
+    async def enter(self, seconds: float, brokers: Collection[str] = ()) -> bool:
+        """Come in as soon as there is room, within `seconds`. False: not inside, because it may be better to
+        go to one of `brokers` instead.
+
+        Raises WindowFull. Cancelled: not inside."""
+        if self.room:
+            self.room -= 1
+            return True
+        place = _Place(self._new_waiter(), brokers)
+        self._line[place] = None
+        self._windows.waiting += 1
+        try:
+            with anyio.move_on_after(seconds):
+                await place.waiter.wait()
+        except BaseException:
+            if place.is_inside:  # let in and cancelled at once
+                self.leave()
+            raise
+        finally:
+            self._windows.waiting -= 1
+            is_late = self._line.pop(place, place) is None
+        if is_late:
+            raise WindowFull(self.broker, self.size, seconds)
+        return place.is_inside
+
+    def leave(self) -> None:
+        """Go, and let the next one in."""
+        if self._line:
+            place, _ = self._line.popitem(last=False)
+            place.is_inside = True
+            place.waiter.resolve(None)
+        else:
+            self.room += 1
+            if self._windows.waiting:
+                self._windows.send_one_to(self.broker)
+
+    def disperse(self) -> None:
+        """Send those off that stand in line and may go elsewhere."""
+        for place in [place for place in self._line if place.brokers]:
+            self._send_off(place)
+
+    def send_one_to(self, broker: str) -> bool:
+        """Send one of the first in line off to a broker that has room; says whether one of them went."""
+        found = next((place for place in islice(self._line, LOOK) if broker in place.brokers), None)
+        if found is not None:
+            self._send_off(found)
+        return found is not None
+
+    def _send_off(self, place: _Place) -> None:
+        del self._line[place]
+        place.waiter.resolve(None)
+
+
+class Windows:
+    """The windows of all brokers that a client sends to."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.waiting = 0
+        """How many stand in any line, or have just been called."""
+        self._windows: dict[str, Window] = {}
+
+    def of(self, broker: str) -> Window:
+        """The window of a broker."""
+        window = self._windows.get(broker)
+        if window is None:
+            window = self._windows[broker] = Window(broker, self)
+        return window
+
+    def full(self) -> list[str]:
+        """The brokers that have no room now."""
+        return [broker for broker, window in self._windows.items() if not window.room]
+
+    def send_one_to(self, broker: str) -> None:
+        """There is room at this broker: somebody who waits for another may take it."""
+        any(window.send_one_to(broker) for window in self._windows.values() if len(window))
