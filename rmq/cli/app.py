@@ -15,6 +15,7 @@ import click
 from attrs import Factory, define, field
 
 from rmq.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, echo, fail
+from rmq.cli.values import as_duration
 from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ Loop = Literal["asyncio", "uvloop", "trio"]
     "--loop", type=click.Choice(["asyncio", "uvloop", "trio"]), default="asyncio", show_default=True
 )
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
+@click.option(
+    "--drain", callback=as_duration, metavar="20s", help="Handlers get so long to finish in the end."
+)
 @click.option("--reload", "reloads", is_flag=True, help="Start anew when a .py file below --dir changes.")
 @click.option(
     "--dir",
@@ -62,6 +66,7 @@ def run_command(
     application: str,
     loop: Loop,
     workers: int,
+    drain: int | None,
     reloads: bool,
     folder: pathlib.Path,
     namesrv: str | None,
@@ -69,9 +74,9 @@ def run_command(
 ) -> None:
     """Run the rmq.App that is called APP in MODULE, until SIGINT or SIGTERM.
 
-    Then it stops pulling, lets the handlers that run finish, commits and leaves its groups, within
-    shutdown_timeout_ms, and ends with 0; a second signal ends it at once with 130, and what was not finished
-    is delivered again. Logs go to the error output unless MODULE says otherwise.
+    Then it stops pulling, lets the handlers that run finish (--drain, else what the app says, else 20 s),
+    commits and leaves its groups, and ends with 0; a second signal ends it at once with 130, and what was
+    not finished is delivered again. Logs go to the error output unless MODULE says otherwise.
 
     With --workers, processes share the queues of each topic as members of its group; one that dies is
     started again. --reload is for development.
@@ -83,7 +88,10 @@ def run_command(
         parent = int(os.environ.pop(PARENT, 0))
         if (workers > 1 or reloads) and not parent:
             sys.exit(_supervise(workers, folder if reloads else None))
-        _serve(load(application, folder), loop, parent)
+        app = load(application, folder)
+        if drain is not None:
+            app.drain = drain / 1000
+        _serve(app, loop, parent)
     except (RmqError, OSError) as error:
         fail(error)
 

@@ -72,9 +72,10 @@ class App:
     once the client is open and before the first message comes, left after the last handler has ended, and
     what it gives is `app.state`.
 
-    Leaving the block, or `stop` in `run`, stops pulling, waits for the handlers that run, commits and leaves
-    the groups, within the `shutdown_timeout_ms` of the configuration; handlers that still run then are
-    cancelled and their messages delivered again. An app can be entered again after it was left.
+    Leaving the block, or `stop` in `run`, drains all consumers at once: nothing new is pulled, handlers that
+    run get `drain` seconds (without it the configuration's `drain_timeout_ms`, 20 s), offsets are committed
+    and the groups left. Handlers that still run then are cancelled, and their messages delivered again. An
+    app can be entered again after it was left.
     """
 
     def __init__(
@@ -83,13 +84,18 @@ class App:
         *,
         group: str = "rmq-app",
         setup: Setup | None = None,
+        drain: float | None = None,
         **settings: Any,
     ) -> None:
         known = frozenset(inspect.signature(connect).parameters) - {"namesrv"}
         _check_known(settings, known, "rmq.App")
         if setup is not None:
             check_callable("setup", setup, "a function of the app that returns an async context manager")
+        if drain is not None:
+            check_number("drain", drain, 0, whole=False)
         self.group = validate_group(group)
+        self.drain = drain
+        """How many seconds handlers get to finish in the end."""
         self.state: Any = None
         """What `setup` gave."""
         self._namesrv, self._settings, self._setup = namesrv, settings, setup
@@ -272,7 +278,7 @@ class App:
         self._client = self._producer = self._stopping = self._blocks = self.state = None
 
     async def _leave(self, left: Iterable[anyio.Event]) -> None:
-        """Have all consumers leave, each within `shutdown_timeout_ms`, whatever cancels the caller."""
+        """Have all consumers drain and leave, whatever cancels the caller."""
         self.stop()
         with anyio.CancelScope(shield=True):
             for one in left:
@@ -300,7 +306,8 @@ class App:
                         tasks.start_soon(partial(consumer.run, handle, concurrency=registration.concurrency))
                         task_status.started()
                         await self._stopping.wait()
-                    tasks.cancel_scope.cancel()  # what has not ended by now does not
+                        if not await consumer.drain(self.drain):
+                            log.warning("%s: handlers did not finish in time and are cancelled", group)
         finally:
             self._consumers.pop(group, None)
             end.set()

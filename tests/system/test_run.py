@@ -119,7 +119,7 @@ def test_a_signal_lets_handlers_finish(
 def test_a_second_signal_ends_it_at_once_and_the_message_comes_again(
     names: str, folder: pathlib.Path
 ) -> None:
-    running = start(folder, names, group="twice", seconds=1000)
+    running = start(folder, names, "--drain", "1h", group="twice", seconds=10_000)
     running.until("runs as process")
     send(names, "again")
     running.until("began again")
@@ -133,6 +133,15 @@ def test_a_second_signal_ends_it_at_once_and_the_message_comes_again(
     running = start(folder, names, group="twice")
     running.until("finished again")
     assert running.end(signal.SIGTERM)[0] == 0
+
+
+def test_handlers_get_as_long_as_is_said(names: str, folder: pathlib.Path) -> None:
+    running = start(folder, names, "--drain", "100ms", group="hurried", seconds=10_000)
+    running.until("runs as process")
+    send(names, "slow")
+    running.until("began slow")
+    status, said = running.end(signal.SIGTERM)
+    assert (status, "did not finish in time" in said) == (0, True)
 
 
 def test_workers_share_a_topic_and_one_that_dies_is_started_again(names: str, folder: pathlib.Path) -> None:

@@ -288,9 +288,9 @@ def test_cancelled_it_finishes_what_runs(both: Play, cluster: Cluster) -> None:
 
 
 def test_a_handler_that_does_not_end_is_cancelled_and_its_message_comes_again(
-    both: Play, cluster: Cluster
+    both: Play, cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
-    app, seen = rmq.App(), []
+    app, seen = rmq.App(drain=0.1), []
 
     @app.consumer("T", group="g", model=str)
     async def handle(text: str) -> None:
@@ -298,13 +298,14 @@ def test_a_handler_that_does_not_end_is_cancelled_and_its_message_comes_again(
         await anyio.sleep_forever()
 
     async def scenario(setting: World) -> None:
-        async with app.using(setting.connect(shutdown_timeout_ms=100)):
+        async with app.using(setting.connect()):
             await app.send("T", "x")
             await until(lambda: seen)
         assert sum(cluster["a"].offsets("g", "T").values()) == 0
 
     both(scenario, cluster)
     assert seen == ["x"]
+    assert "did not finish in time" in caplog.text
 
 
 def test_an_error_that_is_let_out_ends_the_app_as_itself(both: Play, cluster: Cluster) -> None:
@@ -374,6 +375,8 @@ def test_what_is_wrong_is_said_at_once() -> None:
         app.consumer("T", group="g", concurrency=0)
     with pytest.raises(InvalidType, match="model"):
         app.consumer("T", group="g", model=5)
+    with pytest.raises(InvalidType, match="drain"):
+        rmq.App(drain="5s")  # type: ignore[arg-type]
     with pytest.raises(InvalidType, match="setup"):
         rmq.App(setup=5)  # type: ignore[arg-type]
     for handler in (lambda: None, lambda a, b: None, 5):
