@@ -63,7 +63,7 @@ def texts(kind: str = "") -> Iterator[str]:
     yield from ("x" * NAME_LENGTH_MAX, "x" * (NAME_LENGTH_MAX + 1), "x" * 255, "x" * 256, "x" * 32_000)
     yield from ("x" * (PROPERTIES_MAX + 1), "x" * 65_536, "\u20ac" * 11_000, ADDRESS)
     if kind not in ("properties",):
-        yield from (*sorted(SYSTEM_TOPICS), TIMER_TOPIC, "RigCluster", "rig-a", "RigCluster_REPLY_TOPIC")
+        yield from (*sorted(SYSTEM_TOPICS), TIMER_TOPIC, "WireCluster", "wire-a", "WireCluster_REPLY_TOPIC")
         yield from (f"{RETRY_PREFIX}g", f"{DLQ_PREFIX}g", RETRY_PREFIX, DLQ_PREFIX, RETRY_PREFIX + "x" * 125)
 
 

@@ -1,4 +1,8 @@
-"""A whole broker over a store in memory, without an event loop, and connections that decode what they get."""
+"""A whole broker over a store in memory, without an event loop, and connections that decode what they get.
+
+Requests go in as bytes and through all of the broker (`ask`, `one`, `call`); tests of one part reach it under
+its name: `rig.topics`, `rig.offsets`.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +11,19 @@ from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
+from attrs import evolve
+
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, tags_code
+from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import PULL_SUBSCRIPTION, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
-from rmq.protocol.record import encode_batch, host_bytes
-from rmq.store.config import StoreConfig
+from rmq.protocol.properties import encode_properties
+from rmq.protocol.record import Record, encode_batch, host_bytes
+from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.front import Wire
@@ -29,9 +38,11 @@ class Rig:
     def __init__(
         self,
         *,
+        config: BrokerConfig | None = None,
         disk: MemoryDisk | None = None,
         store: dict[str, Any] | None = None,
         given: dict[str, Any] | None = None,
+        memory_bytes: int | None = None,
         **settings: Any,
     ) -> None:
         self.now_ms = START
@@ -44,9 +55,13 @@ class Rig:
             | (store or {})
         )
         host = host_bytes(ADDRESS)
-        self.store = Store(self.disk, self.store_config, store_host=host, now_ms=lambda: self.now_ms)
+        memory = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+        self.store = Store(
+            self.disk, self.store_config, store_host=host, now_ms=lambda: self.now_ms, **memory
+        )
         self.store.load()
-        self.config = BrokerConfig(broker_name="rig-a", broker_cluster_name="RigCluster", **settings)
+        names = {"broker_name": "wire-a", "broker_cluster_name": "WireCluster"}
+        self.config = config or BrokerConfig(**names | settings)
         self.broker = Broker(
             self.config,
             self.store,
@@ -58,6 +73,11 @@ class Rig:
             **(given or {}),
         )
         self.wire = Wire()
+        self.settings = self.broker.settings
+        self.topics, self.groups, self.offsets = self.broker.topics, self.broker.groups, self.broker.offsets
+        self.clients, self.locks, self.filters = self.broker.clients, self.broker.locks, self.broker.filters
+        self.stats, self.admin = self.broker.stats, self.broker.admin
+        self.query, self.progress = self.broker.query, self.broker.progress
 
     def let_pass(self, ms: int) -> None:
         """Turn both clocks on."""
@@ -78,6 +98,54 @@ class Rig:
         (answer,) = self.ask(request, wire=wire)
         assert answer.opaque == request.opaque
         return answer
+
+    def call(self, code: int, header: Any = None, body: bytes = b"", wire: Wire | None = None) -> Command:
+        """The answer to a request of this code and header, which is sent over a connection of its own."""
+        return self.answer(Command.request(code, header, body), wire or Wire())
+
+    def answer(self, request: Command, wire: Wire) -> Command:
+        """The answer to a request; what else came over the connection stays there."""
+        self.broker.handle(Decoder().feed(encode(request)), wire)  # type: ignore[arg-type]
+        (answer,) = [one for one in wire.received if one.is_response and one.opaque == request.opaque]
+        wire.received.remove(answer)
+        return answer
+
+    def become_slave(self) -> None:
+        """From now on the settings say that it copies another broker."""
+        self.settings.replace(self.config, evolve(self.store.config, broker_role=BrokerRole.SLAVE))
+
+    def topic(self, name: str, queues: int = 4, **more: Any) -> None:
+        """Make a topic, as an administrator does."""
+        self.topics.update(TopicConfig(name, queues, queues, **more))
+
+    def put(self, topic: str, queue_id: int = 0, body: bytes = b"body", **more: Any) -> int:
+        """Store a message, past the broker; returns its physical offset."""
+        tags, keys = more.pop("tags", None), more.pop("keys", ())
+        properties = {}
+        if tags:
+            properties[PROPERTY_TAGS] = tags
+        if keys:
+            properties[PROPERTY_KEYS] = " ".join(keys)
+        record = Record(
+            topic,
+            queue_id,
+            body,
+            encode_properties({**properties, **more.pop("properties", {})}),
+            tags_code=tags_code(tags),
+            keys=more.pop("index", keys),
+            **more,
+        )
+        self.store.put(record)
+        self.store.commit()
+        return record.physical_offset
+
+    def saved(self, name: str) -> bytes | None:
+        """What config/<name>.json holds; None when it was never written."""
+        return self.store.config_text(name)
+
+    def fill_disk(self) -> None:
+        """From now on nothing new can be written: the disk is full."""
+        self.disk.capacity = 0
 
     def bodies(self, topic: str, queue_id: int = 0) -> list[bytes]:
         """The bodies of a queue's messages, read from the store."""
@@ -151,3 +219,14 @@ def pull(topic: str = "Orders", offset: int = 0, **fields: Any) -> Command:
 def tags(names: str) -> Iterator[str]:
     """Property texts, one for each letter."""
     return (f"TAGS\x01{name}" for name in names)
+
+
+def aged(**store: Any) -> Rig:
+    """A rig whose topic T has ten messages in queue 0, whose files are all expired but the last."""
+    every_hour = ";".join(f"{hour:02}" for hour in range(24))
+    rig = Rig(store={"mapped_file_size_commit_log": 4096, "delete_when": every_hour} | store)
+    rig.topic("T")
+    for _ in range(10):
+        rig.put("T", body=bytes(1000))
+    rig.let_pass(100 * 3_600_000)
+    return rig

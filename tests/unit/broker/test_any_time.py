@@ -46,7 +46,7 @@ def test_a_message_comes_at_its_time(name: str, value: int) -> None:
     (message,) = rig.messages("Orders", 2)
     assert (message.body, message.tags, message.message_id) == (b"hello", "TagA", "AC11")
     assert message.properties["TIMER_OUT_MS"] == str(START + 5000)
-    assert message.properties["CLUSTER"] == "RigCluster"
+    assert message.properties["CLUSTER"] == "WireCluster"
 
 
 def test_a_waiting_consumer_gets_it_at_its_time(rig: Rig) -> None:
@@ -122,7 +122,7 @@ def recall(handle: str, topic: str = "Orders") -> Command:
 def test_the_answer_to_a_send_carries_the_handle_of_5x(rig: Rig) -> None:
     answer = rig.one(timed())
     assert RecallHandle.parse(answer.ext["recallHandle"]) == RecallHandle(
-        "Orders", "rig-a", START + 5000, "AC11"
+        "Orders", "wire-a", START + 5000, "AC11"
     )
     assert answer.ext["msgId"] == "0A00000900002A9F0000000000000000"
     assert (answer.ext["queueOffset"], answer.ext["MSG_REGION"]) == ("0", "DefaultRegion")
@@ -165,11 +165,11 @@ def test_a_message_without_a_key_has_no_handle(rig: Rig) -> None:
     ("handle", "topic", "code", "remark"),
     [
         ("nonsense", "Orders", 604, "handle is invalid"),
-        (str(RecallHandle("Other", "rig-a", START + 5, "K")), "Orders", 604, "topic not match"),
+        (str(RecallHandle("Other", "wire-a", START + 5, "K")), "Orders", 604, "topic not match"),
         (str(RecallHandle("Orders", "rig-b", START + 5, "K")), "Orders", 604, "is at broker rig-b"),
-        (str(RecallHandle("Orders", "rig-a", START, "K")), "Orders", 604, "timestamp invalid"),
-        (str(RecallHandle("None", "rig-a", START + 5, "K")), "None", 17, "not exist"),
-        (str(RecallHandle("Orders", "rig-a", START + 5, "K\0")), "Orders", 13, "NUL"),
+        (str(RecallHandle("Orders", "wire-a", START, "K")), "Orders", 604, "timestamp invalid"),
+        (str(RecallHandle("None", "wire-a", START + 5, "K")), "None", 17, "not exist"),
+        (str(RecallHandle("Orders", "wire-a", START + 5, "K\0")), "Orders", 13, "NUL"),
     ],
 )
 def test_a_recall_that_cannot_be(rig: Rig, handle: str, topic: str, code: int, remark: str) -> None:

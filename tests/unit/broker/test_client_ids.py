@@ -18,7 +18,7 @@ from rmq.protocol.headers import WARNING
 
 from .rig import Rig, Wire, send
 
-REPLIES = "RigCluster_REPLY_TOPIC"
+REPLIES = "WireCluster_REPLY_TOPIC"
 ANSWER = "UNIQ_KEY\x01AC12\x02REPLY_TO_CLIENT\x01asker@1\x02CORRELATION_ID\x01c-7\x02MSG_TYPE\x01reply"
 
 

@@ -23,7 +23,7 @@ from rmq.protocol.signature import Credentials, Prover, signed
 from .rig import START, Rig, Wire, send
 
 MANAGER = Credentials("manager", "admin-secret-1")
-QUEUE = MessageQueue("Orders", "rig-a", 0)
+QUEUE = MessageQueue("Orders", "wire-a", 0)
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_consumer_does_not_see_who_signed_what_it_is_asked(
     assert rig.ask(sign(running_info()), sign(consume)) == []
     info, direct = wire.take()
     assert dict(info.ext) == dict(running_info().ext)
-    assert dict(direct.ext) == {**consume.ext, "brokerName": "rig-a"}
+    assert dict(direct.ext) == {**consume.ext, "brokerName": "wire-a"}
 
 
 def test_two_clients_are_asked_each_for_itself(rig: Rig) -> None:
@@ -110,7 +110,7 @@ def test_a_message_is_consumed_directly(rig: Rig) -> None:
     request = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
     assert rig.ask(request) == []
     (asked,) = wire.take()
-    assert asked.ext["brokerName"] == "rig-a"
+    assert asked.ext["brokerName"] == "wire-a"
     assert asked.ext["msgId"] == stored.ext["msgId"]
     assert decode_record(asked.body).body == b"again"
     (answer,) = tell(rig, wire, asked.reply(body=b'{"consumeResult":"CR_SUCCESS"}'))

@@ -24,10 +24,12 @@ from rmq.protocol.bodies import SubscriptionGroupConfig as GroupConfig
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 
-from .desk import START, Desk, Line, body_of, session
-from .rig import Rig, Wire
+from .rig import START, Rig, Wire
+from .sessions import body_of, session
 
 NOTICE = 40
+CLOCK_MS = 100_000
+"""What the clock that finds silent members says in the beginning."""
 
 
 def consumer(group: str, **topics: str) -> ConsumerData:
@@ -35,226 +37,226 @@ def consumer(group: str, **topics: str) -> ConsumerData:
     return ConsumerData(group, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET", subscriptions)
 
 
-def beat(desk: Desk, line: Line, client_id: str, *data: Any, now: int = START) -> set[str]:
+def beat(rig: Rig, line: Wire, client_id: str, *data: Any, now: int = START) -> set[str]:
     """A heartbeat with these consumers and producers."""
     consumers = [item for item in data if isinstance(item, ConsumerData)]
     producers = [item for item in data if isinstance(item, ProducerData)]
-    desk.clock.now = now
-    return desk.clients.heartbeat(HeartbeatData(client_id, producers, consumers), line, "JAVA", 407, now)
+    rig.let_pass(now - rig.now_ms)
+    return rig.clients.heartbeat(HeartbeatData(client_id, producers, consumers), line, "JAVA", 407, now)
 
 
-def told(line: Line) -> list[str]:
+def told(line: Wire) -> list[str]:
     """The groups whose change the line was told since the last time."""
     taken = line.take()
-    assert all(code == NOTICE for code, _ in taken)
-    return [header["consumerGroup"] for _, header in taken]
+    assert all(command.code == NOTICE for command in taken)
+    return [command.ext["consumerGroup"] for command in taken]
 
 
 # --- coming ---
 
 
 def test_a_new_member_is_told_at_once_and_so_are_the_others() -> None:
-    desk, one, two = Desk(), Line("h:1"), Line("h:2")
-    assert beat(desk, one, "c1", consumer("g", T="*")) == {"g"}
+    rig, one, two = Rig(), Wire("h:1"), Wire("h:2")
+    assert beat(rig, one, "c1", consumer("g", T="*")) == {"g"}
     assert told(one) == ["g"]
-    assert beat(desk, two, "c2", consumer("g", T="*")) == {"g"}
+    assert beat(rig, two, "c2", consumer("g", T="*")) == {"g"}
     assert told(one) == told(two) == ["g"]
-    assert desk.clients.consumer_ids("g") == ["c1", "c2"]
+    assert rig.clients.consumer_ids("g") == ["c1", "c2"]
 
 
 def test_a_repeated_heartbeat_changes_nothing() -> None:
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g", T="*"))
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g", T="*"))
     line.take()
-    assert beat(desk, line, "c1", consumer("g", T="*")) == set()
+    assert beat(rig, line, "c1", consumer("g", T="*")) == set()
     assert told(line) == []
 
 
 def test_a_changed_set_of_topics_is_told_but_not_a_changed_expression() -> None:
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g", T="*"))
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g", T="*"))
     line.take()
-    assert beat(desk, line, "c1", consumer("g", T="TagA")) == set()
-    assert beat(desk, line, "c1", consumer("g", T="*", U="*")) == {"g"}
-    assert beat(desk, line, "c1", consumer("g", U="*")) == {"g"}
+    assert beat(rig, line, "c1", consumer("g", T="TagA")) == set()
+    assert beat(rig, line, "c1", consumer("g", T="*", U="*")) == {"g"}
+    assert beat(rig, line, "c1", consumer("g", U="*")) == {"g"}
     assert told(line) == ["g", "g"]
-    assert desk.clients.subscription("g", "T") is None
-    assert desk.clients.groups_of("U") == {"g"}
+    assert rig.clients.subscription("g", "T") is None
+    assert rig.clients.groups_of("U") == {"g"}
 
 
 def test_an_older_subscription_does_not_replace_a_newer_one() -> None:
-    desk, line = Desk(), Line()
+    rig, line = Rig(), Wire()
     for version, text in ((5, "TagA"), (4, "TagB"), (6, "TagC"), (5, "TagD")):
         data = consumer("g")
         data.subscription_data_set = [SubscriptionData("T", text, sub_version=version)]
-        beat(desk, line, "c1", data)
-    known = desk.clients.subscription("g", "T")
+        beat(rig, line, "c1", data)
+    known = rig.clients.subscription("g", "T")
     assert known is not None
     assert (known.sub_string, known.sub_version) == ("TagC", 6)
 
 
 def test_a_repeated_subscription_stays_the_same_object() -> None:
     """Readers keep what they made of a subscription for as long as it is the same."""
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g", T="*"))
-    known = desk.clients.subscription("g", "T")
-    beat(desk, line, "c1", consumer("g", T="*"))
-    assert desk.clients.subscription("g", "T") is known
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g", T="*"))
+    known = rig.clients.subscription("g", "T")
+    beat(rig, line, "c1", consumer("g", T="*"))
+    assert rig.clients.subscription("g", "T") is known
 
 
 def test_a_topic_counts_as_subscribed_until_members_say_otherwise() -> None:
-    desk, line = Desk(), Line()
-    assert desk.clients.is_subscribed("g", "T")
-    beat(desk, line, "c1", consumer("g"))
-    assert desk.clients.is_subscribed("g", "T")
-    beat(desk, line, "c1", consumer("g", U="*"))
-    assert not desk.clients.is_subscribed("g", "T")
-    assert desk.clients.is_subscribed("g", "U")
+    rig, line = Rig(), Wire()
+    assert rig.clients.is_subscribed("g", "T")
+    beat(rig, line, "c1", consumer("g"))
+    assert rig.clients.is_subscribed("g", "T")
+    beat(rig, line, "c1", consumer("g", U="*"))
+    assert not rig.clients.is_subscribed("g", "T")
+    assert rig.clients.is_subscribed("g", "U")
 
 
 def test_the_group_has_what_its_last_member_announced() -> None:
-    desk = Desk()
+    rig = Rig()
     data = consumer("g", T="*")
     data.message_model = "BROADCASTING"
-    beat(desk, Line("h:1"), "c1", consumer("g", T="*"))
-    beat(desk, Line("h:2"), "c2", data)
-    group = desk.clients.consumer_group("g")
+    beat(rig, Wire("h:1"), "c1", consumer("g", T="*"))
+    beat(rig, Wire("h:2"), "c2", data)
+    group = rig.clients.consumer_group("g")
     assert group is not None
     assert (group.message_model, group.consume_type) == ("BROADCASTING", "CONSUME_PASSIVELY")
     assert group.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
 
 
 def test_heartbeat_makes_the_retry_topic() -> None:
-    desk = Desk()
-    desk.groups.update(GroupConfig("g", retry_queue_nums=3))
+    rig = Rig()
+    rig.groups.update(GroupConfig("g", retry_queue_nums=3))
     unit = consumer("unit", T="*")
     unit.unit_mode = True
-    beat(desk, Line(), "c1", consumer("g", T="*"), unit)
-    topic = desk.topics.get(retry_topic("g"))
+    beat(rig, Wire(), "c1", consumer("g", T="*"), unit)
+    topic = rig.topics.get(retry_topic("g"))
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag) == (3, 3, 6, 0)
-    topic = desk.topics.get(retry_topic("unit"))
+    topic = rig.topics.get(retry_topic("unit"))
     assert topic is not None
     assert (topic.read_queue_nums, topic.topic_sys_flag) == (1, 2)
 
 
 def test_without_auto_creation_an_unknown_group_gets_no_retry_topic() -> None:
-    desk = Desk(BrokerConfig(broker_name="b", auto_create_subscription_group=False))
-    assert beat(desk, Line(), "c1", consumer("g", T="*")) == {"g"}
-    assert desk.topics.get(retry_topic("g")) is None
-    assert desk.groups.table.get("g") is None
+    rig = Rig(config=BrokerConfig(broker_name="b", auto_create_subscription_group=False))
+    assert beat(rig, Wire(), "c1", consumer("g", T="*")) == {"g"}
+    assert rig.topics.get(retry_topic("g")) is None
+    assert rig.groups.table.get("g") is None
 
 
 def test_one_client_on_two_connections_counts_once() -> None:
-    desk, old, new = Desk(), Line("h:1"), Line("h:2")
-    beat(desk, old, "c1", consumer("g", T="*"))
-    beat(desk, new, "c1", consumer("g", T="*"))
-    assert desk.clients.consumer_ids("g") == ["c1"]
-    desk.clients.on_close(old)
-    assert desk.clients.consumer_ids("g") == ["c1"]
+    rig, old, new = Rig(), Wire("h:1"), Wire("h:2")
+    beat(rig, old, "c1", consumer("g", T="*"))
+    beat(rig, new, "c1", consumer("g", T="*"))
+    assert rig.clients.consumer_ids("g") == ["c1"]
+    rig.clients.on_close(old)
+    assert rig.clients.consumer_ids("g") == ["c1"]
 
 
 @pytest.mark.parametrize("name", ["", "../../etc", "a b", "x" * 128])
 def test_impossible_group_names_are_refused_whole(name: str) -> None:
-    desk, line = Desk(), Line()
+    rig, line = Rig(), Wire()
     with pytest.raises(ResponseError, match="not a valid name"):
-        beat(desk, line, "c1", consumer("good", T="*"), consumer(name, T="*"))
-    assert desk.clients.consumer_group("good") is None
-    assert desk.groups.table.get("good") is None
+        beat(rig, line, "c1", consumer("good", T="*"), consumer(name, T="*"))
+    assert rig.clients.consumer_group("good") is None
+    assert rig.groups.table.get("good") is None
 
 
 def test_groups_of_a_connection_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GROUPS_OF_A_CONNECTION", 2)
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g1"), ProducerData("p1"))
-    beat(desk, line, "c1", consumer("g1"), ProducerData("p1"))
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g1"), ProducerData("p1"))
+    beat(rig, line, "c1", consumer("g1"), ProducerData("p1"))
     with pytest.raises(ResponseError, match="at most 2"):
-        beat(desk, line, "c1", ProducerData("p2"))
-    assert desk.clients.producers("p2") == []
+        beat(rig, line, "c1", ProducerData("p2"))
+    assert rig.clients.producers("p2") == []
 
 
 def test_members_of_all_groups_are_bounded() -> None:
-    desk = Desk(BrokerConfig(broker_name="b", max_group_members=3))
-    first, second = Line(), Line()
-    beat(desk, first, "c1", consumer("g1", T="*"), ProducerData("p1"))
-    beat(desk, second, "c2", consumer("g1", T="*"))
+    rig = Rig(config=BrokerConfig(broker_name="b", max_group_members=3))
+    first, second = Wire(), Wire()
+    beat(rig, first, "c1", consumer("g1", T="*"), ProducerData("p1"))
+    beat(rig, second, "c2", consumer("g1", T="*"))
     with pytest.raises(ResponseError, match="maxGroupMembers is 3"):
-        beat(desk, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"))
-    beat(desk, second, "c2", consumer("g1", T="*"))  # whoever is in stays
-    desk.clients.on_close(first)  # type: ignore[arg-type]
-    beat(desk, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"), ProducerData("p"))
-    desk.clients.on_close(second)  # type: ignore[arg-type]
-    assert desk.clients._memberships == 0
+        beat(rig, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"))
+    beat(rig, second, "c2", consumer("g1", T="*"))  # whoever is in stays
+    rig.clients.on_close(first)  # type: ignore[arg-type]
+    beat(rig, second, "c2", consumer("g1", T="*"), consumer("g2", T="*"), ProducerData("p"))
+    rig.clients.on_close(second)  # type: ignore[arg-type]
+    assert rig.clients._memberships == 0
 
 
 def test_subscriptions_of_a_heartbeat_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SUBSCRIPTIONS_OF_A_HEARTBEAT", 2)
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g1", T="*"), consumer("g2", T="*"))
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g1", T="*"), consumer("g2", T="*"))
     with pytest.raises(ResponseError, match="3 subscriptions in one heartbeat, at most 2"):
-        beat(desk, line, "c1", consumer("g1", T="*", U="*"), consumer("g3", T="*"))
-    assert desk.clients.consumer_group("g3") is None
+        beat(rig, line, "c1", consumer("g1", T="*", U="*"), consumer("g3", T="*"))
+    assert rig.clients.consumer_group("g3") is None
 
 
 def test_a_heartbeat_of_a_closed_connection_leaves_nothing() -> None:
-    desk, line = Desk(), Line()
+    rig, line = Rig(), Wire()
     line.is_closed = True
-    assert beat(desk, line, "c1", consumer("g", T="*"), ProducerData("p")) == set()
-    assert desk.clients.consumer_group("g") is None
-    assert desk.clients.producers("p") == []
+    assert beat(rig, line, "c1", consumer("g", T="*"), ProducerData("p")) == set()
+    assert rig.clients.consumer_group("g") is None
+    assert rig.clients.producers("p") == []
 
 
 # --- leaving ---
 
 
 def test_those_who_stay_are_told_of_those_who_leave() -> None:
-    desk, one, two, three = Desk(), Line("h:1"), Line("h:2"), Line("h:3")
+    rig, one, two, three = Rig(), Wire("h:1"), Wire("h:2"), Wire("h:3")
     for line in (one, two, three):
-        beat(desk, line, line.peer_address, consumer("g", T="*"), ProducerData("p"))
+        beat(rig, line, line.peer_address, consumer("g", T="*"), ProducerData("p"))
     for line in (one, two, three):
         line.take()
-    desk.clients.unregister(two, consumer_group="g")
+    rig.clients.unregister(two, consumer_group="g")
     assert [told(line) for line in (one, two, three)] == [["g"], [], ["g"]]
-    assert len(desk.clients.producers("p")) == 3
-    desk.clients.on_close(one)
+    assert len(rig.clients.producers("p")) == 3
+    rig.clients.on_close(one)
     assert [told(line) for line in (one, two, three)] == [[], [], ["g"]]
-    assert [member.client_id for member in desk.clients.producers("p")] == ["h:2", "h:3"]
-    desk.clients.on_close(three)
-    assert desk.clients.consumer_group("g") is None
-    assert desk.clients.groups_of("T") == set()
+    assert [member.client_id for member in rig.clients.producers("p")] == ["h:2", "h:3"]
+    rig.clients.on_close(three)
+    assert rig.clients.consumer_group("g") is None
+    assert rig.clients.groups_of("T") == set()
 
 
 def test_leaving_twice_is_nothing() -> None:
-    desk, one, two = Desk(), Line("h:1"), Line("h:2")
-    beat(desk, one, "c1", consumer("g", T="*"))
-    beat(desk, two, "c2", consumer("g", T="*"))
-    desk.clients.unregister(two, consumer_group="g", producer_group="p")
+    rig, one, two = Rig(), Wire("h:1"), Wire("h:2")
+    beat(rig, one, "c1", consumer("g", T="*"))
+    beat(rig, two, "c2", consumer("g", T="*"))
+    rig.clients.unregister(two, consumer_group="g", producer_group="p")
     one.take()
-    desk.clients.unregister(two, consumer_group="g")
-    desk.clients.on_close(two)
+    rig.clients.unregister(two, consumer_group="g")
+    rig.clients.on_close(two)
     assert told(one) == []
 
 
 def test_nothing_is_left_of_those_who_left() -> None:
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g", T="*"), ProducerData("p"))
-    desk.clients.on_close(line)
-    assert not desk.clients._consumers
-    assert not desk.clients._producers
-    assert not desk.clients._of_connection
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g", T="*"), ProducerData("p"))
+    rig.clients.on_close(line)
+    assert not rig.clients._consumers
+    assert not rig.clients._producers
+    assert not rig.clients._of_connection
 
 
 def test_silent_members_are_dropped_and_their_connections_closed() -> None:
-    desk, silent, lively = Desk(), Line("h:1"), Line("h:2")
-    beat(desk, silent, "c1", consumer("g", T="*"), ProducerData("p"))
-    beat(desk, lively, "c2", consumer("g", T="*"))
-    beat(desk, lively, "c2", consumer("g", T="*"), now=START + 100_000)
-    desk.clients.expire(START + SILENT_MS)
-    assert desk.clients.consumer_ids("g") == ["c1", "c2"]
+    rig, silent, lively = Rig(), Wire("h:1"), Wire("h:2")
+    beat(rig, silent, "c1", consumer("g", T="*"), ProducerData("p"))
+    beat(rig, lively, "c2", consumer("g", T="*"))
+    beat(rig, lively, "c2", consumer("g", T="*"), now=START + 100_000)
+    rig.clients.expire(CLOCK_MS + SILENT_MS)
+    assert rig.clients.consumer_ids("g") == ["c1", "c2"]
     lively.take()
-    assert desk.clients.expire(START + SILENT_MS + 1) > START + SILENT_MS + 1
-    assert desk.clients.consumer_ids("g") == ["c2"]
-    assert desk.clients.producers("p") == []
+    assert rig.clients.expire(CLOCK_MS + SILENT_MS + 1) > CLOCK_MS + SILENT_MS + 1
+    assert rig.clients.consumer_ids("g") == ["c2"]
+    assert rig.clients.producers("p") == []
     assert (silent.is_closed, lively.is_closed) == (True, False)
     assert told(lively) == ["g"]
 
@@ -273,42 +275,42 @@ def test_setting_the_wall_clock_makes_nobody_silent() -> None:
 
 
 def test_ever_new_client_ids_of_one_connection_leave_little() -> None:
-    desk, one, other = Desk(), Line("h:1"), Line("h:2")
+    rig, one, other = Rig(), Wire("h:1"), Wire("h:2")
     now = START
     for number in range(50):
         producers = [ProducerData("p"), ProducerData(f"p{number % 2}")]
         data = HeartbeatData(f"c{number}", producers, [consumer("g", T="*")])
         for line in (one, other, one):
             now += 5
-            beat(desk, line, data.client_id, *data.consumer_data_set, *producers, now=now)
-            desk.clients.warning(data, line)  # type: ignore[arg-type]
-    assert desk.clients.conflicts.found == 50
-    assert desk.clients.conflicts.client_ids == 1
-    assert len(desk.clients._ids._live) <= 2
+            beat(rig, line, data.client_id, *data.consumer_data_set, *producers, now=now)
+            rig.clients.warning(data, line)  # type: ignore[arg-type]
+    assert rig.clients.conflicts.found == 50
+    assert rig.clients.conflicts.client_ids == 1
+    assert len(rig.clients._ids._live) <= 2
     for line in (one, other):
-        desk.clients.on_close(line)  # type: ignore[arg-type]
-    assert len(desk.clients._ids._live) == 0
-    assert desk.clients.conflicts.client_ids == 0
+        rig.clients.on_close(line)  # type: ignore[arg-type]
+    assert len(rig.clients._ids._live) == 0
+    assert rig.clients.conflicts.client_ids == 0
 
 
 def test_a_group_that_a_client_no_longer_names_expires_alone() -> None:
-    desk, line = Desk(), Line()
-    beat(desk, line, "c1", consumer("g", T="*"), consumer("h", T="*"))
-    beat(desk, line, "c1", consumer("h", T="*"), now=START + 100_000)
-    desk.clients.expire(START + SILENT_MS + 1)
-    assert desk.clients.consumer_group("g") is None
-    assert desk.clients.consumer_ids("h") == ["c1"]
+    rig, line = Rig(), Wire()
+    beat(rig, line, "c1", consumer("g", T="*"), consumer("h", T="*"))
+    beat(rig, line, "c1", consumer("h", T="*"), now=START + 100_000)
+    rig.clients.expire(CLOCK_MS + SILENT_MS + 1)
+    assert rig.clients.consumer_group("g") is None
+    assert rig.clients.consumer_ids("h") == ["c1"]
     assert not line.is_closed
 
 
 @pytest.mark.parametrize("where", ["broker", "group"])
 def test_notices_can_be_switched_off(where: str) -> None:
-    desk = Desk(BrokerConfig(broker_name="b", notify_consumer_ids_changed_enable=where != "broker"))
-    desk.groups.update(GroupConfig("g", notify_consumer_ids_changed_enable=where != "group"))
-    one, two = Line("h:1"), Line("h:2")
-    beat(desk, one, "c1", consumer("g", T="*"))
-    beat(desk, two, "c2", consumer("g", T="*"))
-    desk.clients.on_close(two)
+    rig = Rig(config=BrokerConfig(broker_name="b", notify_consumer_ids_changed_enable=where != "broker"))
+    rig.groups.update(GroupConfig("g", notify_consumer_ids_changed_enable=where != "group"))
+    one, two = Wire("h:1"), Wire("h:2")
+    beat(rig, one, "c1", consumer("g", T="*"))
+    beat(rig, two, "c2", consumer("g", T="*"))
+    rig.clients.on_close(two)
     assert one.take() == two.take() == []
 
 
@@ -320,62 +322,62 @@ def heartbeat_body(client_id: str, *data: ConsumerData) -> bytes:
 
 
 def test_the_list_of_consumers() -> None:
-    desk, line = Desk(), Line()
+    rig, line = Rig(), Wire()
     header = {"consumerGroup": "g"}
-    refused = desk.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    refused = rig.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
     assert (refused.code, refused.remark) == (1, "no consumer for this group, g")
-    desk.ask(RequestCode.HEART_BEAT, body=heartbeat_body("c1", consumer("g", T="*")), line=line)
-    listed = desk.ask(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+    rig.call(RequestCode.HEART_BEAT, body=heartbeat_body("c1", consumer("g", T="*")), wire=line)
+    listed = rig.call(RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
     assert (listed.code, json.loads(listed.body)) == (0, {"consumerIdList": ["c1"]})
 
 
 def test_the_lists_of_connections() -> None:
-    desk, line = Desk(), Line("h:7")
-    desk.ask(RequestCode.HEART_BEAT, body=heartbeat_body("c1", consumer("g", T="TagA")), line=line)
-    reply = desk.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    rig, line = Rig(), Wire("h:7")
+    rig.call(RequestCode.HEART_BEAT, body=heartbeat_body("c1", consumer("g", T="TagA")), wire=line)
+    reply = rig.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
     consumers = bodies.ConsumerConnection.from_json(reply.body)
     assert consumers.connection_set == [bodies.Connection("c1", "h:7", "PYTHON", 407)]
     assert consumers.subscription_table["T"].sub_string == "TagA"
     assert (consumers.message_model, consumers.consume_type) == ("CLUSTERING", "CONSUME_PASSIVELY")
-    reply = desk.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
+    reply = rig.call(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
     assert bodies.ProducerConnection.from_json(reply.body).connection_set == consumers.connection_set
-    table = bodies.ProducerTableInfo.from_json(desk.ask(RequestCode.GET_ALL_PRODUCER_INFO).body)
+    table = bodies.ProducerTableInfo.from_json(rig.call(RequestCode.GET_ALL_PRODUCER_INFO).body)
     assert table.data == {"p": [bodies.ProducerInfo("c1", "h:7", "PYTHON", 407, START)]}
 
 
 def test_groups_that_are_not_there() -> None:
-    desk = Desk()
-    reply = desk.ask(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
+    rig = Rig()
+    reply = rig.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, {"consumerGroup": "g"})
     assert (reply.code, reply.remark) == (206, "the consumer group[g] not online")
-    reply = desk.ask(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
+    reply = rig.call(RequestCode.GET_PRODUCER_CONNECTION_LIST, {"producerGroup": "p"})
     assert (reply.code, reply.remark) == (1, "the producer group[p] not exist")
 
 
-def check(desk: Desk, text: str, kind: str) -> int:
+def check(rig: Rig, text: str, kind: str) -> int:
     wanted = SubscriptionData("T", text, expression_type=kind)
     body = bodies.CheckClientRequestBody("c1", "g", wanted).to_json()
-    return desk.ask(RequestCode.CHECK_CLIENT_CONFIG, body=body).code
+    return rig.call(RequestCode.CHECK_CLIENT_CONFIG, body=body).code
 
 
 def test_expressions_are_checked() -> None:
-    sql = Desk(BrokerConfig(broker_name="b", enable_property_filter=True))
+    sql = Rig(config=BrokerConfig(broker_name="b", enable_property_filter=True))
     assert [check(sql, "a > 1", "SQL92"), check(sql, "a >", "SQL92"), check(sql, "TagA", "TAG")] == [0, 23, 0]
-    plain = Desk()
+    plain = Rig()
     assert [check(plain, "a > 1", "SQL92"), check(plain, "TagA", "TAG")] == [1, 0]
-    assert plain.ask(RequestCode.CHECK_CLIENT_CONFIG, body=b"{}").code == 0
+    assert plain.call(RequestCode.CHECK_CLIENT_CONFIG, body=b"{}").code == 0
 
 
 @pytest.mark.parametrize("name", ["2_ordered_consumer", "3_push_consumer", "6_mqadmin"])
 def test_the_captured_sessions_are_answered_alike(name: str) -> None:
     """Codes, bodies and the order of notices and answers equal those that a Java broker gave."""
-    desk, lines, seen = Desk(), dict[int, Line](), set()
+    rig, lines, seen = Rig(), dict[int, Wire](), set()
     for exchange in session(name):
-        if exchange.code not in desk.clients.handlers():
+        if exchange.code not in rig.clients.handlers():
             continue
-        line = lines.setdefault(exchange.request["conn"], Line())
+        line = lines.setdefault(exchange.request["conn"], Wire())
         expected = exchange.response
         assert expected is not None
-        response = desk.answer(exchange.command(), line)
+        response = rig.answer(exchange.command(), line)
         seen.add(exchange.code)
         assert response.code == expected["code"]
         if expected["code"]:
@@ -383,9 +385,10 @@ def test_the_captured_sessions_are_answered_alike(name: str) -> None:
         if exchange.code == RequestCode.GET_CONSUMER_LIST_BY_GROUP:
             assert response.body == body_of(expected)
         if exchange.code == RequestCode.HEART_BEAT:
-            assert line.take() == [(notice["code"], notice["ext"]) for notice in exchange.notices]
+            notices = [(command.code, dict(command.ext)) for command in line.take()]
+            assert notices == [(notice["code"], notice["ext"]) for notice in exchange.notices]
     assert seen
-    assert not desk.clients._of_connection
+    assert not rig.clients._of_connection
 
 
 @pytest.mark.parametrize("name", ["c\nforged", "c\x1b[2J", "c\u202e", "c" * 256, "\x9b"])

@@ -34,7 +34,7 @@ def step_to(rig: Rig, now_ms: int) -> None:
 def test_they_are_taken_out_of_what_is_stored(rig: Rig) -> None:
     assert rig.one(send(properties=text(UNIQ_KEY="A", mine="1", **FORGED))).code == 0
     (message,) = rig.messages("Orders")
-    assert message.properties == {"UNIQ_KEY": "A", "mine": "1", "CLUSTER": "RigCluster"}
+    assert message.properties == {"UNIQ_KEY": "A", "mine": "1", "CLUSTER": "WireCluster"}
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 
-from .desk import START, Desk, Line, session
-from .rig import Rig
+from .rig import START, Rig, Wire
+from .sessions import session
 
 A, B = MessageQueue("T", "b", 0), MessageQueue("T", "b", 1)
 
@@ -92,12 +92,12 @@ def test_expired_locks_are_forgotten() -> None:
 
 
 def test_the_captured_session_of_an_ordered_consumer() -> None:
-    desk = Desk()
+    rig = Rig()
     seen = []
     for exchange in session("2_ordered_consumer"):
         if exchange.code not in (41, 42):
             continue
-        response = desk.answer(exchange.command(), Line())
+        response = rig.answer(exchange.command(), Wire())
         assert exchange.response is not None
         assert (response.code, response.remark) == (0, None)
         expected = exchange.response
@@ -108,7 +108,7 @@ def test_the_captured_session_of_an_ordered_consumer() -> None:
         seen.append(exchange.code)
     assert seen.count(41) >= 5
     assert seen[-1] == 42
-    assert desk.locks._table == {}
+    assert rig.locks._table == {}
 
 
 steps = st.tuples(
@@ -147,12 +147,12 @@ def test_no_queue_ever_has_two_holders(script: list[tuple[str, str, set[MessageQ
 def test_one_request_locks_a_bounded_number_of_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request for 200,000 queues stopped everybody for 12 s, most of them for a line each in the log."""
     monkeypatch.setattr(module, "QUEUES_OF_A_REQUEST", 3)
-    desk = Desk()
+    rig = Rig()
     for count, code in ((3, 0), (4, 1)):
         queues = frozenset(MessageQueue("T", "b", at) for at in range(count))
         body = LockBatchRequestBody("g", "c", queues).to_json()
-        assert desk.ask(RequestCode.LOCK_BATCH_MQ, None, body).code == code
-        assert desk.ask(RequestCode.UNLOCK_BATCH_MQ, None, body).code == code
+        assert rig.call(RequestCode.LOCK_BATCH_MQ, None, body).code == code
+        assert rig.call(RequestCode.UNLOCK_BATCH_MQ, None, body).code == code
 
 
 def test_many_locks_are_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,7 +61,7 @@ CHUNK = 16
 """Odd requests handed over together, with one honest send after them."""
 CULPRITS = 12
 """So many are named when something fails; finding each takes some runs."""
-REPLIES = "RigCluster_REPLY_TOPIC"
+REPLIES = "WireCluster_REPLY_TOPIC"
 MEMBERS = ("version", "language", "remark")
 """What every header has beside the fields of its request."""
 OWN_TOPIC = ("default_topic", "default_topic_queue_nums", "unit_mode")

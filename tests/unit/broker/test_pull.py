@@ -131,7 +131,7 @@ def test_an_offset_out_of_range_leaves_an_event(rig: Rig) -> None:
     (event,) = rig.messages("OFFSET_MOVED_EVENT")
     assert event.tags == "readers"
     assert event.body == (
-        b'{"consumerGroup":"readers","messageQueue":{"brokerName":"rig-a","queueId":0,"topic":"Orders"},'
+        b'{"consumerGroup":"readers","messageQueue":{"brokerName":"wire-a","queueId":0,"topic":"Orders"},'
         b'"offsetNew":3,"offsetRequest":9}'
     )
 

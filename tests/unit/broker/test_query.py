@@ -17,60 +17,61 @@ from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import compress, compressed_flag, decode_records
 
-from .desk import START, Desk, Line, session
+from .rig import START, Rig, Wire
+from .sessions import session
 
 NOT_FOUND = 22
 FOREVER = 2**63 - 1
 
 
-def filled() -> Desk:
+def filled() -> Rig:
     """Six messages in queue 1 of T, stored a second apart."""
-    desk = Desk()
-    desk.topic("T")
+    rig = Rig()
+    rig.topic("T")
     for number in range(6):
-        desk.put("T", 1, f"body {number}".encode(), keys=("all", f"key-{number}"))
-        desk.clock.now += 1_000
-    return desk
+        rig.put("T", 1, f"body {number}".encode(), keys=("all", f"key-{number}"))
+        rig.let_pass(1_000)
+    return rig
 
 
-def offset(desk: Desk, code: int, **more: object) -> str:
+def offset(rig: Rig, code: int, **more: object) -> str:
     header = {"topic": "T", "queueId": "1", **{key: str(value) for key, value in more.items()}}
-    reply = desk.ask(code, header)
+    reply = rig.call(code, header)
     assert reply.code == 0
     return reply.ext.get("offset") or reply.ext["timestamp"]
 
 
 def test_ends_and_times_of_a_queue() -> None:
-    desk = filled()
-    assert offset(desk, RequestCode.GET_MAX_OFFSET) == "6"
-    assert offset(desk, RequestCode.GET_MIN_OFFSET) == "0"
-    assert offset(desk, RequestCode.GET_EARLIEST_MSG_STORETIME) == str(START)
-    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=START + 2_000) == "2"
-    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=0) == "0"
-    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=FOREVER) == "5"
+    rig = filled()
+    assert offset(rig, RequestCode.GET_MAX_OFFSET) == "6"
+    assert offset(rig, RequestCode.GET_MIN_OFFSET) == "0"
+    assert offset(rig, RequestCode.GET_EARLIEST_MSG_STORETIME) == str(START)
+    assert offset(rig, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=START + 2_000) == "2"
+    assert offset(rig, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=0) == "0"
+    assert offset(rig, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=FOREVER) == "5"
 
 
 def test_a_queue_without_messages() -> None:
-    desk = filled()
-    assert offset(desk, RequestCode.GET_MAX_OFFSET, queueId=2) == "0"
-    assert offset(desk, RequestCode.GET_MIN_OFFSET, queueId=2) == "0"
-    assert offset(desk, RequestCode.GET_EARLIEST_MSG_STORETIME, queueId=2) == "-1"
-    assert offset(desk, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queueId=2, timestamp=1) == "0"
+    rig = filled()
+    assert offset(rig, RequestCode.GET_MAX_OFFSET, queueId=2) == "0"
+    assert offset(rig, RequestCode.GET_MIN_OFFSET, queueId=2) == "0"
+    assert offset(rig, RequestCode.GET_EARLIEST_MSG_STORETIME, queueId=2) == "-1"
+    assert offset(rig, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queueId=2, timestamp=1) == "0"
 
 
 def test_a_message_by_its_offset() -> None:
-    desk = filled()
-    physical = desk.put("T", 0, b"wanted")
-    reply = desk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical)})
+    rig = filled()
+    physical = rig.put("T", 0, b"wanted")
+    reply = rig.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical)})
     assert reply.code == 0
     assert [message.body for message in decode_records(reply.body)] == [b"wanted"]
-    refused = desk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical + 1)})
+    refused = rig.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": str(physical + 1)})
     assert (refused.code, refused.remark) == (1, f"can not find message by the offset, {physical + 1}")
-    assert desk.ask(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "-1"}).code == 1
+    assert rig.call(RequestCode.VIEW_MESSAGE_BY_ID, {"offset": "-1"}).code == 1
 
 
 def find(
-    desk: Desk, key: str, topic: str = "T", most: int = 64, unique: str = "false", **times: int
+    rig: Rig, key: str, topic: str = "T", most: int = 64, unique: str = "false", **times: int
 ) -> Command:
     header = {
         "topic": topic,
@@ -80,7 +81,7 @@ def find(
         "endTimestamp": str(times.get("end", FOREVER)),
         "_UNIQUE_KEY_QUERY": unique,
     }
-    return desk.ask(RequestCode.QUERY_MESSAGE, header)
+    return rig.call(RequestCode.QUERY_MESSAGE, header)
 
 
 def bodies(reply: Command) -> list[str]:
@@ -88,14 +89,14 @@ def bodies(reply: Command) -> list[str]:
 
 
 def test_messages_by_key() -> None:
-    desk = filled()
-    reply = find(desk, "key-2")
+    rig = filled()
+    reply = find(rig, "key-2")
     assert (reply.code, bodies(reply)) == (0, ["body 2"])
     assert reply.ext["indexLastUpdateTimestamp"] == str(START + 5_000)
     assert int(reply.ext["indexLastUpdatePhyoffset"]) > 0
-    assert len(bodies(find(desk, "all"))) == 6
-    assert len(bodies(find(desk, "all", most=2))) == 2
-    assert len(bodies(find(desk, "all", begin=START + 1_000, end=START + 3_000))) == 3
+    assert len(bodies(find(rig, "all"))) == 6
+    assert len(bodies(find(rig, "all", most=2))) == 2
+    assert len(bodies(find(rig, "all", begin=START + 1_000, end=START + 3_000))) == 3
 
 
 @pytest.mark.parametrize(
@@ -115,73 +116,73 @@ def test_nothing_found(wanted: dict[str, Any]) -> None:
 
 
 def test_a_message_with_another_key_of_the_same_hash_is_left_out() -> None:
-    desk = Desk()
-    desk.topic("T")
-    desk.put("T", keys=("AaAa",))
-    desk.put("T", keys=("BBBB",), body=b"wanted")
-    assert len(desk.store.lookup("T", "BBBB", 9, 0, FOREVER).physical_offsets) == 2
-    assert bodies(find(desk, "BBBB")) == ["wanted"]
+    rig = Rig()
+    rig.topic("T")
+    rig.put("T", keys=("AaAa",))
+    rig.put("T", keys=("BBBB",), body=b"wanted")
+    assert len(rig.store.lookup("T", "BBBB", 9, 0, FOREVER).physical_offsets) == 2
+    assert bodies(find(rig, "BBBB")) == ["wanted"]
 
 
 def test_a_message_of_another_topic_of_the_same_hash_is_left_out() -> None:
-    desk = Desk()
+    rig = Rig()
     for topic in ("AaAa", "BBBB"):
-        desk.topic(topic)
-        desk.put(topic, keys=("k",), body=topic.encode())
-    assert len(desk.store.lookup("BBBB", "k", 9, 0, FOREVER).physical_offsets) == 2
-    assert bodies(find(desk, "k", "BBBB")) == ["BBBB"]
+        rig.topic(topic)
+        rig.put(topic, keys=("k",), body=topic.encode())
+    assert len(rig.store.lookup("BBBB", "k", 9, 0, FOREVER).physical_offsets) == 2
+    assert bodies(find(rig, "k", "BBBB")) == ["BBBB"]
 
 
 def test_unique_keys_have_their_own_limit() -> None:
-    desk = Desk(default_query_max_num=2)
-    desk.topic("T")
+    rig = Rig(store={"default_query_max_num": 2})
+    rig.topic("T")
     for _ in range(3):
-        desk.put("T", properties={PROPERTY_UNIQUE_KEY: "ID1"}, index=("ID1",))
-    assert len(bodies(find(desk, "ID1", most=1, unique="true"))) == 2
-    assert len(bodies(find(desk, "ID1", most=1))) == 1
+        rig.put("T", properties={PROPERTY_UNIQUE_KEY: "ID1"}, index=("ID1",))
+    assert len(bodies(find(rig, "ID1", most=1, unique="true"))) == 2
+    assert len(bodies(find(rig, "ID1", most=1))) == 1
 
 
 def test_the_answer_fits_a_frame(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    desk.topic("T")
+    rig = Rig()
+    rig.topic("T")
     for _ in range(3):
-        desk.put("T", keys=("k",), body=bytes(400))
+        rig.put("T", keys=("k",), body=bytes(400))
     monkeypatch.setattr(module, "ANSWER_BYTES", 1_200)
-    assert len(bodies(find(desk, "k"))) == 2
+    assert len(bodies(find(rig, "k"))) == 2
     monkeypatch.setattr(module, "ANSWER_BYTES", 100)
-    assert len(bodies(find(desk, "k"))) == 1
+    assert len(bodies(find(rig, "k"))) == 1
 
 
-def units(desk: Desk, **more: object) -> Command:
+def units(rig: Rig, **more: object) -> Command:
     header = {"topic": "T", "queueId": "1", "index": "0", "count": "2"}
-    return desk.ask(
+    return rig.call(
         RequestCode.QUERY_CONSUME_QUEUE, header | {key: str(value) for key, value in more.items()}
     )
 
 
 def test_a_query_decompresses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """229 bytes of question over 64 bodies, each compressed a thousandfold, stopped everybody for 17 s."""
-    desk = filled()
+    rig = filled()
     body = compress(bytes(100_000))
     for _ in range(3):
-        desk.put("T", body=body, keys=("bomb",), sys_flag=compressed_flag())
+        rig.put("T", body=body, keys=("bomb",), sys_flag=compressed_flag())
     opened: list[int] = []
     monkeypatch.setattr(record_module, "decompress", lambda body, *rest: opened.append(len(body)) or b"")  # type: ignore[func-returns-value]
-    answer = find(desk, "bomb")
+    answer = find(rig, "bomb")
     assert len(answer.body) > 3 * len(body)
     assert opened == []
 
 
 def test_units_of_a_queue() -> None:
-    desk = filled()
-    body = UnitsBody.from_json(units(desk, index=4, count=9).body)
-    unit = desk.store.unit("T", 1, 4)
+    rig = filled()
+    body = UnitsBody.from_json(units(rig, index=4, count=9).body)
+    unit = rig.store.unit("T", 1, 4)
     assert unit is not None
     assert (body.min_queue_index, body.max_queue_index, len(body.queue_data)) == (0, 6, 2)
     assert body.queue_data[0] == ConsumeQueueData(*unit)
-    beyond = units(desk, index=6)
+    beyond = units(rig, index=6)
     assert (beyond.code, beyond.remark) == (0, "Index 6 of 1@T is not exist!")
-    unknown = units(desk, queueId=3)
+    unknown = units(rig, queueId=3)
     assert (unknown.code, unknown.remark) == (1, "3@T is not exist!")
 
 
@@ -191,37 +192,37 @@ def test_units_of_one_answer_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_units_with_the_subscription_of_a_group() -> None:
-    desk = filled()
-    body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
+    rig = filled()
+    body = UnitsBody.from_json(units(rig, consumerGroup="g").body)
     assert (body.subscription_data, body.filter_data) == (None, "g@T is not online!")
     wanted = SubscriptionData("T", "TagA")
     data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[wanted])])
-    desk.clients.heartbeat(data, Line(), "JAVA", 407, START)
-    body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
+    rig.clients.heartbeat(data, Wire(), "JAVA", 407, START)
+    body = UnitsBody.from_json(units(rig, consumerGroup="g").body)
     assert (body.subscription_data, body.filter_data) == (wanted, "null")
 
 
 def test_units_with_the_sql_filter_of_a_group() -> None:
-    desk = filled()
-    desk.settings.replace(evolve(desk.config, enable_property_filter=True), desk.store.config)
+    rig = filled()
+    rig.settings.replace(evolve(rig.config, enable_property_filter=True), rig.store.config)
     wanted = SubscriptionData("T", "a > 3", expression_type="SQL92", sub_version=7)
     data = HeartbeatData("c", [], [ConsumerData("g", subscription_data_set=[wanted])])
-    desk.filters.register("g", [wanted])
-    desk.clients.heartbeat(data, Line(), "JAVA", 407, START)
-    body = UnitsBody.from_json(units(desk, consumerGroup="g").body)
+    rig.filters.register("g", [wanted])
+    rig.clients.heartbeat(data, Wire(), "JAVA", 407, START)
+    body = UnitsBody.from_json(units(rig, consumerGroup="g").body)
     shown = json.loads(body.filter_data or "")
     assert (shown["expression"], shown["expressionType"], shown["clientVersion"]) == ("a > 3", "SQL92", 7)
 
 
 def test_the_captured_queries_of_an_administrator() -> None:
     """The header fields of each answer are those that a Java broker gives."""
-    desk = Desk()
-    desk.topic("WireTopic")
-    desk.put("WireTopic", keys=("key-1",))
+    rig = Rig()
+    rig.topic("WireTopic")
+    rig.put("WireTopic", keys=("key-1",))
     seen = set()
     for exchange in session("6_mqadmin"):
-        if exchange.code in desk.query.handlers():
-            response = desk.answer(exchange.command(), Line())
+        if exchange.code in rig.query.handlers():
+            response = rig.answer(exchange.command(), Wire())
             assert exchange.response is not None
             assert response.code == exchange.response["code"]
             assert response.ext.keys() == (exchange.response.get("ext") or {}).keys()

@@ -23,7 +23,7 @@ from rmq.message import MessageQueue
 from rmq.protocol import bodies
 from rmq.protocol.codes import RequestCode
 
-from .desk import Desk
+from .rig import Rig
 
 words = st.text(max_size=5)
 longs = st.integers(-1, 2**63 - 1)
@@ -60,7 +60,7 @@ def test_time_spans(topic: str, broker: str, spans: list[tuple[int, int, int, in
     assert b'{"consumeTimeSpanSet":[%b]}' % made == bodies.QueryConsumeTimeSpanBody(rows).to_json()
 
 
-def counted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def counted(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the store's methods, as they are called."""
     calls: list[str] = []
 
@@ -68,7 +68,7 @@ def counted(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return lambda *given: calls.append(name) or method(*given)  # type: ignore[func-returns-value]
 
     for name in ("max_offset", "min_offset", "message_time", "earliest_time"):
-        monkeypatch.setattr(desk.store, name, watch(name, getattr(desk.store, name)))
+        monkeypatch.setattr(rig.store, name, watch(name, getattr(rig.store, name)))
     return calls
 
 
@@ -76,31 +76,31 @@ def test_topic_stats_of_many_queues_are_made_once_while_nothing_is_stored(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """240 kB of these requests for BenchmarkTest, with 1,024 queues, stopped everybody for 22 s."""
-    desk = Desk()
-    calls = counted(desk, monkeypatch)
-    answers = {desk.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "BenchmarkTest"}).body for _ in range(50)}
+    rig = Rig()
+    calls = counted(rig, monkeypatch)
+    answers = {rig.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "BenchmarkTest"}).body for _ in range(50)}
     assert len(answers) == 1
     assert calls == ["max_offset"] * 1024
-    desk.put("BenchmarkTest", 3)
+    rig.put("BenchmarkTest", 3)
     calls.clear()
-    body = desk.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "BenchmarkTest"}).body
+    body = rig.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "BenchmarkTest"}).body
     table = bodies.TopicStatsTable.from_json(body).offset_table
-    assert table[MessageQueue("BenchmarkTest", desk.config.broker_name, 3)].max_offset == 1
+    assert table[MessageQueue("BenchmarkTest", rig.config.broker_name, 3)].max_offset == 1
     assert len(calls) == 1024 + 2
-    desk.topic("T", 2)
+    rig.topic("T", 2)
     assert (
         len(
             bodies.TopicStatsTable.from_json(
-                desk.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body
+                rig.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body
             ).offset_table
         )
         == 2
     )
-    desk.topic("T", 5)
+    rig.topic("T", 5)
     assert (
         len(
             bodies.TopicStatsTable.from_json(
-                desk.ask(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body
+                rig.call(RequestCode.GET_TOPIC_STATS_INFO, {"topic": "T"}).body
             ).offset_table
         )
         == 5
@@ -108,26 +108,26 @@ def test_topic_stats_of_many_queues_are_made_once_while_nothing_is_stored(
 
 
 def test_time_spans_of_queues_without_messages_cost_one_look_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk = Desk()
-    calls = counted(desk, monkeypatch)
-    desk.ask(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "BenchmarkTest", "group": "g"})
+    rig = Rig()
+    calls = counted(rig, monkeypatch)
+    rig.call(RequestCode.QUERY_CONSUME_TIME_SPAN, {"topic": "BenchmarkTest", "group": "g"})
     assert calls == ["max_offset"] * 1024
 
 
 def test_an_answer_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "ANSWER_SIZE", 1_000)
-    desk = Desk()
+    rig = Rig()
     for name in ("T", "U", "V"):
-        desk.topic(name, 4)
-        desk.offsets.put("g", name, {0: 0})
-    refused = desk.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})
+        rig.topic(name, 4)
+        rig.offsets.put("g", name, {0: 0})
+    refused = rig.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g"})
     assert refused.code == 1
     assert "one topic of it at a time" in (refused.remark or "")
-    assert desk.ask(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "topic": "T"}).code == 0
-    desk.groups.exists("g")
-    refused = desk.ask(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
+    assert rig.call(RequestCode.GET_CONSUME_STATS, {"consumerGroup": "g", "topic": "T"}).code == 0
+    rig.groups.exists("g")
+    refused = rig.call(RequestCode.GET_BROKER_CONSUME_STATS, {"isOrder": "false"})
     assert "one group at a time" in (refused.remark or "")
-    desk.topic("Wide", 40)
+    rig.topic("Wide", 40)
     for code in (RequestCode.GET_TOPIC_STATS_INFO, RequestCode.QUERY_CONSUME_TIME_SPAN):
-        refused = desk.ask(code, {"topic": "Wide", "group": "g"})
+        refused = rig.call(code, {"topic": "Wide", "group": "g"})
         assert "of the 40 queues of Wide" in (refused.remark or "")

@@ -14,7 +14,7 @@ from rmq.protocol.properties import decode_properties
 
 from .rig import ADDRESS, START, Rig, Wire, send
 
-TOPIC = "RigCluster_REPLY_TOPIC"
+TOPIC = "WireCluster_REPLY_TOPIC"
 PROPERTIES = "UNIQ_KEY\x01AC12\x02REPLY_TO_CLIENT\x01asker@1\x02CORRELATION_ID\x01c-7\x02MSG_TYPE\x01reply"
 
 

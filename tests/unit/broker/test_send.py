@@ -47,7 +47,7 @@ def test_a_message_is_stored_and_acknowledged(rig: Rig, code: int) -> None:
     assert (message.body, message.flag, message.tags) == (b"hello", 7, "TagA")
     assert (message.born_timestamp, message.store_timestamp) == (START - 5, START)
     assert (message.born_host, message.store_host) == ("10.0.0.1:40001", "10.0.0.9:10911")
-    assert message.properties == {"UNIQ_KEY": "AC11", "TAGS": "TagA", "CLUSTER": "RigCluster"}
+    assert message.properties == {"UNIQ_KEY": "AC11", "TAGS": "TagA", "CLUSTER": "WireCluster"}
 
 
 def test_the_binary_header_is_answered_in_kind(rig: Rig) -> None:
@@ -98,7 +98,7 @@ def test_a_batch_is_stored_as_single_messages_under_one_answer(rig: Rig) -> None
     messages = rig.messages("Orders", 2)
     assert [message.offset_message_id for message in messages] == ids
     assert [message.body for message in messages] == [b"a", b"b", b"c"]
-    assert messages[1].properties == {"UNIQ_KEY": "AC1", "TAGS": "TagB", "CLUSTER": "RigCluster"}
+    assert messages[1].properties == {"UNIQ_KEY": "AC1", "TAGS": "TagB", "CLUSTER": "WireCluster"}
 
 
 def test_a_batch_s_own_properties_are_those_of_that_batch(rig: Rig) -> None:
@@ -106,7 +106,7 @@ def test_a_batch_s_own_properties_are_those_of_that_batch(rig: Rig) -> None:
     texts = ["WAIT\x01true", "a\x011", "TAGS\x01Other", "a\x011", "b\x01" + "x" * 300, "WAIT\x01true"]
     for text in texts:
         assert rig.one(batch(bodies=[b"x"], properties=text)).code == 0
-    common = {"UNIQ_KEY": "AC0", "TAGS": "TagB", "CLUSTER": "RigCluster"}
+    common = {"UNIQ_KEY": "AC0", "TAGS": "TagB", "CLUSTER": "WireCluster"}
     own = [{}, {"a": "1"}, {"TAGS": "Other"}, {"a": "1"}, {"b": "x" * 300}, {}]
     stored = rig.messages("Orders")
     assert [message.properties for message in stored] == [common | one for one in own]
@@ -136,7 +136,7 @@ def test_properties_are_stored_without_wait_and_with_the_cluster(
 ) -> None:
     rig.one(send(properties=properties))
     (message,) = rig.messages("Orders")
-    assert message.properties == stored | {"CLUSTER": "RigCluster"}
+    assert message.properties == stored | {"CLUSTER": "WireCluster"}
 
 
 def test_keys_are_found_again(rig: Rig) -> None:
@@ -265,7 +265,7 @@ def test_a_delayed_message_goes_round_by_the_schedule_topic(rig: Rig) -> None:
         "DELAY": "3",
         "REAL_TOPIC": "Orders",
         "REAL_QID": "3",
-        "CLUSTER": "RigCluster",
+        "CLUSTER": "WireCluster",
     }
     unit = rig.store.unit("SCHEDULE_TOPIC_XXXX", 2, 0)
     assert unit is not None
@@ -317,7 +317,7 @@ def test_a_returned_message_is_tried_again_later(rig: Rig) -> None:
     assert message.properties == {
         "KEYS": "k",
         "TAGS": "T",
-        "CLUSTER": "RigCluster",
+        "CLUSTER": "WireCluster",
         "RETRY_TOPIC": "Orders",
         "WAIT": "false",
         "ORIGIN_MESSAGE_ID": "0A00000900002A9F0000000000000000",

@@ -17,7 +17,7 @@ from rmq.store.config import StoreConfig
 NOW = 1_700_000_000_000
 
 
-class Desk:
+class TopicsRig:
     """A table with a file that can be full, and a count of the times it told of a change."""
 
     def __init__(self, **settings: object) -> None:
@@ -42,8 +42,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
-    return Desk()
+def rig() -> TopicsRig:
+    return TopicsRig()
 
 
 def test_a_broker_has_the_topics_that_a_java_broker_has_at_its_start(golden: Path) -> None:
@@ -60,10 +60,10 @@ def test_a_broker_has_the_topics_that_a_java_broker_has_at_its_start(golden: Pat
 
 
 def test_trace_and_default_topics_follow_the_settings() -> None:
-    table = Desk(trace_topic_enable=True, auto_create_topic_enable=False).topics.table
+    table = TopicsRig(trace_topic_enable=True, auto_create_topic_enable=False).topics.table
     assert table["RMQ_SYS_TRACE_TOPIC"].write_queue_nums == 1
     assert "TBW102" not in table
-    table = Desk(
+    table = TopicsRig(
         cluster_topic_enable=False, broker_topic_enable=False, default_topic_queue_nums=3
     ).topics.table
     assert (table["C"].perm, table["a"].perm) == (PERM_INHERIT, PERM_INHERIT)
@@ -71,107 +71,109 @@ def test_trace_and_default_topics_follow_the_settings() -> None:
 
 
 @pytest.mark.parametrize(("asked", "made"), [(4, 4), (8, 8), (16, 8), (0, 0), (-3, 0)])
-def test_a_new_topic_has_the_queues_asked_for_up_to_the_default(desk: Desk, asked: int, made: int) -> None:
-    topic = desk.create("New", asked)
+def test_a_new_topic_has_the_queues_asked_for_up_to_the_default(
+    rig: TopicsRig, asked: int, made: int
+) -> None:
+    topic = rig.create("New", asked)
     assert topic is not None
     assert (topic.read_queue_nums, topic.write_queue_nums) == (made, made)
     assert topic.perm == PERM_READ | PERM_WRITE
-    assert desk.create("New", 1) is topic
+    assert rig.create("New", 1) is topic
 
 
-def test_a_topic_is_made_only_like_one_that_lets_itself_be_inherited(desk: Desk) -> None:
-    assert desk.create("New", default="Missing") is None
-    assert desk.create("New", default="SELF_TEST_TOPIC") is None
-    assert desk.topics.get("New") is None
-    made = desk.create("New", default="a")  # the broker's own name is a topic with that permission
+def test_a_topic_is_made_only_like_one_that_lets_itself_be_inherited(rig: TopicsRig) -> None:
+    assert rig.create("New", default="Missing") is None
+    assert rig.create("New", default="SELF_TEST_TOPIC") is None
+    assert rig.topics.get("New") is None
+    made = rig.create("New", default="a")  # the broker's own name is a topic with that permission
     assert made is not None
     assert made.write_queue_nums == 1
 
 
 def test_without_automatic_topics_a_saved_default_topic_does_not_help() -> None:
-    desk = Desk(auto_create_topic_enable=False)
+    rig = TopicsRig(auto_create_topic_enable=False)
     table = {"TBW102": TopicConfig("TBW102", 8, 8, 7)}
-    desk.topics.load(TopicConfigSerializeWrapper(table).to_json())
-    assert desk.create("New") is None
+    rig.topics.load(TopicConfigSerializeWrapper(table).to_json())
+    assert rig.create("New") is None
 
 
-def test_topics_made_on_first_use_are_told_at_once_and_saved_together(desk: Desk) -> None:
-    version = desk.topics.data_version
-    desk.create("One")
-    desk.topics.create_retry("%RETRY%g", PERM_READ | PERM_WRITE, 1)
-    assert (desk.changes, desk.saved) == (2, [])
-    assert desk.topics.data_version.counter == version.counter + 2
-    assert set(desk.topics.unsaved) == {"One", "%RETRY%g"}
-    made = desk.topics.made
-    text = drain(desk.topics.text())
-    assert text == desk.topics.to_json()
+def test_topics_made_on_first_use_are_told_at_once_and_saved_together(rig: TopicsRig) -> None:
+    version = rig.topics.data_version
+    rig.create("One")
+    rig.topics.create_retry("%RETRY%g", PERM_READ | PERM_WRITE, 1)
+    assert (rig.changes, rig.saved) == (2, [])
+    assert rig.topics.data_version.counter == version.counter + 2
+    assert set(rig.topics.unsaved) == {"One", "%RETRY%g"}
+    made = rig.topics.made
+    text = drain(rig.topics.text())
+    assert text == rig.topics.to_json()
     assert set(TopicConfigSerializeWrapper.from_json(text).topic_config_table) >= {"One", "%RETRY%g"}
-    desk.create("Meanwhile")
-    desk.topics.saved(made)
-    assert set(desk.topics.unsaved) == {"Meanwhile"}
+    rig.create("Meanwhile")
+    rig.topics.saved(made)
+    assert set(rig.topics.unsaved) == {"Meanwhile"}
 
 
-def test_a_topic_deleted_and_made_again_while_it_is_saved_is_not_saved(desk: Desk) -> None:
-    desk.create("One")
-    made = desk.topics.made
-    desk.topics.delete("One")
-    desk.create("One")
-    desk.topics.saved(made)
-    assert set(desk.topics.unsaved) == {"One"}
+def test_a_topic_deleted_and_made_again_while_it_is_saved_is_not_saved(rig: TopicsRig) -> None:
+    rig.create("One")
+    made = rig.topics.made
+    rig.topics.delete("One")
+    rig.create("One")
+    rig.topics.saved(made)
+    assert set(rig.topics.unsaved) == {"One"}
 
 
-def test_what_an_administrator_changes_is_saved_or_has_not_happened(desk: Desk) -> None:
-    desk.topics.update(TopicConfig("One", 2, 2))
-    before = desk.topics.data_version
-    desk.full = True
+def test_what_an_administrator_changes_is_saved_or_has_not_happened(rig: TopicsRig) -> None:
+    rig.topics.update(TopicConfig("One", 2, 2))
+    before = rig.topics.data_version
+    rig.full = True
     with pytest.raises(DiskFull):
-        desk.topics.update(TopicConfig("One", 5, 5))
+        rig.topics.update(TopicConfig("One", 5, 5))
     with pytest.raises(DiskFull):
-        desk.topics.delete("One")
+        rig.topics.delete("One")
     with pytest.raises(DiskFull):
-        desk.topics.set_ordered({"One"})
-    assert desk.topics.get("One") == TopicConfig("One", 2, 2)
-    assert (desk.topics.data_version, desk.changes, len(desk.saved)) == (before, 1, 1)
+        rig.topics.set_ordered({"One"})
+    assert rig.topics.get("One") == TopicConfig("One", 2, 2)
+    assert (rig.topics.data_version, rig.changes, len(rig.saved)) == (before, 1, 1)
 
 
-def test_deleting(desk: Desk) -> None:
-    desk.topics.update(TopicConfig("One", 2, 2), NOW + 5)
-    assert desk.topics.data_version.timestamp == NOW + 5
-    assert desk.topics.delete("One")
-    assert not desk.topics.delete("One")
-    assert desk.topics.get("One") is None
-    assert desk.changes == 2
+def test_deleting(rig: TopicsRig) -> None:
+    rig.topics.update(TopicConfig("One", 2, 2), NOW + 5)
+    assert rig.topics.data_version.timestamp == NOW + 5
+    assert rig.topics.delete("One")
+    assert not rig.topics.delete("One")
+    assert rig.topics.get("One") is None
+    assert rig.changes == 2
 
 
-def test_order_follows_the_name_server(desk: Desk) -> None:
+def test_order_follows_the_name_server(rig: TopicsRig) -> None:
     for name in ("One", "Two"):
-        desk.topics.update(TopicConfig(name, 1, 1, order=name == "Two"))
-    version = desk.topics.data_version
-    desk.topics.set_ordered({"One": "a:1", "Missing": "a:1"})
-    assert [desk.topics.table[name].order for name in ("One", "Two")] == [True, False]
-    assert desk.topics.data_version.counter == version.counter + 1
-    desk.topics.set_ordered({"One"})
-    assert desk.topics.data_version.counter == version.counter + 1
+        rig.topics.update(TopicConfig(name, 1, 1, order=name == "Two"))
+    version = rig.topics.data_version
+    rig.topics.set_ordered({"One": "a:1", "Missing": "a:1"})
+    assert [rig.topics.table[name].order for name in ("One", "Two")] == [True, False]
+    assert rig.topics.data_version.counter == version.counter + 1
+    rig.topics.set_ordered({"One"})
+    assert rig.topics.data_version.counter == version.counter + 1
 
 
-def test_a_saved_table_lies_over_the_system_topics(desk: Desk) -> None:
-    desk.topics.update(TopicConfig("One", 2, 3, 4))
-    other = Desk().topics
-    other.load(desk.saved[-1])
-    assert other.table == desk.topics.table
-    assert other.data_version == desk.topics.data_version
+def test_a_saved_table_lies_over_the_system_topics(rig: TopicsRig) -> None:
+    rig.topics.update(TopicConfig("One", 2, 3, 4))
+    other = TopicsRig().topics
+    other.load(rig.saved[-1])
+    assert other.table == rig.topics.table
+    assert other.data_version == rig.topics.data_version
     other.load(None)
     assert other.get("One") == TopicConfig("One", 2, 3, 4)
 
 
 def test_the_file_that_a_java_broker_wrote_is_read(golden: Path) -> None:
-    topics = Desk().topics
+    topics = TopicsRig().topics
     topics.load((golden / "store" / "config" / "topics.json").read_bytes())
     assert topics.data_version.counter == 9
     assert topics.table["BenchmarkTest"].read_queue_nums == 1024
 
 
-def test_system_topics_are_known(desk: Desk) -> None:
+def test_system_topics_are_known(rig: TopicsRig) -> None:
     for name in (
         "TBW102",
         "C",
@@ -181,8 +183,8 @@ def test_system_topics_are_known(desk: Desk) -> None:
         "rmq_sys_x",
         "RMQ_SYS_TRACE_TOPIC",
     ):
-        assert desk.topics.is_system(name), name
-    assert not desk.topics.is_system("Orders")
+        assert rig.topics.is_system(name), name
+    assert not rig.topics.is_system("Orders")
 
 
 @pytest.mark.parametrize("name", ["", " ", None, "../x", "a/b", "a b", "x" * 128, "a\0b", "tö"])
@@ -197,57 +199,57 @@ def test_possible_names_pass(name: str) -> None:
 
 
 def test_topics_made_on_first_use_have_a_limit_and_the_answer_names_it() -> None:
-    desk = Desk(max_auto_created_topics=14)
-    at_start = len(desk.topics.table)
+    rig = TopicsRig(max_auto_created_topics=14)
+    at_start = len(rig.topics.table)
     assert at_start == 8
     for number in range(14 - at_start):
-        assert desk.create(f"T{number}") is not None
+        assert rig.create(f"T{number}") is not None
     with pytest.raises(
         ResponseError, match=r"topic\[more\] not exist.*14 topics, see maxAutoCreatedTopics"
     ) as caught:
-        desk.create("more")
+        rig.create("more")
     assert caught.value.code == ResponseCode.TOPIC_NOT_EXIST
-    assert desk.create("T0") is not None
+    assert rig.create("T0") is not None
     for number in range(7):  # what consumers gave back has room yet
-        desk.topics.create_retry(f"%RETRY%g{number}", PERM_READ | PERM_WRITE, 1)
+        rig.topics.create_retry(f"%RETRY%g{number}", PERM_READ | PERM_WRITE, 1)
     with pytest.raises(ResponseError, match="maxAutoCreatedTopics"):
-        desk.topics.create_retry("%DLQ%g", PERM_READ | PERM_WRITE, 1)
-    desk.topics.create_retry("RMQ_SYS_TRANS_HALF_TOPIC", PERM_READ | PERM_WRITE, 1)  # ours always are
-    desk.topics.update(TopicConfig("by-hand"))
+        rig.topics.create_retry("%DLQ%g", PERM_READ | PERM_WRITE, 1)
+    rig.topics.create_retry("RMQ_SYS_TRANS_HALF_TOPIC", PERM_READ | PERM_WRITE, 1)  # ours always are
+    rig.topics.update(TopicConfig("by-hand"))
     for number in range(7):
-        desk.topics.delete(f"%RETRY%g{number}")
+        rig.topics.delete(f"%RETRY%g{number}")
     for topic in ("by-hand", "RMQ_SYS_TRANS_HALF_TOPIC", "T0"):
-        desk.topics.delete(topic)
-    assert desk.create("more") is not None
+        rig.topics.delete(topic)
+    assert rig.create("more") is not None
 
 
 def test_a_heartbeat_makes_a_retry_topic_only_while_there_are_few_topics() -> None:
-    desk = Desk(max_auto_created_topics=20)
-    made = [desk.topics.foresee_retry(f"%RETRY%g{number}", 1) is not None for number in range(5)]
+    rig = TopicsRig(max_auto_created_topics=20)
+    made = [rig.topics.foresee_retry(f"%RETRY%g{number}", 1) is not None for number in range(5)]
     assert made == [True, True, False, False, False]
-    assert desk.topics.foresee_retry("%RETRY%g0", 1) is not None
-    assert desk.topics.create_retry("%RETRY%g4", PERM_READ | PERM_WRITE, 1) is not None  # its first retry
+    assert rig.topics.foresee_retry("%RETRY%g0", 1) is not None
+    assert rig.topics.create_retry("%RETRY%g4", PERM_READ | PERM_WRITE, 1) is not None  # its first retry
 
 
 def test_one_account_cannot_take_all_topics() -> None:
-    desk = Desk(max_auto_created_topics_of_account=2)
+    rig = TopicsRig(max_auto_created_topics_of_account=2)
 
     def create(topic: str, account: str) -> TopicConfig | None:
-        return desk.topics.create_for_send(topic, "TBW102", 4, "1.2.3.4:5", account=account)
+        return rig.topics.create_for_send(topic, "TBW102", 4, "1.2.3.4:5", account=account)
 
     create("one", "app")
-    desk.topics.foresee_retry("%RETRY%g", 1, account="app")
+    rig.topics.foresee_retry("%RETRY%g", 1, account="app")
     with pytest.raises(ResponseError, match="account app has had 2 made, see maxAutoCreatedTopicsOfAccount"):
         create("two", "app")
-    assert desk.topics.foresee_retry("%RETRY%h", 1, account="app") is None
+    assert rig.topics.foresee_retry("%RETRY%h", 1, account="app") is None
     assert create("two", "other") is not None
     assert create("three", "") is not None
-    desk.topics.delete("one")
+    rig.topics.delete("one")
     assert create("four", "app") is not None
 
 
-def test_the_text_is_that_of_the_table_whatever_became_of_it(desk: Desk) -> None:
-    topics = desk.topics
+def test_the_text_is_that_of_the_table_whatever_became_of_it(rig: TopicsRig) -> None:
+    topics = rig.topics
 
     def check() -> None:
         as_values = TopicConfigSerializeWrapper(topics.table, topics.data_version).to_json()
@@ -255,17 +257,17 @@ def test_the_text_is_that_of_the_table_whatever_became_of_it(desk: Desk) -> None
 
     check()
     for number in range(5):
-        desk.create(f"New-{number}")
+        rig.create(f"New-{number}")
         check()
     topics.update(TopicConfig("New-1", 7, 7))
     check()
     topics.set_ordered({"New-2"})
     check()
-    desk.full = True
+    rig.full = True
     with pytest.raises(DiskFull):
         topics.update(TopicConfig("New-3", 1, 1))
     check()
-    desk.full = False
+    rig.full = False
     topics.delete("New-2")
     topics.forget({"New-0", "New-1"})
     check()
@@ -277,7 +279,7 @@ def test_the_text_is_that_of_the_table_whatever_became_of_it(desk: Desk) -> None
     check()
 
 
-def test_a_change_makes_the_text_of_one_topic_only(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_change_makes_the_text_of_one_topic_only(rig: TopicsRig, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 20,000 topics all of it took 100 ms, for each change and each registration."""
     made: list[str] = []
     real = TopicConfig.to_json
@@ -286,20 +288,20 @@ def test_a_change_makes_the_text_of_one_topic_only(desk: Desk, monkeypatch: pyte
         made.append(topic.topic_name)
         return real(topic)
 
-    desk.topics.to_json()
+    rig.topics.to_json()
     monkeypatch.setattr(TopicConfig, "to_json", counted)
-    desk.create("New")
-    desk.topics.to_json()
-    desk.topics.update(TopicConfig("Other", 1, 1))
-    desk.topics.to_json()
-    drain(desk.topics.text())
+    rig.create("New")
+    rig.topics.to_json()
+    rig.topics.update(TopicConfig("Other", 1, 1))
+    rig.topics.to_json()
+    drain(rig.topics.text())
     assert made == ["New", "Other"]
 
 
-def test_topics_that_are_gone_leave_no_text(desk: Desk) -> None:
+def test_topics_that_are_gone_leave_no_text(rig: TopicsRig) -> None:
     for number in range(200):
-        desk.create(f"New-{number}")
-    desk.topics.to_json()
-    desk.topics.forget({f"New-{number}" for number in range(200)})
-    desk.topics.to_json()
-    assert len(desk.topics._text._rows) == len(desk.topics.table)
+        rig.create(f"New-{number}")
+    rig.topics.to_json()
+    rig.topics.forget({f"New-{number}" for number in range(200)})
+    rig.topics.to_json()
+    assert len(rig.topics._text._rows) == len(rig.topics.table)

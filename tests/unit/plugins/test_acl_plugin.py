@@ -304,7 +304,7 @@ def test_versions_are_those_of_the_files(guarded: Guarded) -> None:
         str(more): {"counter": 0, "timestamp": 0},
     }
     names = (answer.ext["brokerName"], answer.ext["clusterName"], answer.ext["brokerAddr"])
-    assert names == ("rig-a", "RigCluster", "10.0.0.9:10911")
+    assert names == ("wire-a", "WireCluster", "10.0.0.9:10911")
     guarded.update("more001", default_topic_perm="DENY")
     assert "DENY" in more.read_text()  # an account is changed where it stands
     assert guarded.ask(send(), Credentials("more001", "fresh-secret-1")).code == 16
