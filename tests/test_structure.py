@@ -10,6 +10,8 @@ import tomllib
 
 import pytest
 
+import rmq
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # Where `async` may be written; everything else is plain functions over bytes and `now`.
@@ -66,6 +68,14 @@ def test_the_settings_page_is_what_the_code_says() -> None:
 
     written = (ROOT / "docs" / "reference" / "settings.md").read_text("utf-8")
     assert written == page(), "run docs/reference/make_settings.py"
+
+
+def test_the_page_on_the_api_is_what_the_docstrings_say() -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "reference" / "make_api.py"))
+
+    written = (ROOT / "docs" / "reference" / "api.md").read_text("utf-8")
+    assert written == made["page"](), "run docs/reference/make_api.py"
+    assert [name for name in rmq.__all__ if f"\n### rmq.{name}\n" not in written] == []
 
 
 def test_the_map_is_what_the_modules_say() -> None:
