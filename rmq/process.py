@@ -1,11 +1,17 @@
-"""What a server asks of the process that it is: memory that it frees shall be free for others."""
+"""What a server asks of the process that it is: freed memory is free for others, systemd knows how it is."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import os
+import socket
 import sys
+from collections.abc import Mapping
+from importlib import metadata
 from typing import Final
+
+from rmq.health import Health
 
 _M_TRIM_THRESHOLD: Final = -1  # of mallopt(3), glibc's malloc.h
 _M_MMAP_THRESHOLD: Final = -3
@@ -15,6 +21,67 @@ SPARE: Final = 4 << 20
 """Free bytes at the heap's end that are kept for what comes next."""
 
 log = logging.getLogger("rmq")
+
+
+def _version() -> str:
+    try:
+        return metadata.version("rmq")
+    except metadata.PackageNotFoundError:  # run from a checkout
+        return "unknown"
+
+
+VERSION: Final = _version()
+"""Of this package."""
+
+
+class Supervisor:
+    """What systemd is told by sd_notify(3), if it asked for it by NOTIFY_SOCKET: that the server is ready, in
+    words what it lacks until then, that it lives (WATCHDOG_USEC), and that it stops.
+    """
+
+    def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        self._watched = bool(environment.get("WATCHDOG_USEC"))
+        self._told = ""
+        usec = environment.get("WATCHDOG_USEC", "")
+        self.period = min(1.0, int(usec) / 3e6) if usec.isdecimal() else 1.0
+        """Seconds between two calls of `tell`."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether there is somebody to be told."""
+        return bool(self._address)
+
+    def tell(self, health: Health) -> None:
+        """Tell it how the server is. Does not block; what cannot be sent is told the next time."""
+        lines = ["WATCHDOG=1"] if self._watched else []
+        status = "; ".join(f"{part}: {why}" for part, why in health.lacking.items()) or "ready"
+        if status != self._told:
+            lines.append(f"STATUS={status}")
+        if health.is_ready and self._told != "ready":
+            lines.append("READY=1")
+        if not health.is_ready:
+            # A store may take minutes to open: as long as this comes, that is no reason to be killed.
+            lines.append("EXTEND_TIMEOUT_USEC=30000000")
+        if self._send("\n".join(lines)):
+            self._told = status
+
+    def stopping(self) -> None:
+        """Tell it that the server stops."""
+        self._send("STOPPING=1")
+
+    def _send(self, text: str) -> bool:
+        if not (self._address and text):
+            return bool(text)
+        address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                sock.sendto(text.encode(), address)
+        except OSError as error:
+            log.debug("the supervisor is not told: %s", error)
+            return False
+        return True
 
 
 def return_large_blocks() -> None:

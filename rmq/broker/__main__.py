@@ -4,28 +4,38 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import pathlib
+import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
 from rmq.broker.config import BrokerConfig
-from rmq.broker.service import run_until_signalled
+from rmq.broker.service import run
 from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
+from rmq.health import Health
 from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
+from rmq.process import return_large_blocks
 from rmq.profile import applied, exposure, protect_files
+from rmq.remoting.http import tell_supervisor
+from rmq.remoting.loop import bare_errors
+from rmq.remoting.server import raise_descriptor_limit
 from rmq.remoting.tls import TlsConfig, with_file
 from rmq.store.config import BrokerRole, StoreConfig
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
 EXIT_TAKEN: Final = 3
+
+log = logging.getLogger("rmq.broker")
 
 _EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when the port or the store folder
 belongs to another process, 1 for any other failure. Settings come from the file, then from environment
@@ -133,6 +143,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (RmqError, OSError) as error:
         return _failed(error, EXIT_FAILED)
     return 0
+
+
+async def run_until_signalled(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    *,
+    tls: TlsConfig | None = None,
+    plugin_settings: Mapping[str, str] | None = None,
+    announce: Callable[[Sequence[str], Mapping[str, str]], None],
+) -> None:
+    """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses for clients, and what else it
+    listens on. Raises as `run`."""
+    raise_descriptor_limit()
+    return_large_blocks()
+    stop = trio.Event()
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
+        async with trio.open_nursery() as nursery:
+            also: dict[str, str] = {}
+            health = Health()
+            task = partial(
+                run,
+                config,
+                store_config,
+                tls=tls,
+                plugin_settings=plugin_settings,
+                stop=stop,
+                also=also,
+                health=health,
+            )
+            nursery.start_soon(_obey, signals, stop)
+            nursery.start_soon(tell_supervisor, health)
+            async with trio.open_nursery() as inner:
+                addresses = await inner.start(task)
+                if addresses:
+                    announce(addresses, also)
+            nursery.cancel_scope.cancel()
+
+
+async def _obey(signals: AsyncIterator[int], stop: trio.Event) -> None:
+    async for number in signals:
+        log.info("%s: stopping", signal.Signals(number).name)
+        stop.set()
 
 
 async def _serve(loaded: Settings, texts: dict[str, str]) -> None:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from attrs import Factory, define
 
+from rmq.broker.replica_state import slave_names
 from rmq.broker.tables import Slices
 from rmq.message import SCHEDULE_TOPIC
 from rmq.metrics import Histogram, Kind, Metric, connection_metrics, single
+from rmq.process import VERSION
 
 if TYPE_CHECKING:
     from rmq.broker.broker import Broker
@@ -34,7 +36,7 @@ def metrics_of(broker: Broker, *, queues: bool = False) -> Slices[list[Metric]]:
         yield
     found += yield from _queues(broker, queues)
     found += yield from _lags(broker, queues)
-    for part in (_store, _replicas, _waiting, _clients):
+    for part in (_server, _store, _replicas, _waiting, _clients):
         found += part(broker)
         yield
     found += _durations(broker.histograms)
@@ -55,9 +57,40 @@ def gauges_of(broker: Broker) -> dict[str, str]:
         "subscriptionConflicts": str(broker.clients.conflicts.subscriptions),
         "clientIdConflicts": str(broker.clients.conflicts.client_ids),
         "conflictsTotal": str(broker.clients.conflicts.found),
+        "slaveLag": _slave_lag(broker),
+        "rmqVersion": VERSION,
+        "certificateEnd": end.isoformat() if (end := broker.registration.certificate_end) else "",
         **broker.replica.rows(),
         **broker.schedule.metrics(),
     }
+
+
+def _slave_lag(broker: Broker) -> str:
+    """`1=0 2=1024`: what each slave has not reported yet, in bytes of the log; -1 before its first report."""
+    known = broker.acknowledgement.replicas.rows()
+    names = slave_names(known, broker.replica.slave_ids)
+    end = broker.store.max_physical_offset
+    return " ".join(f"{names[peer]}={max(0, end - at) if at >= 0 else -1}" for peer, at in known.items())
+
+
+def _server(broker: Broker) -> Iterator[Metric]:
+    """What this broker is, how it was opened, who knows it."""
+    config = broker.config
+    row = (VERSION, config.broker_cluster_name, config.broker_name, str(config.broker_id))
+    labels = ("version", "cluster", "broker", "broker_id")
+    yield Metric("build_info", "gauge", "Always 1: the version, and which broker this is", [(row, 1)], labels)
+    known = [((address,), float(is_known)) for address, is_known in broker.registration.known_by.items()]
+    help = "1 while that name server has taken the last registration"
+    yield Metric("registered", "gauge", help, known, ("namesrv",))
+    end = broker.registration.certificate_end
+    help = "When the TLS certificate ends, in seconds since 1970; 0 without one"
+    yield single("certificate_end_seconds", "gauge", help, 0 if end is None else end.timestamp())
+    opened = broker.store.recovery
+    if opened is not None:
+        help = "1 when the stop before this start was clean"
+        yield single("recovery_clean", "gauge", help, float(opened.is_clean))
+        yield single("recovery_seconds", "gauge", "How long the store took to open", opened.seconds)
+        yield single("recovery_records", "gauge", "Records scanned to open the store", opened.records)
 
 
 def _traffic(broker: Broker) -> Iterator[Metric]:
@@ -163,9 +196,9 @@ def _store(broker: Broker) -> Iterator[Metric]:
 
 def _replicas(broker: Broker) -> Iterator[Metric]:
     end = broker.store.max_physical_offset
-    behind: list[Row] = [
-        ((peer,), max(0, end - at)) for peer, at in broker.acknowledgement.replicas.rows().items() if at >= 0
-    ]
+    known = broker.acknowledgement.replicas.rows()
+    names = slave_names(known, broker.replica.slave_ids)
+    behind: list[Row] = [((names[peer],), max(0, end - at)) for peer, at in known.items() if at >= 0]
     yield single("slaves", "gauge", "Slaves that are connected", len(broker.acknowledgement.replicas))
     state = broker.replica
     help = "1 while this broker, a slave, follows its master"

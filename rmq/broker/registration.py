@@ -27,6 +27,8 @@ from rmq.protocol.headers import (
 from rmq.protocol.record import crc32
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from rmq.broker.config import Settings
     from rmq.broker.topics import Topics
 
@@ -62,6 +64,8 @@ class Registration:
         self.master_address = ""
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
+        self.certificate_end: datetime | None = None
+        """Until when the TLS certificate that clients are shown is valid; None without one."""
         self.known_by: dict[str, bool] = {}
         """Whether each name server took the last registration."""
         self._body = b""

@@ -11,7 +11,7 @@ of the log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 LOG_ID_FIELD: Final = "rmqLogId"
 """Header field of the answers that slaves copy: whose tables they are. RocketMQ does not look at it."""
+SLAVE_FIELD: Final = "rmqSlave"
+"""Header field of a slave's requests for tables: its broker id, and its end of the link on which it copies
+the log, where nothing says whose it is. RocketMQ does not look at it."""
+SLAVES_KNOWN: Final = 64
 FILE: Final = "replication"
 TABLE_CODES: Final = frozenset(
     (
@@ -70,6 +74,8 @@ class ReplicaState:
         self.acknowledged: int | None = None
         self.is_changed = False
         self.is_following = False
+        self.slave_ids: dict[str, str] = {}
+        """A master's: the broker ids of slaves of ours by their ends of the links."""
         self.stopped = ""
         self._take_progress = take_progress
         self._store = store
@@ -210,11 +216,32 @@ class ReplicaState:
 
         def answer(request: Command, connection: Any, now: int) -> Command | None:
             response = handler(request, connection, now)
+            self._know(request.ext.get(SLAVE_FIELD, ""))
             if response is None or not self.log_id:
                 return response
             return response.with_ext({**response.ext, LOG_ID_FIELD: self.log_id})
 
         return answer
+
+    def _know(self, slave: str) -> None:
+        broker_id, _, address = slave.partition(" ")
+        if broker_id.isdecimal() and address:
+            self.slave_ids.pop(address, None)
+            self.slave_ids[address] = broker_id
+            if len(self.slave_ids) > SLAVES_KNOWN:
+                del self.slave_ids[next(iter(self.slave_ids))]
+
+
+def slave_names(peers: Iterable[str], ids: Mapping[str, str]) -> dict[str, str]:
+    """Names of slaves by their ends of the links, that stay when they link again: the broker id of one of
+    ours, of others the host; `#2` follows where two have the same."""
+    names: dict[str, str] = {}
+    taken: dict[str, int] = {}
+    for peer in peers:
+        name = ids.get(peer) or peer.rpartition(":")[0]
+        taken[name] = count = taken.get(name, 0) + 1
+        names[peer] = name if count == 1 else f"{name}#{count}"
+    return names
 
 
 _TRANSACTION_TOPICS: Final = (TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC)

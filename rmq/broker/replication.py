@@ -45,7 +45,7 @@ from rmq.broker.ha import (
     fingerprint,
     question,
 )
-from rmq.broker.replica_state import LOG_ID_FIELD
+from rmq.broker.replica_state import LOG_ID_FIELD, SLAVE_FIELD
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -296,6 +296,7 @@ class Follower:
         self._guard = guard
         self._grown = grown
         self._greeting: MasterLog | None = None  # of the present link, when the master is one of ours
+        self._local = ""  # our end of it
         self._master = ""  # where it answers requests
         # Up to where our log was reported; before the process began that may have been all of it.
         self._reported = broker.store.max_physical_offset
@@ -339,6 +340,7 @@ class Follower:
         self._greeting = None
         target = with_scheme(address, self._guard.tls.config.scheme)
         async with open_stream(self._network, target, tls=self._guard.tls) as stream:
+            self._local = stream.local
             if self._guard.secret:
                 await _within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
             greeting = self._greeting = await self._greet(stream)
@@ -507,7 +509,8 @@ class Follower:
         await in_slices(self._broker.copying_table(name, answer.body))
 
     async def _ask(self, code: int) -> Command:
-        return self._checked(await self._call(Command.request(code)))
+        ids = {SLAVE_FIELD: f"{self._broker.config.broker_id} {self._local}"}
+        return self._checked(await self._call(Command.request(code).with_ext(ids)))
 
     def _checked(self, answer: Command) -> Command:
         if answer.code != ResponseCode.SUCCESS:

@@ -30,8 +30,7 @@ the flusher cannot mend, ends the broker with that error, because a store that c
 from __future__ import annotations
 
 import logging
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn, TypeVar
@@ -68,21 +67,22 @@ from rmq.errors import (
 )
 from rmq.health import Health
 from rmq.metrics import Histogram
-from rmq.process import return_large_blocks
 from rmq.profile import applied
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.http import served_pages
 from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import raise_descriptor_limit, serve_listeners
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.server import serve_listeners
+from rmq.remoting.tls import TlsConfig, certificate_end
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, RealDisk
 from rmq.store.retention import MOST_FILES
 
 NAME_SERVERS: Final = "name servers"
 """The part of a broker's health that its registration is."""
+CERTIFICATE_SECONDS: Final = 600.0
+"""How often the end of the certificate is read again."""
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
@@ -115,6 +115,7 @@ async def run(
     plugin_settings: Mapping[str, str] | None = None,
     stop: trio.Event | None = None,
     also: dict[str, str] | None = None,
+    health: Health | None = None,
     front: Callable[[Endpoint], Endpoint] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -134,7 +135,7 @@ async def run(
     network = network or TcpNetwork()
     stop = trio.Event() if stop is None else stop
     also = {} if also is None else also
-    health = Health()
+    health = health or Health()
     async with served_pages(network, config, health) as served:
         ports = await open_ports(network, config, store_config)
         alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
@@ -182,39 +183,6 @@ async def run(
                     await stop.wait()
                 finally:
                     stop.set()
-
-
-async def run_until_signalled(
-    config: BrokerConfig,
-    store_config: StoreConfig,
-    *,
-    tls: TlsConfig | None = None,
-    plugin_settings: Mapping[str, str] | None = None,
-    announce: Callable[[Sequence[str], Mapping[str, str]], None],
-) -> None:
-    """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses for clients, and what else it
-    listens on. Raises as `run`."""
-    raise_descriptor_limit()
-    return_large_blocks()
-    stop = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
-        async with trio.open_nursery() as nursery:
-            also: dict[str, str] = {}
-            task = partial(
-                run, config, store_config, tls=tls, plugin_settings=plugin_settings, stop=stop, also=also
-            )
-            nursery.start_soon(_obey, signals, stop)
-            async with trio.open_nursery() as inner:
-                addresses = await inner.start(task)
-                if addresses:
-                    announce(addresses, also)
-            nursery.cancel_scope.cancel()
-
-
-async def _obey(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    async for number in signals:
-        log.info("%s: stopping", signal.Signals(number).name)
-        stop.set()
 
 
 async def _enduring(loop: Callable[[], Awaitable[None]]) -> None:
@@ -329,6 +297,7 @@ class _Service:
                 inner.start_soon(_enduring, loop)
             if self._threads:  # in a simulation rounds take no time
                 inner.start_soon(measure_rounds, broker.flow, broker.histograms.loop_lag)
+            inner.start_soon(self._look_at_certificate)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with (
@@ -499,6 +468,12 @@ class _Service:
             except StoreError as error:
                 log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
                 self.broker.files.not_saved(saves)
+
+    async def _look_at_certificate(self) -> None:
+        while True:
+            end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
+            self.broker.registration.certificate_end = end
+            await trio.sleep(CERTIFICATE_SECONDS)
 
     # ---- name servers ----
 

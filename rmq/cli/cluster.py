@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -23,8 +24,12 @@ COLUMNS = (
     "cluster",
     "broker",
     "id",
+    "role",
     "address",
+    "kind",
     "version",
+    "link",
+    "lag_bytes",
     "in_tps",
     "out_tps",
     "messages_today",
@@ -41,7 +46,11 @@ def cluster() -> None:
 @output_option
 @target_options
 def list_clusters(target: Target, output: Format) -> None:
-    """List all brokers: address, version, rates, messages of today, how full the disk is."""
+    """List all brokers: role, address, kind (rmq or java), rates, how full the disk is.
+
+    `link` is a slave's word of its link to its master, and of a master how many slaves are linked to it;
+    `lag_bytes` how much of its master's log a slave lacks.
+    """
     show(run_admin(target, lambda admin: _brokers(admin, "")), output, columns=COLUMNS)
 
 
@@ -59,7 +68,7 @@ def show_cluster(target: Target, name: str, output: Format) -> None:
 
 async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
     info = await admin.cluster_info()
-    return [
+    rows = [
         await _broker(admin, name, data, broker_id)
         for cluster_name, names in sorted(info.cluster_addr_table.items())
         if cluster_name == wanted or not wanted
@@ -67,6 +76,17 @@ async def _brokers(admin: Admin, wanted: str) -> list[dict[str, Any]]:
         if (data := info.broker_addr_table.get(name)) is not None
         for broker_id in sorted(data.broker_addrs)
     ]
+    _set_lags(rows)
+    return rows
+
+
+def _set_lags(rows: list[dict[str, Any]]) -> None:
+    """What each slave lacks of its master's log, in bytes, as both say where their logs end."""
+    ends = {row["broker"]: row["log_end"] for row in rows if row["id"] == MASTER_ID}
+    for row in rows:
+        end, masters = row.pop("log_end"), ends.get(row["broker"])
+        if row["id"] != MASTER_ID:
+            row["lag_bytes"] = None if end is None or masters is None else max(0, masters - end)
 
 
 async def _broker(admin: Admin, name: str, data: BrokerData, broker_id: int) -> dict[str, Any]:
@@ -77,7 +97,9 @@ async def _broker(admin: Admin, name: str, data: BrokerData, broker_id: int) -> 
         "cluster": data.cluster,
         "broker": name,
         "id": broker_id,
+        "role": "master" if broker_id == MASTER_ID else "slave",
         "address": data.broker_addrs[broker_id],
+        "log_end": None,
     }
     try:
         metrics = await admin.broker_runtime(data.broker_addrs[broker_id])
@@ -85,14 +107,29 @@ async def _broker(admin: Admin, name: str, data: BrokerData, broker_id: int) -> 
         why = "refuses this account" if isinstance(error, NoPermission) else "does not answer"
         return row | {"version": why, "error": str(error)}
     today = int(metrics.get("msgPutTotalTodayNow", "0")) - int(metrics.get("msgPutTotalTodayMorning", "0"))
+    ours = metrics.get("rmqVersion")
+    end = metrics.get("commitLogMaxOffset", "")
     return row | {
+        "kind": f"rmq {ours}" if ours else "java",
         "version": metrics.get("brokerVersionDesc", ""),
+        "link": _link(metrics, broker_id),
+        "log_end": int(end) if end.isdecimal() else None,
+        "certificate_end": metrics.get("certificateEnd") or None,
         "in_tps": first_number(metrics.get("putTps", "")),
         "out_tps": first_number(metrics.get("getTransferedTps", "")),
         "messages_today": today,
         "disk_ratio": first_number(metrics.get("commitLogDiskRatio", "")),
         "error": None,
     }
+
+
+def _link(metrics: Mapping[str, str], broker_id: int) -> str:
+    """A slave's own word of its link; of a master, how many slaves are linked to it. Empty where RocketMQ's
+    brokers do not say."""
+    if broker_id != MASTER_ID:
+        return metrics.get("replication", "")
+    count = metrics.get("slaves", "")
+    return f"{count} slaves" if count else ""
 
 
 @cluster.command()

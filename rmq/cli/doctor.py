@@ -9,6 +9,7 @@ import contextlib
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal
 
 import click
@@ -32,6 +33,10 @@ Level = Literal["wrong", "note"]
 DISK_NOTE: Final = 0.75
 DISK_WRONG: Final = 0.85
 SKEW_MS: Final = 5_000
+LAG_BYTES: Final = 64 << 20
+"""A slave that lacks so much of its master's log is worth a look."""
+CERTIFICATE_NOTE_DAYS: Final = 30
+CERTIFICATE_WRONG_DAYS: Final = 7
 SAME_IN_A_CLUSTER: Final = (
     "autoCreateTopicEnable",
     "autoCreateSubscriptionGroup",
@@ -327,6 +332,7 @@ def _broker_findings(broker: BrokerFacts) -> Iterator[Finding]:
         count = int(broker.runtime.get(key, "0") or 0)
         if count:
             yield Finding("wrong", where, f"{count} {what}: messages are lost or late", todo)
+    yield from _certificate(where, broker)
     yield from _replication(where, broker)
     yield from _pitfalls(where, broker)
 
@@ -389,6 +395,8 @@ def _cluster_findings(facts: Facts) -> Iterator[Finding]:
     names = {(broker.cluster, broker.name) for broker in facts.brokers}
     for cluster, name in sorted(names):
         ids = {one.broker_id for one in facts.brokers if (one.cluster, one.name) == (cluster, name)}
+        same = [one for one in facts.brokers if (one.cluster, one.name) == (cluster, name)]
+        yield from _slave_findings(same)
         if MASTER_ID not in ids:
             todo = "start the master again: until then nothing can be sent there"
             yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
@@ -403,6 +411,48 @@ def _cluster_findings(facts: Facts) -> Iterator[Finding]:
                 yield Finding(
                     "note", f"cluster {cluster}", what, "let all brokers of a cluster have the same"
                 )
+
+
+def _slave_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
+    """Slaves that lack what their master has. `brokers` are those of one name."""
+    master = next((one for one in brokers if one.is_master and one.runtime), None)
+    slaves = [one for one in brokers if not one.is_master and one.runtime]
+    if master is None:
+        return
+    linked = master.runtime.get("slaves", "")
+    if linked.isdecimal() and int(linked) < len(slaves):
+        todo = "do they ask for this master's HA port, with its secret? Their logs say more"
+        what = f"{len(slaves)} slaves are registered, but {linked} are linked to it: they copy nothing"
+        yield Finding("wrong", f"broker {master.name}", what, todo)
+    for slave in slaves:
+        where = f"broker {slave.name} (slave {slave.broker_id})"
+        lacks = _offset(master, "commitLogMaxOffset") - _offset(slave, "commitLogMaxOffset")
+        if lacks > LAG_BYTES:
+            todo = "is it just copying? `rmq cluster list` shows whether it comes nearer"
+            yield Finding("note", where, f"lacks {lacks >> 20} MiB of its master's log", todo)
+        above = _offset(slave, "commitLogMinOffset") - _offset(master, "commitLogMinOffset")
+        if above > 0:
+            todo = "let it copy anew from nothing, or wait until the master's older files have expired"
+            what = f"its log begins {above >> 20} MiB after its master's: it has not all that the master has"
+            yield Finding("wrong", where, what, todo)
+
+
+def _offset(broker: BrokerFacts, name: str) -> int:
+    text = broker.runtime.get(name, "")
+    return int(text) if text.isdecimal() else 0
+
+
+def _certificate(where: str, broker: BrokerFacts) -> Iterator[Finding]:
+    text = broker.runtime.get("certificateEnd", "")
+    if not text:
+        return
+    end = datetime.fromisoformat(text)
+    days = (end.timestamp() * 1000 - broker.asked_at) / 86_400_000
+    if days < CERTIFICATE_NOTE_DAYS:
+        level: Level = "wrong" if days < CERTIFICATE_WRONG_DAYS else "note"
+        when = f"ends on {end.date()}, in {days:.0f} days" if days >= 0 else f"has ended on {end.date()}"
+        todo = "put a new one in its place: it is read again without a restart"
+        yield Finding(level, where, f"its TLS certificate {when}", todo)
 
 
 def _account_findings(facts: Facts) -> Iterator[Finding]:

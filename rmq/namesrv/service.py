@@ -41,7 +41,7 @@ from rmq.protocol.headers import GetRouteInfoRequestHeader
 from rmq.protocol.server_auth import ServerAuth
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
-from rmq.remoting.http import served_pages
+from rmq.remoting.http import served_pages, tell_supervisor
 from rmq.remoting.limits import Budget, Limits
 from rmq.remoting.loop import bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
@@ -61,6 +61,7 @@ async def run(
     tls: TlsConfig | None = None,
     network: Network | None = None,
     also: dict[str, str] | None = None,
+    health: Health | None = None,
     front: Callable[[Endpoint], Endpoint] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
@@ -92,7 +93,7 @@ async def run(
         own=[config.bind_address, socket.gethostname()],
     )
     address = join_address(config.bind_address, config.listen_port)
-    health = Health()
+    health = health or Health()
     health.lacks("port", "it does not listen yet")
     async with served_pages(network, config, health) as served, _nursery() as nursery:
         served.pages.update(hooks.pages())
@@ -145,7 +146,9 @@ async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Anno
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
         async with trio.open_nursery() as nursery:
             also: dict[str, str] = {}
-            announce(await nursery.start(partial(run, config, tls=tls, also=also)), also)
+            health = Health()
+            nursery.start_soon(tell_supervisor, health)
+            announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
             async for _ in signals:
                 break
             nursery.cancel_scope.cancel()

@@ -14,6 +14,7 @@ from attrs import frozen
 from rmq.errors import PortInUse
 from rmq.health import Health
 from rmq.plugin import METRICS
+from rmq.process import Supervisor
 from rmq.remoting.address import join_address
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import Network
@@ -80,6 +81,20 @@ class Probed(Protocol):
     @property
     def metrics_port(self) -> int:
         """The port; 0 takes any free one."""
+
+
+async def tell_supervisor(health: Health) -> None:
+    """Tell systemd how a server is, for as long as it lives: this stops with the event loop, as its watchdog
+    wants. Returns at once when nobody asks."""
+    supervisor = Supervisor()
+    if not supervisor.is_asking:
+        return
+    try:
+        while True:
+            supervisor.tell(health)
+            await trio.sleep(supervisor.period)
+    finally:
+        supervisor.stopping()
 
 
 @frozen

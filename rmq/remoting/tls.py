@@ -178,16 +178,23 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
     return context
 
 
-def _tell_expiry(path: str) -> None:
-    """Log that a certificate is past its time: clients will be refused it, and here nobody would see why."""
+def certificate_end(path: str) -> datetime | None:
+    """Until when the certificate in a PEM file is valid; None without a path, and for what cannot be read."""
     from cryptography import x509  # slow to import: only for who has a certificate
 
-    with open(path, "rb") as file:
-        try:
-            until = x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
-        except ValueError:
-            return  # OpenSSL took it, so that it is no fault of the file
-    if until < datetime.now(UTC):
+    if not path:
+        return None
+    try:
+        with open(path, "rb") as file:
+            return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc
+    except (OSError, ValueError):  # where OpenSSL takes it, it is no fault of the file
+        return None
+
+
+def _tell_expiry(path: str) -> None:
+    """Log that a certificate is past its time: clients will be refused it, and here nobody would see why."""
+    until = certificate_end(path)
+    if until is not None and until < datetime.now(UTC):
         log.error(
             "tlsCertPath: %s has expired on %s, and who verifies it will not connect; put a new one in its"
             " place (`rmq certs issue DIR NAME --host HOST --force`)",

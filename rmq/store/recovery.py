@@ -46,7 +46,7 @@ class Recovery:
 
     `records`: how many were scanned, from physical offset `scanned_from`; `end`: where the log ends;
     `cut`: the file that was cut at a torn tail, if any; `rebuilt`: queues whose older units had to be
-    made again.
+    made again; `seconds`: how long the opening took.
     """
 
     is_clean: bool
@@ -55,6 +55,7 @@ class Recovery:
     end: int
     cut: str | None
     rebuilt: tuple[Key, ...]
+    seconds: float = 0.0
 
 
 @define

@@ -97,6 +97,8 @@ class Store(StoreSync, ReplicaStore):
         self._abort: AbortFile | None = None
         self._checkpoint: Checkpoint | None = None
         self._lock: Lock | None = None
+        self.recovery: Recovery | None = None
+        """What the opening found."""
         # the pending batch
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
@@ -143,8 +145,11 @@ class Store(StoreSync, ReplicaStore):
         used. The folder is unlocked then.
         """
         self._lock = self.disk.lock(self._path("lock"))
+        began = self._now_ms()
         try:
-            return self._load(progress or no_progress, rebuild)
+            found = self._load(progress or no_progress, rebuild)
+            self.recovery = evolve(found, seconds=max(0, self._now_ms() - began) / 1000)
+            return self.recovery
         except BaseException:
             self._refuse()
             self._close_files()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pathlib
+import socket
 import subprocess
 import sys
 
 import pytest
+
+from rmq.health import Health
+from rmq.process import Supervisor
 
 HELD = """
 import sys
@@ -37,3 +42,37 @@ def held_mib(*words: str) -> float:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells it in /proc")
 def test_memory_between_answers_of_some_mebibytes_is_given_back() -> None:
     assert held_mib("return") < 4
+
+
+# --- systemd ---
+
+
+def test_systemd_is_told_how_a_server_is(tmp_path: pathlib.Path) -> None:
+    path = str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
+        asked.bind(path)
+        asked.setblocking(False)
+        health = Health()
+        health.lacks("store", "it is being opened: log, 40 %")
+        supervisor = Supervisor({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "1500000"})
+        assert (supervisor.is_asking, supervisor.period) == (True, 0.5)
+
+        def told() -> list[str]:
+            supervisor.tell(health)
+            return asked.recv(4096).decode().split("\n")
+
+        waits = "EXTEND_TIMEOUT_USEC=30000000"
+        assert told() == ["WATCHDOG=1", "STATUS=store: it is being opened: log, 40 %", waits]
+        assert told() == ["WATCHDOG=1", waits]
+        health.has("store")
+        assert told() == ["WATCHDOG=1", "STATUS=ready", "READY=1"]
+        assert told() == ["WATCHDOG=1"]
+        supervisor.stopping()
+        assert asked.recv(4096) == b"STOPPING=1"
+    supervisor.tell(health)  # nobody is there any more: no error
+
+
+def test_without_systemd_nothing_is_told() -> None:
+    supervisor = Supervisor({})
+    assert not supervisor.is_asking
+    supervisor.tell(Health())

@@ -186,6 +186,8 @@ def test_brokers_are_looked_at_and_changed(cluster: Shell) -> None:
         ("broker-a", 0, "V4_9_7"),
         ("broker-b", 0, "V4_9_7"),
     ]
+    assert all(row["kind"].startswith("rmq ") and row["role"] == "master" for row in rows)
+    assert [row["link"] for row in rows] == ["0 slaves", "0 slaves"]
     assert cluster.run("cluster", "show", "Nowhere").exit_code == 1
     assert cluster.rows("broker", "status", "broker-a")["durability"] == "memory"
 

@@ -144,7 +144,11 @@ def test_a_list_of_brokers_says_which_figures_are_not_for_this_account(closed: C
 
 
 def test_an_administrator_sees_all(closed: Closed) -> None:
-    assert [row["version"] for row in rows(closed, "cluster", "list")] == ["V4_9_7"] * 3
+    shown = rows(closed, "cluster", "list")
+    assert [row["version"] for row in shown] == ["V4_9_7"] * 3
+    assert {row["link"] for row in shown} <= {"0 slaves", "1 slaves", "following"}
+    assert [row["link"] for row in shown if row["role"] == "slave"] == ["following"]
+    assert all(row["certificate_end"] for row in shown), "all have TLS"
     (sent,) = rows(closed, "pub", "Orders", "counted", who="owner-app")
     counter = rows(closed, "broker", "stats", sent["broker"], "TOPIC_PUT_NUMS", "Orders")
     assert all(row["sum"] >= 1 for row in counter if row["last"] == "minute")

@@ -8,6 +8,7 @@ import pytest
 
 from rmq.broker.ha import MasterLog
 from rmq.broker.metrics import metrics_of
+from rmq.broker.replica_state import slave_names
 from rmq.broker.tables import drain
 from rmq.errors import RemoteProtocolError, StoreError
 from rmq.message import TRANS_CHECK_MAX_TIME_TOPIC, offset_message_id
@@ -196,3 +197,20 @@ def test_transactions_are_where_the_log_says_not_where_the_master_is() -> None:
 def test_progress_that_cannot_be_read_ends_the_link(told: dict[str, Any]) -> None:
     with pytest.raises(RemoteProtocolError):
         slave().broker.replica.take_note({"progress": told})
+
+
+def test_slaves_have_names_that_stay() -> None:
+    peers = ("10.0.0.2:50001", "10.0.0.3:50002", "10.0.0.3:50003", "[::1]:7")
+    names = slave_names(peers, {"10.0.0.2:50001": "1"})
+    assert list(names.values()) == ["1", "10.0.0.3", "10.0.0.3#2", "[::1]"]
+
+
+def test_a_slave_says_which_broker_it_is_with_its_requests_for_tables() -> None:
+    rig = Rig()
+    ask = Command.request(RequestCode.GET_ALL_TOPIC_CONFIG)
+    for text in ("1 10.0.0.2:50001", "x 10.0.0.2:50002", "2", "", "3 10.0.0.2:50001"):
+        rig.one(ask.with_ext({"rmqSlave": text}))
+    assert rig.broker.replica.slave_ids == {"10.0.0.2:50001": "3"}
+    for port in range(100):
+        rig.one(ask.with_ext({"rmqSlave": f"1 10.0.0.2:{port}"}))
+    assert len(rig.broker.replica.slave_ids) == 64

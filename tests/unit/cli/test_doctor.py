@@ -47,6 +47,9 @@ def test_nothing_wrong_is_no_finding() -> None:
         (runtime(replication="stopped: it lost its disk"), "wrong", "following its master: it lost its disk"),
         (runtime(replication="not connected"), "wrong", "copies nothing"),
         (runtime(replication="following", logAside="/s/aside"), "note", "kept in /s/aside"),
+        (runtime(certificateEnd="2023-11-16T22:13:20+00:00"), "wrong", "ends on 2023-11-16, in 2 days"),
+        (runtime(certificateEnd="2023-11-10T22:13:20+00:00"), "wrong", "has ended on 2023-11-10"),
+        (runtime(certificateEnd="2023-12-04T22:13:20+00:00"), "note", "in 20 days"),
         (runtime(durability="memory"), "note", "a power cut loses"),
         (evolve(BROKER, config={"autoCreateTopicEnable": "true"}), "note", "made on their first message"),
         (evolve(BROKER, config={"aclEnable": "false"}), "note", "anybody who reaches it"),
@@ -105,3 +108,25 @@ def test_groups_behind_conflicting_and_with_dead_letters() -> None:
         "group dead": "note",
     }
     assert "4 messages were given up" in found["group dead"].what
+
+
+def test_what_slaves_lack_is_told() -> None:
+    def pair(master: dict[str, str], slave: dict[str, str]) -> list[tuple[str, str, str]]:
+        ends = {"commitLogMinOffset": "0", "commitLogMaxOffset": str(200 << 20)}
+        first = evolve(BROKER, runtime={**RUNTIME, **ends, "slaves": "1", **master})
+        follower = {**RUNTIME, **ends, "replication": "following", **slave}
+        second = evolve(BROKER, broker_id=1, address="10.0.0.2:10911", runtime=follower)
+        facts = Facts({"n:1": ["broker-a"]}, [first, second])
+        return [(one.level, one.where, one.what) for one in diagnose(facts)]
+
+    assert pair({}, {}) == []
+    assert pair({"slaves": "0"}, {}) == [
+        ("wrong", "broker broker-a", "1 slaves are registered, but 0 are linked to it: they copy nothing")
+    ]
+    slave = "broker broker-a (slave 1)"
+    assert pair({}, {"commitLogMaxOffset": str(100 << 20)}) == [
+        ("note", slave, "lacks 100 MiB of its master's log")
+    ]
+    assert pair({}, {"commitLogMinOffset": str(188 << 20)}) == [
+        ("wrong", slave, "its log begins 188 MiB after its master's: it has not all that the master has")
+    ]
