@@ -87,6 +87,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session
+def sim(session: nox.Session) -> None:
+    """Simulates the controllers under faults, many seeds (--hours 1, or --seeds 0:5000)."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "tests.sim", *(session.posargs or ["--hours", "0.1"]))
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Odd values in every field, and mutated input without end (RMQ_FUZZ_FRAMES, 10,000,000)."""
     session.install("-e", ".[test]")

@@ -1,0 +1,126 @@
+"""Elections: which replicas live, whose lease as a master is over, and who is to be the next master.
+
+What the leading controller knows beside the log; a new leader begins with nothing, and waits a whole lease
+before it elects. `now` is in seconds, of the same clock as the leader's own lease, and every call must come
+while `Raft.is_leading`: then no other controller grants leases at the same time.
+
+A master that is told its lease may acknowledge until `lease_s` less the drift of two clocks after it *asked*.
+Here the lease counts from when it was granted, which is later, and in full. So when a lease is over here it
+was over at the master before, whichever clock runs faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+
+from attrs import frozen
+
+from rmq.controller.sets import NOBODY, BrokerSet, Elect
+
+log = logging.getLogger("rmq.controller")
+
+
+@frozen
+class Heartbeat:
+    """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
+    is flushed."""
+
+    name: str
+    number: int
+    incarnation: str
+    epoch: int = 0
+    reach: int = 0
+
+
+class Elections:
+    """See the module. `is_unclean`: elect a replica that is not in sync when no other lives; messages that
+    were acknowledged are lost by it."""
+
+    def __init__(self, lease_s: float = 3.0, *, is_unclean: bool = False) -> None:
+        self.lease_s = lease_s
+        self.is_unclean = is_unclean
+        self._since = math.inf
+        self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
+        self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
+        self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
+
+    def begin(self, now: float) -> None:
+        """This controller leads from now on: an earlier leader may have granted leases until now."""
+        self._since = now
+        self._heard, self._leased, self._wanted = {}, {}, {}
+
+    def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
+        """A replica lives; returns whether it has a lease as a master from now on."""
+        replica = broker_set.replicas.get(heartbeat.number)
+        if replica is None or replica.incarnation != heartbeat.incarnation:
+            return False
+        self._heard[broker_set.name, heartbeat.number] = now, heartbeat
+        is_master = broker_set.master == heartbeat.number and broker_set.epoch == heartbeat.epoch
+        if not is_master or self._wants(broker_set) != NOBODY:
+            return False
+        self._leased[broker_set.name] = now + self.lease_s
+        return True
+
+    def want(self, broker_set: BrokerSet, number: int) -> None:
+        """A replica shall be the next master: the present one gets no lease any more, and is followed when
+        its last one is over. Given up when the wanted one is not in sync or does not live by then."""
+        self._wanted[broker_set.name] = broker_set.epoch, number
+
+    def _wants(self, broker_set: BrokerSet) -> int:
+        epoch, number = self._wanted.get(broker_set.name, (0, NOBODY))
+        return number if epoch == broker_set.epoch and number != broker_set.master else NOBODY
+
+    def leased_until(self, name: str) -> float:
+        """Until when a master of the set may acknowledge, at the latest."""
+        return self._leased.get(name, self._since + self.lease_s)
+
+    def lives(self, name: str, number: int, now: float) -> bool:
+        """Whether a replica was heard within a lease."""
+        heard = self._heard.get((name, number))
+        return heard is not None and now < heard[0] + self.lease_s
+
+    def due(self, sets: Mapping[str, BrokerSet], now: float) -> list[Elect]:
+        """The elections that may and must be held now. Each is to be proposed; one that fails comes again."""
+        found = []
+        for broker_set in sets.values():
+            if now >= self.leased_until(broker_set.name):
+                elect = self._next(broker_set, now)
+                if elect is not None:
+                    found.append(elect)
+        return found
+
+    def deadline(self, sets: Mapping[str, BrokerSet], now: float) -> float:
+        """When the next lease is over; a set that waits for a replica has none."""
+        times = (self.leased_until(name) for name in sets)
+        return min((time for time in times if time > now), default=math.inf)
+
+    def _next(self, broker_set: BrokerSet, now: float) -> Elect | None:
+        name = broker_set.name
+        living = [number for number in broker_set.replicas if self.lives(name, number, now)]
+        in_sync = [number for number in broker_set.in_sync if number in living]
+        wanted = self._wants(broker_set)
+        self._wanted.pop(name, None)
+        if wanted in in_sync:
+            return self._elect(broker_set, wanted, in_sync)
+        if broker_set.master in living:
+            return None  # it lost its lease and is back: the next heartbeat renews it
+        if in_sync:
+            return self._elect(broker_set, self._best(name, in_sync), in_sync)
+        if living and self.is_unclean:
+            best = self._best(name, living)
+            log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
+            return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
+        return None
+
+    def _elect(self, broker_set: BrokerSet, master: int, in_sync: list[int]) -> Elect:
+        return Elect(broker_set.name, broker_set.epoch, broker_set.version, master, tuple(in_sync))
+
+    def _best(self, name: str, numbers: list[int]) -> int:
+        """Who has the longest log of the latest epoch: of all in sync each would do, this one cuts least."""
+        return max(numbers, key=lambda number: self._rank(name, number))
+
+    def _rank(self, name: str, number: int) -> tuple[int, int, int]:
+        heartbeat = self._heard[name, number][1]
+        return heartbeat.epoch, heartbeat.reach, -number

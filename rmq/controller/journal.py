@@ -1,0 +1,296 @@
+"""Journal: what a member of the controllers must not forget: term, vote, log and snapshot.
+
+One file at a time, of frames: magic, size, CRC and number of the frame, then MessagePack of a `Frame`. Each
+change is one frame and one sync, so that term, vote and entries change together or not at all. Entries say at
+which index they begin; those that stood there before are gone. When the file is full, or a snapshot was
+made, or the journal is opened, a next file begins with a frame that holds everything, and the file before it
+is removed.
+
+A frame that cannot be read ends the journal, as a crash in the middle of a write leaves it: nobody was told
+of it. When a good frame follows, the disk has lost what others rely on, and the journal refuses to open:
+such a member must be removed and join anew. A flipped bit in the very last frame looks like the former.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from struct import Struct
+from typing import Final
+
+import msgspec
+from attrs import field, frozen
+
+from rmq.errors import CorruptRecord, StoreError
+from rmq.store.disk import Disk, Segment
+
+NOOP: Final = 0
+"""An entry of a new leader, which commits all before it."""
+COMMAND: Final = 1
+"""An entry for the state machine."""
+MEMBERS: Final = 2
+"""An entry whose data are the members from it on."""
+
+FILE_BYTES: Final = 1 << 20
+"""Size of a file, unless what must be in it needs more."""
+
+_HEAD: Final = Struct(">4sIIQ")
+_MAGIC: Final = b"rmqJ"
+_NAME: Final = "journal-"
+
+
+@frozen
+class Entry:
+    """One entry of the log: the term of the leader that made it, its kind, its data."""
+
+    term: int
+    kind: int
+    data: bytes = b""
+
+    @property
+    def members(self) -> dict[str, str]:
+        """Of an entry of members: id -> address."""
+        return msgspec.msgpack.decode(self.data, type=dict[str, str])
+
+
+def members_entry(term: int, members: Mapping[str, str]) -> Entry:
+    """An entry that makes these the members."""
+    return Entry(term, MEMBERS, msgspec.msgpack.encode(dict(members)))
+
+
+@frozen
+class Snapshot:
+    """All that the log did up to `index`, whose entry was of `term`; `members` as they were then."""
+
+    index: int = 0
+    term: int = 0
+    members: dict[str, str] = field(factory=dict)
+    data: bytes = b""
+
+
+@frozen
+class Frame:
+    """A change: the term and vote from now on, and the entries from index `first` on, when that is not 0.
+    With a snapshot it is everything."""
+
+    term: int
+    vote: str
+    first: int = 0
+    entries: list[Entry] = field(factory=list)
+    snapshot: Snapshot | None = None
+
+
+_read_frame: Final = msgspec.msgpack.Decoder(Frame)
+
+
+class Journal:
+    """Opens the journal in a folder, or makes one whose first members are `members`.
+
+    When a method raises StoreError, what is in memory may not be on the disk: the member must stop. Raises
+    CorruptRecord for a damaged journal.
+    """
+
+    def __init__(
+        self, disk: Disk, folder: str, members: Mapping[str, str], *, file_bytes: int = FILE_BYTES
+    ) -> None:
+        self._disk = disk
+        self._file_bytes = file_bytes
+        self._folder = folder
+        self._number = 0
+        self._sequence = 0
+        self._position = 0
+        self._segment: Segment | None = None
+        self.term = 0
+        self.vote = ""
+        self.snapshot = Snapshot(members=dict(members))
+        self.entries: list[Entry] = []
+        self._load()
+
+    # ---- reading ----
+
+    @property
+    def base(self) -> int:
+        """The index of the last entry that only the snapshot has."""
+        return self.snapshot.index
+
+    @property
+    def last(self) -> int:
+        """The index of the last entry; 0 when there never was one."""
+        return self.snapshot.index + len(self.entries)
+
+    def term_at(self, index: int) -> int:
+        """The term of an entry that is there, or of the snapshot's last."""
+        assert self.base <= index <= self.last, (self.base, index, self.last)
+        return self.snapshot.term if index == self.base else self.entries[index - self.base - 1].term
+
+    def entry(self, index: int) -> Entry:
+        """The entry at an index that is there."""
+        assert self.base < index <= self.last, (self.base, index, self.last)
+        return self.entries[index - self.base - 1]
+
+    def slice(self, first: int, most: int, most_bytes: int) -> list[Entry]:
+        """Entries from index `first` on: at most so many, and at least one of them if it is there."""
+        found: list[Entry] = []
+        for entry in self.entries[first - self.base - 1 : first - self.base - 1 + most]:
+            most_bytes -= len(entry.data)
+            if found and most_bytes < 0:
+                break
+            found.append(entry)
+        return found
+
+    def members(self) -> tuple[int, dict[str, str]]:
+        """The members that hold now, and the index of the entry that made them so: the last one of its kind,
+        committed or not."""
+        for number in range(len(self.entries) - 1, -1, -1):
+            if self.entries[number].kind == MEMBERS:
+                return self.base + 1 + number, self.entries[number].members
+        return self.base, self.snapshot.members
+
+    # ---- writing: on the disk when a method returns ----
+
+    def save(self, term: int, vote: str) -> None:
+        """Be in a term, having voted there for `vote` ("": for nobody yet)."""
+        self.term, self.vote = term, vote
+        self._write(Frame(term, vote))
+
+    def append(self, first: int, entries: Sequence[Entry]) -> None:
+        """Put entries from index `first` on; those that were there go."""
+        assert self.base < first <= self.last + 1, (self.base, first, self.last)
+        del self.entries[first - self.base - 1 :]
+        self.entries += entries
+        self._write(Frame(self.term, self.vote, first, list(entries)))
+
+    def compact(self, index: int, data: bytes) -> None:
+        """Have `data` in place of the entries up to `index`."""
+        members = self.snapshot.members
+        for number in range(self.base + 1, index + 1):
+            entry = self.entry(number)
+            members = entry.members if entry.kind == MEMBERS else members
+        term = self.term_at(index)
+        self.entries = self.entries[index - self.base :]
+        self.snapshot = Snapshot(index, term, members, data)
+        self._next_file()
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Have another member's snapshot, and of our entries those behind it when they go on with it."""
+        known = self.base <= snapshot.index <= self.last
+        goes_on = known and self.term_at(snapshot.index) == snapshot.term
+        self.entries = self.entries[snapshot.index - self.base :] if goes_on else []
+        self.snapshot = snapshot
+        self._next_file()
+
+    def close(self) -> None:
+        """Let the file go. Nothing may be written then."""
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+    # ---- files ----
+
+    def _write(self, frame: Frame) -> None:
+        data = self._encode(frame)
+        assert self._segment is not None, "the journal is closed"
+        if self._position + len(data) > self._segment.size:
+            self._next_file()
+            return
+        self._segment.write(self._position, data)
+        self._segment.sync()
+        self._position += len(data)
+
+    def _encode(self, frame: Frame) -> bytes:
+        self._sequence += 1
+        data = msgspec.msgpack.encode(frame)
+        return _HEAD.pack(_MAGIC, len(data), _crc(self._sequence, data), self._sequence) + data
+
+    def _next_file(self) -> None:
+        """Begin a file with all that there is, then remove the one before it."""
+        data = self._encode(Frame(self.term, self.vote, self.base + 1, self.entries, self.snapshot))
+        old, path = self._segment, self._path(self._number)
+        self._number += 1
+        self._disk.remove(self._path(self._number))  # what a crash left of it
+        segment = self._disk.open(
+            self._path(self._number), max(self._file_bytes, 2 * len(data)), mapped=False
+        )
+        segment.write(0, data)
+        segment.sync()
+        self._segment, self._position = segment, len(data)
+        if old is not None:
+            old.close()
+            self._disk.remove(path)
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{_NAME}{number:010d}"
+
+    def _load(self) -> None:
+        names = [name for name in self._disk.list(self._folder) if name.startswith(_NAME)]
+        numbers = sorted((int(name[len(_NAME) :]) for name in names), reverse=True)
+        found = next((number for number in numbers if self._load_file(number)), 0)
+        # Of the first file nobody was told before its first frame stood there; a later one begins with what
+        # the file before it had.
+        if not found and numbers and numbers[0] > 1:
+            raise _damaged(self._path(numbers[0]), 0, "the first frame cannot be read, and it is needed")
+        self._number = found
+        # What was read is written anew: after a sync that failed the system still shows what is not on the
+        # medium, and no later sync would bring it there.
+        self._next_file()
+        for number in numbers:
+            if number != self._number:
+                self._disk.remove(self._path(number))
+
+    def _load_file(self, number: int) -> bool:
+        """Read a file; False when nothing of it was ever complete."""
+        path = self._path(number)
+        segment = self._disk.open(path, self._disk.size(path), mapped=False)
+        data = segment.copy(0, segment.size)
+        at = sequence = 0
+        while (found := _frame_at(data, at, sequence)) is not None:
+            frame, sequence, size = found
+            if at == 0 and frame.snapshot is None:
+                raise _damaged(path, 0, "the file does not begin with a whole state")
+            self._take(frame)
+            at += size
+        again = data.find(_MAGIC, at + 1)
+        while again >= 0:
+            if _frame_at(data, again, sequence) is not None:
+                segment.close()
+                raise CorruptRecord(
+                    path, at, f"a frame is damaged, the one at {again} is good: remove this member"
+                )
+            again = data.find(_MAGIC, again + 1)
+        segment.close()
+        self._sequence = sequence
+        return at > 0
+
+    def _take(self, frame: Frame) -> None:
+        self.term, self.vote = frame.term, frame.vote
+        if frame.snapshot is not None:
+            self.snapshot, self.entries = frame.snapshot, list(frame.entries)
+        elif frame.first:
+            if not self.base < frame.first <= self.last + 1:
+                raise StoreError(f"{self._folder}: entries from {frame.first} on do not follow {self.last}")
+            del self.entries[frame.first - self.base - 1 :]
+            self.entries += frame.entries
+
+
+def _damaged(path: str, at: int, reason: str) -> CorruptRecord:
+    error = CorruptRecord(path, at, reason)
+    error.hint = "this controller has lost what the others rely on: remove its folder and have it join anew"
+    return error
+
+
+def _crc(sequence: int, data: bytes) -> int:
+    return zlib.crc32(data, sequence & 0xFFFF_FFFF)
+
+
+def _frame_at(data: bytes, at: int, after: int) -> tuple[Frame, int, int] | None:
+    """The frame at a position, its number and its size, when it is whole and its number above `after`."""
+    if at + _HEAD.size > len(data):
+        return None
+    magic, size, crc, sequence = _HEAD.unpack_from(data, at)
+    body = data[at + _HEAD.size : at + _HEAD.size + size]
+    if magic != _MAGIC or sequence <= after or len(body) != size or crc != _crc(sequence, body):
+        return None
+    try:
+        return _read_frame.decode(body), sequence, _HEAD.size + size
+    except msgspec.MsgspecError:
+        return None

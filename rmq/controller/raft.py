@@ -1,0 +1,556 @@
+"""Raft: several processes keep one log, and agree on each entry of it before it counts.
+
+After Ongaro and Ousterhout, "In Search of an Understandable Consensus Algorithm", with the additions of
+Ongaro's dissertation: pre-vote (9.6), leader lease (6.4.1), one change of members at a time (4.1), with a
+leader's own entry committed first. Here is no clock, no socket and no random of its own: `now` is in seconds
+of a clock that never runs back and goes on while the machine sleeps, messages are bytes, `chance` is given.
+
+What rests on time: only the lease. A member that has heard a leader votes for nobody for `election_s` of its
+own clock, and one that has just started neither, since it has forgotten whom it heard. A leader counts its
+lease from when it *sent* what a majority has answered, and ends it earlier by the `drift` of two clocks. So
+no other leader can be elected while a lease holds. Everything else is right with any clock.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import math
+import random
+from typing import Any, Final, Protocol
+
+import msgspec
+from attrs import field, frozen
+
+from rmq.controller.journal import COMMAND, MEMBERS, NOOP, Entry, Journal, Snapshot, members_entry
+from rmq.errors import RemoteProtocolError, RmqError
+
+log = logging.getLogger("rmq.controller")
+
+ENTRIES_MAX: Final = 256
+BYTES_MAX: Final = 1 << 18
+"""Of the entries in one message."""
+COMPACT_ENTRIES: Final = 1_000
+"""After so many entries a snapshot takes their place."""
+ADDRESSES_MAX: Final = 64
+"""Senders whose addresses are kept, members or not."""
+
+
+class Role(enum.Enum):
+    """What a member is at the moment."""
+
+    FOLLOWER = "follower"
+    PRE_CANDIDATE = "pre-candidate"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class NotLeader(RmqError):
+    """Only the leader does this: `leader` is its address, empty when none is known here."""
+
+    retriable = True
+    hint = "ask the leader"
+
+    def __init__(self, leader: str) -> None:
+        super().__init__(f"the leader of the controllers is {leader or 'not known here'}")
+        self.leader = leader
+
+
+class ChangeUnderWay(RmqError):
+    """Members change one at a time."""
+
+    retriable = True
+    hint = "try again in a moment"
+
+
+class Machine(Protocol):
+    """What the log is for. The same entries in the same order must do the same everywhere."""
+
+    def apply(self, data: bytes) -> Any:
+        """Do what an entry says, and return its result. Must not raise."""
+        ...
+
+    def snapshot(self) -> bytes:
+        """All of the state."""
+        ...
+
+    def restore(self, data: bytes) -> None:
+        """Have the state of a snapshot; of b"" the first one. Must not raise."""
+        ...
+
+
+@frozen
+class Timing:
+    """`election_s`: so long a leader may be silent. `drift`: by how much of a second two clocks may be apart
+    after a second."""
+
+    election_s: float = 1.0
+    heartbeat_s: float = 0.2
+    drift: float = 0.1
+
+
+@frozen
+class Message:
+    """One message of a member to another; which fields count depends on `kind`.
+
+    `index` and `log_term` are the place in the log that it is about; `sent_at` is the leader's clock, which
+    comes back in the answer.
+    """
+
+    kind: str
+    sender: str
+    address: str
+    term: int
+    index: int = 0
+    log_term: int = 0
+    granted: bool = False
+    commit: int = 0
+    sent_at: float = 0.0
+    entries: list[Entry] = field(factory=list)
+    snapshot: Snapshot | None = None
+
+
+_decoder: Final = msgspec.msgpack.Decoder(Message)
+
+
+@frozen
+class Applied:
+    """An entry that has been applied here: its place, and what the machine returned."""
+
+    index: int
+    term: int
+    result: Any
+
+
+class Raft:
+    """One member, `me`. When a method raises StoreError the member must stop, and may start again.
+
+    After each call the owner sends what `take_messages` gives, in any order and at most once; they may get
+    lost. `take_applied` tells what was applied.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        address: str,
+        journal: Journal,
+        machine: Machine,
+        *,
+        now: float,
+        chance: random.Random,
+        timing: Timing | None = None,
+        compact_entries: int = COMPACT_ENTRIES,
+    ) -> None:
+        self.me = me
+        self.address = address
+        self.timing = timing or Timing()
+        self._compact_entries = compact_entries
+        self.role = Role.FOLLOWER
+        self.leader = ""
+        self.elections = 0
+        self.commit = self.applied = journal.base
+        self._journal = journal
+        self._machine = machine
+        self._chance = chance
+        self._heard_at = now  # it may have heard a leader just before it stopped
+        self._election_at = now + self._patience()
+        self._heartbeat_at = math.inf
+        self._led_at = -math.inf
+        self._votes: set[str] = set()
+        self._next: dict[str, int] = {}
+        self._match: dict[str, int] = {}
+        self._flying: set[str] = set()  # who has not answered entries yet
+        self._answered: dict[str, float] = {}  # when that was sent which a member answered last
+        self._first = 0  # a leader's: the index of its first entry
+        self._learners: dict[str, str] = {}  # a leader's: who shall become a member, once it has the log
+        self._addresses: dict[str, str] = {}
+        self._messages: list[tuple[str, bytes]] = []
+        self._applied: list[Applied] = []
+        machine.restore(journal.snapshot.data)
+
+    # ---- what can be asked ----
+
+    @property
+    def term(self) -> int:
+        """The present term."""
+        return self._journal.term
+
+    @property
+    def members(self) -> dict[str, str]:
+        """Id -> address of those who vote."""
+        return self._journal.members()[1]
+
+    @property
+    def leader_address(self) -> str:
+        """The address of the leader, empty when none is known."""
+        return self.address_of(self.leader)
+
+    def address_of(self, member: str) -> str:
+        """The address of a member, as far as it is known."""
+        known = {**self._addresses, **self._learners, **self.members}
+        return self.address if member == self.me else known.get(member, "")
+
+    @property
+    def deadline(self) -> float:
+        """When `step` has something to do at the latest."""
+        return self._heartbeat_at if self.role is Role.LEADER else self._election_at
+
+    def lease_until(self, now: float) -> float:
+        """Until when no other leader can be elected; before `now` when that is not known."""
+        if self.role is not Role.LEADER:
+            return -math.inf
+        times = [now if one == self.me else self._answered.get(one, -math.inf) for one in self.members]
+        since = sorted(times, reverse=True)[self._quorum() - 1]
+        return since + self.timing.election_s * (1 - self.timing.drift)
+
+    def is_leading(self, now: float) -> bool:
+        """Whether this is the only leader there can be, and all that was ever agreed on is applied here: what
+        the machine says now holds for everybody."""
+        return self.role is Role.LEADER and self.applied >= self._first and now < self.lease_until(now)
+
+    # ---- what the owner asks for ----
+
+    def propose(self, data: bytes, now: float) -> tuple[int, int]:
+        """Have an entry for the machine; returns its index and term. It counts when `take_applied` has one of
+        the same index and term; one of the same index and another term says that it never will.
+
+        Raises NotLeader.
+        """
+        if self.role is not Role.LEADER or self._first > self.commit:
+            raise NotLeader(self.leader_address if self.leader != self.me else "")
+        return self._propose(Entry(self.term, COMMAND, data), now)
+
+    def add(self, member: str, address: str, now: float) -> None:
+        """Have one more member. It gets the log first, and votes once it has it. Raises NotLeader and
+        ChangeUnderWay."""
+        self._check_change()
+        if self.members.get(member) != address:
+            self._learners[member] = address
+            self._next[member] = self._journal.last + 1
+            self._match[member] = 0
+            self._send_entries(member, now)
+
+    def remove(self, member: str, now: float) -> None:
+        """Have one member less; a leader that removes itself ends when that is committed. Raises NotLeader
+        and ChangeUnderWay."""
+        self._check_change()
+        self._learners.pop(member, None)
+        members = self.members
+        if members.pop(member, None) is not None:
+            self._propose(members_entry(self.term, members), now)
+
+    def _check_change(self) -> None:
+        if self.role is not Role.LEADER:
+            raise NotLeader(self.leader_address)
+        # Before a leader's own entry is committed it does not know which change of members held last.
+        if self._journal.members()[0] > self.commit or self._first > self.commit:
+            raise ChangeUnderWay("the last change of members is not committed yet")
+
+    def _propose(self, entry: Entry, now: float) -> tuple[int, int]:
+        index = self._journal.last + 1
+        self._journal.append(index, [entry])
+        for member in self._others():
+            if member not in self._flying:
+                self._send_entries(member, now)
+        self._advance(now)
+        return index, entry.term
+
+    def take_messages(self) -> list[tuple[str, bytes]]:
+        """Messages to send since the last call: address, bytes."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def take_applied(self) -> list[Applied]:
+        """What was applied since the last call."""
+        applied, self._applied = self._applied, []
+        return applied
+
+    # ---- time ----
+
+    def step(self, now: float) -> None:
+        """Do what is due."""
+        if self.role is Role.LEADER:
+            if max(self._led_at, self.lease_until(now)) + self.timing.election_s < now:
+                log.warning("%s leads no more: most of the controllers do not answer", self.me)
+                self._follow(self.term, now)
+            elif now >= self._heartbeat_at:
+                self._heartbeat_at = now + self.timing.heartbeat_s
+                for member in self._others():
+                    self._send_entries(member, now)
+        elif now >= self._election_at:
+            self._election_at = now + self._patience()
+            if self.me in self.members:
+                self._ask(now, pre=True)
+
+    def _patience(self) -> float:
+        return self.timing.election_s * self._chance.uniform(1.0, 2.0)
+
+    # ---- elections ----
+
+    def _ask(self, now: float, *, pre: bool) -> None:
+        """Ask all for a vote, or, with `pre`, whether they would give one: only with the yes of a majority
+        the term grows, so that who cannot win disturbs nobody."""
+        self.role, self.leader, self._votes = Role.PRE_CANDIDATE if pre else Role.CANDIDATE, "", {self.me}
+        if not pre:
+            self._journal.save(self.term + 1, self.me)
+            self.elections += 1
+            log.info("%s wants to lead in term %d", self.me, self.term)
+        last = self._journal.last
+        request = self._message(
+            "ask" if pre else "vote", index=last, log_term=self._journal.term_at(last), term=self.term + pre
+        )
+        for member in self.members:
+            if member != self.me:
+                self._send(member, request)
+        self._count(now)
+
+    def _count(self, now: float) -> None:
+        if len(self._votes & set(self.members)) < self._quorum():
+            return
+        if self.role is Role.PRE_CANDIDATE:
+            self._ask(now, pre=False)
+        elif self.role is Role.CANDIDATE:
+            self._lead(now)
+
+    def _lead(self, now: float) -> None:
+        log.warning("%s leads the controllers in term %d", self.me, self.term)
+        self.role, self.leader, self._led_at = Role.LEADER, self.me, now
+        self._answered, self._learners, self._flying = {}, {}, set()
+        self._next = dict.fromkeys(self.members, self._journal.last + 1)
+        self._match = dict.fromkeys(self.members, 0)
+        self._heartbeat_at = now + self.timing.heartbeat_s
+        self._first, _ = self._propose(Entry(self.term, NOOP), now)
+
+    def _is_bound(self, now: float) -> bool:
+        """Whether somebody else may count on this member's not voting."""
+        if self.role is Role.LEADER:
+            return now < self.lease_until(now)
+        return now < self._heard_at + self.timing.election_s
+
+    def _is_up_to_date(self, message: Message) -> bool:
+        last = self._journal.last
+        return (message.log_term, message.index) >= (self._journal.term_at(last), last)
+
+    def _on_ask(self, message: Message, now: float) -> None:
+        if self._is_bound(now):
+            return
+        granted = message.term >= self.term and self._is_up_to_date(message)
+        # One who asks for less than our term learns of it by the answer.
+        term = message.term if granted else self.term
+        self._send(message.sender, self._message("asked", granted=granted, term=term))
+
+    def _on_vote(self, message: Message, now: float) -> None:
+        if self._is_bound(now):
+            return
+        if message.term > self.term:
+            self._follow(message.term, now)
+        granted = (
+            message.term == self.term
+            and self._journal.vote in ("", message.sender)
+            and self._is_up_to_date(message)
+        )
+        if granted and not self._journal.vote:
+            self._journal.save(self.term, message.sender)
+            self._election_at = now + self._patience()
+        self._send(message.sender, self._message("voted", granted=granted))
+
+    def _on_voted(self, message: Message, now: float) -> None:
+        pre = message.kind == "asked"
+        if message.term > self.term and not (pre and message.granted):
+            self._follow(message.term, now)
+        elif (
+            message.granted
+            and self.role is (Role.PRE_CANDIDATE if pre else Role.CANDIDATE)
+            and message.term == self.term + pre
+        ):
+            self._votes.add(message.sender)
+            self._count(now)
+
+    def _follow(self, term: int, now: float) -> None:
+        """Be a follower, in a term that may be new."""
+        if term > self.term:
+            self._journal.save(term, "")
+        if self.role is Role.LEADER:
+            self._election_at = now + self._patience()
+        self.role, self.leader, self._heartbeat_at = Role.FOLLOWER, "", math.inf
+
+    # ---- the log ----
+
+    def _others(self) -> list[str]:
+        return [member for member in {**self.members, **self._learners} if member != self.me]
+
+    def _quorum(self) -> int:
+        return len(self.members) // 2 + 1
+
+    def _send_entries(self, member: str, now: float) -> None:
+        """Send what a member lacks, or that there is nothing new: both keep it from electing another."""
+        journal = self._journal
+        after = self._next.setdefault(member, journal.last + 1) - 1
+        if after < journal.base:
+            self._flying.add(member)
+            self._send(member, self._message("install", snapshot=journal.snapshot, sent_at=now))
+            return
+        entries = journal.slice(after + 1, ENTRIES_MAX, BYTES_MAX)
+        if entries:
+            self._flying.add(member)
+        self._send(
+            member,
+            self._message(
+                "append",
+                index=after,
+                log_term=journal.term_at(after),
+                entries=entries,
+                commit=self.commit,
+                sent_at=now,
+            ),
+        )
+
+    def _on_leader(self, message: Message, now: float) -> bool:
+        """Whether a message is of the leader of our term, which it may have told us of."""
+        if message.term < self.term:
+            self._send(message.sender, self._message("appended", sent_at=message.sent_at))
+            return False
+        if message.term > self.term or self.role is not Role.FOLLOWER:
+            assert message.term > self.term or self.role is not Role.LEADER, "two leaders of one term"
+            self._follow(message.term, now)
+        self.leader, self._heard_at, self._election_at = message.sender, now, now + self._patience()
+        return True
+
+    def _on_append(self, message: Message, now: float) -> None:
+        if not self._on_leader(message, now):
+            return
+        journal, entries, after = self._journal, message.entries, message.index
+        if after < journal.base:  # what a snapshot holds is committed, and the same everywhere
+            entries, after = entries[journal.base - after :], journal.base
+        elif after > journal.last or journal.term_at(after) != message.log_term:
+            self._answer(message, index=self._hint(after))
+            return
+        matched = max(after + len(entries), message.index + len(message.entries))
+        for number, entry in enumerate(entries, after + 1):
+            if number <= journal.last and journal.term_at(number) == entry.term:
+                continue
+            assert number > self.commit, "a leader takes back what was committed"
+            journal.append(number, entries[number - after - 1 :])
+            break
+        # Behind `matched` there may be entries of an earlier leader.
+        self._commit_to(min(message.commit, matched))
+        self._answer(message, granted=True, index=matched)
+
+    def _hint(self, after: int) -> int:
+        """Up to where the leader's log may match ours, which it does not at `after`."""
+        journal = self._journal
+        if after > journal.last:
+            return journal.last
+        wrong = journal.term_at(after)
+        while after > max(journal.base, self.commit) and journal.term_at(after) == wrong:
+            after -= 1
+        return after
+
+    def _on_install(self, message: Message, now: float) -> None:
+        if not self._on_leader(message, now):
+            return
+        snapshot = message.snapshot
+        if snapshot is None:
+            raise RemoteProtocolError("an install without a snapshot")
+        if snapshot.index > self.commit:
+            self._journal.install(snapshot)
+            self._machine.restore(snapshot.data)
+            self.commit = self.applied = snapshot.index
+        self._answer(message, granted=True, index=snapshot.index)
+
+    def _answer(self, message: Message, *, index: int, granted: bool = False) -> None:
+        answer = self._message("appended", granted=granted, index=index, sent_at=message.sent_at)
+        self._send(message.sender, answer)
+
+    def _on_appended(self, message: Message, now: float) -> None:
+        member = message.sender
+        if message.term > self.term:
+            self._follow(message.term, now)
+        if message.term < self.term or self.role is not Role.LEADER or member not in self._match:
+            return
+        if message.index > self._journal.last:
+            raise RemoteProtocolError(f"{member} has entry {message.index}, and nobody ever had")
+        self._flying.discard(member)
+        self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
+        match = self._match[member]
+        if message.granted:
+            self._match[member] = match = max(match, message.index)
+            self._next[member] = max(self._next[member], match + 1)
+        else:
+            self._next[member] = max(match, min(self._next[member] - 2, message.index)) + 1
+        self._advance(now)
+        if self.role is Role.LEADER:
+            self._promote(member, now)
+            if self._next[member] <= self._journal.last and member not in self._flying:
+                self._send_entries(member, now)
+
+    def _promote(self, member: str, now: float) -> None:
+        """Let a learner vote, once it has all that is committed: before, it could only hold the others up."""
+        address = self._learners.get(member)
+        if address is None or self._match[member] < self.commit:
+            return
+        if self._journal.members()[0] <= self.commit:
+            del self._learners[member]
+            self._propose(members_entry(self.term, {**self.members, member: address}), now)
+
+    def _advance(self, now: float) -> None:
+        """Commit what a majority has."""
+        last = self._journal.last
+        have = sorted(
+            (last if one == self.me else self._match.get(one, 0) for one in self.members), reverse=True
+        )
+        agreed = have[self._quorum() - 1]
+        # Entries of earlier terms only with one of this: a majority that has them does not keep another
+        # leader, of a term between, from taking them back (figure 8 of the paper).
+        if agreed > self.commit and self._journal.term_at(agreed) == self.term:
+            self._commit_to(agreed)
+            if self.me not in self.members and self._journal.members()[0] <= self.commit:
+                self._follow(self.term, now)
+
+    def _commit_to(self, index: int) -> None:
+        while self.commit < index:
+            self.commit += 1
+            entry = self._journal.entry(self.commit)
+            result = self._machine.apply(entry.data) if entry.kind == COMMAND else None
+            self._applied.append(Applied(self.commit, entry.term, result))
+            if entry.kind == MEMBERS:
+                log.warning("the controllers are %s", ", ".join(f"{k} {v}" for k, v in entry.members.items()))
+        self.applied = self.commit
+        if self.applied - self._journal.base >= self._compact_entries:
+            self._journal.compact(self.applied, self._machine.snapshot())
+
+    # ---- messages ----
+
+    def _message(self, kind: str, *, term: int | None = None, **rest: Any) -> Message:
+        return Message(kind, self.me, self.address, self.term if term is None else term, **rest)
+
+    def _send(self, member: str, message: Message) -> None:
+        address = self.address_of(member)
+        if address:
+            self._messages.append((address, msgspec.msgpack.encode(message)))
+
+    def receive(self, data: bytes, now: float) -> None:
+        """Take a message of another member. Raises RemoteProtocolError for what is none."""
+        try:
+            message = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise RemoteProtocolError(f"no message of a controller: {error}") from None
+        if message.sender == self.me:
+            raise RemoteProtocolError(f"another controller calls itself {self.me} too")
+        if message.sender in self._addresses or len(self._addresses) < ADDRESSES_MAX:
+            self._addresses[message.sender] = message.address
+        match message.kind:
+            case "ask":
+                self._on_ask(message, now)
+            case "vote":
+                self._on_vote(message, now)
+            case "asked" | "voted":
+                self._on_voted(message, now)
+            case "append":
+                self._on_append(message, now)
+            case "install":
+                self._on_install(message, now)
+            case "appended":
+                self._on_appended(message, now)
+            case kind:
+                raise RemoteProtocolError(f"a message of kind {kind!r}")

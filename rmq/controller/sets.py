@@ -1,0 +1,245 @@
+"""BrokerSets: for each broker set its replicas, its master, the master's epoch, and who is in sync.
+
+The state machine of the controllers' log: the same commands in the same order give the same state everywhere.
+It knows no time and no connection; who lives and whose lease is over is known to `elections`.
+
+Rules that every command must keep, whoever sent it:
+
+- an epoch has one master, and each new master a higher epoch;
+- a new master comes from the replicas in sync, unless an operator said `unclean`;
+- those in sync change only by the master of the epoch, one change after the other (`version`), and always
+  hold the master. So who is in sync has all that the master acknowledged to wait for all in sync;
+- a master that was started again leads no more: another epoch must begin, even with the same replica.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from attrs import evolve, field, frozen
+
+NOBODY: Final = 0
+"""Replicas are numbered from 1."""
+SETS_MAX: Final = 10_000
+REPLICAS_MAX: Final = 9
+TEXT_MAX: Final = 255
+
+
+@frozen
+class Replica:
+    """A broker of a set. `identity` stands in its store's folder, `incarnation` is new with each start."""
+
+    identity: str
+    incarnation: str
+    address: str
+    ha_address: str
+
+
+@frozen
+class BrokerSet:
+    """A set: `master` is NOBODY while none is elected; `in_sync` are in order of their numbers."""
+
+    cluster: str
+    name: str
+    epoch: int = 0
+    version: int = 0
+    master: int = NOBODY
+    in_sync: tuple[int, ...] = ()
+    replicas: dict[int, Replica] = field(factory=dict)
+    next_number: int = 1
+
+    def number_of(self, identity: str) -> int:
+        """The number of the replica of that identity; NOBODY when there is none."""
+        return next((number for number, one in self.replicas.items() if one.identity == identity), NOBODY)
+
+
+@frozen
+class Register:
+    """A replica has started, or has other addresses. `is_founder`: it may begin a set that has no replica, as
+    a master of its configuration; a slave may not, since its log may lack what its master has. `epoch` is the
+    last one that it knows: a set that was removed and begins again must go on above it."""
+
+    cluster: str
+    name: str
+    replica: Replica
+    is_founder: bool = False
+    epoch: int = 0
+
+
+@frozen
+class AlterInSync:
+    """The master of an epoch says who is in sync from now on; `version` is the one that it changes."""
+
+    name: str
+    epoch: int
+    version: int
+    in_sync: tuple[int, ...]
+
+
+@frozen
+class Elect:
+    """`master` is to begin the next epoch after `epoch`; `in_sync` are those that stay in sync."""
+
+    name: str
+    epoch: int
+    version: int
+    master: int
+    in_sync: tuple[int, ...]
+    is_unclean: bool = False
+
+
+@frozen
+class Remove:
+    """A replica is gone for good; the last one takes its set with it."""
+
+    name: str
+    number: int
+
+
+Command = Register | AlterInSync | Elect | Remove
+_COMMANDS: Final[tuple[type[Command], ...]] = (Register, AlterInSync, Elect, Remove)
+_DECODERS: Final = {one.__name__: msgspec.msgpack.Decoder(one) for one in _COMMANDS}
+
+
+def encode(command: Command) -> bytes:
+    """A command as an entry of the log."""
+    return msgspec.msgpack.encode([type(command).__name__, msgspec.Raw(msgspec.msgpack.encode(command))])
+
+
+def decode(data: bytes) -> Command:
+    """A command of an entry. Raises msgspec.MsgspecError."""
+    name, raw = msgspec.msgpack.decode(data, type=tuple[str, msgspec.Raw])
+    if name not in _DECODERS:
+        raise msgspec.ValidationError(f"no command {name!r}")
+    return _DECODERS[name].decode(raw)
+
+
+@frozen
+class Outcome:
+    """What a command did: why nothing (empty when it was done), the set as it is now, and the number of the
+    replica that registered."""
+
+    refusal: str = ""
+    broker_set: BrokerSet | None = None
+    number: int = NOBODY
+
+
+class BrokerSets:
+    """The table, by the names of the sets; the `Machine` of `Raft`."""
+
+    def __init__(self) -> None:
+        self.sets: dict[str, BrokerSet] = {}
+
+    def apply(self, data: bytes) -> Outcome:
+        """Do what a command says, or say why not."""
+        try:
+            command = decode(data)
+        except msgspec.MsgspecError as error:  # of a later version: all members refuse it alike
+            return Outcome(f"the command cannot be read: {error}")
+        match command:
+            case Register():
+                return self._register(command)
+            case AlterInSync():
+                return self._alter(command)
+            case Elect():
+                return self._elect(command)
+            case Remove():
+                return self._remove(command)
+
+    def snapshot(self) -> bytes:
+        """All sets."""
+        return msgspec.msgpack.encode(self.sets)
+
+    def restore(self, data: bytes) -> None:
+        """Have the sets of a snapshot."""
+        self.sets = msgspec.msgpack.decode(data, type=dict[str, BrokerSet]) if data else {}
+
+    def _register(self, command: Register) -> Outcome:
+        new = command.replica
+        known = self.sets.get(command.name)
+        texts = (command.cluster, command.name, new.identity, new.incarnation, new.address, new.ha_address)
+        if not all(text and len(text) <= TEXT_MAX for text in texts):
+            return Outcome(f"names and addresses have 1 to {TEXT_MAX} characters")
+        if known is None and len(self.sets) >= SETS_MAX:
+            return Outcome(f"there are {SETS_MAX} broker sets already")
+        broker_set = known or BrokerSet(command.cluster, command.name)
+        if broker_set.cluster != command.cluster:
+            return Outcome(f"{command.name} belongs to cluster {broker_set.cluster}", known)
+        number = broker_set.number_of(new.identity)
+        if not number:
+            if len(broker_set.replicas) >= REPLICAS_MAX:
+                return Outcome(f"{command.name} has {REPLICAS_MAX} replicas already: remove one", known)
+            if not broker_set.replicas and not command.is_founder:
+                return Outcome(
+                    f"{command.name} has no master yet: start the one that has the log first", known
+                )
+            number = broker_set.next_number
+        first = not broker_set.replicas
+        before = broker_set.replicas.get(number)
+        changed = evolve(
+            broker_set,
+            replicas={**broker_set.replicas, number: new},
+            next_number=max(broker_set.next_number, number + 1),
+        )
+        if first:
+            changed = evolve(
+                changed, epoch=max(0, command.epoch) + 1, version=1, master=number, in_sync=(number,)
+            )
+        elif number == changed.master and before is not None and before.incarnation != new.incarnation:
+            # What it acknowledged in its earlier life may be gone with what it had not written down: others
+            # in sync have it, and only a new epoch makes all of them compare their logs.
+            changed = evolve(changed, master=NOBODY)
+        return self._done(changed, number)
+
+    def _alter(self, command: AlterInSync) -> Outcome:
+        known = self.sets.get(command.name)
+        if known is None:
+            return Outcome(f"there is no broker set {command.name}")
+        if known.master == NOBODY or (known.epoch, known.version) != (command.epoch, command.version):
+            return Outcome(f"{command.name} is at epoch {known.epoch}, version {known.version}", known)
+        in_sync = tuple(sorted(set(command.in_sync)))
+        if known.master not in in_sync or not set(in_sync) <= set(known.replicas):
+            return Outcome("those in sync are replicas of the set, the master among them", known)
+        return self._done(evolve(known, version=known.version + 1, in_sync=in_sync))
+
+    def _elect(self, command: Elect) -> Outcome:
+        known = self.sets.get(command.name)
+        if known is None or command.master not in known.replicas:
+            return Outcome(f"{command.name} has no replica {command.master}", known)
+        if (known.epoch, known.version) != (command.epoch, command.version):
+            return Outcome(f"{command.name} is at epoch {known.epoch}, version {known.version}", known)
+        if command.is_unclean:
+            in_sync: tuple[int, ...] = (command.master,)
+        elif command.master in known.in_sync:
+            # Those that stay have all that was acknowledged before; what is acknowledged from now on waits
+            # for them too.
+            kept = {command.master, *command.in_sync} & set(known.in_sync)
+            in_sync = tuple(sorted(kept))
+        else:
+            return Outcome(f"replica {command.master} of {command.name} is not in sync", known)
+        changed = evolve(
+            known, epoch=known.epoch + 1, version=known.version + 1, master=command.master, in_sync=in_sync
+        )
+        return self._done(changed)
+
+    def _remove(self, command: Remove) -> Outcome:
+        known = self.sets.get(command.name)
+        if known is None or command.number not in known.replicas:
+            return Outcome(f"{command.name} has no replica {command.number}", known)
+        replicas = {number: one for number, one in known.replicas.items() if number != command.number}
+        if not replicas:
+            del self.sets[command.name]
+            return Outcome()
+        if command.number == known.master:
+            return Outcome(f"replica {command.number} is the master: elect another first", known)
+        in_sync = tuple(number for number in known.in_sync if number != command.number)
+        if not in_sync:
+            return Outcome(f"replica {command.number} is the only one in sync: elect another first", known)
+        return self._done(evolve(known, replicas=replicas, in_sync=in_sync, version=known.version + 1))
+
+    def _done(self, changed: BrokerSet, number: int = NOBODY) -> Outcome:
+        assert changed.master in (NOBODY, *changed.in_sync), changed
+        assert set(changed.in_sync) <= set(changed.replicas), changed
+        self.sets[changed.name] = changed
+        return Outcome("", changed, number)

@@ -1,0 +1,236 @@
+"""Bugs that are planted in the controllers, each of which the simulation must catch.
+
+A bug is a context manager: within it the code is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from attrs import evolve
+
+from rmq.controller import journal, raft
+from rmq.controller.journal import COMMAND, Entry, Frame, Journal
+from rmq.controller.raft import Message, Raft, Role
+from rmq.testing.disk import MemoryDisk
+from tests.sim.controllers import Member
+
+Bug = Callable[[], Any]
+BUGS: dict[str, Bug] = {}
+
+
+def planted(*changes: tuple[Any, str, Any]) -> Bug:
+    """A bug made of other attributes of classes and modules."""
+
+    @contextmanager
+    def bug() -> Iterator[None]:
+        with ExitStack() as stack:
+            for owner, name, wrong in changes:
+                stack.enter_context(mock.patch.object(owner, name, wrong))
+            yield
+
+    return bug
+
+
+def before(owner: Any, name: str, change: Callable[..., Any]) -> Bug:
+    """A bug that does `change` before the right thing."""
+    right = getattr(owner, name)
+
+    def wrong(self: Any, *arguments: Any, **rest: Any) -> Any:
+        change(self, *arguments)
+        return right(self, *arguments, **rest)
+
+    return planted((owner, name, wrong))
+
+
+def _unsynced(self: Journal, frame: Frame) -> None:
+    data = self._encode(frame)
+    assert self._segment is not None
+    if self._position + len(data) > self._segment.size:
+        self._next_file()
+        return
+    self._segment.write(self._position, data)
+    self._position += len(data)
+
+
+BUGS["answers before the sync"] = planted((Journal, "_write", _unsynced))
+
+
+def _two_votes(self: Raft, message: Message, now: float) -> None:
+    if message.term == self.term:
+        self._journal.vote = ""
+
+
+BUGS["votes twice in a term"] = before(Raft, "_on_vote", _two_votes)
+BUGS["votes for who lacks entries"] = planted((Raft, "_is_up_to_date", lambda self, message: True))
+BUGS["votes although the leader was heard"] = planted((Raft, "_is_bound", lambda self, now: False))
+
+
+def _forgetful(self: Raft, *arguments: Any, now: float, **rest: Any) -> None:
+    _right_init(self, *arguments, now=now, **rest)
+    self._heard_at, self._election_at = -math.inf, now + 0.05
+
+
+_right_init = Raft.__init__
+BUGS["votes right after a restart"] = planted((Raft, "__init__", _forgetful))
+
+
+def _lease_from_answer(self: Raft, message: Message, now: float) -> None:
+    _right_appended(self, evolve(message, sent_at=now), now)
+
+
+_right_appended = Raft._on_appended
+BUGS["lease from the answer, not from the question"] = planted((Raft, "_on_appended", _lease_from_answer))
+
+
+def _long_lease(self: Raft, now: float) -> float:
+    return _right_lease(self, now) + (1.0 if self.role is Role.LEADER else 0.0)
+
+
+_right_lease = Raft.lease_until
+BUGS["a lease longer than the silence of voters"] = planted((Raft, "lease_until", _long_lease))
+BUGS["no lease at all"] = planted(
+    (Raft, "lease_until", lambda self, now: math.inf if self.role is Role.LEADER else -math.inf)
+)
+
+
+def _half(self: Raft) -> int:
+    return max(1, len(self.members) // 2)
+
+
+BUGS["half is taken for a majority"] = planted((Raft, "_quorum", _half))
+
+
+def _early_read(self: Raft, now: float) -> bool:
+    return self.role is Role.LEADER and now < self.lease_until(now)
+
+
+BUGS["a new leader answers before its own entry is committed"] = planted((Raft, "is_leading", _early_read))
+
+
+def _no_check(self: Raft, message: Message, now: float) -> None:
+    journal = self._journal
+    if journal.base <= message.index <= journal.last:
+        message = evolve(message, log_term=journal.term_at(message.index))
+    _right_append(self, message, now)
+
+
+_right_append = Raft._on_append
+BUGS["takes entries without comparing what stands before them"] = planted((Raft, "_on_append", _no_check))
+
+
+def _keeps_tail(self: Journal, first: int, entries: list[Entry]) -> None:
+    _right_journal_append(self, self.last + 1, entries[self.last + 1 - first :])
+
+
+_right_journal_append = Journal.append
+BUGS["keeps entries that the leader does not have"] = planted((Journal, "append", _keeps_tail))
+
+
+def _commit_all(self: Raft, message: Message, now: float) -> None:
+    _right_append(self, message, now)
+    if message.term == self.term:
+        self._commit_to(min(message.commit, self._journal.last))
+
+
+BUGS["commits what the message did not match"] = planted((Raft, "_on_append", _commit_all))
+
+
+def _one_phase(self: Raft, data: bytes, now: float) -> tuple[int, int]:
+    found = _right_propose(self, data, now)
+    if self._journal.last > self.commit:
+        self._commit_to(self._journal.last)
+    return found
+
+
+_right_propose = Raft.propose
+BUGS["commits before others have it"] = planted((Raft, "propose", _one_phase))
+
+
+def _no_restore(self: Raft, message: Message, now: float) -> None:
+    machine, self._machine = self._machine, mock.Mock(wraps=self._machine)
+    self._machine.restore = lambda data: None
+    try:
+        _right_install(self, message, now)
+    finally:
+        self._machine = machine
+
+
+_right_install = Raft._on_install
+BUGS["takes a snapshot's place but not its state"] = planted((Raft, "_on_install", _no_restore))
+
+
+def _twice(self: Raft, index: int) -> None:
+    first = self.commit
+    _right_commit(self, index)
+    if first < self.commit and self._chance.random() < 0.01:
+        entry = self._journal.entry(self.commit) if self.commit > self._journal.base else None
+        if entry is not None and entry.kind == COMMAND:
+            self._machine.apply(entry.data)
+
+
+_right_commit = Raft._commit_to
+BUGS["applies an entry twice"] = planted((Raft, "_commit_to", _twice))
+BUGS["takes torn frames for good ones"] = planted((journal, "_crc", lambda sequence, data: 0))
+
+
+def _removes_first(self: Journal) -> None:
+    self._disk.remove(self._path(self._number))
+    _right_next_file(self)
+
+
+_right_next_file = Journal._next_file
+BUGS["removes the old file before the new one is synced"] = planted((Journal, "_next_file", _removes_first))
+
+
+def _many_changes(self: Raft) -> None:
+    if self.role is not Role.LEADER:
+        raise raft.NotLeader("")
+
+
+BUGS["several changes of members at a time, before an entry of its own"] = planted(
+    (Raft, "_check_change", _many_changes),
+    (Raft, "_promote", lambda self, member, now: _promote_now(self, member, now)),
+)
+
+
+def _promote_now(self: Raft, member: str, now: float) -> None:
+    for name, address in list(self._learners.items()):
+        del self._learners[name]
+        self._propose(journal.members_entry(self.term, {**self.members, name: address}), now)
+
+
+BUGS["the disk does not sync"] = planted((MemoryDisk, "sync", lambda self, path: None))
+
+BUGS["lease by a clock that is set"] = planted(
+    (Member, "clock", lambda self, now: self.offset + self.rate * now + self.jump)
+)
+
+CAUGHT_BY = {
+    "answers before the sync": 4,
+    "votes twice in a term": 8,
+    "votes for who lacks entries": 2,
+    "votes although the leader was heard": 56,
+    "votes right after a restart": 70,
+    "lease from the answer, not from the question": 130,
+    "a lease longer than the silence of voters": 20,
+    "no lease at all": 20,
+    "half is taken for a majority": 0,
+    "a new leader answers before its own entry is committed": 0,
+    "takes entries without comparing what stands before them": 0,
+    "keeps entries that the leader does not have": 0,
+    "commits what the message did not match": 97,
+    "commits before others have it": 2,
+    "takes a snapshot's place but not its state": 0,
+    "applies an entry twice": 0,
+    "takes torn frames for good ones": 118,
+    "removes the old file before the new one is synced": 0,
+    "several changes of members at a time, before an entry of its own": 64,
+    "the disk does not sync": 4,
+    "lease by a clock that is set": 2,
+}
+"""The first seed that shows a bug."""

@@ -1,0 +1,149 @@
+"""The journal of a controller: what it keeps over crashes, and what it takes for damage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmq.controller.journal import COMMAND, Entry, Journal, Snapshot, members_entry
+from rmq.errors import CorruptRecord, StoreError
+from rmq.testing.disk import MemoryDisk
+
+THREE = {"n0": "a:1", "n1": "b:1", "n2": "c:1"}
+
+
+def opened(disk: MemoryDisk, **settings: Any) -> Journal:
+    return Journal(disk, "/raft", THREE, **settings)
+
+
+def entries(term: int, *data: bytes) -> list[Entry]:
+    return [Entry(term, COMMAND, one) for one in data]
+
+
+def state(journal: Journal) -> tuple[object, ...]:
+    return journal.term, journal.vote, journal.snapshot, journal.entries
+
+
+def test_a_power_cut_takes_nothing_that_was_written() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    journal.save(3, "n1")
+    journal.append(1, entries(3, b"one", b"two" * 2000, b"three"))
+    journal.append(3, entries(4, b"other"))
+    before = state(journal)
+
+    disk.crash()
+
+    assert state(opened(disk)) == before
+    assert [entry.data for entry in opened(disk).entries] == [b"one", b"two" * 2000, b"other"]
+
+
+def test_a_torn_frame_is_the_end_and_a_later_good_one_is_damage() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    journal.append(1, entries(1, b"kept"))
+    at = journal._position
+    journal.append(2, entries(1, b"torn"))
+    end = journal._position
+    path = journal._path(journal._number)
+
+    torn = disk.copy()
+    torn.flip(path, end - 1)
+    assert [entry.data for entry in opened(torn).entries] == [b"kept"]
+
+    journal.append(3, entries(1, b"later"))
+    disk.flip(path, end - 1)
+    with pytest.raises(CorruptRecord) as caught:
+        opened(disk)
+    assert caught.value.offset == at
+
+
+def test_the_first_frame_of_a_later_file_must_be_good() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    journal.append(1, entries(1, b"one"))
+    journal.compact(1, b"state")
+    disk.flip(journal._path(journal._number), 20)
+
+    with pytest.raises(CorruptRecord):
+        opened(disk)
+
+
+def test_what_a_failed_sync_left_unsynced_is_written_anew() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk)
+    disk.fail("sync")
+    with pytest.raises(StoreError):
+        journal.append(1, entries(1, b"in the cache only"))
+
+    again = opened(disk)  # still reads it
+    again.append(2, entries(1, b"next"))
+    disk.crash()
+
+    assert [entry.data for entry in opened(disk).entries] == [b"in the cache only", b"next"]
+
+
+def test_a_full_file_is_followed_by_another_and_removed() -> None:
+    disk = MemoryDisk(seed=1)
+    journal = opened(disk, file_bytes=8192)
+    for number in range(1, 60):
+        journal.append(number, entries(1, b"x" * 1000))
+        journal.compact(number - 5, b"state %d" % number) if number > 5 and number % 10 == 0 else None
+
+    assert len(disk.list("/raft")) == 1
+    again = opened(disk)
+    assert (again.base, again.last, again.snapshot.data) == (45, 59, b"state 50")
+
+
+def test_members_are_those_of_the_last_entry_that_says_so() -> None:
+    journal = opened(MemoryDisk())
+    assert journal.members() == (0, THREE)
+    journal.append(1, [members_entry(1, {"n0": "a:1"}), Entry(1, COMMAND, b"x")])
+    assert journal.members() == (1, {"n0": "a:1"})
+    journal.append(1, entries(2, b"taken back"))
+    assert journal.members() == (0, THREE)
+    journal.append(2, [members_entry(2, {"n9": "z:1"})])
+    journal.compact(2, b"")
+    assert journal.members() == (2, {"n9": "z:1"})
+
+
+def test_a_snapshot_keeps_the_entries_behind_it_only_when_they_go_on_with_it() -> None:
+    for term, kept in ((1, [b"c"]), (2, [])):
+        journal = opened(MemoryDisk())
+        journal.append(1, entries(1, b"a", b"b", b"c"))
+        journal.install(Snapshot(2, term, THREE, b"state"))
+        assert (journal.base, [entry.data for entry in journal.entries]) == (2, kept)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 9000)), max_size=25), st.data()
+)
+def test_after_a_power_cut_at_any_write_it_has_what_was_promised(
+    steps: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    """Cut at any change of the disk: the journal is as after the last step that returned, or after the one
+    that was cut."""
+    disk = MemoryDisk(seed=data.draw(st.integers(0, 1000)))
+    images: list[MemoryDisk] = []
+    journal = opened(disk, file_bytes=16384)
+    disk.on_change = lambda: images.append(disk.image(len(images)))
+    for kind, number, size in steps:
+        before, images[:] = state(journal), []
+        before = (*before[:3], list(journal.entries))
+        if kind == 0:
+            journal.save(journal.term + 1, f"n{number}")
+        elif kind == 1 and journal.last > journal.base:
+            journal.compact(journal.base + 1 + number % (journal.last - journal.base), b"s" * size)
+        else:
+            first = max(journal.base + 1, journal.last + 1 - number % 2)
+            journal.append(first, entries(journal.term, b"e" * size, b"f"))
+        after = state(journal)
+        for image in images:
+            assert state(opened(image)) in (before, after)
+    disk.on_change = None
+    disk.crash()
+    assert state(opened(disk)) == state(journal)

@@ -1,0 +1,276 @@
+"""Single rules of the Raft core, in scripts that name them. tests/sim runs it against faults of all kinds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import msgspec
+import pytest
+
+from rmq.controller.journal import COMMAND, NOOP, Entry, Journal
+from rmq.controller.raft import ChangeUnderWay, Message, NotLeader, Raft, Role, Timing
+from rmq.errors import RemoteProtocolError
+from rmq.testing.disk import MemoryDisk
+from tests.sim.controllers import Register
+
+TIMING = Timing(election_s=1.0, heartbeat_s=0.2, drift=0.1)
+
+
+class Group:
+    """Members with one clock, whose messages are handed over by the test."""
+
+    def __init__(self, *names: str, compact_entries: int = 1000) -> None:
+        self.now = 100.0
+        self.names = {name: name for name in names}
+        self.disks = {name: MemoryDisk(seed=1) for name in names}
+        self.rafts: dict[str, Raft] = {}
+        self.machines: dict[str, Register] = {}
+        self.compact_entries = compact_entries
+        self.down: set[str] = set()
+        for name in names:
+            self.start(name)
+
+    def start(self, name: str, members: dict[str, str] | None = None) -> Raft:
+        disk = self.disks.setdefault(name, MemoryDisk(seed=1))
+        journal = Journal(disk, "/raft", self.names if members is None else members)
+        machine = self.machines[name] = Register()
+        self.rafts[name] = Raft(
+            name,
+            name,
+            journal,
+            machine,
+            now=self.now,
+            chance=random.Random(name),
+            timing=TIMING,
+            compact_entries=self.compact_entries,
+        )
+        return self.rafts[name]
+
+    def deliver(self, rounds: int = 50) -> None:
+        for _ in range(rounds):
+            sent = [message for name in self.up() for message in self.rafts[name].take_messages()]
+            sent = [(to, data) for to, data in sent if to in self.up()]
+            for to, data in sent:
+                self.rafts[to].receive(data, self.now)
+            if not sent:
+                return
+
+    def up(self) -> list[str]:
+        return [name for name in self.rafts if name not in self.down]
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.05
+            for name in self.up():
+                self.rafts[name].step(self.now)
+            self.deliver()
+
+    def leader(self) -> Raft:
+        self.run(3.0)
+        (leader,) = (self.rafts[name] for name in self.up() if self.rafts[name].is_leading(self.now))
+        return leader
+
+
+def others(group: Group, leader: Raft) -> Iterable[Raft]:
+    return [raft for raft in group.rafts.values() if raft is not leader]
+
+
+def test_one_leads_and_all_apply_what_it_was_given() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    place = leader.propose(b"x", group.now)
+    group.run(0.5)
+
+    assert (place[0], place[1], 1) in [(one.index, one.term, one.result) for one in leader.take_applied()]
+    assert len({machine.snapshot() for machine in group.machines.values()}) == 1
+    for raft in others(group, leader):
+        assert raft.leader_address == leader.me
+        with pytest.raises(NotLeader) as caught:
+            raft.propose(b"y", group.now)
+        assert caught.value.leader == leader.me
+
+
+def test_a_leader_without_a_majority_loses_its_lease_before_another_can_win() -> None:
+    group = Group("n0", "n1", "n2")
+    old = group.leader()
+    group.down = {old.me}
+    silent = group.now
+    while not any(raft.is_leading(group.now) for raft in others(group, old)):
+        group.run(0.05)
+        assert sum(raft.is_leading(group.now) for raft in group.rafts.values()) <= 1
+    assert not old.is_leading(group.now)
+    assert group.now - silent < 4 * TIMING.election_s
+
+    old.step(group.now + TIMING.election_s)
+    assert old.role is Role.FOLLOWER
+
+
+def test_who_heard_a_leader_or_has_just_started_votes_for_nobody() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    follower, candidate = others(group, leader)
+    term = leader.term
+    candidate._ask(group.now, pre=False)
+    ballots = dict(candidate.take_messages())
+    for voter in (follower, leader, group.start(follower.me)):
+        voter.receive(ballots[voter.me], group.now)
+        assert voter.term == term
+        assert not voter.take_messages()
+
+
+def test_a_member_that_cannot_win_does_not_raise_the_term() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    term = leader.term
+    (cut, _) = others(group, leader)
+    group.down = {cut.me}
+    for _ in range(200):
+        group.now += 0.1
+        cut.step(group.now)
+        leader.step(group.now)
+        cut.take_messages()
+        group.deliver()
+    group.down = set()
+    group.run(2.0)
+
+    assert leader.term == term
+    assert leader.is_leading(group.now)
+
+
+def test_entries_of_earlier_terms_are_not_committed_by_counting() -> None:
+    """Figure 8 of the paper: a majority has an entry of term 2, and another leader may still take it back."""
+    group = Group("n0", "n1", "n2")
+    raft = group.rafts["n0"]
+    raft._journal.save(2, "n0")
+    raft._journal.append(1, [Entry(2, NOOP), Entry(2, COMMAND, b"x")])
+    raft._journal.save(4, "n0")
+    raft._lead(group.now)
+    raft._match["n1"] = 2
+
+    raft._advance(group.now)
+    assert raft.commit == 0
+    raft._match["n1"] = 3  # with the entry of its own term all before it count
+    raft._advance(group.now)
+    assert raft.commit == 3
+
+
+def test_entries_that_the_leader_does_not_have_go() -> None:
+    group = Group("n0", "n1", "n2")
+    old = group.leader()
+    group.down = {raft.me for raft in others(group, old)}
+    for number in range(5):
+        old.propose(b"lost %d" % number, group.now)
+    group.run(0.5)
+    group.down = {old.me}
+    new = group.leader()
+    new.propose(b"kept", group.now)
+    group.run(0.5)
+    group.down = set()
+    group.run(3.0)
+
+    assert old.role is Role.FOLLOWER
+    assert old._journal.entries == new._journal.entries
+    assert {machine.count for machine in group.machines.values()} == {1}
+
+
+def test_a_member_that_is_far_behind_gets_a_snapshot() -> None:
+    group = Group("n0", "n1", "n2", compact_entries=10)
+    leader = group.leader()
+    (behind, _) = others(group, leader)
+    group.down = {behind.me}
+    for number in range(55):
+        leader.propose(b"%d" % number, group.now)
+        group.run(0.05)
+    assert len(leader._journal.entries) < 15
+    group.down = set()
+    group.run(1.0)
+
+    assert group.machines[behind.me].snapshot() == group.machines[leader.me].snapshot()
+    group.start(behind.me)
+    group.run(1.0)
+    assert group.machines[behind.me].count == 55
+
+
+def test_members_come_when_they_have_the_log_and_go_one_at_a_time() -> None:
+    group = Group("n0")
+    leader = group.leader()
+    for number in range(300):
+        leader.propose(b"%d" % number, group.now)
+    leader.add("n1", "n1", group.now)
+    group.run(1.0)
+    assert leader.members == {"n0": "n0"}  # nobody answers there: it holds nothing up
+    assert leader.is_leading(group.now)
+
+    group.start("n1", {})
+    group.run(1.0)
+    assert leader.members == {"n0": "n0", "n1": "n1"} == group.rafts["n1"].members
+    assert group.machines["n1"].count == 300
+
+    leader.add("n2", "n2", group.now)
+    group.start("n2", {})
+    group.run(1.0)
+    leader.remove("n0", group.now)
+    with pytest.raises(ChangeUnderWay):
+        leader.remove("n1", group.now)
+    group.run(3.0)
+    assert leader.role is Role.FOLLOWER
+    assert sorted(group.leader().members) == ["n1", "n2"]
+
+
+def test_what_is_no_message_is_refused() -> None:
+    group = Group("n0", "n1")
+    raft = group.leader()
+    (other,) = others(group, raft)
+    for data in (b"", b"\xc1", b"\x80", b"{}"):
+        with pytest.raises(RemoteProtocolError):
+            raft.receive(data, group.now)
+    other.step(group.now + 10)
+    (_, data), *_ = other.take_messages()
+    with pytest.raises(RemoteProtocolError, match="calls itself"):
+        other.receive(data, group.now)
+
+
+def test_a_vote_is_kept_over_a_restart() -> None:
+    group = Group("n0", "n1", "n2")
+    group.now += 5.0
+    ballots = {}
+    for name in ("n0", "n1"):
+        group.rafts[name]._ask(group.now, pre=False)
+        ballots[name] = dict(group.rafts[name].take_messages())["n2"]
+    voter = group.rafts["n2"]
+    voter.receive(ballots["n0"], group.now)
+    group.disks["n2"].crash()
+    voter = group.start("n2")
+    group.now += 1.5
+    voter.receive(ballots["n1"], group.now)
+    ((_, answer),) = voter.take_messages()
+    assert not decoded(answer).granted
+    voter.receive(ballots["n0"], group.now)
+    ((_, answer),) = voter.take_messages()
+    assert decoded(answer).granted
+
+
+def test_an_answer_of_an_earlier_term_counts_for_nothing() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    (_, late), *_ = [message for message in answers(group, leader) if decoded(message[1]).kind == "appended"]
+    leader._follow(leader.term + 1, group.now)
+    leader._journal.save(leader.term + 1, leader.me)
+    leader._lead(group.now)
+    before = leader.lease_until(group.now), leader.commit
+    leader.receive(late, group.now)
+    assert (leader.lease_until(group.now), leader.commit) == before
+
+
+def answers(group: Group, leader: Raft) -> list[tuple[str, bytes]]:
+    """What a follower sends to a message of its leader."""
+    leader.propose(b"x", group.now)
+    (to, data), *_ = leader.take_messages()
+    group.rafts[to].receive(data, group.now)
+    return group.rafts[to].take_messages()
+
+
+def decoded(data: bytes) -> Message:
+    return msgspec.msgpack.decode(data, type=Message)

@@ -1,0 +1,220 @@
+"""The table of broker sets, and elections: what no sequence of commands and of clocks may break."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.sets import (
+    NOBODY,
+    REPLICAS_MAX,
+    AlterInSync,
+    BrokerSet,
+    BrokerSets,
+    Command,
+    Elect,
+    Outcome,
+    Register,
+    Remove,
+    Replica,
+    encode,
+)
+
+
+def replica(identity: str, life: str = "1") -> Replica:
+    return Replica(identity, life, f"{identity}:10911", f"{identity}:10912")
+
+
+def register(identity: str, life: str = "1", *, is_founder: bool = True, name: str = "s") -> Register:
+    return Register("c", name, replica(identity, life), is_founder)
+
+
+def do(sets: BrokerSets, *commands: Command) -> Outcome:
+    outcome = Outcome()
+    for command in commands:
+        outcome = sets.apply(encode(command))
+    return outcome
+
+
+def three() -> tuple[BrokerSets, BrokerSet]:
+    """A set of three replicas in sync, the first its master."""
+    sets = BrokerSets()
+    outcome = do(sets, register("a"), register("b"), register("c"), AlterInSync("s", 1, 1, (1, 2, 3)))
+    assert outcome.broker_set is not None
+    return sets, outcome.broker_set
+
+
+def test_the_first_replica_founds_the_set_unless_it_is_a_slave() -> None:
+    sets = BrokerSets()
+    assert "no master yet" in do(sets, register("b", is_founder=False)).refusal
+    assert do(sets, register("a")).number == 1
+    assert do(sets, register("b", is_founder=False)).number == 2
+    known = sets.sets["s"]
+    assert (known.epoch, known.master, known.in_sync) == (1, 1, (1,))
+
+
+def test_only_the_master_of_the_epoch_changes_who_is_in_sync_one_change_after_the_other() -> None:
+    sets, known = three()
+    for wrong in (
+        AlterInSync("s", known.epoch - 1, known.version, (1,)),
+        AlterInSync("s", known.epoch, known.version - 1, (1,)),
+        AlterInSync("s", known.epoch, known.version, (2, 3)),
+        AlterInSync("s", known.epoch, known.version, (1, 9)),
+        AlterInSync("other", known.epoch, known.version, (1,)),
+    ):
+        assert do(sets, wrong).refusal
+    assert sets.sets["s"] == known
+    assert not do(sets, AlterInSync("s", known.epoch, known.version, (3, 1))).refusal
+    assert sets.sets["s"].in_sync == (1, 3)
+
+
+def test_a_master_comes_from_those_in_sync_unless_it_is_said_otherwise() -> None:
+    sets, known = three()
+    do(sets, AlterInSync("s", known.epoch, known.version, (1, 2)))
+    known = sets.sets["s"]
+    assert "not in sync" in do(sets, Elect("s", known.epoch, known.version, 3, (3,))).refusal
+    assert not do(sets, Elect("s", known.epoch, known.version, 2, (2, 3))).refusal
+    after = sets.sets["s"]
+    assert (after.epoch, after.master, after.in_sync) == (known.epoch + 1, 2, (2,))  # 3 did not come in by it
+    assert do(sets, Elect("s", known.epoch, known.version, 1, (1,))).refusal  # of an earlier epoch
+    do(sets, Elect("s", after.epoch, after.version, 3, (2, 3), is_unclean=True))
+    assert sets.sets["s"].in_sync == (3,)
+
+
+def test_a_master_that_was_started_again_leads_no_more() -> None:
+    sets, known = three()
+    assert do(sets, register("a", "1")).broker_set == known
+    do(sets, register("a", "2"))
+    assert sets.sets["s"].master == NOBODY
+    assert sets.sets["s"].in_sync == (1, 2, 3)
+    assert do(sets, AlterInSync("s", known.epoch, known.version, (1,))).refusal
+    assert not do(sets, Elect("s", known.epoch, known.version, 1, (1, 2, 3))).refusal
+    assert (sets.sets["s"].epoch, sets.sets["s"].master) == (2, 1)
+
+
+def test_replicas_go_but_not_the_master_and_their_numbers_never_come_again() -> None:
+    sets, _ = three()
+    assert "is the master" in do(sets, Remove("s", 1)).refusal
+    do(sets, Remove("s", 2))
+    assert sets.sets["s"].in_sync == (1, 3)
+    assert do(sets, register("b")).number == 4
+    do(sets, Remove("s", 3), Remove("s", 4), Remove("s", 1))
+    assert sets.sets == {}
+    do(sets, Register("c", "s", replica("a"), is_founder=True, epoch=7))
+    assert sets.sets["s"].epoch == 8
+
+
+def test_tables_are_bounded_and_what_cannot_be_read_changes_nothing() -> None:
+    sets, _ = three()
+    for number in range(20):
+        do(sets, register(f"more{number}"))
+    assert len(sets.sets["s"].replicas) == REPLICAS_MAX
+    assert do(sets, Register("c", "s", replica("x" * 300))).refusal
+    assert do(sets, Register("other", "s", replica("y"))).refusal
+    for data in (b"", b"\x92\xa1x\xc0", b"\xc1" * 9):
+        assert sets.apply(data).refusal
+
+
+NUMBERS = st.integers(0, 4)
+SOME = st.lists(NUMBERS, max_size=4).map(tuple)
+COMMANDS = st.one_of(
+    st.builds(register, st.sampled_from("abcd"), st.sampled_from("12"), is_founder=st.booleans()),
+    st.builds(AlterInSync, st.just("s"), st.integers(0, 3), st.integers(0, 6), SOME),
+    st.builds(Elect, st.just("s"), st.integers(0, 3), st.integers(0, 6), NUMBERS, SOME, st.booleans()),
+    st.builds(Remove, st.just("s"), NUMBERS),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(COMMANDS, max_size=40))
+def test_no_commands_break_the_rules(commands: list[Command]) -> None:
+    sets, masters = BrokerSets(), dict[int, int]()
+    for command in commands:
+        before = sets.sets.get("s")
+        do(sets, command)
+        after = sets.sets.get("s")
+        if after is None:
+            masters = {}
+            continue
+        assert after.master in (NOBODY, *after.in_sync)
+        assert set(after.in_sync) <= set(after.replicas)
+        if after.master:
+            assert masters.setdefault(after.epoch, after.master) == after.master
+        if before is not None and after != before:
+            assert (after.epoch, after.version) >= (before.epoch, before.version)
+            is_unclean = isinstance(command, Elect) and command.is_unclean
+            new = set(after.in_sync) - set(before.in_sync)
+            assert not new or is_unclean or (isinstance(command, AlterInSync) and before.master)
+    again = BrokerSets()
+    again.restore(sets.snapshot())
+    assert again.sets == sets.sets
+
+
+def heartbeat(number: int, epoch: int = 1, reach: int = 0, life: str = "1") -> Heartbeat:
+    return Heartbeat("s", number, life, epoch, reach)
+
+
+def test_nobody_is_elected_while_a_lease_may_last() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(100.0)
+    for number in (2, 3):
+        elections.hear(heartbeat(number), known, 102.5)
+    assert elections.due(sets.sets, 102.9) == []  # an earlier leader may have granted one at 100
+    assert elections.hear(heartbeat(1), known, 102.9)
+    assert elections.deadline(sets.sets, 103.0) == pytest.approx(105.9)
+    for number in (2, 3):
+        elections.hear(heartbeat(number, reach=number), known, 105.0)
+    assert elections.due(sets.sets, 105.8) == []
+    (elect,) = elections.due(sets.sets, 105.9)
+    assert (elect.master, elect.in_sync) == (3, (2, 3))
+    do(sets, elect)
+    assert not elections.hear(heartbeat(1), sets.sets["s"], 106.0)  # the old one has no lease any more
+    assert elections.hear(heartbeat(3, epoch=2), sets.sets["s"], 106.0)
+
+
+def test_who_is_not_in_sync_is_elected_only_where_that_is_allowed() -> None:
+    sets, known = three()
+    do(sets, AlterInSync("s", known.epoch, known.version, (1,)))
+    for is_unclean, elected in ((False, []), (True, [2])):
+        elections = Elections(3.0, is_unclean=is_unclean)
+        elections.begin(0.0)
+        elections.hear(heartbeat(2, reach=7), sets.sets["s"], 9.0)
+        elections.hear(heartbeat(3, reach=5), sets.sets["s"], 9.0)
+        found = elections.due(sets.sets, 9.0)
+        assert [(one.master, one.is_unclean) for one in found] == [(one, True) for one in elected]
+
+
+def test_a_wanted_master_follows_when_the_last_lease_is_over() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    assert elections.hear(heartbeat(1), known, 10.0)
+    elections.want(known, 2)
+    for now in (11.0, 12.0):
+        assert not elections.hear(heartbeat(1), known, now)
+        elections.hear(heartbeat(2), known, now)
+    assert elections.due(sets.sets, 12.9) == []
+    (elect,) = elections.due(sets.sets, 13.0)
+    assert (elect.master, elect.in_sync) == (2, (1, 2))
+
+
+def test_a_wanted_master_that_does_not_live_is_given_up() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    elections.hear(heartbeat(1), known, 10.0)
+    elections.want(known, 2)
+    elections.hear(heartbeat(1), known, 12.0)
+    assert elections.due(sets.sets, 13.0) == []
+    assert elections.hear(heartbeat(1), known, 13.1)
+
+
+def test_an_earlier_life_of_a_replica_says_nothing() -> None:
+    _, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    assert not elections.hear(heartbeat(1, life="0"), known, 1.0)
+    assert not elections.lives("s", 1, 1.0)
