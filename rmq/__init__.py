@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from rmq.client.dead_letters import Redriven as Redriven
     from rmq.client.delivery import Delivery as Delivery
     from rmq.client.events import Assigned as Assigned
+    from rmq.client.events import Connected as Connected
+    from rmq.client.events import Disconnected as Disconnected
+    from rmq.client.events import Stalled as Stalled
+    from rmq.client.health import Health as Health
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
     from rmq.client.producer import Producer as Producer
@@ -58,6 +62,7 @@ if TYPE_CHECKING:
     from rmq.errors import MessageIllegal as MessageIllegal
     from rmq.errors import NoPermission as NoPermission
     from rmq.errors import NoRoute as NoRoute
+    from rmq.errors import NotReady as NotReady
     from rmq.errors import RemoteProtocolError as RemoteProtocolError
     from rmq.errors import ReplyTimeout as ReplyTimeout
     from rmq.errors import RequestTimeout as RequestTimeout
@@ -84,7 +89,8 @@ _MODULES = {
     "rmq.client.consumer": "Consumer",
     "rmq.client.delivery": "Delivery",
     "rmq.client.dead_letters": "DeadLetter Letters Redriven",
-    "rmq.client.events": "Assigned",
+    "rmq.client.events": "Assigned Connected Disconnected Stalled",
+    "rmq.client.health": "Health",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
     "rmq.client.producer": "Producer",
@@ -98,7 +104,7 @@ _MODULES = {
     "rmq.errors": (
         "AccessDenied AskerGone ConfigError ConnectFailed ConnectionLost CorruptRecord InvalidMessage"
         " InvalidMessageType InvalidName InvalidType LocalProtocolError MessageIllegal NoPermission"
-        " NoRoute RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
+        " NoRoute NotReady RemoteProtocolError ReplyTimeout RequestTimeout ResponseError RmqError SendFailed"
         " ServiceNotAvailable SubscriptionParseFailed SystemBusy TopicNotExist Unreachable"
         " WindowFull"
     ),

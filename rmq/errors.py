@@ -434,6 +434,17 @@ class Unreachable(NoRoute, ConnectionError):
         self.hint = type(self).hint
 
 
+class NotReady(RmqError):
+    """A consumer has no place in its group yet, though no call has failed: see `Client.ready`."""
+
+    retriable = True
+    hint = "wait longer; brokers tell members of each other within seconds, or within heartbeatBrokerInterval"
+
+    def __init__(self, group: str, topics: Sequence[str]) -> None:
+        super().__init__(f"{group} has not got its share of the queues yet of {', '.join(topics)}")
+        self.group, self.topics = group, tuple(topics)
+
+
 class SendFailed(RmqError):
     """No broker took the message: `attempts` holds (broker, error, seconds); the last error is the cause.
 

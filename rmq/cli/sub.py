@@ -113,7 +113,8 @@ async def _sub(target: Target, chosen: SubOptions) -> None:
 async def _take(
     consumer: Consumer, chosen: SubOptions, handle: Callable[[StoredMessage], Awaitable[None]] | None = None
 ) -> None:
-    """Prints until --max or --idle is reached, and has `handle` do more with each message first."""
+    """Prints until --max or --idle is reached, and has `handle` do more with each message first. Raises what
+    keeps the consumer from its queues, when --idle is reached."""
     import trio
 
     left = chosen.most
@@ -123,6 +124,7 @@ async def _take(
         with trio.move_on_after(idle):
             delivery = await anext(consumer)
         if delivery is None:
+            consumer.check_ready()  # nothing came: perhaps because nothing could come
             return
         async with delivery as message:
             if handle is not None:

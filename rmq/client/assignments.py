@@ -29,7 +29,7 @@ from rmq.client.rebalance import Change, difference, plan
 from rmq.client.servers import FAILURES
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions
-from rmq.errors import RemoteProtocolError
+from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
 from rmq.remoting.connection import Connection
@@ -219,6 +219,8 @@ class LocalOffsets:
             return None
 
 
+REPEAT_SECONDS: Final = 60.0
+"""What keeps a topic from being consumed is logged again when it has lasted for so long."""
 FIRST_RETRY_SECONDS = 0.5
 """While something of the assignment is missing, look again so soon; doubled each time, up to the
 interval.
@@ -251,6 +253,10 @@ class Assignments:
         self._changed = Alarm()
         self._leaving: dict[MessageQueue, ProcessQueue] = {}  # given up, once what is delivered has ended
         self._count = 0  # of the queues that we have or are about to have
+        self.errors: dict[str, tuple[RmqError, float]] = {}
+        """Why a topic gives us nothing, or nothing new, and when that was logged."""
+        self.missing = {topic for topic in subscriptions if not topic.startswith(RETRY_PREFIX)}
+        """Topics whose queues were never shared out to us yet."""
         self._lost: list[MessageQueue] = []  # with their locks, and not told yet
         self._is_complete = True
         self._is_stopped = False
@@ -292,14 +298,32 @@ class Assignments:
 
     async def rebalance(self) -> None:
         """Take and give back queues until what is held is what this member should have."""
-        self._is_complete = True
+        is_complete = True
         for topic in self._subscriptions:
+            self._is_complete = True
             try:
                 await self._rebalance_topic(topic)
             except FAILURES as error:
                 self._is_complete = False
-                level = logging.DEBUG if topic.startswith(RETRY_PREFIX) else logging.WARNING
-                log.log(level, "rebalance %s in %s: %s", self._group, topic, error)
+                self.failed(topic, error)
+            else:
+                if self.errors.pop(topic, None) is not None:
+                    log.info("%s: %s can be consumed now", self._group, topic)
+            if self._is_complete:
+                self.missing.discard(topic)
+            is_complete &= self._is_complete
+        self._is_complete = is_complete
+
+    def failed(self, topic: str, error: RmqError) -> None:
+        """A topic gives us nothing, or nothing new: say so, but not at every attempt."""
+        if topic.startswith(RETRY_PREFIX):  # a new group's is not there yet
+            log.debug("%s: %s: %s", self._group, topic, error)
+            return
+        before, now = self.errors.get(topic), self._session.now()
+        if before is None or type(before[0]) is not type(error) or now >= before[1] + REPEAT_SECONDS:
+            self.errors[topic] = error, now
+            hint = f" ({error.hint})" if error.hint else ""
+            log.warning("%s: topic %s waits: %s%s", self._group, topic, error, hint)
 
     async def _rebalance_topic(self, topic: str) -> None:
         session, options = self._session, self._options
@@ -369,10 +393,14 @@ class Assignments:
             tuple(q for q in queues if not q.topic.startswith(RETRY_PREFIX)) for queues in (taken, given_up)
         ]
         listener = self._options.on_assignment
-        if listener is None or not any(told):
+        if not any(told):
+            return
+        change = Assigned(self._group, *told)
+        self._session.tell(change)
+        if listener is None:
             return
         try:
-            answer = listener(Assigned(self._group, *told))
+            answer = listener(change)
             if inspect.isawaitable(answer):
                 await answer
         except Exception as error:

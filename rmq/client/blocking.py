@@ -244,6 +244,8 @@ class Consumer(_Entered[async_consumer.Consumer]):
     resume = _InLoop(async_consumer.Consumer.resume)
     seek = _InLoop(async_consumer.Consumer.seek)
     drain = _Waiting(async_consumer.Consumer.drain)
+    check_ready = _InLoop(async_consumer.Consumer.check_ready)
+    lag = _Waiting(async_consumer.Consumer.lag)
     run = _Waiting(async_consumer.Consumer.run)
     run_batches = _Waiting(async_consumer.Consumer.run_batches)
 
@@ -409,6 +411,9 @@ class Client:
     transactional_producer = _Making(async_client.Client.transactional_producer, TransactionalProducer)
     consumer = _Making(async_client.Client.consumer, Consumer)
     pull_consumer = _Making(async_client.Client.pull_consumer, PullConsumer)
+
+    ready = _Waiting(async_client.Client.ready)
+    health = _InLoop(async_client.Client.health)
 
     dead_letters = _Waiting(async_client.Client.dead_letters)
     redrive = _Waiting(async_client.Client.redrive)

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import random
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
 from typing import Any
 
@@ -18,6 +18,8 @@ from rmq.client.client_endpoint import ClientEndpoint
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer
 from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
+from rmq.client.events import OnEvent
+from rmq.client.health import Health, health_of, until_ready
 from rmq.client.observer import Observer, Observers
 from rmq.client.producer import Producer
 from rmq.client.pull_consumer import PullConsumer
@@ -28,8 +30,8 @@ from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, OnAssignment, OnError, Sql, full_topics
 from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
 from rmq.clock import wall_clock_ms
-from rmq.errors import InvalidType, LocalProtocolError, check_number, check_type
-from rmq.message import UniqueIds, validate_group, with_namespace
+from rmq.errors import InvalidType, LocalProtocolError, check_callable, check_number, check_type
+from rmq.message import UniqueIds, validate_group, validate_topic, with_namespace
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
@@ -88,6 +90,7 @@ def connect(
     config: ClientConfig | None = None,
     network: Network | None = None,
     plugins: Sequence[Observer] = (),
+    on_event: OnEvent | None = None,
 ) -> Client:
     """A client of the cluster that these name servers know: `async with rmq.connect("127.0.0.1:9876") as
     client`.
@@ -95,8 +98,9 @@ def connect(
     `namesrv` is ``host:port``, several joined by ``;`` or a list; a scheme ``tls://``, ``ws://`` or
     ``wss://`` before the first chooses the transport, to brokers too. `client_id` must be unique in the
     cluster; without it, it is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or
-    an `Observer` of your own. `network` is for tests. Nothing is dialled before it is needed, so a name
-    server may start later. Raises ConfigError.
+    an `Observer` of your own. `on_event` is called with what happens around the messages: `Connected`,
+    `Disconnected`, `Assigned`, `Stalled`; in the event loop, so it must not take long. `network` is
+    for tests. Nothing is dialled before it is needed, so a name server may start later. Raises ConfigError.
 
     Applications with a task group of their own may write `await nursery.start(client.run)` instead.
     """
@@ -108,6 +112,7 @@ def connect(
         config=config,
         network=network,
         plugins=plugins,
+        on_event=on_event,
     )
 
 
@@ -126,6 +131,7 @@ class Client:
         config: ClientConfig | None = None,
         network: Network | None = None,
         plugins: Sequence[Observer] = (),
+        on_event: OnEvent | None = None,
     ) -> None:
         self._name_servers = parse_name_servers(namesrv)
         for name, value, kinds, expected in (
@@ -139,6 +145,9 @@ class Client:
             raise InvalidType("credentials", type(credentials), "rmq.Credentials")
         for plugin in plugins:
             check_type("plugins", plugin, Observer, "a list of rmq.Observer")
+        if on_event is not None:
+            check_callable("on_event", on_event, "a function of an event, such as rmq.Stalled")
+        self._on_event = on_event
         self._chance = random.Random()
         self._address = local_address(self._name_servers[0])
         self.client_id = client_id or new_client_id(self._address, self._chance)
@@ -169,6 +178,7 @@ class Client:
             chance=self._chance,
             persistent_name=self._persistent_name,
             observers=Observers(self._plugins),
+            on_event=self._on_event,
         )
         await self._scope.__aenter__()
         try:
@@ -222,6 +232,7 @@ class Client:
         max_reconsume_times: int | None = None,
         retry: Backoff | None = None,
         on_assignment: OnAssignment | None = None,
+        require_topics: bool = False,
     ) -> Consumer:
         """A member of a consumer group, to be entered with `async with`.
 
@@ -244,7 +255,8 @@ class Client:
         changed; `change` is an `Assigned`. It is waited for: nothing is delivered from the queues that are
         taken before it has returned, so it may `seek` in them. Offsets of queues that are given up are
         committed before, unless they are ordered: then one message of each may still be consumed. An error
-        of it is logged. Raises InvalidName, InvalidType, ConfigError.
+        of it is logged. `require_topics` makes it an error of the block's beginning that a topic is not there
+        or no name server answers; otherwise it waits for them. Raises InvalidName, InvalidType, ConfigError.
         """
         options = ConsumerOptions(
             consume_from=consume_from,
@@ -255,6 +267,7 @@ class Client:
             ordered=ordered,
             retry=retry,
             on_assignment=on_assignment,
+            require_topics=require_topics,
         )
         wanted = full_topics(topics, self.config.namespace)
         return Consumer(self._entered(), self._full(group), wanted, options)
@@ -262,6 +275,25 @@ class Client:
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""
         return PullConsumer(self._entered(), self._full(group))
+
+    # --- how it is ---
+
+    async def ready(self, timeout: float = 10.0, *, topics: Iterable[str] = ()) -> None:
+        """Return when the client can do its work: a name server answers, a broker of each of `topics` is
+        connected, and each of its consumers has its share of the queues, be it none. For what is to stop a
+        program at its start, and for readiness probes.
+
+        Raises, when that has taken `timeout` seconds, what stood in the way: Unreachable, NoRoute,
+        ConnectFailed, NotReady or a ResponseError; AccessDenied and NoPermission at once. Cancelled: nothing
+        has happened."""
+        check_number("timeout", timeout, 0, whole=False)
+        full = [with_namespace(self.config.namespace, validate_topic(topic)) for topic in topics]
+        await until_ready(self._entered(), full, timeout)
+
+    def health(self) -> Health:
+        """What it knows of its servers, producers and consumers, and what is wrong; nobody is asked for it.
+        For liveness probes and status pages. Raises LocalProtocolError before it is open."""
+        return health_of(self._entered())
 
     @property
     def admin(self) -> Admin:

@@ -171,6 +171,13 @@ class ClientConfig:
         unit="ms",
         validator=at_least(1),
     )
+    stall_warning_ms: int = setting(
+        30_000,
+        help="A warning names a message that has been with its handler for so long, or was taken and not"
+        " finished, or that nobody takes from a full queue; 0 never",
+        unit="ms",
+        validator=at_least(0),
+    )
     drain_timeout_ms: int = setting(
         20_000,
         help="Consumer.drain waits so long for handlers that run, unless it is told otherwise",

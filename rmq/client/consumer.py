@@ -66,13 +66,25 @@ class Consumer:
         """The queues that this member has now."""
         return self._member.queues
 
+    def check_ready(self) -> None:
+        """Raises what keeps it from its share of the queues, as far as it knows: NoRoute, Unreachable,
+        ConnectFailed, a ResponseError, or NotReady before it was given one. See also `Client.ready`."""
+        self._member.check_ready()
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of each of its queues it has not consumed, as the brokers say now. What waits for
+        a retry counts when its time has come, in the queues of the retry topic. Raises NoRoute,
+        ConnectFailed, ConnectionLost, RequestTimeout, ResponseError. Cancelled: nothing has happened."""
+        return await self._member.lag()
+
     async def __aenter__(self) -> Consumer:
         """Join the group and take queues.
 
-        Topics that do not exist are waited for. Raises ConfigError when this client has a member of that
-        group already, SubscriptionParseFailed when a broker cannot read an SQL92 expression, another
-        ResponseError when a broker does not let the group in (`rejectSubscriptionConflicts`, access control).
-        Cancelled: leaves again.
+        Topics that do not exist, and name servers that do not answer, are waited for, which a warning says
+        each minute; with `require_topics` they are an error, NoRoute or Unreachable. Raises ConfigError when
+        this client has a member of that group already, SubscriptionParseFailed when a broker cannot read an
+        SQL92 expression, another ResponseError when a broker does not let the group in
+        (`rejectSubscriptionConflicts`, access control). Cancelled: leaves again.
         """
         await self._scope.__aenter__()
         try:

@@ -24,6 +24,8 @@ from rmq.client.process_queue import ProcessQueue
 from rmq.client.retry import Delay, Retry, delay_of, named, reason_told
 from rmq.client.sender import Sender
 from rmq.client.session import Session
+from rmq.client.stalls import LOOKS as STALL_LOOKS
+from rmq.client.stalls import Stalls
 from rmq.client.subscription import ConsumerOptions
 from rmq.errors import NETWORK_ERRORS, AskerGone, LocalProtocolError, ResponseError, RmqError, check_number
 from rmq.message import (
@@ -174,6 +176,7 @@ class Deliveries:
         self.observers = session.observers
         self.timeouts = ConsumeTimeouts(session.config.consume_timeout_ms / 1000, self._on_timeout)
         self._session = session
+        self.stalls = Stalls(group, session.config.stall_warning_ms / 1000, dispatch)
         self._sender = Sender(session, group)
         self._options = options
         self._dispatch = dispatch
@@ -191,6 +194,7 @@ class Deliveries:
         window = _window(message)
         if window.is_dropped or message.queue_offset not in window:
             return False
+        self.stalls.restart(message)
         self.timeouts.extend(
             message, self._session.now() + (self.timeouts.seconds if seconds is None else seconds)
         )
@@ -202,6 +206,25 @@ class Deliveries:
         self.timeouts.in_flight.discard(one)
         if self._empty is not None:
             self._empty.ring()
+
+    @property
+    def in_flight(self) -> list[PulledMessage]:
+        """What handlers and deliveries have in hand."""
+        return [message for one in self.timeouts.in_flight for message in one.messages]
+
+    async def watch_stalls(self, windows: Callable[[], Iterable[ProcessQueue]]) -> None:
+        """Warn of what does not get on, until cancelled; see `Stalls`."""
+        stalls = self.stalls
+        if not stalls.seconds:
+            return
+        while True:
+            await anyio.sleep(stalls.seconds / STALL_LOOKS)
+            before = dict(stalls.current)
+            for stalled in stalls.look(self._session.now(), windows(), self.in_flight):
+                log.warning("%s", stalled)
+                self._session.tell(stalled)
+            for place in before.keys() - stalls.current.keys():
+                log.info("%s: goes on behind offset %d of %s", self.group, place[1], place[0])
 
     async def drained(self) -> None:
         """Return when nothing is in flight."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import heappop, heappush
-from itertools import count
+from itertools import chain, count
 from typing import Generic, TypeVar
 
 from rmq.client.message_view import PulledMessage
@@ -137,6 +137,14 @@ class Dispatch(ABC, Generic[T]):
             self._beginning.difference_update(queues)
             self._on_resumed()
 
+    def put_off(self, wanted: Mapping[ProcessQueue, int]) -> set[ProcessQueue]:
+        """Of these messages, window and offset, the windows of those that wait to be delivered again here."""
+        return set(_found((message for _, _, message in self._later), wanted))
+
+    @abstractmethod
+    def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
+        """Those of these messages that wait for somebody to take them. Looks through all that wait."""
+
     @abstractmethod
     def _on_paused(self) -> None:
         """Fewer queues may be handed out from."""
@@ -192,6 +200,16 @@ class Dispatch(ABC, Generic[T]):
                 self._redeliver(heappop(later)[2])
 
 
+def _found(
+    messages: Iterable[PulledMessage], wanted: Mapping[ProcessQueue, int]
+) -> dict[ProcessQueue, PulledMessage]:
+    return {
+        message.window: message
+        for message in messages
+        if message.window is not None and wanted.get(message.window) == message.queue_offset
+    }
+
+
 class MessageDispatch(Dispatch[PulledMessage]):
     """Message by message."""
 
@@ -204,6 +222,9 @@ class MessageDispatch(Dispatch[PulledMessage]):
 
     def forget(self, window: ProcessQueue) -> None:
         self._held = [message for message in self._held if message.window is not window]
+
+    def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
+        return _found(chain(self.ready.entries, self._held), wanted)
 
     def _on_paused(self) -> None:
         entries = self.ready.entries
@@ -380,6 +401,10 @@ class QueueDispatch(Dispatch[OrderedProcessQueue]):
                 await alarm.wait()
         finally:
             self._idle_alarms.discard(alarm)
+
+    def waiting(self, wanted: Mapping[ProcessQueue, int]) -> dict[ProcessQueue, PulledMessage]:
+        queues = [window.waiting for window in wanted if isinstance(window, OrderedProcessQueue)]
+        return _found((queue[0] for queue in queues if queue), wanted)
 
     def _on_paused(self) -> None:
         """Nothing to do: `take` looks."""

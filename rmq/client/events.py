@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal, TypeAlias
+
 from attrs import frozen
 
 from rmq.message import MessageQueue
+
+
+@frozen
+class Connected:
+    """There is a connection to a name server or a broker."""
+
+    address: str
+
+
+@frozen
+class Disconnected:
+    """A connection has ended, or could not be made; further attempts that fail are not told again."""
+
+    address: str
+    cause: str
 
 
 @frozen
@@ -15,3 +33,46 @@ class Assigned:
     group: str
     taken: tuple[MessageQueue, ...] = ()
     given_up: tuple[MessageQueue, ...] = ()
+
+
+@frozen
+class Stalled:
+    """A consumer does not get on: for `seconds`, a message has been in its handler's hands, or the oldest of
+    its queue that is not finished, for this `reason`:
+
+    handler     its handler, or its delivery's block, has not ended
+    unfinished  it was taken by iteration and neither consumed in `async with delivery` nor `done`
+    untaken     the queue's window is full, nobody takes the message, and no other is finished either
+
+    `unfinished` is how many messages of the queue are pulled and not finished. `message_id` and `keys` are
+    there where the message is still at hand. As text it says what to do.
+    """
+
+    group: str
+    queue: MessageQueue
+    queue_offset: int
+    reason: Literal["handler", "unfinished", "untaken"]
+    seconds: float
+    unfinished: int
+    is_full: bool
+    message_id: str = ""
+    keys: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        queue = self.queue
+        named = f" {self.message_id}" + (f", keys {' '.join(self.keys)}" if self.keys else "")
+        place = f"offset {self.queue_offset} of {queue.topic}, queue {queue.queue_id} of {queue.broker_name}"
+        message = f"message{named} ({place})" if self.message_id else f"the message at {place}"
+        full = f"; the queue is pulled no more: {self.unfinished} messages of it are not finished"
+        what = {
+            "handler": f"the handler of {message} has not ended for {self.seconds:g} s",
+            "unfinished": f"{message} was taken, not finished, {self.seconds:g} s ago: "
+            "consume it inside `async with delivery`, or call `delivery.done()`",
+            "untaken": f"nobody has taken {message} for {self.seconds:g} s: "
+            "all handlers are busy, or nobody iterates",
+        }[self.reason]
+        return f"{self.group}: {what}{full if self.is_full else ''}"
+
+
+Event: TypeAlias = Connected | Disconnected | Assigned | Stalled
+OnEvent: TypeAlias = Callable[[Event], object]

@@ -22,11 +22,13 @@ import anyio.abc
 from rmq.client.assignments import Assignments, QueueLocks
 from rmq.client.delivery import ConsumeMetrics, Deliveries
 from rmq.client.dispatch import Dispatch, MessageDispatch, QueueDispatch
+from rmq.client.health import ConsumerHealth, lag_of
 from rmq.client.message_view import PulledMessage
+from rmq.client.process_queue import ProcessQueue
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
-from rmq.errors import ConfigError, LocalProtocolError, NoRoute
-from rmq.message import PROPERTY_REPLY_TO_CLIENT, MessageQueue, StoredMessage
+from rmq.errors import ConfigError, LocalProtocolError, NoRoute, NotReady
+from rmq.message import PROPERTY_REPLY_TO_CLIENT, RETRY_PREFIX, MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
     ConsumeMessageDirectlyResult,
     ConsumerData,
@@ -114,6 +116,8 @@ class GroupMember:
                 await self._register()
                 tasks.start_soon(self.dispatch.redeliver)
                 tasks.start_soon(self.deliveries.timeouts.watch)
+                if not self._options.polled:
+                    tasks.start_soon(self.deliveries.watch_stalls, self._windows)
             await tasks.start(self.assignments.run)
             tasks.start_soon(self.assignments.keep_locks)
         except BaseException:
@@ -127,7 +131,9 @@ class GroupMember:
             try:
                 await session.rotation(topic, session.brokers.timeout)
             except NoRoute as error:
-                log.info("%s", error)
+                if self._options.require_topics and not topic.startswith(RETRY_PREFIX):
+                    raise
+                self.assignments.failed(topic, error)
         await self._check_expressions()
         session.members[self.group] = self
         await session.heartbeat()
@@ -243,6 +249,42 @@ class GroupMember:
         for queue, puller in self.assignments.pullers.items():
             pending[queue.topic] += len(puller.window)
         return pending
+
+    def _windows(self) -> list[ProcessQueue]:
+        return [puller.window for puller in self.assignments.pullers.values()]
+
+    def health(self) -> ConsumerHealth:
+        """What `Client.health` says of it."""
+        windows = self._windows()
+        problems = [
+            f"{self.group}: topic {topic} waits: {error}"
+            for topic, (error, _) in self.assignments.errors.items()
+        ]
+        return ConsumerHealth(
+            self.group,
+            tuple(self.queues),
+            sum(map(len, windows)),
+            sum(window.bytes for window in windows),
+            len(self.deliveries.in_flight),
+            tuple(self.deliveries.stalls.current.values()),
+            tuple(problems),
+        )
+
+    def check_ready(self) -> None:
+        """Raises what keeps it from its share of the queues, or NotReady; it looks again soon then."""
+        errors, missing = self.assignments.errors, self.assignments.missing
+        if errors or missing:
+            self.rebalance_soon()
+        for error, _ in errors.values():
+            raise error.with_traceback(None)
+        if missing:
+            raise NotReady(self.group, sorted(missing))
+
+    async def lag(self) -> dict[MessageQueue, int]:
+        """See `Consumer.lag`."""
+        return await lag_of(
+            self._session, [(window.queue, window.commit_offset) for window in self._windows()]
+        )
 
     def _window_info(self, queue: MessageQueue) -> ProcessQueueInfo:
         window = self.assignments.pullers[queue].window

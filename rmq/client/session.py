@@ -18,6 +18,8 @@ import anyio.abc
 from attrs import define, evolve, field
 
 from rmq.client.config import ClientConfig
+from rmq.client.events import Connected, Disconnected, Event, OnEvent
+from rmq.client.health import ConsumerHealth
 from rmq.client.observer import Observers
 from rmq.client.routes import BrokerHealth, Rotation, Route, RouteRequest, RouteTable
 from rmq.client.servers import Brokers, NameServers, no_route
@@ -80,6 +82,12 @@ class Member(Protocol):
 
     def consume_directly(self, request: Command, connection: Connection) -> Command | None:
         """Consume one message that an administrator sends, and answer; None: the answer comes later."""
+
+    def health(self) -> ConsumerHealth:
+        """What it says of itself to the application."""
+
+    def check_ready(self) -> None:
+        """Raise what keeps it from having its share of the queues."""
 
 
 @define
@@ -144,8 +152,10 @@ class Session:
         now_ms: Callable[[], int] = wall_clock_ms,
         persistent_name: str = "",
         observers: Observers | None = None,
+        on_event: OnEvent | None = None,
     ) -> None:
-        """`endpoint(session)` answers the requests of brokers; `pool(endpoint)` makes its connections."""
+        """`endpoint(session)` answers the requests of brokers; `pool(endpoint)` makes its connections.
+        `on_event` is called with what happens around the messages."""
         self.config = config
         self.client_id = client_id
         self.observers = observers or Observers()
@@ -155,7 +165,9 @@ class Session:
         self.now: Callable[[], float] = current_loop().now
         self.unique_ids = unique_ids
         self.chance = chance
+        self._on_event = on_event
         self.pool = pool(endpoint(self))
+        self.pool.on_change = self._on_connection
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
         self.health = BrokerHealth()
         self.windows = Windows(config.send_window)
@@ -197,6 +209,17 @@ class Session:
         """The open connection to a broker's master that takes another request now, if there is one."""
         address = self.routes.master(broker)
         return None if address is None else self.pool.ready(address)
+
+    def tell(self, event: Event) -> None:
+        """Call `on_event`; an error of it is logged."""
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except Exception as error:
+                log.error("on_event failed", exc_info=error)
+
+    def _on_connection(self, address: str, cause: object) -> None:
+        self.tell(Connected(address) if cause is None else Disconnected(address, str(cause)))
 
     # --- groups -----------------------------------------------------------------------------------
 

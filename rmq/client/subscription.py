@@ -47,6 +47,8 @@ class ConsumerOptions:
     retry: Backoff | None = None
     """When what fails comes again; None: as the broker has it."""
     on_assignment: OnAssignment | None = None
+    require_topics: bool = False
+    """Topics that are not there are an error."""
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.consume_from, str) and self.consume_from not in ("first", "last"):
@@ -56,6 +58,7 @@ class ConsumerOptions:
         check_callable("strategy", self.strategy, "a function such as rmq.client.rebalance.averagely")
         check_type("broadcasting", self.broadcasting, bool, "True or False")
         check_type("ordered", self.ordered, bool, "True or False")
+        check_type("require_topics", self.require_topics, bool, "True or False")
         if self.max_reconsume_times is not None:
             check_number("max_reconsume_times", self.max_reconsume_times, 0)
         check_type("retry", self.retry, (Backoff, NoneType), "an rmq.Backoff, or None")

@@ -36,6 +36,10 @@ LONGEST_PAUSE_SECONDS = 5.0
 HEALTHY_SECONDS = 1.0
 
 
+def _ignore(address: str, cause: object) -> None:
+    """Nobody listens."""
+
+
 @attrs.define(eq=False)
 class _Link:
     """What is known about one address."""
@@ -46,6 +50,7 @@ class _Link:
     failures: int = 0
     error: object = None
     retry_at: float = -1.0
+    told: Connection | None = None  # of which `on_change` knows
 
 
 class Pool:
@@ -76,6 +81,9 @@ class Pool:
         self._links: dict[str, _Link] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self._now: Callable[[], float] = lambda: 0.0
+        self.on_change: Callable[[str, object], None] = _ignore
+        """Called with an address and None when there is a connection to it, and with the cause when it has
+        ended or could not be made; further failures to make it are not told."""
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Own the connections until cancelled. An exception from the endpoint ends one connection."""
@@ -139,6 +147,16 @@ class Pool:
                 raise ConnectFailed(address, ended or link.error or "the pool is closing")
         return connection
 
+    def state(self, address: str) -> tuple[bool, int, str]:
+        """Whether there is a connection, how many attempts to make one have failed in a row, and what the
+        last one failed or ended with; "" when nothing is known."""
+        link = self._links.get(address)
+        if link is None:
+            return False, 0, ""
+        connection = link.connection
+        is_connected = connection is not None and not connection.is_closed
+        return is_connected, link.failures, "" if link.error is None else str(link.error)
+
     def close(self, address: str) -> None:
         """Close the connection to `address`, if there is one; the next call dials again."""
         link = self._links.get(address)
@@ -152,6 +170,8 @@ class Pool:
             if self._now() < link.retry_at:
                 return
             link.dialled = anyio.Event()
+            if link.connection is not None:  # its task has not got to its end yet
+                self._tell_lost(link, link.connection)
             link.connection = None
             self._tasks.start_soon(self._keep, link)
         await link.dialled.wait()
@@ -167,16 +187,19 @@ class Pool:
                 )
                 self._tell(link)
                 began = self._now()
+                link.told = connection
+                self.on_change(link.address, None)
                 await connection.run()
+            self._tell_lost(link, connection)
             link.error = connection.reason
             if connection.has_received or self._now() - began > HEALTHY_SECONDS:
                 link.failures = 0
             else:  # accepted and dropped at once, as by a full server: back off as after a refusal
                 self._failed(link, connection.reason)
         except ConnectFailed as error:
-            self._failed(link, error.cause)
+            self._not_made(link, error.cause)
         except ConfigError as error:  # the address or the TLS files: the caller's trouble, not the pool's
-            self._failed(link, error)
+            self._not_made(link, error)
         finally:
             if connection is None:
                 self._tell(link)
@@ -190,6 +213,16 @@ class Pool:
     def _open(self, address: str) -> AbstractAsyncContextManager[Stream]:
         target = with_scheme(address, self._scheme)
         return open_stream(self._network, target, tls=self._tls, limits=self._limits)
+
+    def _tell_lost(self, link: _Link, connection: Connection) -> None:
+        if link.told is connection:
+            link.told = None
+            self.on_change(link.address, connection.reason or "it was closed")
+
+    def _not_made(self, link: _Link, cause: object) -> None:
+        self._failed(link, cause)
+        if link.failures == 1:
+            self.on_change(link.address, cause)
 
     def _failed(self, link: _Link, cause: object) -> None:
         pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**link.failures)

@@ -235,3 +235,18 @@ def test_a_command_that_has_no_answer_ends_reply(at: Terminal, program: str, why
 @pytest.mark.parametrize("answer", [[], ["a", "--echo"], ["--echo", "--exec", "true"], [""]])
 def test_reply_wants_one_answer(at: Terminal, answer: list[str]) -> None:
     assert at.run("reply", "Asked", "-g", "quoting", *answer).exit_code == 2
+
+
+def test_sub_that_never_was_connected_has_failed(at: Terminal) -> None:
+    missing = at.run("sub", "Nowhere", "-g", "printing", "--idle", "1s")
+    assert missing.exit_code == 1
+    assert "no route for topic 'Nowhere'" in missing.stderr
+    assert "create the topic 'Nowhere'" in missing.stderr
+    idle = at.run("sub", "A", "-g", "printing", "--idle", "1s")
+    assert (idle.exit_code, idle.stdout) == (0, "")
+
+
+def test_sub_without_a_name_server_has_failed(at: Terminal) -> None:
+    done = attrs.evolve(at, namesrv="127.0.0.1:1").run("sub", "A", "-g", "printing", "--idle", "1s")
+    assert done.exit_code == 1
+    assert "no name server could be asked" in done.stderr
