@@ -1,4 +1,6 @@
-"""Every example runs against one embedded system, and ends by itself; tests/spark has the one with Spark."""
+"""Every example, on trio and on asyncio, runs against one embedded system, and ends by itself; tests/spark
+has the one with Spark.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,16 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import trio
 
 from rmq import embedded
 
 FOLDER = pathlib.Path(__file__).parents[2] / "examples"
-EXAMPLES = sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("spark_"))
+EXAMPLES = {
+    "trio": sorted(path for path in FOLDER.glob("*.py") if not path.stem.startswith("spark_")),
+    "asyncio": sorted(FOLDER.glob("asyncio/*.py")),
+}
 SAYS = {
     "batch": "1000 in all",
     "broadcast": "bob: news 2",
@@ -24,11 +30,13 @@ SAYS = {
     "sql_filter": "sale 19 190 hz",
     "transactional": "42: rolled back: no money",
 }
+SAYS_ON_ASYNCIO = {"app": "invoice 1: 20"}
 SECONDS = 90.0
 AT_ONCE = 3
 
 
-async def test_all_run(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("loop", EXAMPLES)
+async def test_all_run(loop: str, tmp_path: pathlib.Path) -> None:
     outputs: dict[str, str] = {}
     limiter = trio.CapacityLimiter(AT_ONCE)
 
@@ -47,11 +55,19 @@ async def test_all_run(tmp_path: pathlib.Path) -> None:
     async with embedded.open(tmp_path, settings=settings) as system:
         with trio.fail_after(SECONDS):
             async with trio.open_nursery() as nursery:
-                for example in EXAMPLES:
+                for example in EXAMPLES[loop]:
                     nursery.start_soon(run, example, system.namesrv_address)
-    assert {name: text in outputs[name] for name, text in SAYS.items()} == dict.fromkeys(SAYS, True)
+    expected = SAYS if loop == "trio" else SAYS | SAYS_ON_ASYNCIO
+    assert {name: text in outputs[name] for name, text in expected.items()} == dict.fromkeys(expected, True)
     assert not [name for name, output in outputs.items() if "recalled" in output or "never mind" in output]
 
 
 def test_none_is_missing() -> None:
-    assert {example.stem for example in EXAMPLES} >= set(SAYS)
+    found = {loop: {example.stem for example in examples} for loop, examples in EXAMPLES.items()}
+    assert found["trio"] == set(SAYS)
+    assert found["asyncio"] == {*SAYS, *SAYS_ON_ASYNCIO}
+
+
+@pytest.mark.parametrize("example", EXAMPLES["asyncio"], ids=lambda path: path.stem)
+def test_each_form_is_for_its_own_loop(example: pathlib.Path) -> None:
+    assert "trio" not in example.read_text("utf-8")

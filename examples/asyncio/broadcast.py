@@ -1,0 +1,43 @@
+"""Give every member of a group every message. Each keeps its own offsets in a file.
+
+python examples/asyncio/broadcast.py [name server]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+
+import rmq
+
+TOPIC = "ExampleNews"
+
+
+async def read(namesrv: str, name: str, folder: str) -> None:
+    # The client id names the file of offsets, so it stays the same from run to run.
+    config = rmq.ClientConfig(offsets_dir=folder)
+    seen = 0
+    async with rmq.connect(namesrv, client_id=f"example-{name}", config=config) as client:
+        options = {"consume_from": "first", "broadcasting": True}
+        async with client.consumer("example-readers", {TOPIC: "*"}, **options) as consumer:
+            async for delivery in consumer:
+                async with delivery as message:
+                    print(f"{name}: {message.body.decode()}")
+                    seen += 1
+                if seen == 3:
+                    break
+
+
+async def main(namesrv: str) -> None:
+    async with rmq.connect(namesrv) as client, client.producer("example-producer") as producer:
+        for number in range(3):
+            await producer.send(rmq.Message(TOPIC, b"news %d" % number))
+    with tempfile.TemporaryDirectory() as folder:
+        async with asyncio.TaskGroup() as tasks:
+            for name in ("ann", "bob"):
+                tasks.create_task(read(namesrv, name, folder))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"))

@@ -1,0 +1,28 @@
+"""Send messages: one at a time, and many at once.
+
+python examples/asyncio/producer.py [name server]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import rmq
+
+
+async def main(namesrv: str) -> None:
+    async with rmq.connect(namesrv) as client, client.producer("example-producer") as producer:
+        message = rmq.Message("ExampleOrders", b"paid 42", tags="paid", keys=["42"])
+        result = await producer.send(message)
+        print(result.status, result.message_queue, result.queue_offset)
+
+        # Any number of tasks may send over one producer; that is how to have many messages in flight.
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(100):
+                tasks.create_task(producer.send(rmq.Message("ExampleOrders", b"paid %d" % number)))
+        print("sent 100 more")
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"))

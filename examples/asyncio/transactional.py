@@ -1,0 +1,45 @@
+"""Send a message if, and only if, the work that belongs to it succeeds.
+
+python examples/asyncio/transactional.py [name server]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import rmq
+
+TOPIC = "ExampleTransfers"
+
+
+async def main(namesrv: str) -> None:
+    database: set[str] = set()
+
+    async def check_back(message: rmq.StoredMessage) -> rmq.Decision:
+        """The broker asks what became of a message whose end it was not told."""
+        return rmq.COMMIT if message.keys[0] in database else rmq.UNKNOWN
+
+    async with rmq.connect(namesrv) as client:
+        async with client.transactional_producer("example-pay", check_back) as producer:
+            for key in ("41", "42", "43"):
+                try:
+                    async with producer.transaction(rmq.Message(TOPIC, key.encode(), keys=[key])):
+                        if key == "42":
+                            raise ValueError("no money")
+                        database.add(key)  # a normal exit commits
+                except ValueError as error:
+                    print(f"{key}: rolled back: {error}")
+
+        seen: set[str] = set()
+        async with client.consumer("example-ledger", {TOPIC: "*"}, consume_from="first") as consumer:
+            async for delivery in consumer:
+                async with delivery as message:
+                    print(f"{message.keys[0]}: committed")
+                    seen.add(message.keys[0])
+                if seen == database:
+                    break
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:9876"))
