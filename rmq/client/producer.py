@@ -242,9 +242,19 @@ class Producer:
         read. Raises InvalidName, InvalidMessage, InvalidType, NoRoute, ConnectFailed. Cancelled: it may or
         may not be on its way.
         """
-        outgoing = pack(message, self._session.unique_ids.next(), self._session.config)
-        self._check_open()
-        await self._sender.send_oneway(outgoing, queue, sharding_key)
+        session = self._session
+        extra: dict[str, str] = {}
+        tokens = self._announce(message, extra) if session.observers else []
+        failure: BaseException | None = None
+        try:
+            outgoing = pack(message, session.unique_ids.next(), session.config, extra=extra)
+            self._check_open()
+            await self._sender.send_oneway(outgoing, queue, sharding_key)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
+            self._report(tokens, None, failure)
 
     async def recall(self, handle: str) -> str:
         """Take a message back that waits for its delivery time, by the `recall_handle` of its result;

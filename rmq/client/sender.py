@@ -375,6 +375,7 @@ class Sender:
             if not course.retries or course.in_flight >= self.timeout:
                 self._give_up(error, course, is_free)
             course.retries -= 1
+        session.send_retries[topic] += 1
         error.with_traceback(None)  # it is kept, and its frames would be, too
         course.tried.append(course.broker)
         if rotation is not None and rotation.has_other(course.tried):

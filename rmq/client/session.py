@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -89,6 +90,9 @@ class Member(Protocol):
     def check_ready(self) -> None:
         """Raise what keeps it from having its share of the queues."""
 
+    async def lag(self) -> dict[MessageQueue, int]:
+        """How many messages of its queues it has not consumed. Raises RmqError."""
+
 
 @define
 class PendingRequests:
@@ -166,6 +170,8 @@ class Session:
         self.unique_ids = unique_ids
         self.chance = chance
         self._on_event = on_event
+        self.send_retries = Counter[str]()
+        """Topic -> attempts of sends after their first."""
         self.pool = pool(endpoint(self))
         self.pool.on_change = self._on_connection
         self.routes = RouteTable(lambda: chance.randrange(1 << 16))
