@@ -62,9 +62,10 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
+from rmq.remoting.accept import remove_tls
 from rmq.remoting.address import join_address, split_address, with_scheme
 from rmq.remoting.loop import Alarm, in_slices
-from rmq.remoting.network import Network, open_stream, remove_tls
+from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor
 from rmq.remoting.stream import Listener, PrefixedStream, Stream

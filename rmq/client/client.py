@@ -8,12 +8,11 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 
-from rmq.client.admin import Admin
 from rmq.client.client_endpoint import ClientEndpoint
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer
@@ -39,6 +38,9 @@ from rmq.remoting.loop import TaskScope
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
+
+if TYPE_CHECKING:
+    from rmq.client.admin import Admin
 
 # Who a client is: its address and its id.
 
@@ -298,6 +300,8 @@ class Client:
     @property
     def admin(self) -> Admin:
         """What administrators ask and tell the cluster. Names are full ones: no namespace is put on them."""
+        from rmq.client.admin import Admin  # a third of what the client's import took, and few need it
+
         return Admin(self._entered())
 
     # --- what was given up ---

@@ -1,14 +1,21 @@
 """Connections over TCP, TLS, WebSocket or memory: one interface, told apart on one port by the first byte."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from rmq.remoting.address import Address, join_address, split_address
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.limits import Limits
 from rmq.remoting.network import Network, TcpNetwork, open_stream
 from rmq.remoting.pool import Pool
-from rmq.remoting.server import Acceptor, open_listeners, serve, serve_listeners
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig
+
+if TYPE_CHECKING:
+    from rmq.remoting.server import Acceptor, open_listeners, serve, serve_listeners
 
 __all__ = [
     "Acceptor",
@@ -30,3 +37,11 @@ __all__ = [
     "serve_listeners",
     "split_address",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What servers need, which clients do not load: it needs trio."""
+    if name not in ("Acceptor", "open_listeners", "serve", "serve_listeners"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("rmq.remoting.server"), name)
+    return value

@@ -21,7 +21,6 @@ from typing import Any
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import trio
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
@@ -29,7 +28,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
-from rmq.remoting.loop import Waiter, bare_errors, current_loop
+from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
 from rmq.remoting.stream import Buffer, Outbox, Stream
 
 log = logging.getLogger(__name__)
@@ -39,8 +38,6 @@ RELIEF_SECONDS = 5.0
 _UNBOUNDED = 1 << 62
 FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
-
-_LOST = (trio.BrokenResourceError, trio.ClosedResourceError)
 
 
 class Connection:
@@ -280,7 +277,7 @@ class Connection:
                     break
                 wanted = most if size == wanted else min(FIRST_READ_BYTES, most)
             self._end("closed by the peer", None)
-        except _LOST as error:
+        except lost_errors() as error:
             self._end(f"lost: {error}", error)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", self.peer_address, error)
@@ -369,7 +366,7 @@ class Connection:
             try:
                 if self._flush_now():
                     return
-            except _LOST as error:
+            except lost_errors() as error:
                 self._end(f"lost: {error}", error)
                 return
         self._send_late()
@@ -393,7 +390,7 @@ class Connection:
                 self.active_at = self._now()
                 self._late = self._new_waiter()
                 await self._late.wait()
-        except _LOST as error:
+        except lost_errors() as error:
             self._end(f"lost: {error}", error)
         except Exception as error:
             self._failed(error)
@@ -555,7 +552,7 @@ class Connection:
             try:
                 if self._outbox.size and not (self._is_mute or self._is_torn or self._flush_now()):
                     await self._flush()
-            except _LOST as error:
+            except lost_errors() as error:
                 log.debug("%s: lost while closing: %s", self.peer_address, error)
             self._outbox.clear()
             await self._stream.aclose()

@@ -1,7 +1,7 @@
 """The few event-loop primitives of the hot path, in trio's own form or through anyio, and `Alarm`.
 
-anyio's versions work on both loops; trio's own cost a third less per wait, so a stream and a connection ask
-once which loop runs them and keep the functions.
+anyio's versions work on both loops; the loops' own cost a third less per wait, so a stream and a connection
+ask once which loop runs them and keep the functions. On asyncio trio is not loaded, for that takes 50 ms.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import inspect
 import logging
 import math
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeVar
 
@@ -21,8 +23,6 @@ import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 import attrs
-import outcome
-import trio
 
 
 class Waiter(Protocol):
@@ -38,50 +38,13 @@ class Waiter(Protocol):
         """Wake the task with an error; the second result is dropped."""
 
 
-class TrioWaiter:
-    """A suspended trio task: half the CPU time of a trio.Event and a field for the value."""
-
-    __slots__ = ("_is_done", "_result", "_task")
-
-    def __init__(self) -> None:
-        self._task: trio.lowlevel.Task | None = None
-        self._result: outcome.Outcome[Any] | None = None
-        self._is_done = False
-
-    async def wait(self) -> Any:
-        if self._result is not None:
-            await trio.lowlevel.checkpoint()
-            return self._result.unwrap()
-        self._task = trio.lowlevel.current_task()
-        return await trio.lowlevel.wait_task_rescheduled(self._abort)
-
-    def resolve(self, value: Any) -> None:
-        self._finish(outcome.Value(value))
-
-    def fail(self, error: BaseException) -> None:
-        self._finish(outcome.Error(error))
-
-    def _finish(self, result: outcome.Outcome[Any]) -> None:
-        if self._is_done:
-            return
-        self._is_done = True
-        if self._task is None:
-            self._result = result
-        else:
-            trio.lowlevel.reschedule(self._task, result)
-
-    def _abort(self, raise_cancel: Any) -> trio.lowlevel.Abort:
-        self._is_done = True
-        return trio.lowlevel.Abort.SUCCEEDED
-
-
 class AsyncioWaiter:
     """The same over an asyncio future."""
 
     __slots__ = ("_future",)
 
-    def __init__(self) -> None:
-        self._future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._future: asyncio.Future[Any] = (loop or asyncio.get_running_loop()).create_future()
 
     async def wait(self) -> Any:
         return await self._future
@@ -98,7 +61,7 @@ class AsyncioWaiter:
 
 @attrs.frozen
 class Loop:
-    """The running event loop, as far as remoting needs it. Streams' errors are trio's on both."""
+    """The running event loop, as far as remoting needs it."""
 
     name: str
     now: Callable[[], float]
@@ -108,36 +71,84 @@ class Loop:
     waiter: Callable[[], Waiter]
 
 
+# --- errors of streams: trio's where trio is loaded, so that trio's own tools know them, else anyio's ---
+
+
+def broken(text: str) -> Exception:
+    """The error of a stream whose peer, or the network to it, is gone."""
+    trio = sys.modules.get("trio")
+    return anyio.BrokenResourceError(text) if trio is None else trio.BrokenResourceError(text)
+
+
+def closed(text: str = "this side closed the stream") -> Exception:
+    """The error of a stream, or listener, that this side closed."""
+    trio = sys.modules.get("trio")
+    return anyio.ClosedResourceError(text) if trio is None else trio.ClosedResourceError(text)
+
+
+def busy(text: str) -> Exception:
+    """The error of a second task in the same direction."""
+    trio = sys.modules.get("trio")
+    return anyio.BusyResourceError(text) if trio is None else trio.BusyResourceError(text)
+
+
+def broken_errors() -> tuple[type[Exception], ...]:
+    """To be caught where `broken` may be raised."""
+    trio = sys.modules.get("trio")
+    ours = (anyio.BrokenResourceError,)
+    return ours if trio is None else (trio.BrokenResourceError, *ours)
+
+
+def lost_errors() -> tuple[type[Exception], ...]:
+    """To be caught where `broken` or `closed` may be raised."""
+    trio = sys.modules.get("trio")
+    ours = (anyio.BrokenResourceError, anyio.ClosedResourceError)
+    return ours if trio is None else (trio.BrokenResourceError, trio.ClosedResourceError, *ours)
+
+
 async def _wait_readable(sock: socket.socket) -> None:
     try:
         await anyio.wait_readable(sock)
     except anyio.ClosedResourceError as error:
-        raise trio.ClosedResourceError from error
+        raise closed() from error
 
 
 async def _wait_writable(sock: socket.socket) -> None:
     try:
         await anyio.wait_writable(sock)
     except anyio.ClosedResourceError as error:
-        raise trio.ClosedResourceError from error
+        raise closed() from error
 
 
-_TRIO = Loop(
-    "trio",
-    trio.current_time,
-    trio.lowlevel.wait_readable,
-    trio.lowlevel.wait_writable,
-    trio.lowlevel.notify_closing,
-    TrioWaiter,
-)
-_ASYNCIO = Loop(
-    "asyncio", anyio.current_time, _wait_readable, _wait_writable, anyio.notify_closing, AsyncioWaiter
-)
+_asyncio_loops: tuple[asyncio.AbstractEventLoop | None, Loop | None] = (None, None)
+"""The loop that was asked for last, and its functions: each thread that has one runs few."""
+
+
+def _asyncio_loop() -> Loop:
+    global _asyncio_loops
+    running = asyncio.get_running_loop()
+    known, loop = _asyncio_loops
+    if known is not running or loop is None:
+        loop = Loop(
+            "asyncio",
+            running.time,
+            _wait_readable,
+            _wait_writable,
+            anyio.notify_closing,
+            partial(AsyncioWaiter, running),
+        )
+        _asyncio_loops = running, loop
+    return loop
 
 
 def current_loop() -> Loop:
     """The loop that runs the calling task."""
-    return _TRIO if trio.lowlevel.in_trio_run() else _ASYNCIO
+    if "trio" in sys.modules:
+        from rmq.remoting import trio_loop  # not before: on asyncio nobody waits for trio to be loaded
+
+        if trio_loop.is_running():
+            return trio_loop.LOOP
+    return _asyncio_loop()
 
 
 class Alarm:

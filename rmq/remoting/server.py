@@ -19,10 +19,11 @@ from typing import Final, NoReturn
 import trio
 
 from rmq.errors import RemoteProtocolError
+from rmq.remoting.accept import accept_stream
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import AddressRate, Budget, Limits, network_of
-from rmq.remoting.network import Network, accept_stream
+from rmq.remoting.network import Network
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.websocket import WebSocketAccess

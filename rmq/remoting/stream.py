@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
-import trio
+import anyio.lowlevel
+
+from rmq.remoting.loop import busy
+
+if TYPE_CHECKING:
+    from trio.abc import Stream as _Abstract
+else:  # trio is loaded only by those who run on it; `trio_loop` tells it that these are streams
+    _Abstract = ABC
 
 Buffer = bytes | bytearray | memoryview
 
 
-class Stream(trio.abc.Stream):
-    """A byte stream to one peer: trio's contract plus names and a send that never waits.
+class Stream(_Abstract):
+    """A byte stream to one peer: the contract of trio.abc.Stream plus names and a send that never waits.
 
-    `receive_some` returns ``b""`` at the end. Errors are trio's on both loops: BrokenResourceError (the
-    peer or the network is gone), ClosedResourceError (we closed it), BusyResourceError (two tasks in the
-    same direction, a bug). Cancelling `receive_some` loses nothing; cancelling `send_all` leaves an unknown
-    part sent, so the stream can only be closed then.
+    `receive_some` returns ``b""`` at the end. Errors are trio's where trio is loaded, else anyio's:
+    BrokenResourceError (the peer or the network is gone), ClosedResourceError (we closed it),
+    BusyResourceError (two tasks in the same direction, a bug). Cancelling `receive_some` loses nothing;
+    cancelling `send_all` leaves an unknown part sent, so the stream can only be closed then.
     """
 
     peer: str = ""
@@ -30,6 +37,28 @@ class Stream(trio.abc.Stream):
 
     sends_now: bool = False
     """Whether send_now() takes anything, and wait_send_all_might_not_block() waits until it will."""
+
+    @abstractmethod
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """At least one byte, at most `max_bytes`; none at the end."""
+
+    @abstractmethod
+    async def send_all(self, data: Buffer) -> None:
+        """Send all of it, waiting until the peer takes it."""
+
+    @abstractmethod
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when something can be sent, or when that has failed."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Close it; safe to repeat. Cancelled: it is closed at once."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         """Give the transport what it takes at once; returns how many bytes that was.
@@ -72,7 +101,7 @@ class PrefixedStream(Stream):
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         if not self._prefix:
             return bytes(await self._stream.receive_some(max_bytes))
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         size = len(self._prefix) if max_bytes is None else max_bytes
         data, self._prefix = self._prefix[:size], self._prefix[size:]
         return data
@@ -119,7 +148,7 @@ class ByteStream(Stream):
         elif max_bytes < 1:
             raise ValueError(f"max_bytes must be at least 1, not {max_bytes}")
         if self._is_receiving:
-            raise trio.BusyResourceError("another task is receiving from this stream")
+            raise busy("another task is receiving from this stream")
         self._is_receiving = True
         try:
             return await self._receive(max_bytes)
@@ -143,7 +172,7 @@ class ByteStream(Stream):
 
     def _begin_sending(self) -> None:
         if self._is_sending:
-            raise trio.BusyResourceError("another task is sending to this stream")
+            raise busy("another task is sending to this stream")
         self._is_sending = True
 
 

@@ -1,11 +1,12 @@
 """TCP over plain non-blocking sockets.
 
 trio's SocketStream costs 43 µs of CPU for an echo round trip, both ends together; waiting until readable
-and calling the socket costs 21. So does this module, on trio and, through anyio, on asyncio.
+and calling the socket costs 21. So does this module on trio, and in asyncio's own way on asyncio.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import socket
@@ -15,11 +16,10 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
-import trio
 
 from rmq.errors import PortInUse
 from rmq.remoting.address import Address, is_literal, join_address
-from rmq.remoting.loop import Loop, current_loop
+from rmq.remoting.loop import Loop, broken, closed, current_loop
 from rmq.remoting.stream import Buffer, ByteStream
 
 if sys.platform == "linux":
@@ -100,13 +100,82 @@ class TcpStream(ByteStream):
 
     def _open_socket(self) -> socket.socket:
         if self._is_closed:
-            raise trio.ClosedResourceError("this side closed the stream")
+            raise closed()
         return self._socket
 
     def _broken(self, error: OSError) -> Exception:
         if self._is_closed or error.errno == _CLOSED_ERRNO:
-            return trio.ClosedResourceError("this side closed the stream")
-        return trio.BrokenResourceError(os.strerror(error.errno) if error.errno else str(error))
+            return closed()
+        return broken(os.strerror(error.errno) if error.errno else str(error))
+
+
+class _AsyncioTcpStream(TcpStream):
+    """The same on asyncio, whose loop has its own way: a function that it calls when there is something to
+    read. To have it called for each wait costs 30 µs, so it stays registered, and it reads, or the loop would
+    call it once more before the task has its turn.
+    """
+
+    def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
+        super().__init__(sock, loop)
+        self._running = asyncio.get_running_loop()
+        self._is_registered = False
+        self._reading: asyncio.Future[bytes] | None = None
+        self._wanted = 0
+        self._unseen: bytes | None = None  # was read for a task that was cancelled at that moment
+
+    async def _receive(self, max_bytes: int) -> bytes:
+        if self._unseen is not None:
+            await anyio.lowlevel.checkpoint()
+            data, self._unseen = self._unseen[:max_bytes], self._unseen[max_bytes:] or None
+            return data
+        sock = self._open_socket()
+        if not self._is_registered:
+            self._running.add_reader(sock, self._on_readable)
+            self._is_registered = True
+        self._wanted = max_bytes
+        future = self._reading = self._running.create_future()
+        try:
+            received: bytes = await future
+            return received
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._unseen = future.result()
+            raise
+        finally:
+            self._reading = None
+
+    def _on_readable(self) -> None:
+        future = self._reading
+        if future is None or future.done():  # nobody waits: it would be called without end
+            self._unregister()
+            return
+        try:
+            future.set_result(self._socket.recv(self._wanted))
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError as error:
+            failure = self._broken(error)
+            failure.__cause__ = error
+            future.set_exception(failure)
+
+    def _unregister(self) -> None:
+        if self._is_registered:
+            self._is_registered = False
+            self._running.remove_reader(self._socket)
+
+    async def aclose(self) -> None:
+        if not self._is_closed:
+            self._unregister()
+            if self._reading is not None and not self._reading.done():
+                self._reading.set_exception(closed())
+        await super().aclose()
+
+
+def _stream(sock: socket.socket, loop: Loop) -> TcpStream:
+    """The stream of a socket, in the form that the running loop takes best."""
+    if loop.name == "asyncio" and sys.platform != "win32":  # whose loop has no add_reader
+        return _AsyncioTcpStream(sock, loop)
+    return TcpStream(sock, loop)
 
 
 class TcpListener:
@@ -126,7 +195,7 @@ class TcpListener:
     async def accept(self) -> TcpStream:
         while True:
             if self._is_closed:
-                raise trio.ClosedResourceError("the listener is closed")
+                raise closed("the listener is closed")
             if self._is_held:
                 self._is_held = False
                 self._socket.listen(BACKLOG)
@@ -136,7 +205,7 @@ class TcpListener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 continue
             try:
-                return TcpStream(sock, self._loop)
+                return _stream(sock, self._loop)
             except OSError:  # gone already: nothing to serve
                 sock.close()
 
@@ -207,7 +276,7 @@ async def _connect(family: int, kind: int, proto: int, sockaddr: Any) -> TcpStre
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
-        return TcpStream(sock, loop)
+        return _stream(sock, loop)
     except BaseException:
         sock.close()
         raise

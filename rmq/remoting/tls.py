@@ -22,11 +22,11 @@ from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
-import trio
 from attrs import evolve, fields_dict, frozen
 
 from rmq.config import one_of, read_file, setting
 from rmq.errors import ConfigError
+from rmq.remoting.loop import broken, broken_errors, closed, lost_errors
 from rmq.remoting.stream import Buffer, ByteStream, Stream
 
 log = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ class TlsStream(ByteStream):
                 await self._pull()
             except ssl.SSLError as error:
                 await self._send_alert()
-                raise trio.BrokenResourceError(_reason(error)) from error
+                raise broken(_reason(error)) from error
             else:
                 await self._push()
                 return self
@@ -388,7 +388,7 @@ class TlsStream(ByteStream):
         """Send the alert that OpenSSL made, and let the peer hang up first: a socket that is closed with
         unread bytes is reset, and the reset would discard the alert.
         """
-        with suppress(trio.BrokenResourceError), anyio.move_on_after(ALERT_SECONDS):
+        with suppress(*broken_errors()), anyio.move_on_after(ALERT_SECONDS):
             self._stream.send_now([self._outgoing.read()])
             while await self._stream.receive_some(_READ_BYTES):
                 pass
@@ -421,7 +421,7 @@ class TlsStream(ByteStream):
                 return None
         except ssl.SSLError as error:
             if not pieces:  # else it comes again with the next read
-                raise trio.BrokenResourceError(_reason(error)) from error
+                raise broken(_reason(error)) from error
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def _pull(self) -> None:
@@ -473,7 +473,7 @@ class TlsStream(ByteStream):
             while data:
                 data = data[self._ssl.write(data) :]
         except ssl.SSLError as error:
-            raise trio.BrokenResourceError(_reason(error)) from error
+            raise broken(_reason(error)) from error
 
     async def _push(self) -> None:
         """Hand over all that is encrypted. Cancelled: what was not taken is kept, in order."""
@@ -495,7 +495,7 @@ class TlsStream(ByteStream):
         transport."""
         if not self._is_closed:
             self._is_closed = True
-            with suppress(ssl.SSLError, trio.BrokenResourceError, trio.ClosedResourceError):
+            with suppress(ssl.SSLError, *lost_errors()):
                 self._close_notify()
         await self._stream.aclose()
 
@@ -507,7 +507,7 @@ class TlsStream(ByteStream):
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise trio.ClosedResourceError("this side closed the stream")
+            raise closed()
 
 
 _VERIFY: Final = {

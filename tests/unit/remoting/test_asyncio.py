@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import select
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +16,7 @@ import trio
 
 from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout
 from rmq.protocol.command import Command
-from rmq.remoting import Connection, Limits, Pool, TcpNetwork, TlsConfig
+from rmq.remoting import Connection, Limits, Pool, TcpNetwork, TlsConfig, tcp
 
 from .peers import Custom, Echo, request
 from .test_server import served
@@ -153,3 +157,82 @@ def test_a_bug_in_the_endpoint_ends_the_connection(caplog: pytest.LogCaptureFixt
         await listener.aclose()
 
     on_asyncio(test)
+
+
+def test_a_tcp_stream_keeps_trios_contract_on_asyncio() -> None:
+    async def scenario() -> None:
+        listener = await TcpNetwork().listen("127.0.0.1:0")
+        one = await TcpNetwork().dial(listener.address)
+        other = await listener.accept()
+        await listener.aclose()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.receive_some)
+            await anyio.sleep(0.01)
+            with pytest.raises(trio.BusyResourceError):
+                await one.receive_some()
+            tasks.cancel_scope.cancel()
+        # What comes while nobody reads is kept, and the loop is left alone.
+        await other.send_all(b"abc" * 1000)
+        for _ in range(10):
+            await anyio.sleep(0.001)
+        got = b""
+        while len(got) < 3000:
+            got += await one.receive_some(7)
+        assert got == b"abc" * 1000
+        async with anyio.create_task_group() as tasks:
+
+            async def closed_while_it_reads() -> None:
+                with pytest.raises(trio.ClosedResourceError):
+                    await one.receive_some()
+
+            tasks.start_soon(closed_while_it_reads)
+            await anyio.sleep(0.01)
+            await one.aclose()
+        assert await other.receive_some() == b""
+        await other.aclose()
+
+    on_asyncio(scenario)
+
+
+def test_what_was_read_for_a_task_that_is_cancelled_is_not_lost() -> None:
+    async def scenario() -> None:
+        listener = await TcpNetwork().listen("127.0.0.1:0")
+        one = await TcpNetwork().dial(listener.address)
+        other = await listener.accept()
+        assert isinstance(one, tcp.TcpStream)
+        running = asyncio.ensure_future(one.receive_some())
+        await anyio.sleep(0)
+        await other.send_all(b"abcdef")
+        while running._fut_waiter is None or not running._fut_waiter.done():  # type: ignore[attr-defined]
+            select.select([one.descriptor], [], [], 5)
+            one._on_readable()  # type: ignore[attr-defined]
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await one.receive_some(2) == b"ab"
+        assert await one.receive_some() == b"cdef"
+        for stream in (one, other, listener):
+            await stream.aclose()
+
+    on_asyncio(scenario)
+
+
+def test_on_asyncio_trio_is_not_loaded() -> None:
+    """Not by the client's import, nor by a send to a broker that is not there."""
+    code = """
+import asyncio, sys, rmq
+
+async def main():
+    config = rmq.ClientConfig(send_queue_ms=0, send_timeout_ms=1)
+    async with rmq.connect("127.0.0.1:1", config=config) as client, client.producer("p") as producer:
+        try:
+            await producer.send(rmq.Message("T", b"x"))
+        except rmq.Unreachable:
+            print(sorted({"trio", "trio_websocket", "wsproto"} & sys.modules.keys()))
+
+asyncio.run(main())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"

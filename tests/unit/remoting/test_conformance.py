@@ -6,6 +6,7 @@ import pytest
 import trio
 from trio.testing import check_two_way_stream
 
+from rmq.remoting.loop import current_loop
 from rmq.remoting.tls import TlsContexts
 
 from .transports import CLOGGED, TRANSPORTS, Pair
@@ -19,6 +20,7 @@ async def test_streams_keep_trios_contract(name: str, tls: TlsContexts, nursery:
     async def make_clogged() -> Pair:
         return await CLOGGED[name](nursery, tls)
 
+    current_loop()  # tells trio that our streams are streams
     # The part for clogged streams needs something to wait on until a send would not block; trio-websocket
     # has nothing of the kind.
     await check_two_way_stream(make, make_clogged if name in CLOGGED else None)

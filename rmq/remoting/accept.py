@@ -1,0 +1,96 @@
+"""What a peer that came in speaks: one port serves all, told apart by the first byte. On trio.
+
+A frame begins with the high byte of its length, 0 below 16 MiB; a TLS record with 0x16, as Java's handshake
+handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frames or a WebSocket again.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+import trio
+
+from rmq.errors import RemoteProtocolError
+from rmq.remoting.limits import Limits
+from rmq.remoting.loop import bare_errors
+from rmq.remoting.stream import PrefixedStream, Stream
+from rmq.remoting.tls import TlsContexts, tls_server
+from rmq.remoting.websocket import WebSocketAccess, accept_websocket
+
+FRAME = 0x00
+TLS = 0x16
+UPGRADE = ord("G")
+_FIRST_BYTES = 64 * 1024
+
+
+@asynccontextmanager
+async def accept_stream(
+    raw: Stream, *, tls: TlsContexts, limits: Limits, access: WebSocketAccess | None = None
+) -> AsyncIterator[tuple[Stream, bytes]]:
+    """Find out what a new peer speaks: the stream of its frames, and the bytes already read from it.
+
+    Raises RemoteProtocolError when the peer speaks something else, something that `tls` or `access` does not
+    allow, nothing within `limits.idle_seconds`, or does not end a handshake within
+    `limits.handshake_seconds`; BrokenResourceError when it goes away or a handshake fails. The caller closes
+    the stream, or after an error `raw`.
+    """
+    stream, first = await remove_tls(raw, tls, limits)
+    if first[0] not in (FRAME, UPGRADE):
+        raise RemoteProtocolError(f"the first byte 0x{first[0]:02x} begins neither a frame nor a handshake")
+    if first[0] != UPGRADE:
+        yield stream, first
+        return
+    with bare_errors():
+        async with trio.open_nursery() as nursery:
+            with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
+                stream = await accept_websocket(nursery, PrefixedStream(first, stream), access)
+            try:
+                yield stream, b""
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+@contextmanager
+def _within(seconds: float, words: str) -> Iterator[None]:
+    with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise RemoteProtocolError(f"the peer {words} within {seconds:g} s")
+
+
+async def remove_tls(raw: Stream, tls: TlsContexts, limits: Limits | None = None) -> tuple[Stream, bytes]:
+    """A new peer's stream, decrypted if the peer speaks TLS, and the bytes already read from it.
+
+    A client may connect and say nothing for as long as any other may be idle, as in Java. Raises
+    RemoteProtocolError for what `tls` does not allow, BrokenResourceError when the peer goes away.
+    """
+    limits = limits or Limits()
+    first = await _first_bytes(raw, limits)
+    if first[0] == TLS and tls.mode != "disabled":
+        with _within(limits.handshake_seconds, "did not finish its TLS handshake"):
+            stream = await _secured(PrefixedStream(first, raw), tls)
+        return stream, await _first_bytes(stream, limits)
+    if first[0] == TLS:
+        raise RemoteProtocolError("the peer speaks TLS, which tlsMode=disabled does not allow")
+    if tls.mode == "enforcing":
+        raise RemoteProtocolError("the peer does not speak TLS, which tlsMode=enforcing asks for")
+    return raw, first
+
+
+async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
+    try:
+        return await tls_server(stream, tls)
+    except trio.BrokenResourceError as error:
+        if isinstance(error.__cause__, ssl.SSLError):  # else the peer just went away
+            raise RemoteProtocolError(f"TLS handshake: {error}") from error
+        raise
+
+
+async def _first_bytes(stream: Stream, limits: Limits) -> bytes:
+    with _within(limits.idle_seconds, "did not say a word"):
+        first = bytes(await stream.receive_some(_FIRST_BYTES))
+    if not first:
+        raise trio.BrokenResourceError("the peer left without a word")
+    return first
