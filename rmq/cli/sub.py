@@ -114,15 +114,20 @@ async def _take(
     consumer: Consumer, chosen: SubOptions, handle: Callable[[StoredMessage], Awaitable[None]] | None = None
 ) -> None:
     """Prints until --max or --idle is reached, and has `handle` do more with each message first. Raises what
-    keeps the consumer from its queues, when --idle is reached."""
+    keeps the consumer from its queues, when --idle is reached, or it is interrupted and never had any."""
     import trio
 
     left = chosen.most
     idle = (chosen.idle_ms or 0) / 1000 or float("inf")
     while left is None or left > 0:
         delivery = None
-        with trio.move_on_after(idle):
-            delivery = await anext(consumer)
+        try:
+            with trio.move_on_after(idle):
+                delivery = await anext(consumer)
+        except trio.Cancelled:
+            if not consumer.queues:
+                consumer.check_ready()
+            raise
         if delivery is None:
             consumer.check_ready()  # nothing came: perhaps because nothing could come
             return

@@ -6,12 +6,16 @@ import json
 import pathlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 import attrs
 import pytest
+import trio
+from trio.testing import MockClock
 
 import rmq
+from rmq.cli.sub import SubOptions, _take
 from rmq.client import blocking
 from rmq.message import StoredMessage
 from rmq.testing.cluster import START_MS, Cluster
@@ -250,3 +254,15 @@ def test_sub_without_a_name_server_has_failed(at: Terminal) -> None:
     done = attrs.evolve(at, namesrv="127.0.0.1:1").run("sub", "A", "-g", "printing", "--idle", "1s")
     assert done.exit_code == 1
     assert "no name server could be asked" in done.stderr
+
+
+@pytest.mark.parametrize(("topic", "expected"), [("Nowhere", rmq.NoRoute), ("A", None)])
+async def test_sub_that_is_interrupted_before_it_was_connected_has_failed(
+    autojump_clock: MockClock, topic: str, expected: type[Exception] | None
+) -> None:
+    async with Cluster("a", topics={"A": 2}) as cluster, cluster.connect() as client:
+        chosen = SubOptions((topic,), "g", "*", {}, None, None, "body")
+        async with client.consumer("g", {topic: "*"}) as consumer:
+            with pytest.raises(expected) if expected else nullcontext(), trio.move_on_after(5) as interrupted:
+                await _take(consumer, chosen)
+    assert interrupted.cancelled_caught == (expected is None)
