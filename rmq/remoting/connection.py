@@ -3,7 +3,8 @@
 How bytes move. The reader waits until the stream is readable, reads one chunk, decodes it, wakes the calls
 whose responses came, hands all requests of the chunk to the endpoint in one call, and then sends everything
 that gathered in the outbox itself: two loop operations for a chunk, none for a message. When the peer does
-not take it all, the reader waits until it does, so a peer that does not read is not read from. A writer
+not take it all, the reader waits until it does, so a peer that does not read is not read from. A server's
+`Poller` does the same in one task for many connections, and leaves to the reader what has to wait. A writer
 task exists only once something was written outside the endpoint's `handle` (a late reply), and wakes only
 for that. Deadlines of calls sit in the table of pending requests; one task, asleep until the earliest of
 them, serves them all.
@@ -16,20 +17,23 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
-from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, ResponseCode
+from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
-from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.endpoint import Endpoint, unsendable
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
 from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
 from rmq.remoting.stream import Buffer, Outbox, Stream
+
+if TYPE_CHECKING:
+    from rmq.remoting.poller import Poller
 
 log = logging.getLogger(__name__)
 
@@ -56,9 +60,10 @@ class Connection:
         first: bytes = b"",
         budget: Budget | None = None,
         signer: Callable[[Command], Command] | None = None,
+        poller: Poller | None = None,
     ) -> None:
         """`first` is what was already read from the stream, to find out what it carries. What waits here for
-        the peer counts against `budget`.
+        the peer counts against `budget`. `poller` reads the stream where that can be.
         """
         loop = current_loop()
         self.peer_address = stream.peer
@@ -81,6 +86,9 @@ class Connection:
             most=self._limits.decoded_frames,
             ask_from=self._limits.ask_bytes,
         )
+        self._poller = poller if stream.reads_now and poller is not None and poller.is_running else None
+        self._wanted = min(FIRST_READ_BYTES, self._limits.receive_bytes)
+        self._at_end = False  # the poller has read to the stream's end
         self._rest: list[Command] = []  # requests of the last chunk whose turn has not come
         self._budget = budget or Budget(_UNBOUNDED)
         self._held = 0  # bytes of ours that the budget knows of
@@ -162,7 +170,7 @@ class Connection:
         except LocalProtocolError as error:
             # Whoever calls this may be serving another connection, or a loop of the service.
             log.error("%s gets an error instead of its answer: %s", self.peer_address, error, exc_info=error)
-            frame = encode(_unsendable(response, error))
+            frame = encode(unsendable(response, error))
         self.write(frame)
 
     def write(self, frame: Buffer | Sequence[Buffer]) -> None:
@@ -252,8 +260,7 @@ class Connection:
         try:
             self._received(self._first)
             self._first = b""
-            receive, outbox, most = self._stream.receive_some, self._outbox, self._limits.receive_bytes
-            wanted = min(FIRST_READ_BYTES, most)
+            receive, outbox, poller = self._stream.receive_some, self._outbox, self._poller
             while True:
                 if outbox.size and not self._flush_now():
                     self._count()
@@ -271,11 +278,14 @@ class Connection:
                     self._count()
                 if self._held > SMALL_BYTES and self._budget.is_tight:
                     await self._wait_for_relief()
+                if poller is not None and poller.alone != self._stream.descriptor:
+                    await poller.attend(self._stream.descriptor, self._on_readable)
+                    if self._at_end:
+                        break
+                    continue
                 # The data gets no name: while we wait, nobody need hold the chunk that was read before.
-                size = self._received(await receive(wanted))
-                if not size:
+                if not self._received(await receive(self._wanted)):
                     break
-                wanted = most if size == wanted else min(FIRST_READ_BYTES, most)
             self._end("closed by the peer", None)
         except lost_errors() as error:
             self._end(f"lost: {error}", error)
@@ -285,9 +295,33 @@ class Connection:
         except Exception as error:
             self._failed(error)
 
-    def _received(self, data: bytes | bytearray) -> int:
+    def _on_readable(self) -> bool:
+        """Read and handle a chunk now; False when something is left that the reader has to wait for."""
+        data = self._stream.receive_now(self._wanted)
+        if data is None:
+            return True
+        if not self._received(data):
+            self._at_end = True
+            return False
+        if self._outbox.size and not self._flush_now():
+            return False
+        if self._outbox.size + self._decoder.buffered != self._held:
+            self._count()
+        return not (
+            self._rest
+            or self._decoder.has_more
+            or self.is_closed
+            or (self._poller and self._poller.alone == self._stream.descriptor)
+            or (self._held > SMALL_BYTES and self._budget.is_tight)
+        )
+
+    def _received(self, data: bytes | bytearray) -> bool:
         if not data:
-            return 0
+            return False
+        most = self._limits.receive_bytes
+        self._wanted = most if len(data) == self._wanted else min(FIRST_READ_BYTES, most)
+        if self._poller is not None:
+            self._poller.note(self._stream.descriptor)
         self.active_at = now = self._now()
         commands = self._decoder.feed(bytes(data))
         if commands:
@@ -298,7 +332,7 @@ class Connection:
             self._half_since = now
         if self._decoder.head is not None:
             self._ask()
-        return len(data)
+        return True
 
     def _serve(self, requests: list[Command]) -> None:
         if requests:
@@ -556,15 +590,3 @@ class Connection:
                 log.debug("%s: lost while closing: %s", self.peer_address, error)
             self._outbox.clear()
             await self._stream.aclose()
-
-
-def _unsendable(response: Command, error: LocalProtocolError) -> Command:
-    """The SYSTEM_ERROR that is sent in place of a response that has no frame."""
-    remark = f"the answer cannot be sent: {ascii(str(error))[1:-1][:1000]}"
-    return Command(
-        ResponseCode.SYSTEM_ERROR,
-        response.opaque,
-        FLAG_RESPONSE,
-        remark=remark,
-        serialization=response.serialization,
-    )

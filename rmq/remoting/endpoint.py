@@ -6,7 +6,8 @@ import logging
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Protocol
 
-from rmq.protocol.codes import ResponseCode
+from rmq.errors import LocalProtocolError
+from rmq.protocol.codes import FLAG_RESPONSE, ResponseCode
 from rmq.protocol.command import Command
 
 if TYPE_CHECKING:
@@ -60,3 +61,15 @@ class RefusingEndpoint(Endpoint):
         for request in requests:
             if not request.is_oneway:
                 connection.reply(request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED))
+
+
+def unsendable(response: Command, error: LocalProtocolError) -> Command:
+    """The SYSTEM_ERROR that is sent in place of a response that has no frame."""
+    remark = f"the answer cannot be sent: {ascii(str(error))[1:-1][:1000]}"
+    return Command(
+        ResponseCode.SYSTEM_ERROR,
+        response.opaque,
+        FLAG_RESPONSE,
+        remark=remark,
+        serialization=response.serialization,
+    )

@@ -24,6 +24,7 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import AddressRate, Budget, Limits, network_of
 from rmq.remoting.network import Network
+from rmq.remoting.poller import Poller
 from rmq.remoting.stream import Listener, Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.websocket import WebSocketAccess
@@ -89,14 +90,17 @@ async def serve_listeners(
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
     budget: Budget | None = None,
+    poller: Poller | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
-    """`serve` on listeners that are open already; closes them at the end."""
+    """`serve` on listeners that are open already; closes them at the end. `poller` is run here."""
     limits = limits or Limits()
     acceptor = acceptor or Acceptor.of(limits)
+    poller = poller or Poller()
     try:
-        server = Server(endpoint, limits, tls, access, budget)
+        server = Server(endpoint, limits, tls, access, budget, poller)
         async with trio.open_nursery() as nursery:
+            await nursery.start(poller.run)
             nursery.start_soon(server.expire)
             for listener in listeners:
                 nursery.start_soon(acceptor.run, listener, server.serve, nursery)
@@ -116,11 +120,13 @@ class Server:
         tls: TlsConfig | None = None,
         access: WebSocketAccess | None = None,
         budget: Budget | None = None,
+        poller: Poller | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._limits = limits
         self._access = access
         self._budget = budget or Budget()
+        self._poller = poller
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
             self._tls.server()  # unusable files end the start, not the first handshake
@@ -156,7 +162,14 @@ class Server:
         return accept_stream(raw, tls=self._tls, limits=self._limits, access=self._access)
 
     async def _converse(self, stream: Stream, first: bytes) -> None:
-        connection = Connection(stream, self._endpoint, limits=self._limits, first=first, budget=self._budget)
+        connection = Connection(
+            stream,
+            self._endpoint,
+            limits=self._limits,
+            first=first,
+            budget=self._budget,
+            poller=self._poller,
+        )
         self._connections[connection] = None
         try:
             self._endpoint.on_open(connection)

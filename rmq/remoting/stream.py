@@ -38,6 +38,15 @@ class Stream(_Abstract):
     sends_now: bool = False
     """Whether send_now() takes anything, and wait_send_all_might_not_block() waits until it will."""
 
+    reads_now: bool = False
+    """Whether `receive_now` works, and `descriptor` tells when it has something."""
+
+    def receive_now(self, max_bytes: int) -> bytes | None:
+        """What has come, without waiting: None when nothing has, ``b""`` at the end. Raises
+        BrokenResourceError, ClosedResourceError.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
         """At least one byte, at most `max_bytes`; none at the end."""

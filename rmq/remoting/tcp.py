@@ -37,6 +37,7 @@ class TcpStream(ByteStream):
     """A connected socket. Made by `dial` and `TcpListener.accept`."""
 
     sends_now = True
+    reads_now = True
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__()
@@ -54,12 +55,17 @@ class TcpStream(ByteStream):
     async def _receive(self, max_bytes: int) -> bytes:
         while True:
             await self._loop.wait_readable(self._open_socket())
-            try:
-                return self._socket.recv(max_bytes)
-            except (BlockingIOError, InterruptedError):
-                continue
-            except OSError as error:
-                raise self._broken(error) from error
+            data = self.receive_now(max_bytes)
+            if data is not None:
+                return data
+
+    def receive_now(self, max_bytes: int) -> bytes | None:
+        try:
+            return self._socket.recv(max_bytes)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            raise self._broken(error) from error
 
     def send_now(self, buffers: Sequence[Buffer]) -> int:
         sock = self._open_socket()

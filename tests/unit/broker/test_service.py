@@ -42,6 +42,7 @@ from rmq.protocol.record import decode_records, host_bytes
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import serve
 from rmq.remoting.tls import TlsConfig
@@ -514,7 +515,7 @@ async def test_rounds_of_the_loop_are_measured(autojump_clock: trio.testing.Mock
     flow: Any = Flow()
     lag = Histogram()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(service.measure_rounds, flow, lag)
+        nursery.start_soon(service.measure_rounds, flow, lag, Poller())
         await trio.sleep(1)
         assert rounds == [0.0] * len(rounds), "at rest"
         assert 5 <= len(rounds) <= 11

@@ -1,0 +1,237 @@
+"""One task that reads many sockets: who is called, who waits, what ends it."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from rmq.protocol.command import Command
+from rmq.protocol.frames import encode
+from rmq.remoting import Connection, Limits, TcpNetwork, serve
+from rmq.remoting.limits import Budget
+from rmq.remoting.poller import ALONE_AFTER, SLICE_SECONDS, Poller
+
+from .peers import Echo, RawPeer, request
+
+pytestmark = pytest.mark.skipif(not hasattr(__import__("select"), "epoll"), reason="the system has no epoll")
+
+MIB = 1 << 20
+
+
+class Pair:
+    """Two sockets; `near` is attended, and reads what `far` sends."""
+
+    def __init__(self) -> None:
+        self.near, self.far = socket.socketpair()
+        self.near.setblocking(False)
+        self.read: list[bytes] = []
+        self.wants_more = True
+
+    def on_readable(self) -> bool:
+        self.read.append(self.near.recv(100))
+        return self.wants_more
+
+    def close(self) -> None:
+        self.near.close()
+        self.far.close()
+
+
+@asynccontextmanager
+async def polling(clock: itertools.count[float] | None = None) -> AsyncIterator[tuple[Poller, list[Pair]]]:
+    poller = Poller() if clock is None else Poller(lambda: next(clock))
+    pairs = [Pair() for _ in range(4)]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(poller.run)
+        yield poller, pairs
+        nursery.cancel_scope.cancel()
+    for pair in pairs:
+        pair.close()
+    assert not poller.is_running
+
+
+async def test_whoever_can_be_read_is_called_until_it_wants_no_more() -> None:
+    async with polling() as (poller, pairs), trio.open_nursery() as nursery:
+        for pair in pairs:
+            nursery.start_soon(poller.attend, pair.near.fileno(), pair.on_readable)
+        await wait_all_tasks_blocked()
+        for text in (b"one", b"two"):
+            for pair in pairs[:2]:
+                pair.far.send(text)
+            await trio.sleep(0)
+            await wait_all_tasks_blocked(0.01)
+        assert [pair.read for pair in pairs] == [[b"one", b"two"]] * 2 + [[], []]
+        for pair in pairs:
+            pair.wants_more = False
+            pair.far.send(b"end")
+    assert [pair.read[-1] for pair in pairs] == [b"end"] * 4
+
+
+async def test_an_error_reaches_who_attends_and_no_other() -> None:
+    async with polling() as (poller, pairs):
+        broken, whole, *_ = pairs
+
+        def fail() -> bool:
+            raise ValueError("broken")
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(poller.attend, whole.near.fileno(), whole.on_readable)
+            broken.far.send(b"x")
+            with pytest.raises(ValueError, match="broken"):
+                await poller.attend(broken.near.fileno(), fail)
+            whole.wants_more = False
+            whole.far.send(b"y")
+        assert whole.read == [b"y"]
+
+
+async def test_who_is_cancelled_is_not_called_any_more() -> None:
+    async with polling() as (poller, pairs):
+        pair = pairs[0]
+        with trio.move_on_after(0) as scope:
+            await poller.attend(pair.near.fileno(), pair.on_readable)
+        assert scope.cancelled_caught
+        pair.far.send(b"late")
+        await wait_all_tasks_blocked(0.01)
+        assert pair.read == []
+        pair.wants_more = False
+        await poller.attend(pair.near.fileno(), pair.on_readable)
+        assert pair.read == [b"late"]
+
+
+async def test_tasks_have_their_turn_in_a_long_round_and_its_length_is_known() -> None:
+    async with polling(itertools.count(0.0, 2 * SLICE_SECONDS)) as (poller, pairs):
+        lengths: list[float] = []
+
+        async def measure() -> None:
+            while not lengths:
+                await trio.lowlevel.checkpoint()
+                if poller.is_serving:
+                    lengths.append(await poller.round_end())
+
+        assert await poller.round_end() == 0
+        async with trio.open_nursery() as nursery:
+            for pair in pairs:
+                pair.wants_more = False
+                nursery.start_soon(poller.attend, pair.near.fileno(), pair.on_readable)
+                pair.far.send(b"x")
+            nursery.start_soon(measure)
+        # Each of four looks costs two ticks of the clock: after the call, and after the others' turn.
+        assert lengths == [pytest.approx(9 * 2 * SLICE_SECONDS)]
+
+
+def test_who_is_alone_for_a_while_is_told_so() -> None:
+    poller = Poller()
+    for _ in range(ALONE_AFTER):
+        poller.note(3)
+        assert poller.alone == -1
+    poller.note(3)
+    assert poller.alone == 3
+    poller.note(4)
+    assert poller.alone == -1
+    poller.note(3)
+    assert poller.alone == -1
+
+
+# --- connections of a server ---
+
+
+class Counting(Echo):
+    """Knows its connections."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connections: list[Connection] = []
+
+    def on_open(self, connection: Connection) -> None:
+        self.connections.append(connection)
+
+
+@asynccontextmanager
+async def serving(endpoint: Echo, peers: int, **settings: object) -> AsyncIterator[list[RawPeer]]:
+    network = TcpNetwork()
+    async with trio.open_nursery() as nursery:
+        start = partial(serve, network, ["127.0.0.1:0"], endpoint, **settings)  # type: ignore[arg-type]
+        (address,) = await nursery.start(start)
+        yield [RawPeer(await network.dial(address)) for _ in range(peers)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_several_connections_are_answered_in_turns_and_alone() -> None:
+    endpoint = Counting()
+    async with serving(endpoint, 3) as peers:
+        for round_number in range(3):
+            for peer in peers:
+                await peer.send(request(b"%d" % round_number))
+            for peer in peers:
+                (answer,) = await peer.receive(1)
+                assert answer.body == b"%d" % round_number
+        for _ in range(ALONE_AFTER + 3):
+            await peers[0].send(request(b"more"))
+            await peers[0].receive(1)
+        await peers[1].send(request(b"again"))
+        assert (await peers[1].receive(1))[0].body == b"again"
+        await peers[1].stream.aclose()
+        while len(endpoint.gone) < 1:
+            await trio.sleep(0)
+        assert [connection.reason for connection in endpoint.gone] == ["closed by the peer"]
+
+
+async def test_answers_larger_than_the_system_takes_come_whole() -> None:
+    body = bytes(3 * MIB)
+    async with serving(Counting(), 2, limits=Limits(outbox_bytes=64 * MIB)) as peers:
+
+        async def ask(peer: RawPeer) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(peer.send, *(request(body) for _ in range(3)))
+                answers = await peer.receive(3)
+            assert [len(answer.body) for answer in answers] == [len(body)] * 3
+
+        async with trio.open_nursery() as nursery:
+            for peer in peers:
+                nursery.start_soon(ask, peer)
+
+
+async def test_a_bug_and_a_broken_frame_end_one_connection() -> None:
+    class Broken(Counting):
+        def handle(self, requests: list[Command], connection: Connection) -> None:
+            if requests[0].body == b"bug":
+                raise ZeroDivisionError
+            super().handle(requests, connection)
+
+    endpoint = Broken()
+    async with serving(endpoint, 3) as peers:
+        for peer in peers:
+            await peer.send(request(b"hello"))
+            await peer.receive(1)
+        await peers[0].send(request(b"bug"))
+        await peers[1].stream.send_all(b"\x00\x00\x00\x01")
+        while len(endpoint.gone) < 2:
+            await trio.sleep(0)
+        assert sorted(connection.reason[:22] for connection in endpoint.gone) == [
+            "a frame of 1 bytes can",
+            "an unexpected error: Z",
+        ]
+        await peers[2].send(request(b"still here"))
+        assert (await peers[2].receive(1))[0].body == b"still here"
+
+
+async def test_unfinished_frames_count_against_the_budget() -> None:
+    budget, endpoint = Budget(1 * MIB), Counting()
+    async with serving(endpoint, 2, budget=budget) as peers:
+        for peer in peers:
+            await peer.send(request(b"hello"))
+            await peer.receive(1)
+        frame = encode(request(bytes(200_000)))
+        await peers[0].stream.send_all(frame[:150_000])
+        while budget.held < 150_000:
+            await trio.sleep(0)
+        await peers[0].stream.send_all(frame[150_000:])
+        assert len((await peers[0].receive(1))[0].body) == 200_000
+        while budget.held:
+            await trio.sleep(0)
