@@ -71,6 +71,10 @@ WORKS = (
     Work(
         "batch-128", "pipelined client, batches of 32 x 128 B", "pipelined", ("json", "128", "64", "1", "32")
     ),
+    Work("w-4", "C client, 4 in flight, 128 B", "pipelined", ("json", "128", "4", "1", "0")),
+    Work("w-32", "C client, 32 in flight, 128 B", "pipelined", ("json", "128", "32", "1", "0")),
+    Work("c-32", "C client, 32 connections x 1 in flight", "pipelined", ("json", "128", "1", "32", "0")),
+    Work("c-100", "C client, 100 connections x 16 in flight", "pipelined", ("json", "128", "16", "100", "0")),
     Work("one", "C client, one at a time, 128 B", "pipelined", ("json", "128", "1", "1", "0"), latency=True),
     Work("sync-1", "Java client, sync, 1 thread, 128 B", "java", ("sync", "128", "1")),
     Work("sync-32", "Java client, sync, 32 threads, 128 B", "java", ("sync", "128", "32")),

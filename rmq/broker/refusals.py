@@ -32,6 +32,9 @@ BUSY_SECONDS_MAX: Final = 1.0
 """How long sends are refused at most after a slow write, before the next one shows whether the disk is back.
 """
 
+LOOK_MS: Final = 100
+"""For so long all counts as well once it was, as far as disk and settings go: a chunk may have one send."""
+
 LONG_ROUNDS: Final = 2
 """After so many long rounds of the event loop in a row sends are refused."""
 
@@ -72,12 +75,19 @@ class FlowControl:
         self._busy_ms = 0.0
         self._round_ms = 0.0  # how long the last round of the loop took
         self._long_rounds = 0  # how many in a row were too long
+        self._well_at = -LOOK_MS  # when all was well, in ms of wall time
+        settings.derive(self._look_again)
         if store.config.broker_role is BrokerRole.SLAVE:
             self.close("this broker is a slave; send to its master")
 
     def close(self, reason: str) -> None:
         """Refuse messages from now on, so that their producers go elsewhere."""
         self._closed = unavailable(reason)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        self._well_at = -LOOK_MS
+        self._capacity = self._settings.broker.send_thread_pool_queue_capacity
 
     def wrote(self, seconds: float) -> None:
         """A write took so long: after a slow one sends are refused for a while."""
@@ -85,6 +95,7 @@ class FlowControl:
             log.warning("a write took %.0f ms", seconds * 1000)
             self._busy_until = self._clock() + min(seconds, BUSY_SECONDS_MAX)
             self._busy_ms = seconds * 1000
+            self._look_again()
 
     def round_took(self, seconds: float) -> bool:
         """A round of the event loop, in which each connection is served once, took so long; whether the next
@@ -101,6 +112,7 @@ class FlowControl:
         is_long = self._round_ms > (limit / 2 if refusing else limit)
         self._long_rounds = self._long_rounds + 1 if is_long else 0
         if self._long_rounds == LONG_ROUNDS:
+            self._look_again()
             log.warning(
                 "the broker is overloaded: sends would wait for %.0f ms and are refused", self._round_ms
             )
@@ -108,6 +120,13 @@ class FlowControl:
 
     def refusal(self, now_ms: int) -> Refusal | None:
         """Why no message is taken now; None when all is well."""
+        if 0 <= now_ms - self._well_at < LOOK_MS and self._acknowledgement.waiting < self._capacity:
+            return None
+        refusal = self._refusal(now_ms)
+        self._well_at = now_ms if refusal is None else -LOOK_MS
+        return refusal
+
+    def _refusal(self, now_ms: int) -> Refusal | None:
         if self._closed is not None:
             return self._closed
         disk = self._store.disk_state()

@@ -90,7 +90,7 @@ READY_SECONDS = 3.0
 """How long `started` waits for the first registration."""
 ROUND_SECONDS: Final = 0.1
 """How often a round of the event loop is measured while none is long."""
-REPUT_SECONDS = 0.01
+REPUT_SECONDS = 0.1
 """For so long records gather before the index gets them."""
 REPUT_RECORDS = 500
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)

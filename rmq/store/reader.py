@@ -97,10 +97,7 @@ def read_queue(queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Want
     if not units:
         result.status, result.next_queue_offset = OFFSET_FOUND_NULL, queue.next_file(wanted.offset)
         return result
-    for start, stop in _choose(units, log, limits, wanted, result):
-        view = log.read(start, stop - start)
-        assert view is not None, "the bounds were checked"
-        result.buffers.append(view)
+    result.buffers = log.read_ranges(_choose(units, log, limits, wanted, result))
     return result
 
 

@@ -22,6 +22,7 @@ from rmq.protocol.codes import (
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.record import encode_batch
 from rmq.store.config import BrokerRole, FlushDiskType
+from rmq.store.retention import DiskState
 
 from .rig import START, Rig, Wire, batch, pull, send
 
@@ -468,6 +469,23 @@ def test_a_disk_over_the_watermark_refuses_with_figures_and_recovers(rig: Rig) -
     rig.disk.capacity = None
     rig.now_ms += 1000
     assert rig.one(send()).code == 0
+
+
+def test_the_disk_is_looked_at_once_in_100_ms(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    look = rig.store.disk_state
+
+    def counted() -> DiskState:
+        looks.append(rig.now_ms)
+        return look()
+
+    monkeypatch.setattr(rig.store, "disk_state", counted)
+    for ms in (0, 60, 39, 1, 50):
+        rig.let_pass(ms)
+        assert rig.one(send()).code == 0
+    assert looks == [START, START + 100]
+    rig.broker.flow.close("it is stopping")
+    assert rig.one(send()).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 def test_too_many_sends_waiting_for_the_disk_are_refused_with_figures() -> None:

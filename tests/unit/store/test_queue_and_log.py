@@ -347,6 +347,21 @@ def test_flush_syncs_what_is_committed_and_no_more() -> None:
     assert synced == []
 
 
+def test_ranges_of_several_files_are_read_as_they_lie_there() -> None:
+    log = CommitLog(MemoryDisk(), "/log", 100)
+    log.open_at(0, 0)
+    for letter in b"abcdefgh":
+        if log.left < 30 + 8:
+            log.roll(30)
+        log.append(bytes([letter]) * 30)
+    log.commit()
+    ranges = [(0, 30), (30, 90), (210, 240), (220, 225), (110, 120), (100, 130), (0, 1)]
+    views = log.read_ranges(ranges)
+    assert [len(view) for view in views] == [stop - start for start, stop in ranges]
+    assert views == [log.read(start, stop - start) for start, stop in ranges]
+    assert log.read_ranges([]) == []
+
+
 def test_a_commit_during_a_flush_is_not_counted_as_synced() -> None:
     disk = MemoryDisk()
     log = CommitLog(disk, "/log", 4096)
