@@ -88,7 +88,11 @@ def between(low: float, high: float) -> Validator:
 
 def at_least(low: float) -> Validator:
     """A validator: the number is not below `low`."""
-    return _check(lambda value: value >= low, f"a number of at least {low}")
+    return _check(lambda value: _is_number(value) and value >= low, f"a number of at least {low}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def one_of(*choices: object) -> Validator:

@@ -233,6 +233,7 @@ _TYPES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "tags": (lambda value: value is None or _is_text(value), "one tag as text, or None"),
     "properties": (_is_properties, "a dict of texts, name to value"),
     "flag": (_is_int, "an int"),
+    "wait_store": (lambda value: isinstance(value, bool), "True or False"),
     "delay_level": (_is_int, "an int, one of the levels of messageDelayLevel; 0 for none"),
     "deliver_at_ms": (
         lambda value: value is None or _is_int(value),
@@ -284,6 +285,7 @@ class Message:
             )
             and type(self.flag) is int
             and type(self.delay_level) is int
+            and type(self.wait_store) is bool
             and self.deliver_at_ms is None
             and self.delay_ms is None
         ):

@@ -26,7 +26,9 @@ from rmq.errors import (
     QueryNotFound,
     ResponseError,
     RmqError,
+    check_callable,
     check_number,
+    check_type,
 )
 from rmq.message import (
     PROPERTY_RETRY_TOPIC,
@@ -105,13 +107,21 @@ class Letters:
     """Which dead letters are meant: those that meet all conditions; without any, all.
 
     `ids` are message ids, the producer's or of the place among the dead letters. `since_ms` and `until_ms`
-    bound when they died, the second exclusive. `where(letter)` is a condition of your own.
+    bound when they died, the second exclusive. `where(letter)` is a condition of your own. Raises
+    InvalidType, ConfigError.
     """
 
     ids: frozenset[str] = field(default=frozenset(), converter=_as_set)
     since_ms: int | None = None
     until_ms: int | None = None
     where: Callable[[DeadLetter], bool] | None = None
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("since_ms", "until_ms"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 0)
+        if self.where is not None:
+            check_callable("where", self.where, "a function of a dead letter")
 
     def __contains__(self, letter: DeadLetter) -> bool:
         if self.ids and self.ids.isdisjoint(ids_of(letter)):
@@ -199,6 +209,7 @@ class Redrive:
 
         None when the group has no dead letters. Raises NoPermission when their topic may not be read, and as
         `PullConsumer.pull`. Cancelled: nothing has happened."""
+        check_type("letters", chosen, Letters, "an rmq.Letters")
         found: list[DeadLetter] = []
         async with aclosing(self._read(chosen)) as reading:
             async for message in reading:
@@ -224,6 +235,7 @@ class Redrive:
         broker can be reached or takes anything, the run ends with that error. Cancelled, or ended by an
         error: what is sent is sent; the next run goes on behind it. Raises as `letters` and `Producer.send`.
         """
+        check_type("letters", chosen, Letters, "an rmq.Letters")
         if rate is not None:
             check_number("rate", rate, 0, whole=False)
         if rate == 0:

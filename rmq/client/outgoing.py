@@ -220,8 +220,10 @@ def _delivery_time(message: Message, max_delay_level: int) -> dict[str, str]:
     times = (message.delay_level or None, message.deliver_at_ms, message.delay_ms)
     if sum(time is not None for time in times) > 1:
         raise InvalidMessage(remark="only one of delay_level, deliver_at_ms and delay_ms is possible")
-    if any(time is not None and time < 0 for time in times):
-        raise InvalidMessage(remark="a delay or a delivery time is not negative")
+    for name in ("delay_level", "deliver_at_ms", "delay_ms"):
+        time = getattr(message, name)
+        if time is not None and time < 0:
+            raise InvalidMessage(remark=f"{name} = {time}: expected at least 0")
     if message.delay_level > max_delay_level:
         raise InvalidMessage(
             remark=f"delay_level = {message.delay_level}: expected at most {max_delay_level}, the number of"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 from attrs import frozen
 
 from rmq.client.message_view import PulledMessage
-from rmq.errors import ConfigError, check_number
+from rmq.errors import ConfigError, check_number, check_type
 from rmq.protocol.properties import reason_of
 
 if TYPE_CHECKING:
@@ -122,6 +122,7 @@ class Retry(Exception):
     """
 
     def __init__(self, reason: str = "", *, delay_level: int = 0, after: float | None = None) -> None:
+        check_type("reason", reason, str, "text; delay_level and after are given by name")
         self.delay = Delay.asked(delay_level, after)
         super().__init__(reason)
         self.reason = reason

@@ -26,6 +26,7 @@ from rmq.message import (
     TRACE_TOPIC,
     Message,
     StoredMessage,
+    validate_topic,
     without_namespace,
 )
 from rmq.protocol.trace import TraceBean, TraceContext, TraceMessageType, TraceType, encode, index_keys
@@ -55,7 +56,8 @@ class MessageTrace(Observer):
     """Traces to `topic`; for one client. `dropped` counts rows that came too fast or could not be sent."""
 
     def __init__(self, topic: str = TRACE_TOPIC) -> None:
-        self.topic = topic
+        """Raises InvalidName, InvalidType."""
+        self.topic = validate_topic(topic)
         self.dropped = 0
         self._rows: deque[TraceContext] = deque()
         self._session: Session | None = None

@@ -17,6 +17,7 @@ from rmq.errors import (
     RemoteProtocolError,
     RmqError,
     SystemFailure,
+    check_type,
 )
 from rmq.message import TRACE_TOPIC, MessageQueue, StoredMessage, parse_offset_message_id
 from rmq.protocol import headers
@@ -77,8 +78,10 @@ class Messages(Groups):
 
     async def view_message(self, message_id: str, topic: str = "") -> StoredMessage:
         """The message with this id: an offset id, which names broker and place, or with `topic` also a
-        producer's unique id. Raises QueryNotFound, LocalProtocolError for a text that is neither.
+        producer's unique id. Raises QueryNotFound, LocalProtocolError for a text that is neither,
+        InvalidType.
         """
+        check_type("message_id", message_id, str, "the id of a message as text")
         try:
             address, physical_offset = parse_offset_message_id(message_id)
         except LocalProtocolError:

@@ -6,7 +6,7 @@ import anyio
 from attrs import evolve
 
 from rmq.client.admin.cluster import Cluster, each
-from rmq.errors import NoRoute, QueryNotFound, Unreachable, for_code
+from rmq.errors import NoRoute, QueryNotFound, Unreachable, check_number, for_code
 from rmq.message import (
     AUTO_CREATE_TOPIC,
     DLQ_PREFIX,
@@ -117,6 +117,7 @@ class Topics(Cluster):
         With `order`, the name servers are told how many queues each broker has, so that a broker that is gone
         for a while does not move keys to other queues.
         """
+        check_number("queues", queues, 1)
         config = TopicConfig(topic, queues, queues, perm, order=order)
         return await self.put_topic(config, cluster=cluster, broker=broker)
 

@@ -49,6 +49,7 @@ def explains(error: BaseException, argument: str, given: str, allowed: str) -> N
         ({"delay_ms": 1.5}, "1.5", "an int"),
         ({"deliver_at_ms": "now"}, "'now'", "an int"),
         ({"flag": None}, "None", "an int"),
+        ({"wait_store": "yes"}, "'yes'", "True or False"),
         ({"body": "text"}, "'text'", "bytes"),
         ({"body": None}, "None", "bytes"),
         ({"topic": b"T"}, "b'T'", "text"),
@@ -282,3 +283,43 @@ def test_what_was_given_is_shortened() -> None:
     with pytest.raises(InvalidMessageType) as raised:
         Message("T", "x" * 100_000)  # type: ignore[arg-type]
     assert len(str(raised.value)) < 300
+
+
+@pytest.mark.parametrize("name", ["delay_level", "delay_ms", "deliver_at_ms"])
+def test_a_negative_time_is_named(name: str) -> None:
+    with pytest.raises(InvalidMessage) as raised:
+        pack(Message("T", b"x", **{name: -1}), "ID", ClientConfig())  # type: ignore[arg-type]
+    explains(raised.value, name, "-1", "at least 0")
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "given", "allowed"),
+    [
+        (lambda: rmq.ClientConfig(send_timeout_ms="3s"), "sendMsgTimeout", "'3s'", "a number"),  # type: ignore[arg-type]
+        (lambda: rmq.Letters(since_ms="now"), "since_ms", "'now'", "an int"),  # type: ignore[arg-type]
+        (lambda: rmq.Letters(until_ms=-1), "until_ms", "-1", "at least 0"),
+        (lambda: rmq.Letters(where=5), "where", "5", "a function"),  # type: ignore[arg-type]
+        (lambda: rmq.Retry(5), "reason", "5", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.MessageTrace(5), "topic", "5", "text"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_made_of_wrong_values(
+    make: Callable[[], object], argument: str, given: str, allowed: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as raised:
+        make()
+    explains(raised.value, argument, given, allowed)
+
+
+def test_letters_are_letters(both: Play, cluster: Cluster) -> None:
+    async def scenario(setting: World) -> None:
+        async with setting.connect() as client:
+            for call in (client.dead_letters, client.redrive):
+                with pytest.raises(InvalidType, match="letters"):
+                    await call("g", ["ID"])  # type: ignore[operator]
+            with pytest.raises(InvalidType, match="message_id"):
+                await client.admin.view_message(5)  # type: ignore[arg-type]
+            with pytest.raises(InvalidType, match="queues"):
+                await client.admin.create_topic("T", queues="8")  # type: ignore[arg-type]
+
+    both(scenario, cluster)
