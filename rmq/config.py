@@ -449,6 +449,24 @@ def evolve(config: C, changes: Mapping[str, str]) -> C:
     return typing.cast(C, attrs.evolve(typing.cast(Any, config), **values))
 
 
+def with_changes(now: C, wanted: C) -> C:
+    """`now` with those values of `wanted` that may change at run time; the log names these, and those that
+    differ and need a restart."""
+    values, kept = {}, []
+    for field in attrs.fields(typing.cast(Any, type(now))):
+        before, after = getattr(now, field.name), getattr(wanted, field.name)
+        if not field.init or before == after:
+            continue
+        if field.metadata.get("runtime"):
+            values[field.name] = after
+            log.info("%s is %s now, and was %s", java_key(field), after, before)
+        else:
+            kept.append(java_key(field))
+    if kept:
+        log.warning("these settings differ from the file's and need a restart: %s", ", ".join(kept))
+    return typing.cast(C, attrs.evolve(typing.cast(Any, now), **values))
+
+
 def canonical(changes: Mapping[str, str], *classes: type[Any]) -> dict[str, str]:
     """The same changes by RocketMQ's keys, whichever of its two names a setting is called by."""
     keys = {name: java_key(field) for cls in classes for name, field in _fields(cls).items()}

@@ -1,4 +1,4 @@
-"""A bound on the log of a service: what strangers can cause must not fill a disk.
+"""The log of a service: where it goes, its form, and a bound: what strangers cause must not fill a disk.
 
 A port scan, a client with a wrong secret or a loop of refused requests write the same line again and again.
 The first of a second are written, the others counted.
@@ -6,11 +6,19 @@ The first of a second are written, the others counted.
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from logging.handlers import RotatingFileHandler
 from typing import Final
 
+from attrs import frozen
+
+from rmq.config import at_least, between, one_of, setting
+from rmq.errors import ConfigError
 from rmq.printable import printable
 
 LINES_MAX: Final = 50
@@ -58,6 +66,11 @@ class LogFormat(logging.Formatter):
     follows in lines that begin with ``|``.
     """
 
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """The one form of times in logs: ISO 8601, UTC, ms."""
+        text = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return text.replace("+00:00", "Z")
+
     def format(self, record: logging.LogRecord) -> str:
         """The line, and the traceback if there is one."""
         trace = self._trace(record)
@@ -83,11 +96,98 @@ def _cut(line: str, most: int) -> str:
 
 
 FORM: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
-def start_log() -> None:
-    """Write the log of a service to the error output, within the bound; a log that there is already stays."""
-    handler = logging.StreamHandler()
+@frozen
+class LogConfig:
+    """Where the log of a service goes, and in which form."""
+
+    log_level: str = setting("INFO", help="The least that is logged", validator=one_of(*LEVELS))
+    log_file: str = setting("", help="File for the log, with the banner; empty: the error output")
+    log_file_bytes: int = setting(
+        64 << 20,
+        help="A log file of this size is renamed to FILE.1, and so on; 0: never, as for logrotate",
+        unit="bytes",
+        validator=at_least(0),
+    )
+    log_files: int = setting(10, help="How many renamed log files are kept", validator=between(1, 1000))
+    log_format: str = setting(
+        "text",
+        help="text: a line; json: an object a line, for log collectors",
+        validator=one_of("text", "json"),
+    )
+
+
+class JsonFormat(LogFormat):
+    """An object a line: time, level, logger, message, and the traceback if there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        fields = {
+            "time": self.formatTime(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": _cut(printable(record.getMessage()), LINE_CHARACTERS),
+        }
+        if trace := self._trace(record):
+            fields["trace"] = trace.lstrip("\n")
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def start_log(config: LogConfig | None = None) -> None:
+    """Write the log of a service to the error output, within the bound, or as `config` says, once that is
+    known. A log that others made stays. Raises ConfigError for a file that cannot be written.
+    """
+    root = logging.getLogger()
+    if config is None:
+        if not root.handlers:
+            root.addHandler(_dressed(logging.StreamHandler(), "text"))
+            root.setLevel(logging.INFO)
+        return
+    ours = [handler for handler in root.handlers if isinstance(handler.formatter, LogFormat)]
+    if root.handlers and not ours and not config.log_file:
+        return
+    made: logging.Handler = logging.StreamHandler()
+    if config.log_file:
+        most, kept = config.log_file_bytes, config.log_files
+        try:
+            made = RotatingFileHandler(config.log_file, maxBytes=most, backupCount=kept, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("logFile", config.log_file, f"a file to write to ({error.strerror})") from None
+    root.addHandler(_dressed(made, config.log_format))
+    root.setLevel(config.log_level)
+    for handler in ours:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _dressed(handler: logging.Handler, form: str) -> logging.Handler:
     handler.addFilter(LogLimit())
-    handler.setFormatter(LogFormat(FORM))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    handler.setFormatter(JsonFormat() if form == "json" else LogFormat(FORM))
+    return handler
+
+
+def reopen_log() -> None:
+    """Go on in a new file where ours was renamed, as logrotate does before it sends SIGHUP. The next line
+    opens it."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.acquire()
+            try:
+                handler.close()
+                handler.stream = None
+            finally:
+                handler.release()
+
+
+def write_dump(config: LogConfig, text: str) -> str:
+    """Write what a server says of its insides where its log goes; returns where that is. Raises OSError."""
+    if not config.log_file:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        return "the error output"
+    path = f"{config.log_file}.dump"
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+    return path

@@ -7,18 +7,19 @@ import gc
 import logging
 import os
 import pathlib
-import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
+from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.metrics import parts_text
 from rmq.broker.service import run
-from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file
+from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file, with_changes
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.health import Health
 from rmq.loglimit import start_log
@@ -28,6 +29,7 @@ from rmq.profile import applied, exposure, protect_files
 from rmq.remoting.http import tell_supervisor
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.server import raise_descriptor_limit
+from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig, with_file
 from rmq.store.config import BrokerRole, StoreConfig
 
@@ -103,11 +105,15 @@ def banner(
     tls: TlsConfig,
     addresses: Sequence[str],
     also: Mapping[str, str] | None = None,
+    health: Health | None = None,
 ) -> str:
-    """What is said once the broker answers. `also`: what else it listens for, and where."""
+    """What is said once the broker answers. `also`: what else it listens for, and where; `health`: what it
+    may lack."""
+    lacks = "; ".join(f"{part}: {why}" for part, why in health.lacking.items()) if health else ""
+    state = f"answers, but is NOT READY ({lacks})" if lacks else "is ready"
     port = addresses[0].rpartition(":")[2]
     lines = [
-        f"rmq broker {config.broker_name} of {config.broker_cluster_name} is ready",
+        f"rmq broker {config.broker_name} of {config.broker_cluster_name} {state}",
         f"  listens on    {', '.join(addresses)}",
         f"  clients use   {config.address(int(port))}",
         *(f"  {what:<13} {where}" for what, where in (also or {}).items()),
@@ -135,7 +141,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         protect_files(loaded[0], loaded[1].store_path_root_dir)
         texts = {entry.key: str(entry.value) for entry in read_file(options.file)} if options.file else {}
-        trio.run(_serve, loaded, texts)
+        start_log(loaded[0])
+        trio.run(_serve, options, loaded, texts)
     except (ConfigError, PluginRefused) as error:
         return _failed(error, EXIT_SETTINGS)
     except (PortInUse, StoreLocked) as error:
@@ -145,56 +152,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def run_until_signalled(
-    config: BrokerConfig,
-    store_config: StoreConfig,
-    *,
-    tls: TlsConfig | None = None,
-    plugin_settings: Mapping[str, str] | None = None,
-    announce: Callable[[Sequence[str], Mapping[str, str]], None],
-) -> None:
-    """Be a broker until SIGTERM or SIGINT; `announce` is told the addresses for clients, and what else it
-    listens on. Raises as `run`."""
+async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str, str]) -> None:
+    """Be a broker until SIGTERM or SIGINT. Raises as `run`."""
+    config, store_config, tls = loaded
     raise_descriptor_limit()
     return_large_blocks()
-    stop = trio.Event()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
+    stop, health, also = trio.Event(), Health(), dict[str, str]()
+    brokers: list[Broker] = []
+    task = partial(
+        run,
+        config,
+        store_config,
+        tls=tls,
+        plugin_settings=texts,
+        stop=stop,
+        also=also,
+        health=health,
+        on_opened=brokers.append,
+    )
+
+    def reload() -> None:
+        for broker in brokers:
+            _reload(broker, options)
+
+    def parts() -> str:
+        return "".join(f"{parts_text(broker)}\n" for broker in brokers) + health.text()
+
+    with bare_errors():
         async with trio.open_nursery() as nursery:
-            also: dict[str, str] = {}
-            health = Health()
-            task = partial(
-                run,
-                config,
-                store_config,
-                tls=tls,
-                plugin_settings=plugin_settings,
-                stop=stop,
-                also=also,
-                health=health,
-            )
-            nursery.start_soon(_obey, signals, stop)
+            nursery.start_soon(partial(obey, config, stop, reload=reload, parts=parts))
             nursery.start_soon(tell_supervisor, health)
             async with trio.open_nursery() as inner:
                 addresses = await inner.start(task)
                 if addresses:
-                    announce(addresses, also)
+                    calm_collector()
+                    text = banner(config, store_config, tls, addresses, also, health=health)
+                    print(text, flush=True)
+                    if config.log_file:
+                        for line in text.splitlines():
+                            log.info("%s", line)
             nursery.cancel_scope.cancel()
 
 
-async def _obey(signals: AsyncIterator[int], stop: trio.Event) -> None:
-    async for number in signals:
-        log.info("%s: stopping", signal.Signals(number).name)
-        stop.set()
-
-
-async def _serve(loaded: Settings, texts: dict[str, str]) -> None:
-    config, store_config, tls = loaded
-
-    def announce(addresses: Sequence[str], also: Mapping[str, str]) -> None:
-        calm_collector()
-        print(banner(config, store_config, tls, addresses, also), flush=True)
-
-    await run_until_signalled(config, store_config, tls=tls, plugin_settings=texts, announce=announce)
+def _reload(broker: Broker, options: argparse.Namespace) -> None:
+    """Take what the settings say now: what may change at run time, all or none; of others the log says that
+    they need a restart."""
+    try:
+        wanted, wanted_store, _ = settings(options)
+        config = with_changes(broker.settings.broker, wanted)
+        store_config = with_changes(broker.settings.store, wanted_store)
+    except (ConfigError, OSError) as error:
+        log.error("the settings are not taken, all stay as they are: %s", error)
+        return
+    broker.settings.replace(config, store_config)
 
 
 def calm_collector() -> None:

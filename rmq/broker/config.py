@@ -11,6 +11,7 @@ from attrs import Attribute, Factory, frozen
 
 from rmq.config import at_least, between, is_loopback, java_key, one_of, setting
 from rmq.errors import ConfigError
+from rmq.loglimit import LogConfig
 from rmq.protocol.codes import MASTER_ID
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def _word(instance: object, field: Attribute[str], value: str) -> None:
 
 
 @frozen
-class BrokerConfig:
+class BrokerConfig(LogConfig):
     """The settings of broker.conf for the broker; those for its store are in rmq.store.config.StoreConfig."""
 
     namesrv_addr: str = setting(

@@ -86,6 +86,10 @@ class HeldPulls:
         self._timers: list[tuple[float, int, HeldPull]] = []
         self._order = count()
 
+    def by_queue(self) -> dict[tuple[str, int], int]:
+        """How many are held for each queue, by topic and queue id."""
+        return {queue: len(pulls) for queue, pulls in self._pulls.items()}
+
     def held_by(self, connection: Connection) -> int:
         """The pulls held for a connection."""
         mine = self._of_connection.get(connection)

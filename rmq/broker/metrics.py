@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 Row = tuple[tuple[str, ...], float]
 T = TypeVar("T")
 
+QUEUES: Final = 50
+"""So many queues with held pulls are named to an operator, those with the most."""
 LOOKS: Final = 250
 """So many queues, or rows, are looked at in one slice."""
 
@@ -274,3 +276,21 @@ class Histograms:
     """How long an acknowledgement waited for a slave."""
     loop_lag: Histogram = Factory(Histogram)
     """How late the event loop came to a task that was due, or how long a round of it took."""
+
+
+def parts_text(broker: Broker) -> str:
+    """For an operator: what waits, and what is slow, a line each."""
+    lines = [f"{name}  {value}" for name, value in gauges_of(broker).items() if value]
+    lines.append(f"connections  {broker.connections}")
+    for metric in _durations(broker.histograms):
+        ((_, value),) = metric.rows
+        if isinstance(value, Histogram) and (count := sum(value.counts)):
+            slowest = max(at for at, times in enumerate(value.counts) if times)
+            limit = str(value.limits[slowest]) if slowest < len(value.limits) else "more"
+            mean = 1000 * value.total / count
+            lines.append(f"{metric.name}  {count} times, {mean:.3f} ms on average, none over {limit} s")
+    held = sorted(broker.held_pulls.by_queue().items(), key=lambda row: -row[1])
+    lines += (f"pulls held for {topic} queue {number}  {count}" for (topic, number), count in held[:QUEUES])
+    if len(held) > QUEUES:
+        lines.append(f"and for {len(held) - QUEUES} more queues")
+    return "\n".join(lines)

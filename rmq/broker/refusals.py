@@ -71,6 +71,7 @@ class FlowControl:
         self._acknowledgement = acknowledgement
         self._clock = clock
         self._closed: Refusal | None = None
+        self._is_writable = True  # as the log says
         self._busy_until = 0.0
         self._busy_ms = 0.0
         self._round_ms = 0.0  # how long the last round of the loop took
@@ -106,6 +107,7 @@ class FlowControl:
         elsewhere, so two in a row count; and since to refuse is quick, messages are taken again only when
         rounds are half as long, which is when those that had gathered are answered.
         """
+        self._tell_disk()
         limit = self._settings.broker.wait_time_mills_in_send_queue
         self._round_ms = seconds * 1000
         refusing = self._long_rounds >= LONG_ROUNDS
@@ -116,7 +118,19 @@ class FlowControl:
             log.warning(
                 "the broker is overloaded: sends would wait for %.0f ms and are refused", self._round_ms
             )
+        elif refusing and not is_long:
+            log.warning("the broker is not overloaded any more: sends are taken again")
         return is_long
+
+    def _tell_disk(self) -> None:
+        """Log when the disk begins to refuse messages, and when it takes them again."""
+        disk = self._store.disk_state()
+        if disk.is_writable != self._is_writable:
+            self._is_writable = disk.is_writable
+            if disk.is_writable:
+                log.warning("messages are taken again: the disk is %.1f %% full", 100 * disk.ratio)
+            else:
+                log.error("NO MESSAGES ARE TAKEN: %s", disk.reason)
 
     def refusal(self, now_ms: int) -> Refusal | None:
         """Why no message is taken now; None when all is well."""

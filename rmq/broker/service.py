@@ -117,16 +117,17 @@ async def run(
     stop: trio.Event | None = None,
     also: dict[str, str] | None = None,
     health: Health | None = None,
+    on_opened: Callable[[Broker], None] = lambda broker: None,
     front: Callable[[Endpoint], Endpoint] | None = None,
     task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
 
     `started` gets the addresses as bound, the one that clients are told first, once a name server knows the
-    broker or none could be reached, and none when it was stopped before; `also` is filled
-    with what else it listens for, and where. Without `disk`
-    files are real and syncs run in a thread; a simulation gives its own, and `now_ms`. `front` is given the
-    broker and makes the endpoint that clients' connections get in its place: a test's. Raises ConfigError,
+    broker or none could be reached, and none when it was stopped before; `also` is filled with what else it
+    listens for, and where. Without `disk` files are real and syncs run in a thread; a simulation gives its
+    own, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the broker and
+    makes the endpoint that clients' connections get in its place: a test's. Raises ConfigError,
     PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`, and then nothing is left running;
     later CorruptRecord when a broken disk lost the log's end.
     """
@@ -155,6 +156,7 @@ async def run(
         except StoppedOpening:
             task_status.started([])
             return
+        on_opened(broker)
         flusher = Flusher(
             broker.store,
             on_synced=broker.on_synced,
@@ -516,6 +518,8 @@ class _Service:
         known = self.broker.registration.known_by
         known[address] = registered
         if any(known.values()):
+            if NAME_SERVERS in self._health.lacking:
+                log.info("ready: a name server has taken the registration")
             self._health.has(NAME_SERVERS)
         else:
             self._health.lacks(NAME_SERVERS, f"registered at none of {', '.join(self._alarms.register)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -21,6 +22,8 @@ from rmq.remoting.tls import TlsConfig, with_file
 EXIT_SETTINGS: Final = 2
 EXIT_LISTEN: Final = 3
 EXIT_FAILED: Final = 1
+
+log = logging.getLogger("rmq.namesrv")
 
 _EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when it cannot listen, 1 for any
 other failure. Settings come from the file, then from environment variables RMQ_<NAME>, then from --set."""
@@ -74,9 +77,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(dump_properties(config, tls, important=not options.printConfigItem), end="")
             return 0
         protect_files(config)
-        run_until_signalled(
-            config, tls, lambda addresses, also: print(banner(config, tls, addresses, also), flush=True)
-        )
+        start_log(config)
+
+        def announce(addresses: Sequence[str], also: Mapping[str, str]) -> None:
+            text = banner(config, tls, addresses, also)
+            print(text, flush=True)
+            if config.log_file:
+                for line in text.splitlines():
+                    log.info("%s", line)
+
+        run_until_signalled(config, tls, announce)
     except (ConfigError, PluginRefused) as error:
         return _failed(error, EXIT_SETTINGS)
     except (PortInUse, OSError) as error:

@@ -7,10 +7,11 @@ from pathlib import Path
 from attrs import frozen
 
 from rmq.config import at_least, between, one_of, setting
+from rmq.loglimit import LogConfig
 
 
 @frozen
-class NamesrvConfig:
+class NamesrvConfig(LogConfig):
     """Settings of a name server."""
 
     listen_port: int = setting(

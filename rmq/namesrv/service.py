@@ -12,7 +12,6 @@ change of the wall clock moves.
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -47,6 +46,7 @@ from rmq.remoting.loop import bare_errors, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
+from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.websocket import WebSocketAccess
 
@@ -143,14 +143,13 @@ def run_until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announc
 async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
     raise_descriptor_limit()
     return_large_blocks()
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals, bare_errors():
+    stop, health, also = trio.Event(), Health(), dict[str, str]()
+    with bare_errors():
         async with trio.open_nursery() as nursery:
-            also: dict[str, str] = {}
-            health = Health()
+            nursery.start_soon(partial(obey, config, stop, parts=health.text))
             nursery.start_soon(tell_supervisor, health)
             announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
-            async for _ in signals:
-                break
+            await stop.wait()
             nursery.cancel_scope.cancel()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -58,6 +60,63 @@ def test_a_broker_starts_serves_and_stops_cleanly(tmp_path: pathlib.Path) -> Non
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert not (store / "abort").exists()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def log_lines(file: pathlib.Path, words: str) -> list[dict[str, str]]:
+    """The lines of a log as JSON, once one has these words."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        if any(words in line["message"] for line in lines):
+            return lines
+        time.sleep(0.01)
+    raise AssertionError(f"{words!r} does not come: {lines}")
+
+
+def test_signals_reload_settings_reopen_the_log_and_write_what_goes_on(tmp_path: pathlib.Path) -> None:
+    log, conf = tmp_path / "broker.log", tmp_path / "broker.conf"
+    settings = [
+        "listenPort=0",
+        "brokerName=p",
+        f"storePathRootDir={tmp_path}/store",
+        f"logFile={log}",
+        "logFormat=json",
+        "namesrvAddr=127.0.0.1:1",
+        "fileReservedTime=72",
+    ]
+    conf.write_text("\n".join(settings))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rmq.broker", "-c", str(conf)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        why = "name servers: registered at none of 127.0.0.1:1"
+        assert first == f"rmq broker p of DefaultCluster answers, but is NOT READY ({why})\n"
+        lines = log_lines(log, "NOT READY")
+        assert lines[0].keys() == {"time", "level", "logger", "message"}
+        assert lines[0]["time"].endswith("Z")
+        log.rename(tmp_path / "old.log")
+        settings[-1] = "fileReservedTime=48\nlistenPort=5"
+        conf.write_text("\n".join(settings))
+        process.send_signal(signal.SIGHUP)
+        messages = [line["message"] for line in log_lines(log, "need a restart")]
+        assert "fileReservedTime is 48 now, and was 72" in messages
+        assert "these settings differ from the file's and need a restart: listenPort" in messages
+        for number in (signal.SIGUSR1, signal.SIGQUIT):
+            process.send_signal(number)
+            log_lines(log, f"{number.name}: what this server does is written to {log}.dump")
+            dump = pathlib.Path(f"{log}.dump").read_text()
+            for words in ("rmq.broker.service", "heldPulls  0", "loop_lag_seconds", why, "rmq-flush"):
+                assert words in dump
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
     finally:
         process.kill()
         process.communicate()

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import pathlib
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.loglimit import KINDS_MAX, LINE_CHARACTERS, TRACE_LINES, LogFormat, LogLimit, start_log
+from rmq.errors import ConfigError
+from rmq.loglimit import (
+    FORM,
+    KINDS_MAX,
+    LINE_CHARACTERS,
+    TRACE_LINES,
+    JsonFormat,
+    LogConfig,
+    LogFormat,
+    LogLimit,
+    reopen_log,
+    start_log,
+)
 
 
 def line(text: str, *values: object) -> logging.LogRecord:
@@ -99,3 +113,42 @@ def test_services_log_so(capsys: pytest.CaptureFixture[str]) -> None:
     finally:
         root.handlers = before
     assert capsys.readouterr().err.endswith(" WARNING rmq.test: client a\\nb\n")
+
+
+def test_a_line_as_json_has_its_time_in_utc_and_no_line_of_its_own() -> None:
+    record = logging.makeLogRecord({"name": "rmq.x", "levelname": "INFO", "msg": "a %s", "args": ("b\nc",)})
+    record.created = 1_700_000_000.25
+    (line,) = JsonFormat().format(record).split("\n")
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "INFO",
+        "logger": "rmq.x",
+        "message": "a b\\nc",
+    }
+    assert LogFormat(FORM).format(record).startswith("2023-11-14T22:13:20.250Z INFO rmq.x: a b")
+
+
+def test_a_log_file_is_bounded_and_opened_anew(tmp_path: pathlib.Path) -> None:
+    root, file = logging.getLogger(), tmp_path / "log"
+    before, level = root.handlers, root.level
+    root.handlers = []
+    try:
+        start_log(LogConfig(log_file=str(file), log_file_bytes=200, log_files=2, log_level="WARNING"))
+        for number in range(20):
+            logging.getLogger("rmq.test").warning("number %d", number)
+            logging.getLogger("rmq.test").info("not this")
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "log.1", "log.2"]
+        text = file.read_text()
+        assert "number 19" in text
+        assert "not this" not in text
+        file.rename(tmp_path / "moved")
+        reopen_log()
+        logging.getLogger("rmq.test").error("here")
+        assert file.read_text().endswith("ERROR rmq.test: here\n")
+        with pytest.raises(ConfigError, match="logFile"):
+            start_log(LogConfig(log_file=str(tmp_path / "none" / "log")))
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers = before
+        root.setLevel(level)

@@ -404,3 +404,30 @@ def test_a_plugin_can_store_messages(rig: Rig) -> None:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+def test_a_full_disk_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    rig.one(send())
+    with caplog.at_level("WARNING", "rmq.broker"):
+        for capacity, rounds in ((100, 3), (1 << 40, 3)):
+            rig.disk.capacity = capacity
+            rig.let_pass(2_000)
+            for _ in range(rounds):
+                rig.broker.flow.round_took(0.0)
+    said = [one.getMessage() for one in caplog.records if one.levelname != "INFO"]
+    assert len(said) == 2
+    assert said[0].startswith("NO MESSAGES ARE TAKEN: ")
+    assert said[1].startswith("messages are taken again: the disk is ")
+
+
+def test_an_overload_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    rig = Rig()
+    with caplog.at_level("WARNING", "rmq.broker"):
+        for seconds in (0.3, 0.3, 0.3, 0.15, 0.05, 0.0):
+            rig.broker.flow.round_took(seconds)
+    said = [one.getMessage() for one in caplog.records if one.levelname != "INFO"]
+    assert said == [
+        "the broker is overloaded: sends would wait for 300 ms and are refused",
+        "the broker is not overloaded any more: sends are taken again",
+    ]
