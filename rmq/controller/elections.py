@@ -29,7 +29,7 @@ class Heartbeat:
 
     name: str
     number: int
-    incarnation: str
+    incarnation: int
     epoch: int = 0
     reach: int = 0
 

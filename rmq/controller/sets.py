@@ -28,10 +28,11 @@ TEXT_MAX: Final = 255
 
 @frozen
 class Replica:
-    """A broker of a set. `identity` stands in its store's folder, `incarnation` is new with each start."""
+    """A broker of a set. `identity` stands in its store's folder; `incarnation` too, and grows with each
+    start, so that a request of an earlier life that comes late is told from those of the present one."""
 
     identity: str
-    incarnation: str
+    incarnation: int
     address: str
     ha_address: str
 
@@ -158,7 +159,7 @@ class BrokerSets:
     def _register(self, command: Register) -> Outcome:
         new = command.replica
         known = self.sets.get(command.name)
-        texts = (command.cluster, command.name, new.identity, new.incarnation, new.address, new.ha_address)
+        texts = (command.cluster, command.name, new.identity, new.address, new.ha_address)
         if not all(text and len(text) <= TEXT_MAX for text in texts):
             return Outcome(f"names and addresses have 1 to {TEXT_MAX} characters")
         if known is None and len(self.sets) >= SETS_MAX:
@@ -177,6 +178,8 @@ class BrokerSets:
             number = broker_set.next_number
         first = not broker_set.replicas
         before = broker_set.replicas.get(number)
+        if before is not None and new.incarnation < before.incarnation:
+            return Outcome(f"{new.identity} was started again since then", known)
         changed = evolve(
             broker_set,
             replicas={**broker_set.replicas, number: new},
@@ -186,7 +189,7 @@ class BrokerSets:
             changed = evolve(
                 changed, epoch=max(0, command.epoch) + 1, version=1, master=number, in_sync=(number,)
             )
-        elif number == changed.master and before is not None and before.incarnation != new.incarnation:
+        elif number == changed.master and before is not None and new.incarnation > before.incarnation:
             # What it acknowledged in its earlier life may be gone with what it had not written down: others
             # in sync have it, and only a new epoch makes all of them compare their logs.
             changed = evolve(changed, master=NOBODY)

@@ -81,6 +81,8 @@ class Member:
 class Simulation:
     """`run()` raises Violation; `trace` is a hash of all that happened, `counts` what faults there were."""
 
+    kind = "controllers"
+
     @classmethod
     def of(cls, seed: int) -> Simulation:
         """The simulation that a seed names: its number of members, too."""
@@ -168,7 +170,7 @@ class Simulation:
         if member.raft is not None:
             return
         member.life += 1
-        member.machine = Register()
+        member.machine = self.machine()
         try:
             journal = Journal(
                 member.disk, "/raft", self.first if name in self.first else {}, file_bytes=FILE_BYTES
@@ -190,8 +192,16 @@ class Simulation:
             timing=TIMING,
             compact_entries=COMPACT_ENTRIES,
         )
+        self.started(member)
         self.note("start", name, journal.last, journal.term)
         self.wake(name)
+
+    def machine(self) -> Any:
+        """A new state machine."""
+        return Register()
+
+    def started(self, member: Member) -> None:
+        """A member has begun another life."""
 
     def crash(self, name: str, *, power: bool, away: float | None = None) -> None:
         member = self.members[name]

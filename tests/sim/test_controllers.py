@@ -10,6 +10,8 @@ import pytest
 
 from tests.sim.bugs import BUGS, CAUGHT_BY
 from tests.sim.controllers import Simulation, Violation
+from tests.sim.set_bugs import SET_BUGS, SETS_CAUGHT_BY
+from tests.sim.sets import SetSimulation
 
 SEEDS = 12
 
@@ -46,3 +48,16 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 def test_a_planted_bug_is_caught(name: str) -> None:
     with BUGS[name](), pytest.raises(Violation):
         Simulation.of(CAUGHT_BY[name]).run()
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_set_loses_nothing_that_was_acknowledged(seed: int) -> None:
+    simulation = SetSimulation.of(seed)
+    simulation.run()
+    assert simulation.accepted > 0
+
+
+@pytest.mark.parametrize("name", SET_BUGS)
+def test_a_bug_planted_in_the_rules_of_sets_is_caught(name: str) -> None:
+    with SET_BUGS[name](), pytest.raises(Violation):
+        SetSimulation.of(SETS_CAUGHT_BY[name]).run()

@@ -23,11 +23,11 @@ from rmq.controller.sets import (
 )
 
 
-def replica(identity: str, life: str = "1") -> Replica:
+def replica(identity: str, life: int = 1) -> Replica:
     return Replica(identity, life, f"{identity}:10911", f"{identity}:10912")
 
 
-def register(identity: str, life: str = "1", *, is_founder: bool = True, name: str = "s") -> Register:
+def register(identity: str, life: int = 1, *, is_founder: bool = True, name: str = "s") -> Register:
     return Register("c", name, replica(identity, life), is_founder)
 
 
@@ -85,13 +85,15 @@ def test_a_master_comes_from_those_in_sync_unless_it_is_said_otherwise() -> None
 
 def test_a_master_that_was_started_again_leads_no_more() -> None:
     sets, known = three()
-    assert do(sets, register("a", "1")).broker_set == known
-    do(sets, register("a", "2"))
+    assert do(sets, register("a", 1)).broker_set == known
+    do(sets, register("a", 2))
     assert sets.sets["s"].master == NOBODY
     assert sets.sets["s"].in_sync == (1, 2, 3)
     assert do(sets, AlterInSync("s", known.epoch, known.version, (1,))).refusal
     assert not do(sets, Elect("s", known.epoch, known.version, 1, (1, 2, 3))).refusal
     assert (sets.sets["s"].epoch, sets.sets["s"].master) == (2, 1)
+    assert "since then" in do(sets, register("a", 1)).refusal  # of the earlier life, late
+    assert sets.sets["s"].replicas[1].incarnation == 2
 
 
 def test_replicas_go_but_not_the_master_and_their_numbers_never_come_again() -> None:
@@ -120,7 +122,7 @@ def test_tables_are_bounded_and_what_cannot_be_read_changes_nothing() -> None:
 NUMBERS = st.integers(0, 4)
 SOME = st.lists(NUMBERS, max_size=4).map(tuple)
 COMMANDS = st.one_of(
-    st.builds(register, st.sampled_from("abcd"), st.sampled_from("12"), is_founder=st.booleans()),
+    st.builds(register, st.sampled_from("abcd"), st.integers(1, 3), is_founder=st.booleans()),
     st.builds(AlterInSync, st.just("s"), st.integers(0, 3), st.integers(0, 6), SOME),
     st.builds(Elect, st.just("s"), st.integers(0, 3), st.integers(0, 6), NUMBERS, SOME, st.booleans()),
     st.builds(Remove, st.just("s"), NUMBERS),
@@ -152,7 +154,7 @@ def test_no_commands_break_the_rules(commands: list[Command]) -> None:
     assert again.sets == sets.sets
 
 
-def heartbeat(number: int, epoch: int = 1, reach: int = 0, life: str = "1") -> Heartbeat:
+def heartbeat(number: int, epoch: int = 1, reach: int = 0, life: int = 1) -> Heartbeat:
     return Heartbeat("s", number, life, epoch, reach)
 
 
@@ -216,5 +218,5 @@ def test_an_earlier_life_of_a_replica_says_nothing() -> None:
     _, known = three()
     elections = Elections(3.0)
     elections.begin(0.0)
-    assert not elections.hear(heartbeat(1, life="0"), known, 1.0)
+    assert not elections.hear(heartbeat(1, life=0), known, 1.0)
     assert not elections.lives("s", 1, 1.0)

@@ -1,0 +1,145 @@
+"""Controller: one member of the controllers as a whole: the log, the table of sets, and elections.
+
+Questions of brokers and operators come by `ask` and are answered by a callback, at once or when the log has
+agreed. Only the leader answers; others say `NotLeader`. Nothing here does I/O but the journal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from attrs import frozen
+
+from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.raft import NotLeader, Raft
+from rmq.controller.sets import AlterInSync, BrokerSet, BrokerSets, Outcome, Register, Remove, encode
+
+log = logging.getLogger("rmq.controller")
+
+WAITING_MAX = 10_000
+"""Questions that wait for the log; more are refused."""
+
+
+@frozen
+class Want:
+    """An operator's wish: this replica is to be the next master of the set."""
+
+    name: str
+    number: int
+
+
+@frozen
+class Answer:
+    """`broker_set` as it is, when there is one; `refusal` says why nothing was done. To a heartbeat
+    `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift."""
+
+    refusal: str = ""
+    broker_set: BrokerSet | None = None
+    number: int = 0
+    is_leased: bool = False
+    lease_s: float = 0.0
+
+
+Question = Heartbeat | Register | AlterInSync | Remove | Want
+Reply = Callable[[Answer | NotLeader], None]
+
+
+class Controller:
+    """See the module. `sets` must be the machine of `raft`; the owner calls `settle` after each call of
+    `raft`, and sends its messages."""
+
+    def __init__(self, raft: Raft, sets: BrokerSets, elections: Elections) -> None:
+        self.raft = raft
+        self.sets = sets
+        self.elections = elections
+        self._led = 0  # the term in which it leads
+        self._waiting: dict[int, tuple[int, Reply]] = {}  # index -> term, who asked
+        self._electing: dict[str, int] = {}  # set -> the entry that elects
+
+    def ask(self, question: Question, reply: Reply, now: float) -> None:
+        """Answer, now or later; each question is answered once, unless this controller stops before."""
+        self.settle(now)
+        if not self.raft.is_leading(now):
+            reply(self._not_leader())
+            return
+        match question:
+            case Heartbeat():
+                reply(self._heard(question, now))
+            case Want():
+                reply(self._wanted(question, now))
+            case _:
+                self._propose(question, reply, now)
+        self.settle(now)
+
+    def step(self, now: float) -> float:
+        """Do what is due; returns when to come again at the latest."""
+        self.raft.step(now)
+        self.settle(now)
+        due = self.raft.deadline
+        if self._led:
+            due = min(due, self.elections.deadline(self.sets.sets, now))
+        return due
+
+    def settle(self, now: float) -> None:
+        """Answer those whose entries were applied, and hold the elections that are due."""
+        for done in self.raft.take_applied():
+            self._applied(done.index, done.term, done.result)
+        if not self.raft.is_leading(now):
+            # Even if it leads again in the same term: it heard no heartbeats meanwhile.
+            self._led = 0
+            if self.raft.leader != self.raft.me:
+                self._give_up()
+            return
+        if self._led != self.raft.term:
+            self._led, self._electing = self.raft.term, {}
+            self.elections.begin(now)
+        for elect in self.elections.due(self.sets.sets, now):
+            if not self._is_proposed(elect.name):
+                log.warning("%s: %d is to be master after epoch %d", elect.name, elect.master, elect.epoch)
+                index, term = self.raft.propose(encode(elect), now)
+                self._electing[elect.name] = index
+                self._waiting[index] = term, lambda answer: None
+
+    def _is_proposed(self, name: str) -> bool:
+        return self._electing.get(name, 0) > self.raft.applied
+
+    def _heard(self, heartbeat: Heartbeat, now: float) -> Answer:
+        known = self.sets.sets.get(heartbeat.name)
+        if known is None:
+            return Answer(f"there is no broker set {heartbeat.name}: register")
+        is_leased = self.elections.hear(heartbeat, known, now)
+        return Answer("", known, heartbeat.number, is_leased, self.elections.lease_s)
+
+    def _wanted(self, want: Want, now: float) -> Answer:
+        known = self.sets.sets.get(want.name)
+        if known is None or want.number not in known.in_sync:
+            return Answer(f"{want.name} has no replica {want.number} in sync", known)
+        if not self.elections.lives(want.name, want.number, now):
+            return Answer(f"replica {want.number} of {want.name} was not heard of", known)
+        self.elections.want(known, want.number)
+        return Answer("", known, want.number)
+
+    def _propose(self, command: Register | AlterInSync | Remove, reply: Reply, now: float) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            reply(Answer("too many requests wait: try again"))
+            return
+        index, term = self.raft.propose(encode(command), now)
+        self._waiting[index] = term, reply
+
+    def _applied(self, index: int, term: int, result: Outcome | None) -> None:
+        wanted, reply = self._waiting.pop(index, (0, None))
+        if reply is None:
+            return
+        if wanted == term and result is not None:
+            reply(Answer(result.refusal, result.broker_set, result.number))
+        else:
+            reply(self._not_leader())
+
+    def _give_up(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for _, reply in waiting.values():
+            reply(self._not_leader())
+
+    def _not_leader(self) -> NotLeader:
+        return NotLeader(self.raft.leader_address if self.raft.leader != self.raft.me else "")

@@ -1,0 +1,112 @@
+"""One controller as a whole: who answers, when, and how elections come about."""
+
+from __future__ import annotations
+
+import random
+
+from rmq.controller.controller import Answer, Controller, Question, Want
+from rmq.controller.elections import Elections, Heartbeat
+from rmq.controller.journal import Journal
+from rmq.controller.raft import NotLeader, Raft
+from rmq.controller.sets import AlterInSync, BrokerSets, Register, Remove, Replica
+from rmq.testing.disk import MemoryDisk
+
+
+class Rig:
+    """A controller of its own, or one of three whose others say nothing."""
+
+    def __init__(self, *members: str) -> None:
+        self.now = 50.0
+        journal = Journal(MemoryDisk(seed=1), "/raft", {name: name for name in members})
+        self.sets = BrokerSets()
+        raft = Raft("n0", "n0", journal, self.sets, now=self.now, chance=random.Random(1))
+        self.controller = Controller(raft, self.sets, Elections(3.0))
+
+    def run(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 0.1
+            self.controller.step(self.now)
+
+    def ask(self, question: Question) -> Answer | NotLeader:
+        answers: list[Answer | NotLeader] = []
+        self.controller.ask(question, answers.append, self.now)
+        (answer,) = answers
+        return answer
+
+    def done(self, question: Question) -> Answer:
+        answer = self.ask(question)
+        assert isinstance(answer, Answer)
+        return answer
+
+
+def register(name: str) -> Register:
+    return Register("c", "s", Replica(name, 1, f"{name}:1", f"{name}:2"), is_founder=True)
+
+
+def test_only_who_leads_answers() -> None:
+    rig = Rig("n0", "n1", "n2")
+    rig.run(5.0)
+    assert isinstance(rig.ask(register("a")), NotLeader)
+    assert isinstance(rig.ask(Heartbeat("s", 1, 1)), NotLeader)
+
+
+def test_a_set_comes_about_loses_its_master_and_gets_another() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    assert rig.done(Heartbeat("s", 1, 1)).refusal
+    assert [rig.done(register(name)).number for name in "abc"] == [1, 2, 3]
+    known = rig.sets.sets["s"]
+    assert not rig.done(AlterInSync("s", known.epoch, known.version, (1, 2, 3))).refusal
+    for _ in range(40):
+        rig.run(0.5)
+        answers = [rig.done(Heartbeat("s", number, 1, 1, 10 * number)) for number in (1, 2, 3)]
+        assert [answer.is_leased for answer in answers] == [True, False, False]
+    for _ in range(5):  # the master is silent, for less than its lease
+        rig.run(0.5)
+        assert not any(rig.done(Heartbeat("s", number, 1, 1, 10 * number)).is_leased for number in (2, 3))
+    assert rig.sets.sets["s"].epoch == 1
+    rig.run(0.7)
+    known = rig.sets.sets["s"]
+    assert (known.epoch, known.master, known.in_sync) == (2, 3, (2, 3))
+    assert not rig.done(Heartbeat("s", 1, 1, 1)).is_leased
+    assert rig.done(Heartbeat("s", 3, 1, 2)).is_leased
+    assert not rig.done(Remove("s", 1)).refusal
+
+
+def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync() -> None:
+    rig = Rig("n0")
+    rig.run(6.0)
+    for name in "ab":
+        rig.done(register(name))
+    for number in (1, 2):
+        rig.done(Heartbeat("s", number, 1, 1))
+    assert "in sync" in rig.done(Want("s", 2)).refusal
+    known = rig.sets.sets["s"]
+    rig.done(AlterInSync("s", known.epoch, known.version, (1, 2)))
+    assert rig.done(Heartbeat("s", 1, 1, 1)).is_leased
+    assert not rig.done(Want("s", 2)).refusal
+    asked = rig.now
+    while rig.sets.sets["s"].master == 1:
+        assert not rig.done(Heartbeat("s", 1, 1, 1)).is_leased
+        rig.done(Heartbeat("s", 2, 1, 1))
+        rig.run(0.2)
+        assert rig.now - asked < 4.0
+    assert rig.now - asked >= 3.0
+    assert rig.sets.sets["s"].master == 2
+
+
+def test_without_a_majority_it_stops_to_answer_and_gives_up_who_waits() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    rig.controller.raft.add("n1", "n1", rig.now)
+    raft = rig.controller.raft
+    raft._match["n1"] = raft.commit
+    raft._promote("n1", rig.now)  # two members now, and n1 never answers
+    answers: list[Answer | NotLeader] = []
+    raft._answered["n1"] = rig.now
+    rig.controller.ask(register("a"), answers.append, rig.now)
+    assert answers == []
+    rig.run(3.0)
+    (answer,) = answers
+    assert isinstance(answer, NotLeader)
