@@ -5,6 +5,7 @@ A block that imports neither loop runs as part of both.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
 import subprocess
@@ -122,6 +123,20 @@ async def main():
 
 anyio.run(main, backend="LOOP")
 """
+NOTEBOOK = """
+import ast, asyncio, inspect
+
+async def run(cells):
+    names = {}
+    for number, cell in enumerate(cells):
+        value = eval(compile(cell, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        if inspect.isawaitable(value):
+            await value
+        if "session.close()" in cell:
+            print("closed")
+
+asyncio.run(run(CELLS))
+"""
 AROUND = {
     "docs/stopping.md": (STOPS,),
     "docs/app.md": (APPLICATION,),
@@ -194,3 +209,36 @@ def test_the_programs_of_a_page_run(page: str, loop: str, tmp_path: pathlib.Path
             assert (done.returncode, "" if page in LOGS else done.stderr) == (0, "")
             said = done.stderr if page in LOGS else done.stdout
             assert re.search(expected, said), said
+
+
+def test_the_cells_of_the_page_on_notebooks_run(tmp_path: pathlib.Path) -> None:
+    cells = blocks("docs/notebooks.md")
+    assert len(cells) == 5
+    with running_dev(tmp_path) as (addresses, _):
+        here = [cell.replace("127.0.0.1:9876", addresses[0]) for cell in cells]
+        done = subprocess.run(
+            [sys.executable, "-c", NOTEBOOK.replace("CELLS", repr(here))],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, second = done.stdout.split("closed\n")
+    assert sorted(first.splitlines()) == [f"note {number}" for number in range(5)]
+    assert second.count("\n") == 4
+
+
+def test_the_test_of_the_page_on_testing_passes(tmp_path: pathlib.Path) -> None:
+    (program,) = blocks("docs/testing.md")
+    (tmp_path / "test_orders.py").write_text(program)
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntrio_mode = true\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
