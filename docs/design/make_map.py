@@ -33,7 +33,7 @@ READING = (
     ("rmq/store/view.py", "what can be read of a store"),
     ("rmq/store/recovery.py", "where the log ends after a crash"),
     ("rmq/client/session.py", "what producers and consumers share"),
-    ("rmq/client/producer.py", "the door to sending"),
+    ("rmq/client/producer.py", "what an application calls to send"),
     ("rmq/client/sender.py", "which queue, which broker next"),
     ("rmq/client/outgoing.py", "a message as a request"),
     ("rmq/client/pull.py", "a pull, and the loop that keeps a window filled"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import re
-import socket
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -24,6 +23,7 @@ from rmq.broker import service
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.tables import drain
+from rmq.client.metrics import ClientMetrics
 from rmq.errors import AccessDenied, ConfigError, PortInUse
 from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.namesrv import service as namesrv_service
@@ -38,6 +38,7 @@ from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.recovery import Recovery
 from rmq.store.segments import Progress
 from rmq.store.store import Store
+from tests.ports import free_ports
 from tests.unit.broker.rig import Rig, pull, send
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -127,6 +128,7 @@ def test_the_page_lists_every_figure() -> None:
     listed = set(re.findall(r"`rmq_(\w+?)(?:_total)?`", page))
     made = {metric.name for metric in plugin.metrics()}
     made |= {metric.name for metric in drain(plugin.host.metrics_in_slices(queues=True))}
+    made |= {metric.name for metric in ClientMetrics().collect()}
     assert listed == made | {"namesrv_brokers", "namesrv_topics"}
 
 
@@ -362,11 +364,6 @@ class SlowDisk:
         monkeypatch.setattr(Store, "_load", slow)
 
 
-def free_ports() -> tuple[int, int]:
-    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
-        return one.getsockname()[1], other.getsockname()[1]
-
-
 GET_READY, GET_HEALTH = (b"GET %s HTTP/1.1\r\nHost: x\r\n\r\n" % path for path in (b"/ready", b"/healthz"))
 
 
@@ -375,7 +372,7 @@ async def test_probes_are_answered_while_the_store_is_opened(
 ) -> None:
     slow = SlowDisk(monkeypatch)
     monkeypatch.setattr("rmq.broker.startup.PROGRESS_SECONDS", 0.0)
-    port, metrics_port = free_ports()
+    port, _, metrics_port = free_ports(3)  # slaves come in beside the first
     config = BrokerConfig(
         listen_port=port, metrics_port=metrics_port, plugins=("metrics",), vip_channel_enabled=False
     )
@@ -424,7 +421,7 @@ async def test_an_opening_can_be_stopped(tmp_path: Any, monkeypatch: pytest.Monk
 
 
 async def test_a_broker_that_no_name_server_knows_is_not_ready(tmp_path: Any, installed: None) -> None:
-    (port, _), stop = free_ports(), trio.Event()
+    (port,), stop = free_ports(1), trio.Event()
     config = BrokerConfig(
         listen_port=0,
         metrics_port=0,

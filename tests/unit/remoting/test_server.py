@@ -32,6 +32,7 @@ from rmq.remoting import (
 from rmq.remoting.stream import PrefixedStream
 from rmq.remoting.tls import TlsContexts
 from rmq.testing import MemoryNetwork
+from tests.ports import free_ports
 
 from .peers import Custom, Echo, RawPeer, request
 
@@ -88,11 +89,10 @@ async def test_ipv6() -> None:
 async def test_a_port_in_use_says_so_and_leaves_nothing_open(make: Callable[[], Network]) -> None:
     network = make()
     async with served(network) as (taken,):
-        free = await network.listen("127.0.0.1:0")
-        await free.aclose()
+        free = f"127.0.0.1:{free_ports(1)[0]}"
         with pytest.raises(PortInUse, match=f"{taken}.*stop the other"):
-            await open_listeners(network, [free.address, taken])
-        await (await network.listen(free.address)).aclose()
+            await open_listeners(network, [free, taken])
+        await (await network.listen(free)).aclose()
 
 
 async def test_listeners_that_were_bound_before(autojump_clock: MockClock) -> None:
