@@ -144,6 +144,7 @@ class Acknowledgement:
         elif senders.waiting:  # nothing is missing, as for most: spare them another `Senders`
             acks, senders.waiting = senders.waiting, []
             connection.write(self._answers.stored(acks))
+        connection.flush()  # the books that follow are ours
 
     def refused(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be written: nobody of it is told success."""

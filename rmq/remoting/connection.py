@@ -182,6 +182,14 @@ class Connection:
         self._put(frame)
         self._reply_bytes += self._outbox.size - before
 
+    def flush(self) -> None:
+        """Send what waits now, as far as the peer takes it: for an endpoint that goes on after its answer."""
+        try:
+            if self._outbox.size and not self.is_closed:
+                self._flush_now()
+        except lost_errors():
+            return  # the next send, or the next read, meets it again
+
     def _put(self, frame: Buffer | Sequence[Buffer]) -> None:
         if self.is_closed:
             return

@@ -75,6 +75,9 @@ class Wire:
         """Take a frame, or several, encoded."""
         self.received += self._decoder.feed(frame if isinstance(frame, bytes) else b"".join(frame))
 
+    def flush(self) -> None:
+        """What was written is there already."""
+
     def reply(self, response: Command) -> None:
         """Take a response."""
         self.write(encode(response))

@@ -186,6 +186,9 @@ class Peer:
     def write(self, frame: bytes | Sequence[bytes]) -> None:
         self.frames += frame if isinstance(frame, bytes) else b"".join(frame)
 
+    def flush(self) -> None:
+        """It is there already."""
+
     def reply(self, response: Command) -> None:
         self.write(encode(response))
 

@@ -245,6 +245,44 @@ async def test_requests_of_a_chunk_come_together_and_are_answered_by_one_send(
         assert len(network.sends) == 1
 
 
+async def test_a_flush_sends_what_is_there_while_the_endpoint_goes_on(autojump_clock: MockClock) -> None:
+    network, sent = CountedSends(), []
+
+    def answer(asked: Command, connection: Connection) -> None:
+        connection.reply(asked.reply(body=asked.body))
+        if asked.body == b"1":
+            connection.flush()
+            connection.flush()  # nothing is left for it
+        sent.append(len(network.sends))
+
+    async with linked(Custom(answer), network=network) as link:
+        await link.peer.send(*(request(b"%d" % n) for n in range(4)))
+        assert [one.body for one in await link.peer.receive(4)] == [b"0", b"1", b"2", b"3"]
+    assert sent == [0, 1, 1, 1]
+    assert len(network.sends) == 2
+
+
+async def test_a_flush_to_a_peer_that_is_gone_is_no_error_of_the_endpoint(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    handled = []
+
+    def answer(asked: Command, connection: Connection) -> None:
+        link.peer.stream.break_off()  # type: ignore[attr-defined]
+        connection.reply(asked.reply())
+        connection.flush()
+        handled.append(asked.body)
+
+    async with linked(Custom(answer)) as link:
+        await link.peer.send(request(b"a"), request(b"b"))
+        with trio.fail_after(1):
+            await link.ended.wait()
+        link.connection.flush()
+    assert handled == [b"a", b"b"]
+    assert link.connection.reason.startswith("lost:")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 async def test_late_replies_of_a_moment_are_one_send(autojump_clock: MockClock) -> None:
     network = CountedSends()
     async with linked(silent := Silent(), network=network) as link:
