@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import trio
@@ -133,3 +134,20 @@ async def test_mqadmin_reads_our_traces(servers: Servers, broker: Process) -> No
     assert "Pub" in said
     assert "traced" in said
     assert "success" in said
+
+
+async def test_a_message_comes_again_in_any_time(servers: Servers, broker: Process) -> None:
+    """RocketMQ's brokers take the next longer of their levels, 5 s, and ours the seconds."""
+    at: list[float] = []
+    with trio.fail_after(60):
+        async with rmq.connect(servers.namesrv) as client, client.producer("p") as producer:
+            await producer.send(rmq.Message("AnyRetry", b"x"))
+            async with client.consumer("any-retry", {"AnyRetry": "*"}, consume_from="first") as consumer:
+                for _ in range(3):
+                    async with await anext(consumer) as message:
+                        at.append(trio.current_time())
+                        raise rmq.Retry(after=2.5)
+    assert message.reconsume_times == 2
+    waits = [later - sooner for sooner, later in pairwise(at)]
+    least = 5 if servers.kind == "java" else 2.5
+    assert all(least - 0.1 < wait < least + 2 for wait in waits), waits

@@ -270,3 +270,28 @@ async def test_one_says_either_or(setting: World, clock: MockClock) -> None:
         with pytest.raises(rmq.InvalidType, match="Backoff"):
             client.consumer("g", {"T": "*"}, retry=5)  # type: ignore[arg-type]
         client.consumer("g", {"T": "*"}, retry=rmq.Backoff(1, 2), max_reconsume_times=3)
+
+
+async def test_a_message_that_had_a_delivery_time_itself_comes_again(
+    setting: World, clock: MockClock
+) -> None:
+    async with setting.connect() as client, client.producer("p") as producer:
+        await producer.send(rmq.Message("T", b"x", delay_ms=20_000, keys=["k"]))
+        async with client.consumer("g", {"T": "*"}, consume_from="first") as consumer:
+            at = await times_of(consumer, 3, error=rmq.Retry(after=7))
+    assert at == pytest.approx([0, 7, 14], abs=0.3)
+
+
+async def test_a_dead_letter_of_a_policy_can_be_sent_again(setting: World, clock: MockClock) -> None:
+    retry = rmq.Backoff(1, 8, tries=3)
+    async with setting.connect() as client, client.producer("p") as producer:
+        sent = await producer.send(rmq.Message("T", b"x", keys=["k"]))
+        async with client.consumer("g", {"T": "*"}, consume_from="first", retry=retry) as consumer:
+            assert len(await times_of(consumer, 99, seconds=100)) == 3
+            assert (await client.redrive("g")).sent == 1
+            began = trio.current_time()
+            delivery = await anext(consumer)
+            assert (delivery.message.message_id, delivery.message.reconsume_times) == (sent.message_id, 0)
+            assert trio.current_time() - began < 1
+            delivery.done()
+        assert [letter.message.keys for letter in await client.dead_letters("g")] == [("k",)]
