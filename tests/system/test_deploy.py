@@ -1,0 +1,227 @@
+"""The files under deploy/: what they name exists, their settings are taken, the commands run as another user."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+pytest.importorskip("prometheus_client")
+
+from rmq_metrics import MetricsPlugin
+from rmq_metrics.text import ProcessMetrics, text_of
+
+from rmq.broker import __main__ as broker
+from rmq.broker.config import BrokerConfig
+from rmq.broker.plugin_host import PluginHost
+from rmq.broker.tables import drain
+from rmq.config import describe
+from rmq.namesrv import __main__ as namesrv
+from rmq.namesrv.config import NamesrvConfig
+from rmq.store.config import StoreConfig
+from tests.unit.broker.rig import Rig
+
+DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
+USER = 10_001
+COMPOSE = sorted(DEPLOY.glob("compose/*.yaml"))
+SERVICES = {"broker": broker, "namesrv": namesrv}
+
+
+def metric_names() -> set[str]:
+    """All that a scrape of a broker may show, as Prometheus knows it."""
+    plugin = MetricsPlugin({}, PluginHost(Rig().broker))
+    text = drain(text_of(plugin.metrics())) + ProcessMetrics().text()
+    names = set(re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE))
+    return names | {f"{name}{end}" for name in names for end in ("_bucket", "_sum", "_count")}
+
+
+def expressions() -> Iterator[tuple[str, str]]:
+    """Where an expression stands, and the expression."""
+    for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]:
+        for rule in group["rules"]:
+            yield rule["alert"], rule["expr"]
+    for panel in json.loads((DEPLOY / "grafana" / "rmq.json").read_text())["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def test_alerts_and_dashboards_name_metrics_that_there_are() -> None:
+    known, seen = metric_names(), 0
+    for where, expression in expressions():
+        for name in re.findall(r"\b(?:rmq|process)_\w+", re.sub(r'"[^"]*"', "", expression)):
+            assert name in known, f"{where} asks for {name}"
+            seen += 1
+    assert seen > 25
+
+
+def test_labels_in_expressions_are_those_of_the_metrics() -> None:
+    plugin = MetricsPlugin({}, PluginHost(Rig().broker))
+    labels = {metric.name: {*metric.labels, "instance", "job", "le"} for metric in plugin.metrics()}
+    for where, expression in expressions():
+        for name, matchers in re.findall(r"\brmq_(\w+)\{([^}]*)\}", expression):
+            base = re.sub(r"_(total|bucket|sum|count)$", "", name)
+            assert set(re.findall(r"(\w+)=~?\"", matchers)) <= labels[base], where
+
+
+def test_every_alert_says_how_bad_and_what() -> None:
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"][0]["rules"]
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 10
+    for rule in rules:
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert rule["annotations"]["summary"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian's package prometheus)")
+def test_promtool_takes_the_alerts() -> None:
+    subprocess.run(["promtool", "check", "rules", DEPLOY / "prometheus" / "alerts.yaml"], check=True)
+
+
+# --- containers ---
+
+
+def taken(command: list[str], caplog: pytest.LogCaptureFixture) -> tuple[Any, ...]:
+    """The settings that a command of a service asks for; none may be unknown."""
+    module = SERVICES[command[0]]
+    caplog.clear()
+    found: tuple[Any, ...] = module.settings(module.parse(command[1:]))
+    assert "not known" not in caplog.text
+    return found
+
+
+@pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
+def test_compose_files_fit(file: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = yaml.safe_load(file.read_text())
+    services = table["services"]
+    for service in services.values():
+        assert (file.parent / service["build"]["context"] / service["build"]["dockerfile"]).is_file()
+        assert service["read_only"] is True
+        assert set(service.get("depends_on", ())) <= services.keys()
+        (volume,) = service["volumes"]
+        assert volume.partition(":")[::2] == (volume.partition(":")[0], "/data")
+        assert volume.partition(":")[0] in table["volumes"]
+        config = taken(service["command"], caplog)[0]
+        if isinstance(config, BrokerConfig):
+            hosts = re.findall(r"([^:;]+):9876", config.namesrv_addr)
+            assert hosts
+            assert set(hosts) <= services.keys()
+    volumes = [service["volumes"][0] for service in services.values()]
+    assert len(set(volumes)) == len(volumes), "one store, one owner"
+
+
+def dockerfile() -> list[str]:
+    text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def image_environment() -> dict[str, str]:
+    """What ENV sets."""
+    lines = [line.removeprefix("ENV ") for line in dockerfile() if line.startswith("ENV ")]
+    return dict(pair.split("=", 1) for line in lines for pair in line.split())
+
+
+def test_the_image_is_of_a_user_that_is_not_root_and_knows_its_settings() -> None:
+    lines = dockerfile()
+    assert f"USER {USER}:{USER}" in lines
+    assert sum(line.startswith("FROM ") for line in lines) == 2
+    names = {one.name for cls in (BrokerConfig, StoreConfig, NamesrvConfig) for one in describe(cls)}
+    for name in image_environment():
+        assert not name.startswith("RMQ_") or name.removeprefix("RMQ_").lower() in names, name
+    (probe,) = [line for line in lines if line.startswith("HEALTHCHECK")]
+    assert f":{image_environment()['RMQ_METRICS_PORT']}/ready" in probe
+
+
+@pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
+def test_hadolint_takes_the_dockerfile() -> None:
+    subprocess.run(["hadolint", DEPLOY / "docker" / "Dockerfile"], check=True)
+
+
+def python_of_others() -> str:
+    """An interpreter that the image's user may run, with what this one imports; empty where there is none."""
+    for name in (sys.executable, "/usr/bin/python3"):
+        try:
+            check = subprocess.run(
+                [name, "-c", "import rmq.broker.service"], env=SHARED, user=USER, check=False
+            )
+        except OSError:
+            continue
+        if check.returncode == 0:
+            return name
+    return ""
+
+
+SHARED = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may run commands as another user")
+@pytest.mark.parametrize("service", ["namesrv", "broker"])
+def test_the_commands_run_as_the_image_s_user_and_write_below_data_only(service: str) -> None:
+    if not (python := python_of_others()):
+        pytest.skip("another user may run no interpreter here")
+    data = pathlib.Path(tempfile.mkdtemp(prefix="rmq-deploy-"))
+    try:
+        data.chmod(0o755)
+        os.chown(data, USER, USER)
+        settings = {
+            name: value.replace("/data", str(data))
+            for name, value in image_environment().items()
+            if name.startswith(("RMQ_", "PYTHON", "HOME"))
+        } | {"RMQ_METRICS_ADDRESS": "127.0.0.1", "RMQ_METRICS_PORT": "0", "RMQ_LISTEN_PORT": "0"}
+        process = subprocess.Popen(
+            [python, "-m", "rmq", service],
+            env={**SHARED, **settings},
+            cwd=data,
+            user=USER,
+            group=USER,
+            extra_groups=[],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+        assert said.startswith("rmq "), errors
+        assert process.returncode == 0
+        assert all(json.loads(line)["level"] in ("INFO", "WARNING") for line in errors.splitlines())
+    finally:
+        shutil.rmtree(data)
+
+
+# --- systemd ---
+
+
+@pytest.mark.parametrize("service", ["namesrv", "broker"])
+def test_settings_of_units_are_known(service: str, caplog: pytest.LogCaptureFixture) -> None:
+    file = DEPLOY / "systemd" / f"{service}.conf"
+    config = taken([service, "-c", str(file)], caplog)[0]
+    assert config.plugins == ("metrics",)
+    unit = (DEPLOY / "systemd" / f"rmq-{service}.service").read_text()
+    assert f"rmq {service} -c /etc/rmq/{service}.conf\n" in unit
+    for line in ("Type=notify", "LimitNOFILE=1048576", "WatchdogSec=30", "ProtectSystem=strict"):
+        assert f"{line}\n" in unit
+    assert config.log_file.startswith("/var/log/rmq/"), "LogsDirectory=rmq"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+@pytest.mark.parametrize("service", ["namesrv", "broker"])
+def test_systemd_takes_the_units(service: str, tmp_path: pathlib.Path) -> None:
+    name = f"rmq-{service}.service"
+    unit = (DEPLOY / "systemd" / name).read_text()
+    unit = re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", unit).replace("User=rmq", "User=root")
+    (tmp_path / name).write_text(unit.replace("Group=rmq", "Group=root"))
+    command = ["systemd-analyze", "verify", "--man=no", tmp_path / name]
+    told = subprocess.run(command, capture_output=True, text=True, check=False)
+    ours = [line for line in told.stderr.splitlines() if name in line]
+    assert not ours
