@@ -345,19 +345,22 @@ def load_all(
     file: str | os.PathLike[str] | None = ...,
     arguments: Mapping[str, Any] | None = ...,
     environment: Mapping[str, str] | None = ...,
+    kept: str | os.PathLike[str] | None = ...,
 ) -> tuple[Any, ...]: ...
 def load_all(
     classes: Sequence[type[Any]],
     file: str | os.PathLike[str] | None = None,
     arguments: Mapping[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
+    kept: str | os.PathLike[str] | None = None,
 ) -> tuple[Any, ...]:
     """Read several classes from one file, the environment (default: this process's) and arguments.
 
-    A key that two classes share goes to both. Arguments whose value is None count as not given. Raises
-    ConfigError for the first value that does not fit.
+    A key that two classes share goes to both. `kept` is a second file, which comes after the first. Arguments
+    whose value is None count as not given. Raises ConfigError for the first value that does not fit.
     """
     entries = read_file(file) if file is not None else []
+    entries += read_file(kept) if kept is not None else []
     entries += _variables(classes, os.environ if environment is None else environment)
     given = (arguments or {}).items()
     entries += [Entry(key, value, "the command line") for key, value in given if value is not None]

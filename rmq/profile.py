@@ -104,7 +104,8 @@ def exposure(config: Any, tls: TlsConfig, *, secret: str, unguarded: str) -> lis
 
 
 def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret | None:
-    """The secret that a file holds, without white space around it; None for an empty path.
+    """The secret that a file holds, in its first line; None for an empty path. Further lines are secrets that
+    are taken from others too, so that one can be replaced server by server.
 
     Raises ConfigError when the file cannot be read or its text is too short to be a secret.
     """
@@ -112,14 +113,14 @@ def cluster_secret(path: str, key: str = "clusterSecretFile") -> ClusterSecret |
         return None
     try:
         with open(os.path.expanduser(path), "rb") as file:
-            value = file.read().strip()
+            value, *others = [line.strip() for line in file.read().split(b"\n") if line.strip()] or [b""]
             mode = os.fstat(file.fileno()).st_mode
     except OSError as error:
         wanted = f"a file that can be read ({error.strerror}); `rmq certs secret FILE` makes one"
         raise ConfigError(key, path, wanted) from None
-    if len(value) < SECRET_BYTES_MIN:
+    if min(map(len, (value, *others))) < SECRET_BYTES_MIN:
         wanted = f"a file with {SECRET_BYTES_MIN} bytes or more; `rmq certs secret FILE` makes one"
         raise ConfigError(key, path, wanted)
     if mode & _READ_BY_OTHERS:
         log.warning("%s: other users of this machine may read %s (chmod 600 ends that)", key, path)
-    return ClusterSecret(value)
+    return ClusterSecret(value, tuple(others))

@@ -68,12 +68,11 @@ def settings(options: argparse.Namespace) -> Settings:
         given["namesrv_addr"] = options.namesrvAddr
     file = options.file
     config, store_config, tls = load_all(_CLASSES, file, given)
-    if not file:
-        file = _kept_file(store_config)
-        if os.path.exists(file):
-            config, store_config, tls = load_all(_CLASSES, file, given)
+    kept = config.config_store_path or file or _kept_file(store_config)
+    if kept != file and os.path.exists(kept):  # settings that were changed while the broker ran
+        config, store_config, tls = load_all(_CLASSES, file, given, kept=kept)
     if not config.config_store_path:
-        config = attrs.evolve(config, config_store_path=file)
+        config = attrs.evolve(config, config_store_path=kept)
     config, tls = applied(config, with_file(tls))
     return config, store_config, tls
 

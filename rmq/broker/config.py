@@ -65,6 +65,9 @@ class BrokerConfig(LogConfig):
         help="Properties file that takes settings changed at run time; empty: the one given with -c, "
         "else config/broker.properties in the store",
     )
+    enable_d_leger_commit_log: bool = setting(
+        False, java="enableDLegerCommitLog", help="RocketMQ's DLedger; there is none here: must be false"
+    )
     auto_create_topic_enable: bool = setting(
         True, help="Make unknown topics on their first message", important=True
     )

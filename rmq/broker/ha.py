@@ -365,11 +365,13 @@ SECRET_KEY: Final = "haSecretFile or clusterSecretFile"
 
 
 class Challenge:
-    """One side of the exchange. `nonce` is of NONCE_BYTES random bytes, never used before."""
+    """One side of the exchange. `nonce` is of NONCE_BYTES random bytes, never used before; `others` are
+    secrets that a master takes too."""
 
-    def __init__(self, secret: bytes, nonce: bytes, *, master: bool) -> None:
+    def __init__(self, secret: bytes, nonce: bytes, *, master: bool, others: tuple[bytes, ...] = ()) -> None:
         assert len(nonce) == NONCE_BYTES
         self._secret = secret
+        self._others = others
         self._master = master
         self._nonces = {master: nonce}
         self.greeting = MAGIC + nonce
@@ -385,16 +387,19 @@ class Challenge:
 
     def proof(self) -> bytes:
         """What proves to the peer that we have the secret."""
-        return self._proof(self._master)
+        return self._proof(self._secret, self._master)
 
     def check(self, proof: bytes) -> None:
         """Raises RemoteProtocolError unless the peer's proof is right."""
-        if not hmac.compare_digest(proof, self._proof(not self._master)):
-            raise RemoteProtocolError(f"it has another secret: compare the files of {SECRET_KEY}")
+        for secret in (self._secret, *self._others):
+            if hmac.compare_digest(proof, self._proof(secret, not self._master)):
+                self._secret = secret  # a master answers with the one that the slave has
+                return
+        raise RemoteProtocolError(f"it has another secret: compare the files of {SECRET_KEY}")
 
-    def _proof(self, master: bool) -> bytes:
+    def _proof(self, secret: bytes, master: bool) -> bytes:
         label = b"rmq ha master" if master else b"rmq ha slave"
-        return hmac.digest(self._secret, label + self._nonces[False] + self._nonces[True], hashlib.sha256)
+        return hmac.digest(secret, label + self._nonces[False] + self._nonces[True], hashlib.sha256)
 
 
 Search = Generator[int, bool, "int | None"]

@@ -329,7 +329,8 @@ class Progress:
         for queues in _sliced(topic.read_queue_nums):
             values, lag = [], 0
             for queue_id in queues:
-                offset = max(0, offsets.get(queue_id, 0))
+                # What has been deleted is nobody's to consume any more.
+                offset = max(0, offsets.get(queue_id, 0), self._store.min_offset(name, queue_id))
                 end = max(0, self._store.max_offset(name, queue_id))
                 time_ms = self._store.message_time(name, queue_id, offset - 1) if offset else 0
                 lag += end - offset

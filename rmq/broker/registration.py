@@ -71,6 +71,8 @@ class Registration:
         self._body = b""
         self._is_compressed = False
         self._body_of: tuple[DataVersion, int] | None = None
+        self._permission = settings.broker.broker_permission  # as told
+        settings.watch(self._look_at_permission)
 
     @property
     def pause(self) -> float:
@@ -136,6 +138,12 @@ class Registration:
         self.master_ha_address = told.ha_server_addr or self.master_ha_address
         if take_order and response.body:
             self._topics.set_ordered(KVTable.from_json(response.body).table)
+
+    def _look_at_permission(self) -> None:
+        # Name servers take topics, and with them permissions, only with a version that they do not have.
+        if self._permission != self._settings.broker.broker_permission:
+            self._permission = self._settings.broker.broker_permission
+            self._topics.renew()
 
     def _encoded(self) -> bytes:
         key = self.version, self._settings.broker.broker_permission

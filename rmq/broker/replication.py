@@ -119,6 +119,7 @@ class Guard:
 
     tls: TlsContexts
     secret: bytes = field(default=b"", repr=False)
+    others: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def is_restricted(self) -> bool:
@@ -130,7 +131,7 @@ class Guard:
         stream, first = await remove_tls(raw, self.tls)
         stream = PrefixedStream(first, stream)
         if self.secret:
-            challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True)
+            challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True, others=self.others)
             magic = await _exactly(stream, len(MAGIC))
             challenge.greeted(magic + await _exactly(stream, NONCE_BYTES) if magic == MAGIC else magic)
             await stream.send_all(challenge.greeting)

@@ -62,6 +62,13 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
     if not slave and config.broker_id != MASTER_ID:
         raise ConfigError("brokerId", config.broker_id, "0 for a master, or brokerRole=SLAVE")
     parse_addresses(config.namesrv_addr)
+    if config.enable_d_leger_commit_log:
+        raise ConfigError(
+            "enableDLegerCommitLog",
+            "true",
+            "false: DLedger's groups and files are not read here. Use a master with slaves"
+            " (durability=replicated); its messages come over by consuming them there and sending them here",
+        )
     if store_config.transient_store_pool_enable:
         log.warning(
             "transientStorePoolEnable needs nothing here: messages gather in memory and are written many at a"
@@ -183,7 +190,7 @@ def guard_of(config: BrokerConfig, tls: TlsConfig) -> Guard:
     contexts = TlsContexts(tls)
     if tls.tls_enable:
         contexts.client()  # unusable files end the start, not the first registration
-    return Guard(contexts, secret.value if secret is not None else b"")
+    return Guard(contexts) if secret is None else Guard(contexts, secret.value, secret.others)
 
 
 def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) -> Command:

@@ -232,6 +232,11 @@ class VersionedTable(ABC, Generic[Row]):
 
     # ---- rows made on first use ----
 
+    def renew(self) -> None:
+        """Have another version of the same rows: what is told of them has changed by a setting."""
+        self.data_version = self.data_version.following(self._now_ms())
+        self._on_change()
+
     def _add(self, name: str, row: Row) -> Row:
         self.table[name] = row
         self._grown({name})

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
-from rmq.cli.values import pairs
+from rmq.cli.values import as_duration, pairs
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
     from rmq.protocol.bodies import BrokerStatsData
 
+READ_ONLY: Final = {"brokerPermission": "4"}
+READ_WRITE: Final = {"brokerPermission": "6"}
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at a broker that is drained."""
+STILL_SECONDS: Final = 31.0
+"""For so long no message must have come: producers ask for routes every 30 s."""
 BROKER = click.argument("broker")
 
 
@@ -123,6 +129,60 @@ def wipe_write(target: Target, broker: str, yes: bool) -> None:
 def add_write(target: Target, broker: str) -> None:
     """Give the write permission back to all topics of a broker."""
     _perm(target, broker, run_admin(target, lambda admin: admin.add_write_perm(broker)))
+
+
+@operations.command()
+@BROKER
+@click.option(
+    "--timeout", callback=as_duration, default="10m", show_default=True, help="How long to wait at most."
+)
+@click.option("--no-wait", is_flag=True, help="Take the permission and return.")
+@yes_option
+@target_options
+def drain(target: Target, broker: str, timeout: int, no_wait: bool, yes: bool) -> None:
+    """Let nothing be sent to a broker any more, and wait until its groups have consumed what it has.
+
+    It sets brokerPermission=4, which the broker keeps over restarts and tells name servers with every
+    registration: new topics and groups change nothing about it. Status 1 when something is left.
+    """
+    confirm(yes, f"Let nothing be sent to {broker} any more?")
+    left = run_admin(target, lambda admin: _drain(admin, broker, 0 if no_wait else timeout / 1000))
+    if left:
+        refuse(f"{broker} takes no messages now, but: {left}; `rmq broker undrain {broker}` takes this back")
+    echo(f"{broker} is drained: stop it, or `rmq broker undrain {broker}`")
+
+
+@operations.command()
+@BROKER
+@target_options
+def undrain(target: Target, broker: str) -> None:
+    """Let messages be sent to a broker again: brokerPermission=6."""
+    changed = run_admin(target, lambda admin: admin.update_broker_config(READ_WRITE, broker=broker))
+    report_done(f"{broker} takes messages again", changed)
+
+
+async def _drain(admin: Admin, broker: str, seconds: float) -> str:
+    """What is left in the end, in words; empty when nothing is, or nobody waits."""
+    import anyio
+
+    await admin.update_broker_config(READ_ONLY, broker=broker)
+    if not seconds:
+        return ""
+    began = anyio.current_time()
+    before, since = -1, began
+    while True:
+        stored = int((await admin.broker_runtime(broker)).get("msgPutTotalTodayNow", "0"))
+        groups = await admin.broker_consume_stats(broker)
+        now = anyio.current_time()
+        if stored != before:
+            before, since = stored, now
+        waits = [f"group {one.group} has {one.lag} messages left" for one in groups if one.lag]
+        if now - since < STILL_SECONDS:
+            waits.insert(0, f"the last message came {now - since:.0f} s ago (producers notice within 30 s)")
+        if not waits or now - began >= seconds:
+            return ", ".join(waits)
+        echo(", ".join(waits), err=True)
+        await anyio.sleep(LOOK_SECONDS)
 
 
 def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:

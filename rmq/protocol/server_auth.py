@@ -33,6 +33,8 @@ class ClusterSecret:
     """What all servers of a cluster know, and nobody else. Never shown."""
 
     value: bytes = field(repr=False)
+    others: tuple[bytes, ...] = field(default=(), repr=False)
+    """Those that are taken too, while a secret is being replaced."""
 
     def sign(self, command: Command, now_ms: int, nonce: bytes) -> Command:
         """The command, signed. `nonce` is of at least 16 random bytes, never used before."""
@@ -41,22 +43,26 @@ class ClusterSecret:
             TIME: str(now_ms),
             NONCE: base64.b64encode(nonce).decode(),
         }
-        ext[PROOF] = self._proof(command.code, ext, command.body)
+        ext[PROOF] = _proof(self.value, command.code, ext, command.body)
         return command.with_ext(ext)
 
     def verifies(self, command: Command) -> bool:
         """Whether somebody who has the secret signed the command, whenever that was."""
-        proof = self._proof(command.code, command.ext, command.body)
-        return hmac.compare_digest(proof.encode(), command.ext.get(PROOF, "").encode())
+        given = command.ext.get(PROOF, "").encode()
+        return any(
+            hmac.compare_digest(_proof(value, command.code, command.ext, command.body).encode(), given)
+            for value in (self.value, *self.others)
+        )
 
-    def _proof(self, code: int, ext: Mapping[str, str], body: bytes) -> str:
-        digest = hmac.new(self.value, b"rmq request %d" % code, hashlib.sha256)
-        for name in sorted(ext):
-            if name != PROOF:  # lengths, so that no two headers give the same bytes
-                pair = name.encode(), ext[name].encode()
-                digest.update(b"\n%d %d " % (len(pair[0]), len(pair[1])) + b"".join(pair))
-        digest.update(b"\n\n" + body)
-        return base64.b64encode(digest.digest()).decode()
+
+def _proof(value: bytes, code: int, ext: Mapping[str, str], body: bytes) -> str:
+    digest = hmac.new(value, b"rmq request %d" % code, hashlib.sha256)
+    for name in sorted(ext):
+        if name != PROOF:  # lengths, so that no two headers give the same bytes
+            pair = name.encode(), ext[name].encode()
+            digest.update(b"\n%d %d " % (len(pair[0]), len(pair[1])) + b"".join(pair))
+    digest.update(b"\n\n" + body)
+    return base64.b64encode(digest.digest()).decode()
 
 
 class ServerAuth:

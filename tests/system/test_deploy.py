@@ -1,4 +1,4 @@
-"""The files under deploy/: what they name exists, their settings are taken, the commands run as another user."""
+"""The files under deploy/: what they name exists, settings are taken, commands run as another user."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import json
 import pathlib
 import signal
 import subprocess
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -302,3 +304,38 @@ def test_a_topic_that_is_nowhere_is_one_line_and_status_1(cluster: Shell, argume
     (line,) = done.stderr.splitlines()
     assert line.startswith("rmq: no route for topic 'Nowhere'")
     assert "create the topic" in line
+
+
+def test_a_drained_broker_stays_drained(cluster: Shell, topic: str) -> None:
+    def permissions(name: str) -> dict[str, str]:
+        return {row["broker"]: row["perm"] for row in cluster.rows("topic", "route", name)}
+
+    def ends(broker: str) -> int:
+        rows = cluster.rows("topic", "stats", topic)
+        return sum(row["max_offset"] for row in rows if row["broker"] == broker)
+
+    cluster.ok("pub", topic, given="1\n2\n3\n4\n")
+    try:
+        stuck = cluster.run("broker", "drain", "broker-a", "--timeout", "2s", "--yes")
+        assert stuck.exit_code == 1
+        assert "the last message came" in stuck.output
+        drained = cluster.run("broker", "drain", "broker-a", "--no-wait", "--yes")
+        assert drained.exit_code == 0
+        until(lambda: permissions(topic) == {"broker-a": "r", "broker-b": "rw"})
+        cluster.ok("topic", "create", f"{topic}-new")  # undid what wipe-write did
+        until(lambda: permissions(f"{topic}-new") == {"broker-a": "r", "broker-b": "rw"})
+        assert permissions(topic) == {"broker-a": "r", "broker-b": "rw"}
+        before = ends("broker-a")
+        cluster.ok("pub", topic, given="5\n6\n7\n8\n")
+        assert ends("broker-a") == before
+    finally:
+        cluster.ok("broker", "undrain", "broker-a")
+    until(lambda: permissions(topic) == {"broker-a": "rw", "broker-b": "rw"})
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

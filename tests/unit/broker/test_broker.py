@@ -12,6 +12,7 @@ import pytest
 
 from rmq.broker import registration as registration_module
 from rmq.broker.plugin_host import PluginHost
+from rmq.broker.wakeups import Wakeups
 from rmq.errors import ResponseError, StoreError
 from rmq.message import Message
 from rmq.plugin import AccessDenied, Hooks, Plugin, PulledEvent, StoredEvent, hooks_of
@@ -431,3 +432,23 @@ def test_an_overload_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.Lo
         "the broker is overloaded: sends would wait for 300 ms and are refused",
         "the broker is not overloaded any more: sends are taken again",
     ]
+
+
+def test_a_permission_that_changes_is_told_to_name_servers_as_another_version() -> None:
+    rang: list[bool] = []
+    rig = Rig(given={"wake": Wakeups(register=lambda: rang.append(True))})
+    rig.one(send("Orders"))
+    registration = rig.broker.registration
+    before, rings = registration.version, len(rang)
+
+    def allowed() -> set[int]:
+        table = RegisterBrokerBody.decode(registration.register().body, compressed=False)
+        return {topic.perm for topic in table.topic_config_serialize_wrapper.topic_config_table.values()}
+
+    assert 6 in allowed()
+    answer = rig.one(Command.request(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=4"))
+    assert (answer.code, registration.version != before, len(rang) > rings) == (0, True, True)
+    assert allowed() == {4}
+    rig.one(Command.request(RequestCode.UPDATE_BROKER_CONFIG, body=b"brokerPermission=6"))
+    assert 6 in allowed()
+    assert rig.one(send("Orders")).code == 0

@@ -484,3 +484,33 @@ def test_a_file_without_a_secret_is_refused(tmp_path: Path, text: bytes | None) 
     with pytest.raises(ConfigError, match="rmq certs secret") as caught:
         cluster_secret(str(tmp_path / "secret"))
     assert "short" not in str(caught.value)
+
+
+def test_a_master_takes_the_secret_that_comes_and_the_one_that_goes() -> None:
+    for given in (b"new secret", b"old secret"):
+        master = Challenge(b"old secret", b"m" * 32, master=True, others=(b"new secret",))
+        slave = Challenge(given, b"s" * 32, master=False)
+        master.greeted(slave.greeting)
+        slave.greeted(master.greeting)
+        master.check(slave.proof())
+        slave.check(master.proof())
+    master = Challenge(b"old secret", b"m" * 32, master=True, others=(b"new secret",))
+    master.greeted(slave.greeting)
+    with pytest.raises(RemoteProtocolError, match="another secret"):
+        master.check(Challenge(b"no secret", b"s" * 32, master=False).greeting)
+
+
+def test_requests_signed_by_either_of_two_secrets_are_taken(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("the-first-secret-0123456789abcdef\n  the-other-secret-0123456789abcdef\n\n")
+    file.chmod(0o600)
+    both = cluster_secret(str(file))
+    assert both is not None
+    request = Command.request(RequestCode.REGISTER_BROKER)
+    for name, known in (("the-first", True), ("the-other", True), ("the-third", False)):
+        one = ClusterSecret(f"{name}-secret-0123456789abcdef".encode())
+        assert both.verifies(one.sign(request, 0, b"n" * 16)) is known
+    assert ClusterSecret(both.value).verifies(both.sign(request, 0, b"n" * 16)), "the first signs"
+    file.write_text("the-first-secret-0123456789abcdef\nshort\n")
+    with pytest.raises(ConfigError, match="clusterSecretFile"):
+        cluster_secret(str(file))

@@ -662,7 +662,9 @@ async def test_the_vip_port_answers_too(
         assert answer.code == 0
 
 
-@pytest.mark.parametrize("changes", [{"broker_id": 1}, {"namesrv_addr": "nonsense"}])
+@pytest.mark.parametrize(
+    "changes", [{"broker_id": 1}, {"namesrv_addr": "nonsense"}, {"enable_d_leger_commit_log": True}]
+)
 async def test_settings_that_do_not_fit_are_told(files: dict[str, Any], changes: dict[str, Any]) -> None:
     config = BrokerConfig(**{"broker_name": "b", "listen_port": 0} | changes)
     with pytest.raises(ConfigError):
@@ -687,6 +689,17 @@ async def test_a_name_as_broker_ip_is_looked_up(
 
 
 # --- as a program ---
+
+
+def test_settings_that_were_changed_are_read_at_the_next_start(tmp_path: pathlib.Path) -> None:
+    file, kept = tmp_path / "broker.conf", tmp_path / "kept.properties"
+    file.write_text(f"brokerName=b\nlistenPort=1\nfileReservedTime=10\nconfigStorePath={kept}\n")
+    kept.write_text("fileReservedTime=20\nlistenPort=2\n")
+    config, store_config, _ = settings(parse(["-c", str(file), "--set", "listenPort=3"]))
+    assert (config.broker_name, config.listen_port, store_config.file_reserved_time) == ("b", 3, 20)
+    assert config.config_store_path == str(kept)
+    kept.unlink()
+    assert settings(parse(["-c", str(file)]))[1].file_reserved_time == 10
 
 
 def test_the_command_line_and_the_file_give_the_settings(tmp_path: pathlib.Path) -> None:

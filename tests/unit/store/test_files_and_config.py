@@ -15,6 +15,7 @@ from rmq.errors import ConfigError, StoreError
 from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig, delay_table
 from rmq.store.disk import RealDisk
 from rmq.store.files import ConfigFiles
+from rmq.store.store import _physical_memory
 from rmq.testing.disk import MemoryDisk
 
 from .stores import open_store
@@ -229,3 +230,22 @@ def test_a_slave_may_say_how_it_writes() -> None:
 
 def test_two_keys_allow_a_level_that_durability_does_not() -> None:
     assert StoreConfig(broker_role=BrokerRole.SYNC_MASTER).level == "replicated in memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "bounded"),
+    [
+        ("memory.max", "1048576", True),
+        ("memory.max", "max", False),
+        ("memory/memory.limit_in_bytes", "1048576", True),
+        ("memory/memory.limit_in_bytes", "9223372036854771712", False),
+    ],
+)
+def test_a_container_s_limit_is_the_memory_there_is(
+    tmp_path: Path, name: str, text: str, bounded: bool
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(f"{text}\n")
+    assert (_physical_memory(str(tmp_path)) == 1 << 20) is bounded
+    assert _physical_memory(str(tmp_path / "none")) > 1 << 24
