@@ -18,6 +18,7 @@ import rmq
 from rmq.cli.sub import SubOptions, _take
 from rmq.client import blocking
 from rmq.message import StoredMessage
+from rmq.protocol.codes import RequestCode
 from rmq.testing.cluster import START_MS, Cluster
 from rmq.testing.front import BrokerFront
 from tests.system.shell import Shell
@@ -76,6 +77,8 @@ def test_tail_and_pub_copy_a_topic(at: Terminal) -> None:
     originals, copies = at.cluster.sent("A"), at.cluster.sent("B")
     assert len(copies) == len(ODD)
     assert sorted(map(told, copies)) == sorted(map(told, originals))
+    assert [name for one in originals for name in one.properties if name.startswith("TIMER_")]
+    assert not [name for one in copies for name in one.properties if name.startswith("TIMER_")]
     assert {one.message_id for one in originals}.isdisjoint(one.message_id for one in copies)
 
 
@@ -202,9 +205,9 @@ def test_a_request_that_nobody_answers_ends_with_1(at: Terminal) -> None:
     assert [one.body for one in at.cluster.sent("Asked")] == [b"from standard input"]
 
 
-def ask(namesrv: str, body: bytes) -> bytes:
+def ask(namesrv: str, body: bytes, timeout: float = 15) -> bytes:
     with blocking.connect(namesrv) as client, client.producer("asking") as producer:
-        return producer.request(rmq.Message("Asked", body, tags="t", keys=["k"]), 15).body
+        return producer.request(rmq.Message("Asked", body, tags="t", keys=["k"]), timeout).body
 
 
 @pytest.mark.parametrize(
@@ -234,6 +237,18 @@ def test_a_command_that_has_no_answer_ends_reply(at: Terminal, program: str, why
     assert (done.exit_code, why in done.stderr) == (1, True)
     assert at.run("reply", "Asked", "-g", "quoting", "again", "--max", "1", "--idle", "15s").exit_code == 0
     assert asking.result(20) == b"again"
+
+
+def test_a_request_whose_asker_is_gone_counts_as_consumed(at: Terminal) -> None:
+    gone = "push reply message fail, channel of <asker> not found."
+    for broker in "ab":
+        at.cluster[broker].script(RequestCode.SEND_REPLY_MESSAGE_V2, lambda asked, _: asked.reply(1, gone))
+    asking = WORKERS.submit(ask, at.namesrv, b"ping", 3)
+    done = at.run("reply", "Asked", "-g", "quoting", "pong", "--max", "1", "--idle", "15s", "-o", "body")
+
+    assert (done.exit_code, done.stdout) == (0, "ping\n")
+    assert "AskerGone" in done.stderr
+    assert isinstance(asking.exception(20), rmq.ReplyTimeout)
 
 
 @pytest.mark.parametrize("answer", [[], ["a", "--echo"], ["--echo", "--exec", "true"], [""]])

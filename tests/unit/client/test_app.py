@@ -246,9 +246,10 @@ def test_run_ends_by_stop_and_can_be_run_again(both: Play, cluster: Cluster) -> 
         @app.consumer("T", group="g", model=str)
         async def handle(text: str) -> None:
             seen.append(text)
+            opened = app.is_open
             app.stop()
             await anyio.sleep(0.01)
-            seen.append("finished")
+            seen.append(f"finished {opened} {app.is_open}")
 
         for _ in range(2):
             async with anyio.create_task_group() as tasks:
@@ -256,7 +257,7 @@ def test_run_ends_by_stop_and_can_be_run_again(both: Play, cluster: Cluster) -> 
                 await app.send("T", "x")
                 with pytest.raises(LocalProtocolError, match="open already"):
                     await app.run()
-        assert seen == ["x", "finished"] * 2
+        assert seen == ["x", "finished True False"] * 2
         for call in (app.stop, lambda: app.client, lambda: app.producer):
             with pytest.raises(LocalProtocolError):
                 call()
