@@ -286,7 +286,7 @@ class Connection:
                     self._count()
                 if self._held > SMALL_BYTES and self._budget.is_tight:
                     await self._wait_for_relief()
-                if poller is not None and poller.alone != self._stream.descriptor:
+                if poller is not None:
                     await poller.attend(self._stream.descriptor, self._on_readable)
                     if self._at_end:
                         break

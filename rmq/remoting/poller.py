@@ -99,8 +99,13 @@ class Poller:
         """Have `on_readable` called whenever the descriptor can be read, until it returns False, or raises
         what this then raises. It must not block, and may be called when there is nothing to read.
 
-        One task may attend a descriptor, which stays open meanwhile. Cancelled: it is not called any more.
+        Returns after one call where the descriptor is alone: then the caller's own task waits. One task may
+        attend a descriptor, which stays open meanwhile. Cancelled: it is not called any more.
         """
+        if self.alone == descriptor:
+            await trio.lowlevel.wait_readable(descriptor)
+            on_readable()
+            return
         assert self._epoll is not None
         assert descriptor not in self._watched
         waiter = TrioWaiter()

@@ -138,6 +138,25 @@ def test_who_is_alone_for_a_while_is_told_so() -> None:
     assert poller.alone == -1
 
 
+async def test_who_is_alone_is_called_once_by_its_own_task() -> None:
+    async with polling() as (poller, pairs):
+        alone, other = pairs[0], pairs[1]
+        for _ in range(ALONE_AFTER + 1):
+            poller.note(alone.near.fileno())
+        alone.far.send(b"x")
+        await poller.attend(alone.near.fileno(), alone.on_readable)
+        assert alone.read == [b"x"]
+        with trio.move_on_after(0.01) as scope:
+            await poller.attend(alone.near.fileno(), alone.on_readable)
+        assert scope.cancelled_caught, "nothing came"
+        assert alone.read == [b"x"]
+        poller.note(other.near.fileno())
+        alone.wants_more = False
+        alone.far.send(b"y")
+        await poller.attend(alone.near.fileno(), alone.on_readable)
+        assert alone.read == [b"x", b"y"]
+
+
 # --- connections of a server ---
 
 
