@@ -54,8 +54,9 @@ class Controller:
         self.sets = sets
         self.elections = elections
         self._led = 0  # the term in which it leads
+        self._last_led = 0
         self._waiting: dict[int, tuple[int, Reply]] = {}  # index -> term, who asked
-        self._electing: dict[str, int] = {}  # set -> the entry that elects
+        self._electing: dict[str, int] = {}  # set -> index of the entry that elects
 
     def ask(self, question: Question, reply: Reply, now: float) -> None:
         """Answer, now or later; each question is answered once, unless this controller stops before."""
@@ -92,8 +93,11 @@ class Controller:
                 self._give_up()
             return
         if self._led != self.raft.term:
-            self._led, self._electing = self.raft.term, {}
-            self.elections.begin(now)
+            is_new_term = self._last_led != self.raft.term
+            self._led = self._last_led = self.raft.term
+            if is_new_term:
+                self._electing = {}
+            self.elections.begin(now, is_new_term=is_new_term)
         for elect in self.elections.due(self.sets.sets, now):
             if not self._is_proposed(elect.name):
                 log.warning("%s: %d is to be master after epoch %d", elect.name, elect.master, elect.epoch)

@@ -45,10 +45,15 @@ class Elections:
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
         self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
         self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
+        # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
+        self._ending: dict[str, tuple[int, int]] = {}
 
-    def begin(self, now: float) -> None:
-        """This controller leads from now on: an earlier leader may have granted leases until now."""
+    def begin(self, now: float, *, is_new_term: bool = True) -> None:
+        """This controller leads from now on: an earlier leader may have granted leases until now. In a new
+        term all that was proposed before is agreed on or gone."""
         self._since = now
+        if is_new_term:
+            self._ending = {}
         self._heard, self._leased, self._wanted = {}, {}, {}
 
     def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
@@ -58,7 +63,8 @@ class Elections:
             return False
         self._heard[broker_set.name, heartbeat.number] = now, heartbeat
         is_master = broker_set.master == heartbeat.number and broker_set.epoch == heartbeat.epoch
-        if not is_master or self._wants(broker_set) != NOBODY:
+        is_ending = self._ending.get(broker_set.name) == (broker_set.epoch, broker_set.version)
+        if not is_master or is_ending or self._wants(broker_set) != NOBODY:
             return False
         self._leased[broker_set.name] = now + self.lease_s
         return True
@@ -88,6 +94,8 @@ class Elections:
             if now >= self.leased_until(broker_set.name):
                 elect = self._next(broker_set, now)
                 if elect is not None:
+                    # From here on no lease: the old master, back in time, would act beside the new one.
+                    self._ending[elect.name] = elect.epoch, elect.version
                     found.append(elect)
         return found
 

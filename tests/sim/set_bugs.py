@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rmq.controller.elections import Elections
+from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.raft import Raft, Role
 from rmq.controller.replica import Epochs, Replica
 from rmq.controller.sets import BrokerSet, BrokerSets, Elect
@@ -136,7 +136,17 @@ SET_BUGS["a slave reports what it has not flushed"] = planted(
     (sets.SetSimulation, "copied", _flushed_in_memory)
 )
 
+
+def _grants(self: Elections, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
+    self._ending.clear()
+    return _right_hear(self, heartbeat, broker_set, now)
+
+
+_right_hear = Elections.hear
+SET_BUGS["a lease is granted while an election is being agreed on"] = planted((Elections, "hear", _grants))
+
 SETS_CAUGHT_BY = {
+    "a lease is granted while an election is being agreed on": 2075,
     "who goes is waited for no more, before the controllers agree": 3,
     "who comes is not waited for yet, when the controllers may have agreed": 23,
     "cut to the shorter log, whatever is in it": 1,

@@ -177,6 +177,22 @@ def test_nobody_is_elected_while_a_lease_may_last() -> None:
     assert elections.hear(heartbeat(3, epoch=2), sets.sets["s"], 106.0)
 
 
+def test_from_an_election_on_the_old_master_gets_no_lease_though_it_is_not_agreed_on_yet() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    assert elections.hear(heartbeat(1), known, 10.0)
+    elections.hear(heartbeat(2), known, 12.0)
+    (elect,) = elections.due(sets.sets, 13.0)
+    assert not elections.hear(heartbeat(1), known, 13.1)  # it is back, just too late
+    elections.begin(13.5, is_new_term=False)
+    assert not elections.hear(heartbeat(1), known, 13.6)  # of this term, it may still be agreed on
+    do(sets, elect)
+    assert elections.hear(heartbeat(2, epoch=2), sets.sets["s"], 14.0)
+    elections.begin(20.0)  # in a new term it is agreed on, or gone: then the old master goes on
+    assert elections.hear(heartbeat(1), known, 20.1)
+
+
 def test_who_is_not_in_sync_is_elected_only_where_that_is_allowed() -> None:
     sets, known = three()
     do(sets, AlterInSync("s", known.epoch, known.version, (1,)))
