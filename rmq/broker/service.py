@@ -84,6 +84,8 @@ NAME_SERVERS: Final = "name servers"
 """The part of a broker's health that its registration is."""
 CERTIFICATE_SECONDS: Final = 600.0
 """How often the end of the certificate is read again."""
+AWAY_SECONDS: Final = 4.0
+"""How often a name server that is away is tried: without one clients do not find this broker."""
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
@@ -486,6 +488,7 @@ class _Service:
         """Start them all; return when one has registered, or all have tried, or it takes too long."""
         ready = _Ready(len(self._alarms.register))
         self.broker.registration.known_by = dict.fromkeys(self._alarms.register, False)
+        pool.on_change = self._on_link
         for address in self._alarms.register:
             nursery.start_soon(self._register, pool, address, ready)
         if self._alarms.register:
@@ -510,9 +513,15 @@ class _Service:
             self._tried(address, registered=not failures)
             ready.tried(address, registered=not failures)
             await trio.sleep(self.broker.registration.pause)
-            pause = min(period, 2.0 ** min(failures, 6)) if failures else period
+            pause = min(period, 2.0**failures, AWAY_SECONDS) if failures else period
             changed = await alarm.wait(trio.current_time() + pause)
             force = changed or bool(failures) or self.broker.config.force_register
+
+    def _on_link(self, address: str, cause: object) -> None:
+        """A name server whose connection has ended has forgotten this broker: it is told again at once."""
+        alarm = self._alarms.register.get(address)
+        if cause is not None and alarm is not None:
+            alarm.ring()
 
     def _tried(self, address: str, *, registered: bool) -> None:
         known = self.broker.registration.known_by

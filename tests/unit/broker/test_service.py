@@ -284,6 +284,22 @@ async def test_a_name_server_that_is_away_holds_up_nobody_and_is_told_when_it_is
                 assert b'"New"' in back.bodies[-1]
 
 
+async def test_a_name_server_that_restarts_knows_the_broker_within_seconds(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
+) -> None:
+    address = "127.0.0.1:9876"
+    async with broker(network, disk, namesrv_addr=address):
+        for away in (0.5, 20, 300):
+            await trio.sleep(away)
+            async with name_server(network, address) as back:
+                began = trio.current_time()
+                while not back.codes() and trio.current_time() < began + 60:
+                    await trio.sleep(0.1)
+                assert trio.current_time() - began <= 6
+                assert back.codes() == [RequestCode.REGISTER_BROKER]
+                await trio.sleep(2)
+
+
 async def test_a_broker_starts_without_any_name_server(
     autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk
 ) -> None:
