@@ -279,7 +279,7 @@ class Admin:
         return request.reply(body=bodies.BrokerStatsData(*items).to_json())
 
     def _on_delay_offsets(self, request: Command, connection: Any, now: int) -> Command:
-        return request.reply(body=json.dumps_java({"offsetTable": self._delay_offsets()}))
+        return request.reply(body=bodies.DelayOffsetSerializeWrapper(dict(self._delay_offsets())).to_json())
 
     # --- cleaning ---
 

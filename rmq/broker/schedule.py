@@ -20,7 +20,7 @@ from rmq.message import (
     TRANS_HALF_TOPIC,
     StoredMessage,
 )
-from rmq.protocol import json
+from rmq.protocol.bodies import DelayOffsetSerializeWrapper
 from rmq.protocol.record import Record, decode_record, record_of
 from rmq.store.config import delay_table
 
@@ -73,11 +73,11 @@ class Schedule:
 
         That of levels that messageDelayLevel no longer has is kept, and what waits there is logged.
         """
-        table = json.loads(data).get("offsetTable", {}) if data else {}
+        table = DelayOffsetSerializeWrapper.from_json(data).offset_table if data else {}
         self._dropped = {}
         for level, offset in table.items():
-            known = self._next if int(level) in self._next else self._dropped
-            known[int(level)] = int(offset)
+            known = self._next if level in self._next else self._dropped
+            known[level] = offset
         self._name_dropped()
 
     def follow(self, progress: Mapping[int, int]) -> None:
@@ -108,8 +108,7 @@ class Schedule:
     def to_json(self) -> bytes:
         """The content of delayOffset.json."""
         self.is_changed = False
-        table = self._next | self._dropped
-        return json.dumps({"offsetTable": {str(level): offset for level, offset in table.items()}})
+        return DelayOffsetSerializeWrapper(self._next | self._dropped).to_json()
 
     def arrived(self, queue_id: int, now_ms: int) -> None:
         """A queue of the schedule topic got messages."""
