@@ -13,7 +13,7 @@ from rmq.config import canonical, dump_properties, evolve, knows, parse_properti
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
 from rmq.files import settings_saver
 from rmq.message import SYSTEM_TOPICS
-from rmq.protocol import bodies, json
+from rmq.protocol import bodies
 from rmq.protocol.codes import (
     PERM_INHERIT,
     PERM_READ,
