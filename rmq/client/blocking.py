@@ -14,11 +14,15 @@ that it names.
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
 from types import MethodType, TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -33,7 +37,7 @@ from rmq.client import transactional as async_transactional
 from rmq.client.outgoing import SendResult
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import bare_errors, current_loop
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -44,16 +48,62 @@ def _wait_for(
     portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
 ) -> T:
     """What the coroutine function returns or raises. Interrupted by Ctrl-C, the call is cancelled first."""
+    running = _loop_of(portal)
+    if running is None:
+        future = portal.start_task_soon(partial(function, *arguments, **options))
+        try:
+            result: T = future.result()
+            return result
+        except BaseException:
+            future.cancel()
+            raise
+    # On asyncio a task of the loop's own and a lock to wait for: less than half of what a future of a thread
+    # costs, which has a condition.
+    portal._check_running()
+    ended, told, task = threading.Lock(), list[T](), list[asyncio.Task[None]]()
 
-    async def call() -> T:
-        return await function(*arguments, **options)
+    async def call() -> None:
+        try:
+            told.append(await function(*arguments, **options))
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            ended.release()
 
-    future = portal.start_task_soon(call)
+    failed: list[BaseException] = []
+    ended.acquire()
+    running.call_soon_threadsafe(lambda: task.append(running.create_task(call())))
     try:
-        return future.result()
+        ended.acquire()
     except BaseException:
-        future.cancel()
+        running.call_soon_threadsafe(lambda: task[0].cancel())
         raise
+    if failed:
+        raise failed[0]
+    return told[0]
+
+
+_loops: WeakKeyDictionary[BlockingPortal, asyncio.AbstractEventLoop | None] = WeakKeyDictionary()
+
+
+def _loop_of(portal: BlockingPortal) -> asyncio.AbstractEventLoop | None:
+    """The asyncio loop of a portal's thread; None when trio runs there."""
+    if portal not in _loops:
+        _loops[portal] = portal.call(_running_loop)
+    return _loops[portal]
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    return asyncio.get_running_loop() if current_loop().name == "asyncio" else None
+
+
+async def _poster() -> Callable[[Callable[[], None]], object]:
+    """What has a function run in this loop soon, called from any thread."""
+    if current_loop().name == "trio":
+        import trio
+
+        return trio.lowlevel.current_trio_token().run_sync_soon
+    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 class _Twin(Protocol):
@@ -190,13 +240,12 @@ class TransactionalProducer(Producer):
 class Delivery:
     """One message, to be consumed inside `with delivery as message`. See `rmq.Delivery`."""
 
-    def __init__(self, portal: BlockingPortal, inner: async_delivery.Delivery) -> None:
-        self._portal = portal
+    def __init__(self, consumer: Consumer, inner: async_delivery.Delivery) -> None:
+        self._consumer = consumer
         self._inner = inner
-        self._block: AbstractContextManager[StoredMessage] = portal.wrap_async_context_manager(inner)
 
     def _loop(self) -> BlockingPortal:
-        return self._portal
+        return self._consumer._loop()
 
     @property
     def message(self) -> StoredMessage:
@@ -204,12 +253,22 @@ class Delivery:
         return self._inner.message
 
     def __enter__(self) -> StoredMessage:
-        return self._block.__enter__()
+        # In this thread: it waits for nothing, and what it changes is changed at once. A way into the other
+        # thread and back costs more than most handlers.
+        try:
+            self._inner.__aenter__().send(None)
+        except StopIteration as done:
+            message: StoredMessage = done.value
+            return message
+        raise AssertionError("to begin with a delivery waits for nothing")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        return self._block.__exit__(kind, error, trace)
+        if error is None:
+            self._consumer._ended_well(self._inner)
+            return False
+        return _wait_for(self._loop(), self._inner.__aexit__, kind, error, trace)
 
     done = _InLoop(async_delivery.Delivery.done)
     extend = _InLoop(async_delivery.Delivery.extend)
@@ -219,23 +278,51 @@ class Delivery:
 class Consumer(_Entered[async_consumer.Consumer]):
     """See `rmq.Consumer`: iterate over deliveries, or `run` a handler in worker threads until interrupted."""
 
+    def __init__(self, portal: BlockingPortal, inner: async_consumer.Consumer) -> None:
+        super().__init__(portal, inner)
+        self._ended: deque[async_delivery.Delivery] = deque()
+        self._is_posted = False
+        self._post: Callable[[Callable[[], None]], object] = portal.call(_poster)
+
+    def _ended_well(self, delivery: async_delivery.Delivery) -> None:
+        """Have a delivery finished in the loop's thread, soon, together with others."""
+        self._ended.append(delivery)
+        if not self._is_posted:
+            self._is_posted = True
+            self._post(self._finish)
+
+    def _finish(self) -> None:
+        self._is_posted = False  # first: what comes from now on has itself posted again
+        ended = self._ended
+        while ended:
+            delivery = ended.popleft()
+            try:
+                delivery.__aexit__(None, None, None).send(None)
+            except StopIteration:
+                continue
+
+    def _ready(self) -> Delivery | None:
+        """A delivery that is there already, taken in this thread."""
+        found = self._inner.ready()
+        return None if found is None else Delivery(self, found)
+
     @property
     def queues(self) -> list[MessageQueue]:
         """The queues that this member has now."""
         return self._inner.queues
 
     def __iter__(self) -> Iterator[Delivery]:
-        while (delivery := _wait_for(self._portal, self._next, None)) is not None:
+        while (delivery := self._ready() or _wait_for(self._portal, self._next, None)) is not None:
             yield delivery
 
     def take(self, timeout: float) -> Delivery | None:
         """The next delivery; None when none came for `timeout` seconds, or when the block was left."""
-        return _wait_for(self._portal, self._next, timeout)
+        return self._ready() or _wait_for(self._portal, self._next, timeout)
 
     async def _next(self, timeout: float | None) -> Delivery | None:
         with anyio.move_on_after(timeout):
             try:
-                return Delivery(self._portal, await anext(self._inner))
+                return Delivery(self, await anext(self._inner))
             except StopAsyncIteration:
                 pass
         return None

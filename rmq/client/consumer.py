@@ -11,6 +11,7 @@ import anyio
 import anyio.lowlevel
 
 from rmq.client.delivery import Delivery, InFlight
+from rmq.client.dispatch import MessageDispatch
 from rmq.client.group_member import GroupMember
 from rmq.client.message_view import PulledMessage
 from rmq.client.session import Session
@@ -165,6 +166,15 @@ class Consumer:
             if dispatch.ready.is_closed:
                 raise StopAsyncIteration
             await dispatch.ready.arrival()
+
+    def ready(self) -> Delivery | None:
+        """A delivery that is there already, or None. For the twin without async, which calls it from other
+        threads: it takes from a queue that may be taken from by all, and wakes nobody."""
+        dispatch = self._dispatch
+        if self._member.has_requests or not isinstance(dispatch, MessageDispatch):
+            return None
+        message = dispatch.taken_now()
+        return None if message is None else Delivery(self._deliveries, message)
 
     # --- running a handler ---
 

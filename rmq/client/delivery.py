@@ -152,7 +152,7 @@ class ConsumeTimeouts:
         """What has taken too long by now; each message is given once."""
         before, self._since = self._since, {}
         late: list[PulledMessage] = []
-        for message in [message for one in self.in_flight for message in one.messages]:
+        for message in [message for one in list(self.in_flight) for message in one.messages]:
             _, since = self._since[id(message)] = before.get(id(message), (message, now))
             if since <= now - self.seconds:
                 self._since[id(message)] = (message, float("inf"))
@@ -210,7 +210,7 @@ class Deliveries:
     @property
     def in_flight(self) -> list[PulledMessage]:
         """What handlers and deliveries have in hand."""
-        return [message for one in self.timeouts.in_flight for message in one.messages]
+        return [message for one in list(self.timeouts.in_flight) for message in one.messages]
 
     async def watch_stalls(self, windows: Callable[[], Iterable[ProcessQueue]]) -> None:
         """Warn of what does not get on, until cancelled; see `Stalls`."""

@@ -210,6 +210,14 @@ def _found(
     }
 
 
+def _popped(entries: deque[PulledMessage]) -> PulledMessage | None:
+    """The first of them, or None: threads may take from it meanwhile."""
+    try:
+        return entries.popleft()
+    except IndexError:
+        return None
+
+
 class MessageDispatch(Dispatch[PulledMessage]):
     """Message by message."""
 
@@ -228,8 +236,7 @@ class MessageDispatch(Dispatch[PulledMessage]):
 
     def _on_paused(self) -> None:
         entries = self.ready.entries
-        waiting = list(entries)
-        entries.clear()  # in place: those who take have it in hand
+        waiting = [message for _ in range(len(entries)) if (message := _popped(entries)) is not None]
         for message in waiting:
             assert message.window is not None
             (self._held if self.is_paused(message.window.queue) else entries).append(message)
@@ -284,6 +291,13 @@ class MessageDispatch(Dispatch[PulledMessage]):
         if entries and ready.parked:
             ready.wake()
         return taken
+
+    def taken_now(self) -> PulledMessage | None:
+        """The next message; wakes nobody. May be called from any thread."""
+        while (message := _popped(self.ready.entries)) is not None:
+            if message.window is not None and not message.window.is_dropped:
+                return message
+        return None
 
     def redeliver_later(self, message: PulledMessage, seconds: float | None = None) -> None:
         window = message.window

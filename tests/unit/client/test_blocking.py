@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -154,18 +157,47 @@ def test_requests(client: blocking.Client) -> None:
         assert not thread.is_alive()
 
 
-def test_an_interrupted_call_is_cancelled(client: blocking.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Interrupted(Future[object]):
-        def result(self, timeout: float | None = None) -> object:
-            raise KeyboardInterrupt
+def test_an_interrupted_call_is_cancelled(client: blocking.Client) -> None:
+    with client.consumer("c-interrupted", {"Questions": "*"}) as consumer:
+        parked = consumer._inner._dispatch.ready.parked
 
-    future = Interrupted()
+        def interrupt() -> None:
+            while not parked:  # the call has come to where it waits
+                time.sleep(0.001)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            consumer.take(60)
+        thread.join(20)
+        for _ in range(1000):
+            if not consumer._portal.call(len, parked):
+                break
+        assert not parked
+
+
+def test_a_delivery_that_is_there_is_taken_without_the_other_thread(client: blocking.Client) -> None:
+    """And what ended well is finished there all the same: committed, and not delivered again."""
+    name = topic(client, "Taken")
     with client.producer("p") as producer:
-        with monkeypatch.context() as patch:
-            patch.setattr(producer._portal, "start_task_soon", lambda call: future)
-            with pytest.raises(KeyboardInterrupt):
-                producer.send(Message("T", b"x"))
-        assert future.cancelled()
+        producer.send_many([Message(name, b"%d" % number) for number in range(200)])
+    got = []
+    with client.consumer("c-" + name, {name: "*"}, consume_from="first") as consumer:
+        for delivery in consumer:
+            with delivery as message:
+                got.append(int(message.body))
+                if message.body == b"7" and got.count(7) == 1:
+                    raise ValueError("once more")
+            if len(got) == 200:
+                break
+    assert sorted(got) == list(range(200))
+    with client.consumer("c-" + name, {name: "*"}, consume_from="first") as consumer:
+        again = consumer.take(30)
+        assert again is not None
+        with again as message:
+            assert message.body == b"7"
+        assert consumer.take(0.2) is None
 
 
 def test_wrong_uses(names: str) -> None:
