@@ -7,9 +7,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
+from json.encoder import encode_basestring as quoted
 from typing import Final
 
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from rmq.client.config import ClientConfig
 from rmq.errors import InvalidMessage, InvalidMessageType, InvalidType, RemoteProtocolError, check_type
@@ -33,8 +34,9 @@ from rmq.message import (
     with_namespace,
     with_properties,
 )
-from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
+from rmq.protocol.codes import FLAG_ONEWAY, LANGUAGE, VERSION, RequestCode
 from rmq.protocol.command import Command, next_opaque
+from rmq.protocol.frames import Framed
 from rmq.protocol.headers import RECALL_HANDLE
 from rmq.protocol.properties import PROPERTY_DELAY_MS, PROPERTY_DELIVER_MS, encode_properties
 from rmq.protocol.record import NUL_IN_PROPERTIES, PROPERTIES_MAX, compress, compressed_flag, encode_batch
@@ -250,6 +252,11 @@ def checked_properties(properties: dict[str, str]) -> str:
     return text
 
 
+QUEUES_MAX: Final = 4096
+"""Of so many queues a template keeps the texts."""
+_HEADER_END: Final = f',"serializeTypeCurrentRPC":"JSON","version":{VERSION}}}'
+
+
 @frozen
 class SendTemplate:
     """What the requests of one producer have in common."""
@@ -257,6 +264,33 @@ class SendTemplate:
     group: str
     default_topic_queue_nums: str
     default_topic: str = AUTO_CREATE_TOPIC
+    _ends: dict[MessageQueue, tuple[str, str]] = field(factory=dict, eq=False, repr=False)
+
+    def framed(self, outgoing: Outgoing, queue: MessageQueue, now_ms: int) -> Framed | Command:
+        """The same as `request`, with its frame where that can be made at once: a third of the work."""
+        if outgoing.more is not None or outgoing.topic != queue.topic:
+            return self.request(outgoing, queue, now_ms)
+        ends = self._ends.get(queue)
+        if ends is None:
+            if len(self._ends) >= QUEUES_MAX:
+                self._ends.clear()
+            ends = self._ends[queue] = self._ends_for(queue)
+        opaque = next_opaque()
+        header = (
+            f'{{"code":{outgoing.code}{ends[0]}{outgoing.sys_flag}","g":"{now_ms}","h":"{outgoing.flag}",'
+            f'"i":{quoted(outgoing.properties)},"j":"0","k":"false","m":'
+            f'"{"true" if outgoing.is_batch else "false"}"{ends[1]}{opaque}{_HEADER_END}'
+        )
+        return Framed(outgoing.code, opaque, header, outgoing.body)
+
+    def _ends_for(self, queue: MessageQueue) -> tuple[str, str]:
+        """What stands in a header of the queue before and behind what differs."""
+        group, topic, broker = quoted(self.group), quoted(queue.topic), quoted(queue.broker_name)
+        default, count = quoted(self.default_topic), quoted(self.default_topic_queue_nums)
+        before = (
+            f',"extFields":{{"a":{group},"b":{topic},"c":{default},"d":{count},"e":"{queue.queue_id}","f":"'
+        )
+        return before, f',"n":{broker}}},"flag":0,"language":"{LANGUAGE}","opaque":'
 
     def request(
         self, outgoing: Outgoing, queue: MessageQueue, now_ms: int, *, oneway: bool = False

@@ -310,8 +310,8 @@ class Sender:
     ) -> SendResult:
         """The request, written now, and its answer. Keeps account of how long it took."""
         session = self._session
-        command = self._template.request(outgoing, queue, session.now_ms())
-        response = await connection.call(command, seconds)
+        make = self._template.request if connection.is_signing else self._template.framed
+        response = await connection.call(make(outgoing, queue, session.now_ms()), seconds)
         ended = session.now()
         session.health.succeeded(queue.broker_name, ended - now, ended)
         if response.code in STATUSES:

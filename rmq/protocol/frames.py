@@ -120,8 +120,22 @@ def _bad_length(
 # --- out ---
 
 
-def encode(command: Command) -> bytes:
+class Framed:
+    """A request whose frame is there already, with what its answer is known by."""
+
+    __slots__ = ("code", "frame", "opaque")
+
+    def __init__(self, code: int, opaque: int, header: str, body: bytes) -> None:
+        """`header` is JSON."""
+        self.code = code
+        self.opaque = opaque
+        self.frame = _frame(header.encode(), body, JSON)
+
+
+def encode(command: Command | Framed) -> bytes:
     """The frame of any command, in its own serialization. Raises LocalProtocolError when it has none."""
+    if isinstance(command, Framed):
+        return command.frame
     try:
         if command.serialization == ROCKETMQ:
             return _frame(write_binary(command), command.body, ROCKETMQ)

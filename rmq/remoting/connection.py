@@ -26,7 +26,7 @@ import anyio.lowlevel
 from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, RequestTimeout
 from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE
 from rmq.protocol.command import Command
-from rmq.protocol.frames import Decoder, encode
+from rmq.protocol.frames import Decoder, Framed, encode
 from rmq.remoting.endpoint import Endpoint, unsendable
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
 from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
@@ -70,6 +70,7 @@ class Connection:
         self.local_address = stream.local
         self.state: dict[str, Any] = {}
         self._signer = signer
+        self.is_signing = signer is not None  # then requests must come as commands
         self.is_closed = False
         self.reason = ""
         self.has_received = False  # a whole frame came: tells a peer that works from one that hangs up
@@ -104,8 +105,7 @@ class Connection:
         self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._is_mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # responses put into the outbox since it was last empty
-        # Of each call: who waits, until when, for what, for how long, and where its frame ends in all that
-        # was ever put into the outbox.
+        # Of each call: waiter, deadline, code, timeout, and where its frame ends in all that was queued.
         self._pending: dict[int, tuple[Waiter, float, int, float, int]] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -122,7 +122,7 @@ class Connection:
 
     # --- for everybody ----------------------------------------------------------------------------
 
-    async def call(self, command: Command, timeout: float) -> Command:
+    async def call(self, command: Command | Framed, timeout: float) -> Command:
         """Send a request and return its response, whatever its code.
 
         Raises RequestTimeout after `timeout` seconds and ConnectionLost when the connection ends first; in
@@ -137,10 +137,10 @@ class Connection:
         if opaque in self._pending:
             raise LocalProtocolError(f"request {opaque} is already in flight to {self.peer_address}")
         outbox = self._outbox
-        outbox.add(encode(command if self._signer is None else self._signer(command)))
+        signed = command if self._signer is None or isinstance(command, Framed) else self._signer(command)
+        outbox.add(encode(signed))
         waiter = self._new_waiter()
-        now = self._now()
-        self.active_at = now
+        self.active_at = now = self._now()
         deadline = now + timeout
         self._pending[opaque] = (waiter, deadline, command.code, timeout, outbox.taken + outbox.size)
         try:
@@ -526,7 +526,7 @@ class Connection:
         """Whether much waits to be sent: who can say less for now, should."""
         return self._outbox.size > self._limits.busy_bytes
 
-    async def _wait_for_room(self, command: Command, timeout: float) -> float:
+    async def _wait_for_room(self, command: Command | Framed, timeout: float) -> float:
         """Wait until a call may start; returns what is left of its timeout."""
         deadline = self._now() + timeout
         with anyio.move_on_after(timeout) as scope:

@@ -6,7 +6,6 @@ import os
 import pathlib
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -163,7 +162,7 @@ def test_an_interrupted_call_is_cancelled(client: blocking.Client) -> None:
 
         def interrupt() -> None:
             while not parked:  # the call has come to where it waits
-                time.sleep(0.001)
+                os.sched_yield()
             os.kill(os.getpid(), signal.SIGINT)
 
         thread = threading.Thread(target=interrupt)

@@ -8,12 +8,15 @@ import pathlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
-from rmq.client.outgoing import SendResult, SendTemplate, pack, pack_batch, read_result
+from rmq.client.outgoing import SEND, Outgoing, SendResult, SendTemplate, pack, pack_batch, read_result
 from rmq.errors import InvalidName, MessageIllegal, RemoteProtocolError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.command import Command
+from rmq.protocol.frames import Decoder, Framed, encode
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decode_batch
 
@@ -146,3 +149,33 @@ def test_a_result_names_the_queue_that_the_broker_chose() -> None:
 def test_an_answer_without_its_parts(ext: dict[str, str]) -> None:
     with pytest.raises(RemoteProtocolError, match="the answer to a send to a"):
         read_result(Command(0, 1, 1, ext), MessageQueue("T", "a", 0), "ID")
+
+
+@given(
+    st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40),
+    st.integers(0, 255),
+    st.integers(0, 1 << 30),
+    st.booleans(),
+)
+def test_a_frame_made_at_once_says_what_its_command_says(
+    properties: str, sys_flag: int, flag: int, is_batch: bool
+) -> None:
+    template = SendTemplate('g"1', "4")
+    queue = MessageQueue("T", "broker-\u00e4", 3)
+    outgoing = Outgoing("T", b"body", sys_flag, flag, properties, "ID", is_batch, SEND)
+    for _ in range(2):  # the second time by what was kept
+        made = template.framed(outgoing, queue, 1234)
+        assert isinstance(made, Framed)
+        (got,) = Decoder().feed(made.frame)
+        command = template.request(outgoing, queue, 1234)
+        (wanted,) = Decoder().feed(encode(command))
+        assert (got.code, got.flag, got.ext, got.body) == (wanted.code, wanted.flag, wanted.ext, wanted.body)
+        assert (got.opaque, got.language, got.version) == (made.opaque, wanted.language, wanted.version)
+
+
+def test_a_header_with_more_fields_is_made_in_full() -> None:
+    queue = MessageQueue("T", "a", 3)
+    outgoing = Outgoing("T", b"body", 0, 0, "", "ID", more={"l": "3"})
+    made = SendTemplate("g", "4").framed(outgoing, queue, 1)
+    assert isinstance(made, Command)
+    assert made.ext["l"] == "3"
