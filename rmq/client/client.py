@@ -34,7 +34,7 @@ from rmq.message import UniqueIds, validate_group, validate_topic, with_namespac
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import Startable, TaskScope
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
@@ -118,7 +118,7 @@ def connect(
     )
 
 
-class Client:
+class Client(Startable):
     """One application's connections to a cluster, shared by all its producers and consumers. Made by
     `connect`.
     """

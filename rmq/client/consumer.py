@@ -18,7 +18,7 @@ from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, Sql, check_queues
 from rmq.errors import check_callable, check_number
 from rmq.message import MessageQueue, StoredMessage, validate_group
-from rmq.remoting.loop import TaskScope, as_async, bare_errors
+from rmq.remoting.loop import Startable, TaskScope, as_async, bare_errors
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ BURST = 64
 """Messages that one task takes before it lets others run, when its handler never waits."""
 
 
-class Consumer:
+class Consumer(Startable):
     """Consumes messages, in one of two ways, over any number of tasks:
 
         async for delivery in consumer:

@@ -47,12 +47,12 @@ from rmq.message import (
 from rmq.protocol.codes import RECALL_MESSAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import RecallHandle, RecallMessageRequestHeader, RecallMessageResponseHeader
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Alarm, Startable, TaskScope
 
 log = logging.getLogger(__name__)
 
 
-class Producer:
+class Producer(Startable):
     """Sends messages: `async with client.producer("orders-producer") as producer`.
 
     Any number of tasks may send at once over the same producer; that is how to have many messages in
@@ -67,6 +67,7 @@ class Producer:
         self._unfinished = 0  # sends, and transactions between their half and their end
         self._idle = Alarm()
         self._is_open = False
+        self._scope = TaskScope()
         self._registered_at: set[str] = set()
 
     async def __aenter__(self) -> Producer:

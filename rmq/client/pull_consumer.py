@@ -21,7 +21,7 @@ from rmq.errors import LocalProtocolError, NoPermission, NoRoute, check_number, 
 from rmq.message import MessageQueue, StoredMessage, validate_group, validate_topic, with_namespace
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
-from rmq.remoting.loop import TaskScope, bare_errors
+from rmq.remoting.loop import Startable, TaskScope, bare_errors
 
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 
@@ -98,7 +98,7 @@ class PullResult:
     max_offset: int
 
 
-class PullConsumer:
+class PullConsumer(Startable):
     """Reads queues where and when the application says: `async with client.pull_consumer("replay") as
     puller`.
 

@@ -13,16 +13,19 @@ import math
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 import attrs
+import sniffio
+
+from rmq.errors import LocalProtocolError
 
 
 class Waiter(Protocol):
@@ -274,6 +277,10 @@ class TaskScope:
     Cancelling the block from outside does not reach them: whoever leaves in an orderly way still needs
     them. They end when the block's end is reached, whatever led there.
 
+    A task group must be left by the task that entered it, which is more than callers can promise who open in
+    one task and close in another: fixtures, cells of a notebook, hooks of a web application. So on asyncio
+    the group lives in a task of its own, and on trio too after `detach`. A block on trio keeps a nursery.
+
     A task group wraps what its body raises in an ExceptionGroup; callers who do not see the group must not
     see the wrapping either. So: an error of the block comes out bare, and errors that tasks had besides it
     are logged. Without one, the only error of the tasks comes out bare; several come out as a group.
@@ -282,6 +289,12 @@ class TaskScope:
     def __init__(self) -> None:
         self._outer: anyio.abc.TaskGroup | None = None
         self._inner: anyio.abc.TaskGroup | None = None
+        self._is_detached = False
+        self._opener: asyncio.Task[Any] | None = None  # on asyncio: who is in the block
+        self._around: Any = None  # the opener's cancel scope outside of the block
+        self._is_cancelled = False  # the opener was, by a failed task
+        self._ended: anyio.Event | None = None
+        self._failure: BaseException | None = None
 
     @property
     def tasks(self) -> anyio.abc.TaskGroup:
@@ -289,13 +302,61 @@ class TaskScope:
         assert self._inner is not None, "the scope has not been entered"
         return self._inner
 
+    def detach(self) -> None:
+        """Before it is entered: no block surrounds its use. An error of a task cancels nobody then, and comes
+        out at the end."""
+        self._is_detached = True
+
     async def __aenter__(self) -> TaskScope:
+        on_asyncio = sniffio.current_async_library() == "asyncio"
+        if on_asyncio or self._is_detached:
+            await self._enter_alone(on_asyncio)
+            return self
         self._outer = anyio.create_task_group()
         await self._outer.__aenter__()
         # Cannot block, so a cancellation cannot come between.
         with anyio.CancelScope(shield=True):
             await self._outer.start(self._host)
         return self
+
+    async def _enter_alone(self, on_asyncio: bool) -> None:
+        ready, self._ended = anyio.Event(), anyio.Event()
+        if on_asyncio:
+            self._opener = None if self._is_detached else asyncio.current_task()
+            self._around = _cancel_scope(asyncio.current_task())
+            host = asyncio.get_running_loop().create_task(self._host_alone(ready, self._ended))
+            _hosts.add(host)  # the loop itself keeps no task alive
+            host.add_done_callback(_hosts.discard)
+        else:
+            import trio
+
+            trio.lowlevel.spawn_system_task(self._host_alone, ready, self._ended)
+        try:
+            with anyio.CancelScope(shield=True):
+                await ready.wait()
+        except BaseException:  # asyncio's own cancellation, which no shield stops
+            host.cancel()
+            raise
+
+    async def _host_alone(self, ready: anyio.Event, ended: anyio.Event) -> None:
+        """Not shielded: where nobody closes it, it ends with the loop."""
+        try:
+            async with anyio.create_task_group() as self._inner:
+                ready.set()
+                await anyio.sleep_forever()
+        except BaseException as error:
+            if not _others(error, None):
+                raise
+            self._failure = error
+            while self._opener is not None and not self._opener.done():
+                if _is_shielded(self._opener, self._around):
+                    await asyncio.sleep(0.01)
+                    continue
+                self._is_cancelled = True
+                self._opener.cancel()
+                break
+        finally:
+            ended.set()
 
     async def _host(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
         with anyio.CancelScope(shield=True):
@@ -307,12 +368,14 @@ class TaskScope:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Cancel the tasks and wait for them. Cancelled from outside: the same."""
-        assert self._outer is not None
         self.tasks.cancel_scope.cancel()
-        users = error is not None and bool(_others(error, None))
         try:
-            await self._outer.__aexit__(kind, error, trace)
+            if self._outer is not None:
+                await self._outer.__aexit__(kind, error, trace)
+            else:
+                await self._leave_alone(error)
         except BaseException as raised:
+            users = error is not None and bool(_others(error, None))
             found = _others(raised, error if users else None)
             if users:
                 for other in found:
@@ -323,6 +386,82 @@ class TaskScope:
                     raise
                 first = (ended or found)[0]
                 raise first from first.__cause__
+
+    async def _leave_alone(self, error: BaseException | None) -> None:
+        opener, self._opener = self._opener, None  # who leaves is not cancelled any more
+        cancelled = None
+        assert self._ended is not None
+        if self._is_cancelled and opener is not None and opener is asyncio.current_task():
+            if not isinstance(error, asyncio.CancelledError):  # it is still to come
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+            opener.uncancel()
+        while not self._ended.is_set():
+            try:
+                with anyio.CancelScope(shield=True):
+                    await self._ended.wait()
+            except asyncio.CancelledError as caught:  # asyncio's own, which no shield stops
+                cancelled = caught
+        if self._failure is not None:
+            raise self._failure
+        if cancelled is not None:
+            raise cancelled
+
+
+_hosts: set[asyncio.Task[None]] = set()
+
+
+def _cancel_scope(task: asyncio.Task[Any] | None) -> Any:
+    """anyio's innermost cancel scope of an asyncio task. anyio tells it only of the task that asks."""
+    from anyio._backends import _asyncio as backend
+
+    state = backend._task_states.get(task) if task is not None else None
+    return None if state is None else state.cancel_scope
+
+
+def _is_shielded(task: asyncio.Task[Any], around: Any) -> bool:
+    """Whether a scope inside of `around` shields the task; asyncio's own cancellation would go through."""
+    scope = _cancel_scope(task)
+    while scope is not None and scope is not around:
+        if scope.shield:
+            return True
+        scope = scope._parent_scope
+    return False
+
+
+class Startable:
+    """What is entered with `async with`, or opened by `start` and closed by `aclose`."""
+
+    _scope: TaskScope
+    _is_started = False
+
+    async def start(self) -> Self:
+        """Open it without a block, to be closed with `aclose`, by any task: for fixtures, notebooks, start
+        and stop hooks. An error of its background tasks comes out of `aclose`.
+
+        Raises what `async with` raises. Cancelled: it is not open."""
+        if self._is_started:
+            raise LocalProtocolError(f"this {type(self).__name__} is open already")
+        self._scope.detach()
+        await self.__aenter__()
+        self._is_started = True
+        return self
+
+    async def aclose(self) -> None:
+        """Close what `start` opened, as the end of the block does. Once closed, or never opened: nothing.
+
+        Cancelled: it is closed nevertheless, as a block is."""
+        if self._is_started:
+            self._is_started = False
+            await self.__aexit__(None, None, None)
+
+    async def __aenter__(self) -> Any:
+        raise NotImplementedError
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        raise NotImplementedError
 
 
 def _others(raised: BaseException, error: BaseException | None) -> list[BaseException]:
