@@ -15,17 +15,20 @@ that it names.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
 from functools import partial, update_wrapper
 from types import MethodType, TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import anyio
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from anyio.from_thread import BlockingPortal
 
 from rmq.client import admin as async_admin
 from rmq.client import client as async_client
@@ -42,6 +45,59 @@ from rmq.remoting.loop import bare_errors, current_loop
 P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
+
+
+class _Portal(BlockingPortal):
+    """The way into a loop's thread. A fork copies no threads: who calls in the copy would wait for ever."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pid = os.getpid()
+
+    def start_task_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
+        self._check_process()
+        return super().start_task_soon(*arguments, **options)
+
+    def start_task(self, *arguments: Any, **options: Any) -> Any:
+        self._check_process()
+        return super().start_task(*arguments, **options)
+
+    @property
+    def is_of_this_process(self) -> bool:
+        return os.getpid() == self._pid
+
+    def _check_process(self) -> None:
+        if not self.is_of_this_process:
+            raise LocalProtocolError("this client was opened before a fork: open one in each process")
+
+
+@contextmanager
+def _portal_in_a_daemon(backend: str) -> Iterator[_Portal]:
+    """The interpreter does not wait for a daemon thread when it ends."""
+    made: Future[_Portal] = Future()
+
+    async def serve() -> None:
+        async with _Portal() as portal:
+            made.set_result(portal)
+            await portal.sleep_until_stopped()
+
+    def run() -> None:
+        try:
+            anyio.run(serve, backend=backend)
+        except BaseException as error:
+            if made.done():
+                raise
+            made.set_exception(error)
+
+    thread = threading.Thread(target=run, name="rmq-blocking", daemon=True)
+    thread.start()
+    portal = made.result()
+    try:
+        yield portal
+    finally:
+        if portal.is_of_this_process:
+            portal.call(portal.stop, True)  # blocks that nobody left would keep it
+            thread.join()
 
 
 def _wait_for(
@@ -177,6 +233,7 @@ class _Entered(Generic[E]):
         self._portal = portal
         self._inner = inner
         self._block: AbstractContextManager[Any] = portal.wrap_async_context_manager(inner)
+        self._is_started = False
 
     def _loop(self) -> BlockingPortal:
         return self._portal
@@ -189,6 +246,17 @@ class _Entered(Generic[E]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         return self._block.__exit__(kind, error, trace)
+
+    def open(self) -> Self:
+        """Open it without a block, to be closed with `close`."""
+        self._is_started = True
+        return self.__enter__()
+
+    def close(self) -> None:
+        """Close what `open` opened, as the end of the block does. Once closed, or never opened: nothing."""
+        if self._is_started:
+            self._is_started = False
+            self.__exit__(None, None, None)
 
 
 class Producer(_Entered[async_producer.Producer]):
@@ -473,7 +541,7 @@ class Client:
         self._inner = inner
         self._backend = backend
         self._stack = ExitStack()
-        self._portal: BlockingPortal | None = None
+        self._portal: _Portal | None = None
 
     @property
     def client_id(self) -> str:
@@ -481,18 +549,32 @@ class Client:
         return self._inner.client_id
 
     def __enter__(self) -> Client:
-        self._portal = self._stack.enter_context(start_blocking_portal(self._backend))
+        self._portal = self._stack.enter_context(_portal_in_a_daemon(self._backend))
         try:
             self._stack.enter_context(self._portal.wrap_async_context_manager(self._inner))
         except BaseException:
             self._stack.close()
             raise
+        atexit.register(self.close)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
+        atexit.unregister(self.close)
+        if self._portal is not None and not self._portal.is_of_this_process:
+            self._stack.pop_all()  # the connections are those of the process that was forked
+            return None
         return self._stack.__exit__(kind, error, trace)
+
+    def open(self) -> Client:
+        """Open it without a block, to be closed with `close`. One that is not closed is when the interpreter
+        ends."""
+        return self.__enter__()
+
+    def close(self) -> None:
+        """Close what `open` opened, as the end of the block does. Once closed, or never opened: nothing."""
+        self.__exit__(None, None, None)
 
     producer = _Making(async_client.Client.producer, Producer)
     transactional_producer = _Making(async_client.Client.transactional_producer, TransactionalProducer)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -254,3 +256,45 @@ def test_sync_handlers_run_in_bounded_worker_threads(client: blocking.Client) ->
     future.result(20)
     assert most == 4
     assert len(set(seen)) == 40
+
+
+def test_opened_and_closed_without_a_block(names: str) -> None:
+    client = blocking.connect(names)
+    client.close()  # never opened: nothing
+    client.open()
+    producer = client.producer("without-a-block").open()
+    assert producer.send(Message("Plain", b"1")).status == "SEND_OK"
+    producer.close()
+    with pytest.raises(LocalProtocolError):
+        producer.send(Message("Plain", b"2"))
+    client.close()
+    client.close()
+
+
+def test_the_interpreter_ends_when_a_client_was_not_closed(names: str) -> None:
+    code = (
+        "import sys\nfrom rmq.client import blocking\n"
+        "client = blocking.connect(sys.argv[1]).open()\n"
+        "producer = client.producer('left').open()\nprint(len(producer.queues('TBW102')) > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, names], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_used_after_a_fork_it_says_so(names: str) -> None:
+    """In a process of its own, which has no other threads that a fork would cut off."""
+    code = (
+        "import os, sys\nfrom rmq.client import blocking\n"
+        "with blocking.connect(sys.argv[1]) as client, client.producer('forked') as producer:\n"
+        "    if not (child := os.fork()):\n"
+        "        try:\n            producer.queues('TBW102')\n"
+        "        except Exception as error:\n            print(error, flush=True)\n"
+        "        client.close()\n        os._exit(0)\n"
+        "    os.waitpid(child, 0)\n    print(len(producer.queues('TBW102')) > 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, names], capture_output=True, text=True, timeout=30, check=True
+    )
+    assert done.stdout == "this client was opened before a fork: open one in each process\nTrue\n"
