@@ -14,18 +14,13 @@ that it names.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import os
-import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack
 from functools import partial, update_wrapper
 from types import MethodType, TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar, overload
-from weakref import WeakKeyDictionary
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -37,129 +32,15 @@ from rmq.client import delivery as async_delivery
 from rmq.client import producer as async_producer
 from rmq.client import pull_consumer as async_pull_consumer
 from rmq.client import transactional as async_transactional
+from rmq.client.loop_thread import LoopThread, loop_thread, poster, wait_for
 from rmq.client.outgoing import SendResult
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.remoting.loop import bare_errors, current_loop
+from rmq.remoting.loop import bare_errors
 
 P = ParamSpec("P")
 T = TypeVar("T")
 E = TypeVar("E", bound=AbstractAsyncContextManager[Any])
-
-
-class _Portal(BlockingPortal):
-    """The way into a loop's thread. A fork copies no threads: who calls in the copy would wait for ever."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._pid = os.getpid()
-
-    def start_task_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
-        self._check_process()
-        return super().start_task_soon(*arguments, **options)
-
-    def start_task(self, *arguments: Any, **options: Any) -> Any:
-        self._check_process()
-        return super().start_task(*arguments, **options)
-
-    @property
-    def is_of_this_process(self) -> bool:
-        return os.getpid() == self._pid
-
-    def _check_process(self) -> None:
-        if not self.is_of_this_process:
-            raise LocalProtocolError("this client was opened before a fork: open one in each process")
-
-
-@contextmanager
-def _portal_in_a_daemon(backend: str) -> Iterator[_Portal]:
-    """The interpreter does not wait for a daemon thread when it ends."""
-    made: Future[_Portal] = Future()
-
-    async def serve() -> None:
-        async with _Portal() as portal:
-            made.set_result(portal)
-            await portal.sleep_until_stopped()
-
-    def run() -> None:
-        try:
-            anyio.run(serve, backend=backend)
-        except BaseException as error:
-            if made.done():
-                raise
-            made.set_exception(error)
-
-    thread = threading.Thread(target=run, name="rmq-blocking", daemon=True)
-    thread.start()
-    portal = made.result()
-    try:
-        yield portal
-    finally:
-        if portal.is_of_this_process:
-            portal.call(portal.stop, True)  # blocks that nobody left would keep it
-            thread.join()
-
-
-def _wait_for(
-    portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
-) -> T:
-    """What the coroutine function returns or raises. Interrupted by Ctrl-C, the call is cancelled first."""
-    running = _loop_of(portal)
-    if running is None:
-        future = portal.start_task_soon(partial(function, *arguments, **options))
-        try:
-            result: T = future.result()
-            return result
-        except BaseException:
-            future.cancel()
-            raise
-    # On asyncio a task of the loop's own and a lock to wait for: less than half of what a future of a thread
-    # costs, which has a condition.
-    portal._check_running()
-    ended, told, task = threading.Lock(), list[T](), list[asyncio.Task[None]]()
-
-    async def call() -> None:
-        try:
-            told.append(await function(*arguments, **options))
-        except BaseException as error:
-            failed.append(error)
-        finally:
-            ended.release()
-
-    failed: list[BaseException] = []
-    ended.acquire()
-    running.call_soon_threadsafe(lambda: task.append(running.create_task(call())))
-    try:
-        ended.acquire()
-    except BaseException:
-        running.call_soon_threadsafe(lambda: task[0].cancel())
-        raise
-    if failed:
-        raise failed[0]
-    return told[0]
-
-
-_loops: WeakKeyDictionary[BlockingPortal, asyncio.AbstractEventLoop | None] = WeakKeyDictionary()
-
-
-def _loop_of(portal: BlockingPortal) -> asyncio.AbstractEventLoop | None:
-    """The asyncio loop of a portal's thread; None when trio runs there."""
-    if portal not in _loops:
-        _loops[portal] = portal.call(_running_loop)
-    return _loops[portal]
-
-
-def _running_loop() -> asyncio.AbstractEventLoop | None:
-    return asyncio.get_running_loop() if current_loop().name == "asyncio" else None
-
-
-async def _poster() -> Callable[[Callable[[], None]], object]:
-    """What has a function run in this loop soon, called from any thread."""
-    if current_loop().name == "trio":
-        import trio
-
-        return trio.lowlevel.current_trio_token().run_sync_soon
-    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 class _Twin(Protocol):
@@ -196,7 +77,7 @@ class _Waiting(_Method[P, T]):
         super().__init__(method)
 
     def __call__(self, twin: _Twin, *arguments: P.args, **options: P.kwargs) -> T:
-        result: T = _wait_for(twin._loop(), getattr(twin._inner, self._name), *arguments, **options)
+        result: T = wait_for(twin._loop(), getattr(twin._inner, self._name), *arguments, **options)
         return result
 
 
@@ -288,7 +169,7 @@ class Producer(_Entered[async_producer.Producer]):
                         tasks.start_soon(send, number, message)
             return [results[number] for number in range(len(messages))]
 
-        return _wait_for(self._portal, send_all)
+        return wait_for(self._portal, send_all)
 
 
 class TransactionalProducer(Producer):
@@ -336,7 +217,7 @@ class Delivery:
         if error is None:
             self._consumer._ended_well(self._inner)
             return False
-        return _wait_for(self._loop(), self._inner.__aexit__, kind, error, trace)
+        return wait_for(self._loop(), self._inner.__aexit__, kind, error, trace)
 
     done = _InLoop(async_delivery.Delivery.done)
     extend = _InLoop(async_delivery.Delivery.extend)
@@ -350,7 +231,7 @@ class Consumer(_Entered[async_consumer.Consumer]):
         super().__init__(portal, inner)
         self._ended: deque[async_delivery.Delivery] = deque()
         self._is_posted = False
-        self._post: Callable[[Callable[[], None]], object] = portal.call(_poster)
+        self._post: Callable[[Callable[[], None]], object] = portal.call(poster)
 
     def _ended_well(self, delivery: async_delivery.Delivery) -> None:
         """Have a delivery finished in the loop's thread, soon, together with others."""
@@ -371,7 +252,7 @@ class Consumer(_Entered[async_consumer.Consumer]):
 
     def _ready(self) -> Delivery | None:
         """A delivery that is there already, taken in this thread."""
-        found = self._inner.ready()
+        found = self._inner.take_now()
         return None if found is None else Delivery(self, found)
 
     @property
@@ -380,12 +261,12 @@ class Consumer(_Entered[async_consumer.Consumer]):
         return self._inner.queues
 
     def __iter__(self) -> Iterator[Delivery]:
-        while (delivery := self._ready() or _wait_for(self._portal, self._next, None)) is not None:
+        while (delivery := self._ready() or wait_for(self._portal, self._next, None)) is not None:
             yield delivery
 
     def take(self, timeout: float) -> Delivery | None:
         """The next delivery; None when none came for `timeout` seconds, or when the block was left."""
-        return self._ready() or _wait_for(self._portal, self._next, timeout)
+        return self._ready() or wait_for(self._portal, self._next, timeout)
 
     async def _next(self, timeout: float | None) -> Delivery | None:
         with anyio.move_on_after(timeout):
@@ -541,7 +422,7 @@ class Client:
         self._inner = inner
         self._backend = backend
         self._stack = ExitStack()
-        self._portal: _Portal | None = None
+        self._portal: LoopThread | None = None
 
     @property
     def client_id(self) -> str:
@@ -549,7 +430,7 @@ class Client:
         return self._inner.client_id
 
     def __enter__(self) -> Client:
-        self._portal = self._stack.enter_context(_portal_in_a_daemon(self._backend))
+        self._portal = self._stack.enter_context(loop_thread(self._backend))
         try:
             self._stack.enter_context(self._portal.wrap_async_context_manager(self._inner))
         except BaseException:

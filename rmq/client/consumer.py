@@ -167,7 +167,7 @@ class Consumer(Startable):
                 raise StopAsyncIteration
             await dispatch.ready.arrival()
 
-    def ready(self) -> Delivery | None:
+    def take_now(self) -> Delivery | None:
         """A delivery that is there already, or None. For the twin without async, which calls it from other
         threads: it takes from a queue that may be taken from by all, and wakes nobody."""
         dispatch = self._dispatch

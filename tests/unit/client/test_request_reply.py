@@ -149,7 +149,7 @@ class TestDeliveryTimes:
         [
             (Message("T", b"x", delay_level=3, delay_ms=1), "only one"),
             (Message("T", b"x", deliver_at_ms=3, delay_ms=1), "only one"),
-            (Message("T", b"x", delay_ms=-1), "not negative"),
+            (Message("T", b"x", delay_ms=-1), "at least 0"),
         ],
     )
     async def test_wrong_ones(self, setting: World, clock: MockClock, message: Message, text: str) -> None:
