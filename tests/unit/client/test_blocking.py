@@ -184,7 +184,8 @@ def test_a_delivery_that_is_there_is_taken_without_the_other_thread(client: bloc
     with client.producer("p") as producer:
         producer.send_many([Message(name, b"%d" % number) for number in range(200)])
     got = []
-    with client.consumer("c-" + name, {name: "*"}, consume_from="first") as consumer:
+    soon = rmq.Backoff(0.1, 1)
+    with client.consumer("c-" + name, {name: "*"}, consume_from="first", retry=soon) as consumer:
         for delivery in consumer:
             with delivery as message:
                 got.append(int(message.body))
@@ -273,8 +274,9 @@ def test_opened_and_closed_without_a_block(names: str) -> None:
 
 def test_the_interpreter_ends_when_a_client_was_not_closed(names: str) -> None:
     code = (
-        "import sys\nfrom rmq.client import blocking\n"
-        "client = blocking.connect(sys.argv[1]).open()\n"
+        "import sys\nfrom rmq import ClientConfig\nfrom rmq.client import blocking\n"
+        "config = ClientConfig(shutdown_timeout_ms=200)\n"
+        "client = blocking.connect(sys.argv[1], config=config).open()\n"
         "producer = client.producer('left').open()\nprint(len(producer.queues('TBW102')) > 0)"
     )
     done = subprocess.run(
