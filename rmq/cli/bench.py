@@ -169,6 +169,7 @@ async def _produce(client: Client, load: Load, meter: Meter) -> None:
             await _send(producer, load, meter, size)
 
     async with client.producer("rmq-cli-bench") as producer:
+        await producer.queues(load.topic)  # to wait for a topic that is not there is no load
         with first_error(), trio.move_on_after(load.seconds):
             async with trio.open_nursery() as nursery:
                 for _ in range(load.in_flight):
