@@ -131,7 +131,8 @@ def refuse(front: Front, code: int, remark: str) -> None:
 @pytest.mark.parametrize("call", [*ROUTED.values(), *NAMED.values()], ids=[*ROUTED, *NAMED])
 def test_no_name_server_answers(call: Call, both: Play, cluster: Cluster) -> None:
     async def scenario(setting: World) -> None:
-        async with rmq.connect("127.0.0.1:1;127.0.0.1:2", network=setting.network) as client:
+        soon = rmq.ClientConfig(send_timeout_ms=200)  # asyncio waits in real time
+        async with rmq.connect("127.0.0.1:1;127.0.0.1:2", config=soon, network=setting.network) as client:
             with pytest.raises(Unreachable) as raised:
                 await call(client)
         error = raised.value
