@@ -9,7 +9,7 @@ import resource
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -26,7 +26,10 @@ FLOOD = 250
 
 def listening_ports(pid: int) -> set[int]:
     """The TCP ports that a process listens on, of this machine's tables."""
-    links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    links = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
     sockets = {match[1] for link in links if (match := re.fullmatch(r"socket:\[(\d+)\]", link))}
     rows = [line.split() for line in pathlib.Path("/proc/net/tcp").read_text("ascii").splitlines()[1:]]
     return {int(row[1].split(":")[1], 16) for row in rows if row[3] == "0A" and row[9] in sockets}
