@@ -32,7 +32,8 @@ from rmq.remoting.tls import TlsConfig, TlsContexts
 log = logging.getLogger(__name__)
 
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 1.0
+"""Between two dials: how long a peer may be back before those who wait for it notice, at the most."""
 HEALTHY_SECONDS = 1.0
 
 

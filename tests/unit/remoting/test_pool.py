@@ -105,7 +105,7 @@ async def test_a_refused_dial_fails_and_then_backs_off(
         assert max(seen) == 0  # nobody waits for a back-off
         pauses = [later - earlier for earlier, later in zip(network.dials, network.dials[1:], strict=False)]
         for index, pause in enumerate(pauses):
-            longest = min(5.0, 0.1 * 2**index)
+            longest = min(1.0, 0.1 * 2**index)
             assert longest / 2 <= pause <= longest + 0.02
         assert len(pauses) >= 8
         # Up again: the first call after the pause is answered, and the next failure starts small.
@@ -137,7 +137,7 @@ async def test_a_port_that_hangs_up_at_once_is_backed_off_from_too(
             with pytest.raises((ConnectFailed, ConnectionLost)):
                 await pool.call(ADDRESS, request(), 3)
             await trio.sleep(0.01)
-        assert len(network.dials) <= 12
+        assert len(network.dials) <= 24  # 1,000 without pauses
         nursery.cancel_scope.cancel()
 
 
