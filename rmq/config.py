@@ -391,18 +391,36 @@ def _variables(classes: Sequence[type[Any]], environment: Mapping[str, str]) -> 
     return entries
 
 
+def from_environment(cls: type[C], environment: Mapping[str, str], given: Mapping[str, Any]) -> C:
+    """One configuration class from what is `given`, by field names, and from environment variables for the
+    rest. Raises ConfigError that names the variable, TypeError for a field that there is not."""
+    known, variables = _fields(cls), _variables((cls,), environment)
+    entries = {known[entry.key].name: entry for entry in variables if entry.key not in given}
+    try:
+        return cls(**_values(cls, entries.values()), **given)
+    except ConfigError as error:  # of two settings that do not fit together
+        entry = next((one for name, one in entries.items() if java_key(known[name]) == error.key), None)
+        if entry is None or error.source:
+            raise
+        raise ConfigError(error.key, error.value, error.expected, entry.source) from None
+
+
 def _listed(entries: Iterable[Entry]) -> str:
     return ", ".join(dict.fromkeys(f"{entry.key} ({entry.source})" for entry in entries))
 
 
 def _build(cls: type[C], entries: Iterable[Entry]) -> C:
+    return cls(**_values(cls, entries))
+
+
+def _values(cls: type[Any], entries: Iterable[Entry]) -> dict[str, Any]:
     fields = _fields(cls)
     values: dict[str, Any] = {}
     for entry in entries:
         field = fields.get(entry.key)
         if field is not None:
             values[field.name] = _value(cls, field, entry.value, entry.source)
-    return cls(**values)
+    return values
 
 
 def _value(cls: type[Any], field: Attribute[Any], value: Any, source: str) -> Any:

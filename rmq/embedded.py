@@ -36,10 +36,12 @@ from rmq.store.config import StoreConfig
 
 REQUEST_SECONDS = 5.0
 
-# Files that suit a laptop: RocketMQ's own sizes show as 1 GiB and 400 MB each, though sparse.
+# Files that suit a laptop: RocketMQ's own sizes show as 1 GiB and 400 MB each, though sparse. And SQL
+# filters, which RocketMQ has off.
 SETTINGS: Mapping[str, str] = {
     "brokerName": "embedded",
     "haEnable": "false",
+    "enablePropertyFilter": "true",
     "mappedFileSizeCommitLog": str(64 << 20),
     "mappedFileSizeConsumeQueue": str(20 * 20_000),
     "maxHashSlotNum": "100000",

@@ -34,6 +34,15 @@ environment (`RMQ_LISTEN_PORT`) and with `--set` either name will do. R: may be 
 runs. Sizes in bytes also take `64k`, `4m`, `1g`.
 """
 
+NOTES: dict[type[Any], str] = {
+    ClientConfig: """`rmq.connect` without `config` reads them from environment variables, such as
+`RMQ_SEND_TIMEOUT_MS=10000`, and so do `rmq.App`, `blocking.connect` and the commands.
+`rmq.ClientConfig.from_environment(retry_times=5)` does too, and what is given there goes before the
+environment; `rmq.ClientConfig(retry_times=5)` reads none. A value that does not fit is a `ConfigError`,
+which names the variable. The cluster's address and the account are no settings: see
+[which cluster, as whom](cli.md#which-cluster-as-whom)."""
+}
+
 
 def default_of(cls: type[Any], setting: Description) -> str:
     """The default as text, without what belongs to the machine on which this runs."""
@@ -56,6 +65,7 @@ def page() -> str:
     parts = [HEAD]
     for cls, title in SECTIONS:
         lines = [f"## {title}", "", "| key | name | default | | |", "|---|---|---|---|---|"]
+        lines[1:1] = ["", NOTES[cls]] if cls in NOTES else []
         parts.append("\n".join([*lines, *(row(cls, setting) for setting in describe(cls))]) + "\n")
     return "\n".join(parts)
 

@@ -1,4 +1,4 @@
-"""Let the broker choose by the properties of messages. It needs enablePropertyFilter=true, as with RocketMQ.
+"""Let the broker choose by the properties of messages. `rmq dev` does; others need enablePropertyFilter=true.
 
 python examples/asyncio/sql_filter.py [name server]
 """

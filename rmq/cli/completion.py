@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from rmq.cli.context import Context
 from rmq.cli.output import echo
 from rmq.cli.target import resolve
+from rmq.client.contexts import Context
 from rmq.errors import RmqError
 
 if TYPE_CHECKING:

@@ -9,10 +9,8 @@
         async with target.connect() as client:
             ...
 
-Addresses come from -n, else the context (--context, RMQ_CONTEXT, or the one that `rmq context use` chose),
-else RMQ_NAMESRV_ADDR or NAMESRV_ADDR, else 127.0.0.1:9876. A -n without --context leaves contexts out
-altogether, so that one cluster's account is not shown to another. This module imports trio and the client
-only to run.
+What `rmq.connect()` knows of a cluster, commands know too, from the same places (`rmq.client.target`); -n and
+--context are the arguments. This module imports trio and the client only to run.
 """
 
 from __future__ import annotations
@@ -25,14 +23,17 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import click
-from attrs import evolve, field, frozen
+from attrs import frozen
 
-from rmq.cli.context import Context, chosen, complete_context, tls_options
+import rmq.client.target as client_target
+from rmq.cli.context import complete_context, tls_options
 from rmq.cli.output import EXIT_INTERRUPTED, echo, end_quietly, fail, refuse
 from rmq.cli.values import read_secret
+from rmq.client.contexts import Context
+from rmq.client.target import SECRET_VARIABLE
 from rmq.errors import ConfigError, RmqError
 
 if TYPE_CHECKING:
@@ -40,27 +41,14 @@ if TYPE_CHECKING:
     from rmq.client.client import Client
     from rmq.client.config import ClientConfig
     from rmq.client.observer import Observer
-    from rmq.protocol.signature import Credentials
-    from rmq.remoting.tls import TlsConfig
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-DEFAULT_ADDRESS: Final = "127.0.0.1:9876"
-ADDRESS_VARIABLES: Final = ("RMQ_NAMESRV_ADDR", "NAMESRV_ADDR")
-ACCESS_VARIABLE: Final = "RMQ_ACCESS_KEY"
-SECRET_VARIABLE: Final = "RMQ_SECRET_KEY"
-
 
 @frozen
-class Target:
-    """A cluster: its name servers, the account (None: none), TLS (None: plain); `origin` says which setting
-    named it."""
-
-    namesrv: str
-    credentials: Credentials | None = field(default=None, repr=False)
-    tls: TlsConfig | None = field(default=None, repr=False)
-    origin: str = "the default"
+class Target(client_target.Target):
+    """A cluster, as `rmq.client.target` finds it."""
 
     def connect(self, config: ClientConfig | None = None, plugins: tuple[Observer, ...] = ()) -> Client:
         """A client of the cluster, to be entered with `async with`. Raises ConfigError."""
@@ -77,9 +65,8 @@ _OPTIONS = (
         "--context",
         "context_name",
         metavar="NAME",
-        envvar="RMQ_CONTEXT",
         shell_complete=complete_context,
-        help="A named cluster.",
+        help="A named cluster, see `rmq context`.",
     ),
     click.option(
         "--access-key", metavar="NAME", help=f"Account; its secret comes from a file or {SECRET_VARIABLE}."
@@ -119,10 +106,10 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
             tls_insecure=tls_insecure,
         )
         try:
-            target = resolve(given, context_name, os.environ)
+            named = resolve(given, context_name, os.environ)
         except ConfigError as error:
             fail(error)
-        return command(target=target, **rest)
+        return command(target=named, **rest)
 
     made = tls_options(with_target)
     for option in reversed(_OPTIONS):
@@ -131,44 +118,9 @@ def target_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def resolve(given: Context, name: str | None, environment: Mapping[str, str]) -> Target:
-    """The target that options (`given`, empty where not given), contexts and environment name together.
-    Raises ConfigError."""
-    context_name, context = ("", None) if given.namesrv and not name else chosen(name)
-    base = context or Context()
-    merged = evolve(
-        base, **{key: value for key, value in given.options().items() if value not in ("", False)}
-    )
-    origin = "-n" if given.namesrv else f"context {context_name}"
-    if not merged.namesrv:
-        merged, origin = _from_environment(merged, environment)
-    tls = merged.tls_config()
-    scheme = "tls://" if tls else ""
-    pieces = [piece.strip() for piece in merged.namesrv.replace(",", ";").split(";") if piece.strip()]
-    addresses = [piece if "://" in piece else scheme + piece for piece in pieces]
-    return Target(";".join(addresses), _credentials(merged, environment), tls, origin)
-
-
-def _from_environment(merged: Context, environment: Mapping[str, str]) -> tuple[Context, str]:
-    for variable in ADDRESS_VARIABLES:
-        if environment.get(variable):
-            return evolve(merged, namesrv=environment[variable]), variable
-    return evolve(merged, namesrv=DEFAULT_ADDRESS), "the default"
-
-
-def _credentials(merged: Context, environment: Mapping[str, str]) -> Credentials | None:
-    access_key = merged.access_key or environment.get(ACCESS_VARIABLE, "")
-    if not access_key:
-        return None
-    secret = merged.secret_key or environment.get(SECRET_VARIABLE, "")
-    if not secret:
-        raise ConfigError(
-            "account",
-            access_key,
-            f"its secret too: --secret-key-file, {SECRET_VARIABLE} or a context with one",
-        )
-    from rmq.protocol.signature import Credentials
-
-    return Credentials(access_key, secret)
+    """See `rmq.client.target`. Raises ConfigError."""
+    found = client_target.resolve(given, name, environment)
+    return Target(found.namesrv, found.credentials, found.tls, found.origin)
 
 
 # --- running ---

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -42,8 +41,6 @@ log = logging.getLogger(__name__)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Setup = Callable[["App"], AbstractAsyncContextManager[Any]]
 
-ADDRESS_VARIABLES: Final = ("RMQ_NAMESRV_ADDR", "NAMESRV_ADDR")
-DEFAULT_ADDRESS: Final = "127.0.0.1:9876"
 OPTIONS: Final = frozenset(inspect.signature(Client.consumer).parameters) - {"self", "group", "topics"}
 """What `App.consumer` takes besides its own: the keywords of `Client.consumer`."""
 
@@ -66,11 +63,10 @@ class Registration:
 class App:
     """Handlers, a client and a producer that live together; see the module.
 
-    `namesrv` and `settings` are `rmq.connect`'s; without an address RMQ_NAMESRV_ADDR or NAMESRV_ADDR says it,
-    or else it is 127.0.0.1:9876. `group` is the producer's. `setup` is a function of the app that returns an
-    async context manager: what handlers need besides, such as a pool of database connections. It is entered
-    once the client is open and before the first message comes, left after the last handler has ended, and
-    what it gives is `app.state`.
+    `namesrv` and `settings` are `rmq.connect`'s, and so is what counts without them. `group` is the
+    producer's. `setup` is a function of the app that returns an async context manager: what handlers need
+    besides, such as a pool of database connections. It is entered once the client is open and before the
+    first message comes, left after the last handler has ended, and what it gives is `app.state`.
 
     Leaving the block, or `stop` in `run`, drains all consumers at once: nothing new is pulled, handlers that
     run get `drain` seconds (without it the configuration's `drain_timeout_ms`, 20 s), offsets are committed
@@ -219,7 +215,7 @@ class App:
 
     async def __aenter__(self) -> App:
         """Connect and start consuming. Raises as `Client.consumer` and its block, and what `setup` does."""
-        self._blocks = await self._open(connect(self._namesrv or address_of(os.environ), **self._settings))
+        self._blocks = await self._open(connect(self._namesrv, **self._settings))
         return self
 
     async def __aexit__(
@@ -326,12 +322,6 @@ class App:
                 await self.producer.reply(message, body_of(answer))
 
         return handle
-
-
-def address_of(environment: Mapping[str, str]) -> str:
-    """The name servers that the environment names."""
-    given = (environment[name] for name in ADDRESS_VARIABLES if environment.get(name))
-    return next(given, DEFAULT_ADDRESS)
 
 
 def _decoded(codec: Codec[Any], message: StoredMessage, group: str) -> Any:

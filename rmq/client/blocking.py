@@ -409,8 +409,11 @@ class Admin:
     broker_addresses = _Waiting(async_admin.Admin.broker_addresses)
 
 
-def connect(namesrv: str | Sequence[str], *, backend: str = "asyncio", **options: Any) -> Client:
-    """A client to be entered with `with`; the options are those of `rmq.connect`. `backend` is the event loop
+def connect(
+    namesrv: str | Sequence[str] | None = None, *, backend: str = "asyncio", **options: Any
+) -> Client:
+    """A client to be entered with `with`; the options are those of `rmq.connect`, and so is what counts
+    without them. `backend` is the event loop
     of its thread, ``"asyncio"`` or ``"trio"`` (which web sockets need)."""
     return Client(async_client.connect(namesrv, **options), backend)
 

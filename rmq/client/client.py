@@ -16,6 +16,7 @@ import anyio.abc
 from rmq.client.client_endpoint import ClientEndpoint
 from rmq.client.config import ClientConfig
 from rmq.client.consumer import Consumer
+from rmq.client.contexts import Context
 from rmq.client.dead_letters import ALL_LETTERS, DeadLetter, Letters, Progress, Redrive, Redriven
 from rmq.client.events import OnEvent
 from rmq.client.health import Health, health_of, until_ready
@@ -27,6 +28,7 @@ from rmq.client.retry import Backoff
 from rmq.client.servers import parse_name_servers
 from rmq.client.session import Session
 from rmq.client.subscription import ConsumerOptions, OnAssignment, OnError, Sql, full_topics
+from rmq.client.target import resolve
 from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProducer, discarded_halves, resume
 from rmq.clock import wall_clock_ms
 from rmq.errors import InvalidType, LocalProtocolError, check_callable, check_number, check_type
@@ -84,8 +86,9 @@ class SigningPool(Pool):
 
 
 def connect(
-    namesrv: str | Sequence[str],
+    namesrv: str | Sequence[str] | None = None,
     *,
+    context: str | None = None,
     client_id: str | None = None,
     credentials: Credentials | None = None,
     tls: TlsConfig | None = None,
@@ -98,7 +101,13 @@ def connect(
     client`.
 
     `namesrv` is ``host:port``, several joined by ``;`` or a list; a scheme ``tls://``, ``ws://`` or
-    ``wss://`` before the first chooses the transport, to brokers too. `client_id` must be unique in the
+    ``wss://`` before the first chooses the transport, to brokers too. `context` is a cluster that `rmq
+    context` knows by name, with its account and TLS settings. With neither, the environment says it:
+    RMQ_NAMESRV_ADDR, else RMQ_CONTEXT, the name of a context, else NAMESRV_ADDR; then the context that `rmq
+    context use` made the current one; then it is 127.0.0.1:9876. An account is RMQ_ACCESS_KEY with
+    RMQ_SECRET_KEY where no context has one; an address given here is shown no account but `credentials`.
+    Without `config` it is `ClientConfig.from_environment()`. What is given here goes before what the
+    environment says, and that before the current context. `client_id` must be unique in the
     cluster; without it, it is. `plugins` see the messages on their way: `MessageTrace`, `OpenTelemetry`, or
     an `Observer` of your own. `on_event` is called with what happens around the messages: `Connected`,
     `Disconnected`, `Assigned`, `Stalled`; in the event loop, so it must not take long. `network` is
@@ -106,6 +115,14 @@ def connect(
 
     Applications with a task group of their own may write `await nursery.start(client.run)` instead.
     """
+    config = ClientConfig.from_environment() if config is None else config
+    if namesrv is None or context is not None:
+        check_type("context", context, (str, NoneType), "the name of a context")
+        given = Context(namesrv=";".join(parse_name_servers(namesrv)) if namesrv is not None else "")
+        found = resolve(given, context, os.environ, with_account=credentials is None)
+        namesrv = parse_name_servers(found.namesrv, found.origin)
+        credentials = found.credentials if credentials is None else credentials
+        tls = found.tls if tls is None else tls
     return Client(
         namesrv,
         client_id=client_id,

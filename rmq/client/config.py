@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 from attrs import Factory, frozen
 
-from rmq.config import at_least, between, one_of, setting
+from rmq.config import at_least, between, from_environment, one_of, setting
 from rmq.errors import ConfigError
 
 KIB = 1024
@@ -15,6 +18,8 @@ MIB = 1024 * KIB
 class ClientConfig:
     """Settings of a client; `rmq.connect(..., config=ClientConfig(...))`. Times are in ms, sizes in
     bytes.
+
+    Without a `config`, `rmq.connect` takes `from_environment()`.
     """
 
     # --- the client ---
@@ -206,6 +211,13 @@ class ClientConfig:
         unit="ms",
         validator=at_least(1),
     )
+
+    @classmethod
+    def from_environment(cls, **settings: Any) -> ClientConfig:
+        """The settings given here, and for the others what environment variables say: that of
+        `send_timeout_ms` is RMQ_SEND_TIMEOUT_MS. Raises ConfigError, which names the variable and its value,
+        TypeError for a setting that there is not."""
+        return from_environment(cls, os.environ, settings)
 
     def __attrs_post_init__(self) -> None:
         if self.pull_timeout_ms <= self.pull_suspend_ms:

@@ -75,9 +75,9 @@ FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 """What a background loop logs and tries again at its next turn."""
 
 
-def parse_name_servers(text: str | Sequence[str]) -> list[str]:
+def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
     """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none, or for one
-    that is no address."""
+    that is no address; it names the `source`."""
     expected = "at least one name server as host:port, or with tls://, ws:// or wss:// before it"
     check_type("namesrv", text, (str, Sequence), expected)
     pieces = text.replace(",", ";").split(";") if isinstance(text, str) else list(text)
@@ -85,14 +85,14 @@ def parse_name_servers(text: str | Sequence[str]) -> list[str]:
         check_type("namesrv", piece, str, expected)
     addresses = [piece.strip() for piece in pieces if piece.strip()]
     if not addresses:
-        raise ConfigError("namesrv", text, expected)
+        raise ConfigError("namesrv", text, expected, source)
     for address in addresses:
         try:
             port = split_address(address).port
         except ConfigError:
             port = 0
         if port == 0:
-            raise ConfigError("namesrv", address, expected)
+            raise ConfigError("namesrv", address, expected, source)
     return addresses
 
 

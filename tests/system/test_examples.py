@@ -51,8 +51,7 @@ async def test_all_run(loop: str, tmp_path: pathlib.Path) -> None:
         outputs[example.stem] = done.stdout.decode()
         assert done.returncode == 0, f"{example.name}: {outputs[example.stem]}"
 
-    settings = {"enablePropertyFilter": "true"}
-    async with embedded.open(tmp_path, settings=settings) as system:
+    async with embedded.open(tmp_path) as system:
         with trio.fail_after(SECONDS):
             async with trio.open_nursery() as nursery:
                 for example in EXAMPLES[loop]:

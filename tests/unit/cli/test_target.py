@@ -11,9 +11,9 @@ import pytest
 import yaml
 from attrs import evolve
 
-from rmq.cli.context import Context, Contexts, read_contexts, write_contexts
 from rmq.cli.output import cell, explained, plain, printable
 from rmq.cli.target import resolve
+from rmq.client.contexts import Context, Contexts, read_contexts, write_contexts
 from rmq.errors import ConfigError, NoRoute
 from tests.system.shell import ROOT, Shell
 
@@ -33,12 +33,16 @@ def file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     [
         ("a:1;b:2", "dev", {"RMQ_NAMESRV_ADDR": "e:5"}, ("a:1;b:2", "-n")),
         ("", "dev", {"RMQ_NAMESRV_ADDR": "e:5"}, ("127.0.0.1:1", "context dev")),
-        ("", None, {"RMQ_NAMESRV_ADDR": "e:5"}, ("tls://10.0.0.1:9876", "context prod")),
+        ("", None, {"RMQ_NAMESRV_ADDR": "e:5", "RMQ_CONTEXT": "dev"}, ("e:5", "RMQ_NAMESRV_ADDR")),
+        ("", None, {"RMQ_CONTEXT": "dev", "NAMESRV_ADDR": "f:6"}, ("127.0.0.1:1", "context dev")),
+        ("", "prod", {"RMQ_CONTEXT": "dev"}, ("tls://10.0.0.1:9876", "context prod")),
+        ("", None, {"NAMESRV_ADDR": "f:6"}, ("f:6", "NAMESRV_ADDR")),
+        ("", None, {}, ("tls://10.0.0.1:9876", "context prod")),
         ("a:1", None, {}, ("a:1", "-n")),
     ],
 )
 @pytest.mark.usefixtures("file")
-def test_options_go_before_contexts_and_those_before_the_environment(
+def test_options_go_before_the_environment_and_that_before_the_current_context(
     option: str, context: str | None, environment: dict[str, str], expected: tuple[str, str]
 ) -> None:
     target = resolve(Context(namesrv=option), context, environment)
@@ -60,9 +64,12 @@ def test_without_contexts_the_environment_counts_and_then_the_default(
 @pytest.mark.usefixtures("file")
 def test_an_address_on_the_command_line_does_not_get_the_current_contexts_account() -> None:
     assert resolve(Context(namesrv="other:1"), None, {}).credentials is None
+    assert resolve(Context(), None, {"RMQ_NAMESRV_ADDR": "other:1"}).credentials is None
     account = resolve(Context(), None, {}).credentials
     assert account is not None
     assert (account.access_key, account.secret_key) == ("ops", "hush-hush")
+    with pytest.raises(ConfigError, match="its secret too"):  # not the secret of ops
+        resolve(Context(access_key="me"), None, {})
 
 
 @pytest.mark.usefixtures("file")
@@ -115,6 +122,8 @@ def test_contexts_are_added_used_shown_and_removed(shell: Shell, tmp_path: pathl
     assert shell.run("context", "add", "dev", "-n", "c:1").exit_code == 2
     assert [row["current"] for row in shell.rows("context", "list")] == ["*", "", ""]
     shell.ok("context", "use", "dev")
+    told = shell.run("context", "use", "dev", RMQ_NAMESRV_ADDR="e:5").stderr
+    assert "RMQ_NAMESRV_ADDR goes before it" in told
     assert shell.rows("context", "show") == {"name": "dev", "namesrv": "127.0.0.1:9876"}
     shown = shell.ok("context", "show", "prod") + shell.ok("context", "list", "-o", "yaml")
     assert "hush" not in shown

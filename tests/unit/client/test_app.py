@@ -15,7 +15,6 @@ import pytest
 from attrs import frozen
 
 import rmq
-from rmq.client.app import address_of
 from rmq.errors import ConfigError, InvalidMessageType, InvalidType, LocalProtocolError
 from rmq.message import StoredMessage
 from rmq.testing.cluster import Cluster
@@ -400,12 +399,6 @@ def test_a_body_without_a_form(both: Play, cluster: Cluster) -> None:
                 await app.send("T", object())
 
     both(scenario, cluster)
-
-
-def test_addresses_come_from_the_environment() -> None:
-    assert address_of({"RMQ_NAMESRV_ADDR": "a:1", "NAMESRV_ADDR": "b:2"}) == "a:1"
-    assert address_of({"NAMESRV_ADDR": "b:2"}) == "b:2"
-    assert address_of({}) == "127.0.0.1:9876"
 
 
 # --- in a web application ---
