@@ -132,7 +132,7 @@ async def run(cells):
         value = eval(compile(cell, "cell", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
         if inspect.isawaitable(value):
             await value
-        if "session.close()" in cell:
+        if "client.close()" in cell:
             print("closed")
 
 asyncio.run(run(CELLS))
@@ -213,7 +213,7 @@ def test_the_programs_of_a_page_run(page: str, loop: str, tmp_path: pathlib.Path
 
 def test_the_cells_of_the_page_on_notebooks_run(tmp_path: pathlib.Path) -> None:
     cells = blocks("docs/notebooks.md")
-    assert len(cells) == 5
+    assert len(cells) == 8
     with running_dev(tmp_path) as (addresses, _):
         here = [cell.replace("127.0.0.1:9876", addresses[0]) for cell in cells]
         done = subprocess.run(

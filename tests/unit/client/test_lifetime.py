@@ -7,9 +7,11 @@ import logging
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, TypeVar
 
 import anyio
 import pytest
+from anyio._backends import _asyncio as backend
 from anyio.from_thread import start_blocking_portal
 
 import rmq
@@ -18,9 +20,27 @@ from rmq.errors import LocalProtocolError
 from rmq.message import Message
 from rmq.remoting.loop import TaskScope
 
+T = TypeVar("T")
+LOOPS = ("asyncio", "uvloop", "trio")
+
 
 class Broken(Exception):
     pass
+
+
+def run(main: Callable[[], Awaitable[T]], loop: str) -> T:
+    if loop == "uvloop":
+        pytest.importorskip("uvloop")
+        return anyio.run(main, backend_options={"use_uvloop": True})
+    return anyio.run(main, backend=loop)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def runner(request: pytest.FixtureRequest) -> Iterator[asyncio.Runner]:
+    """Each call of its `run` is a task of the same loop."""
+    factory = pytest.importorskip("uvloop").new_event_loop if request.param == "uvloop" else None
+    with asyncio.Runner(loop_factory=factory) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -61,48 +81,54 @@ async def use(client: rmq.Client, group: str) -> None:
         await producer.send(Message("T", body))
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_started_in_one_task_and_closed_in_another(names: str, backend: str) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_started_in_one_task_and_closed_in_another(names: str, loop: str) -> None:
     async def main() -> None:
         client = rmq.connect(names)
         await client.aclose()  # never opened: nothing
         await in_a_task(client.start)
         with pytest.raises(LocalProtocolError, match="open already"):
             await client.start()
-        await use(client, f"started-{backend}")
+        await use(client, f"started-{loop}")
         await in_a_task(client.aclose)
         await client.aclose()
 
-    anyio.run(main, backend=backend)
+    run(main, loop)
 
 
-def test_a_generator_of_a_fixture_is_ended_by_another_task(names: str) -> None:
+def test_a_generator_of_a_fixture_is_ended_by_another_task(names: str, runner: asyncio.Runner) -> None:
     """As with pytest-asyncio: each step of the fixture is a task of the loop."""
 
     async def fixture() -> AsyncIterator[rmq.Client]:
         async with rmq.connect(names) as client:
             yield client
 
-    with asyncio.Runner() as runner:
-        generator = fixture()
-        client = runner.run(anext(generator))
-        runner.run(use(client, "fixture"))
-        with pytest.raises(StopAsyncIteration):
-            runner.run(anext(generator))
+    generator = fixture()
+    client = runner.run(anext(generator))
+    runner.run(use(client, "fixture"))
+    with pytest.raises(StopAsyncIteration):
+        runner.run(anext(generator))
 
 
-def test_an_exit_stack_is_closed_by_another_task(names: str) -> None:
-    with asyncio.Runner() as runner:
-        stack = AsyncExitStack()
+def test_an_exit_stack_is_closed_by_another_task(names: str, runner: asyncio.Runner) -> None:
+    stack = AsyncExitStack()
 
-        async def opened() -> rmq.Client:
-            return await stack.enter_async_context(rmq.connect(names))
+    async def opened() -> rmq.Client:
+        client = await stack.enter_async_context(rmq.connect(names))
+        await stack.enter_async_context(client.producer("stacked"))
+        stack.push_async_callback((await client.pull_consumer("stacked-pull").start()).aclose)
+        return client
 
-        runner.run(use(runner.run(opened()), "stack"))
-        runner.run(stack.aclose())
+    runner.run(use(runner.run(opened()), "stack"))
+    runner.run(stack.aclose())
 
 
-def test_hooks_of_a_web_application(names: str) -> None:
+def tasks_besides_this() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_hooks_of_a_web_application(names: str, loop: str) -> None:
     """Start and stop are events of their own; requests are tasks between them."""
 
     async def main() -> None:
@@ -110,9 +136,80 @@ def test_hooks_of_a_web_application(names: str) -> None:
         await asyncio.create_task(client.start())
         await asyncio.gather(*(asyncio.create_task(use(client, f"web-{n}")) for n in range(2)))
         await asyncio.create_task(client.aclose())
-        assert not [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not tasks_besides_this()
 
-    asyncio.run(main())
+    run(main, loop)
+
+
+def hooks(names: str) -> tuple[Any, Any, Any]:
+    """Start, stop, and a route that sends; each is called in a task of its server's choice."""
+    client = rmq.connect(names)
+
+    async def start() -> None:
+        await client.start()
+
+    async def stop() -> None:
+        await client.aclose()
+
+    async def send() -> Any:
+        async with client.producer("web") as producer:
+            return {"status": (await producer.send(Message("T", b"web"))).status}
+
+    return start, stop, send
+
+
+def by_event_handlers(start: Any, stop: Any, send: Any) -> Any:
+    web = pytest.importorskip("fastapi").FastAPI()
+    for event, hook in (("startup", start), ("shutdown", stop)):
+        if not hasattr(web, "on_event"):
+            pytest.skip("this FastAPI has no on_event any more")
+        with pytest.warns(DeprecationWarning, match="on_event"):
+            web.on_event(event)(hook)
+    web.get("/")(send)
+    return web
+
+
+def by_lifespan_of_fastapi(start: Any, stop: Any, send: Any) -> Any:
+    @asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[None]:
+        await start()
+        yield
+        await stop()
+
+    web = pytest.importorskip("fastapi").FastAPI(lifespan=lifespan)
+    web.get("/")(send)
+    return web
+
+
+def by_lifespan_of_starlette(start: Any, stop: Any, send: Any) -> Any:
+    applications, responses = (
+        pytest.importorskip(f"starlette.{name}") for name in ("applications", "responses")
+    )
+    routing = pytest.importorskip("starlette.routing")
+
+    @asynccontextmanager
+    async def lifespan(application: Any) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await start()
+            stack.push_async_callback(stop)
+            yield
+
+    async def page(request: Any) -> Any:
+        return responses.JSONResponse(await send())
+
+    return applications.Starlette(routes=[routing.Route("/", page)], lifespan=lifespan)
+
+
+@pytest.mark.parametrize("use_uvloop", [False, True], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("web", [by_event_handlers, by_lifespan_of_fastapi, by_lifespan_of_starlette])
+def test_start_and_stop_of_fastapi_and_starlette(names: str, web: Any, use_uvloop: bool) -> None:
+    if use_uvloop:
+        pytest.importorskip("uvloop")
+    made = web(*hooks(names))
+    testclient = pytest.importorskip("starlette.testclient")
+    with testclient.TestClient(made, backend_options={"use_uvloop": use_uvloop}) as browser:
+        for _ in range(2):
+            assert browser.get("/").json() == {"status": "SEND_OK"}
 
 
 @asynccontextmanager
@@ -126,23 +223,71 @@ async def fail() -> None:
     raise Broken
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_task_that_fails_ends_the_block_it_serves(backend: str) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_task_that_fails_ends_the_block_it_serves(loop: str) -> None:
     async def main() -> None:
         with pytest.raises(Broken):
             async with scope_with(fail):
                 await anyio.sleep_forever()
         await anyio.sleep(0.001)  # the cancellation of the block is spent
-        if backend == "asyncio":
+        if loop != "trio":
             task = asyncio.current_task()
             assert task is not None
             assert not task.cancelling()
 
-    anyio.run(main, backend=backend)
+    run(main, loop)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_error_of_a_task_without_a_block_comes_out_at_its_end(backend: str) -> None:
+async def broken_while_shielded() -> list[str]:
+    """What a block still does whose task has failed while it was shielded."""
+    done: list[str] = []
+
+    async def block() -> None:
+        async with scope_with(fail):
+            with anyio.CancelScope(shield=True):
+                for _ in range(20):
+                    await anyio.sleep(0)
+                done.append("shielded")
+            await anyio.sleep_forever()
+
+    with pytest.raises(Broken):
+        await block()
+    return done
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_task_that_fails_waits_for_what_the_block_has_shielded(loop: str) -> None:
+    assert run(broken_while_shielded, loop) == ["shielded"]
+
+
+@pytest.mark.parametrize("missing", ["_task_states", "cancel_scope", "_parent_scope"])
+def test_an_anyio_that_keeps_its_scopes_elsewhere_ends_the_block_all_the_same(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `_cancel_scope` reads is private to anyio."""
+
+    class Missing:
+        """anyio's backend, without one of its names."""
+
+        def __init__(self, real: Any) -> None:
+            self._real = real
+
+        def get(self, task: Any) -> Any:
+            return None if missing == "cancel_scope" else Missing(self._real[task])
+
+        def __getattr__(self, name: str) -> Any:
+            if name == missing:
+                raise AttributeError(name)
+            found = getattr(self._real, name)
+            return found if isinstance(found, (bool, type(None))) else Missing(found)
+
+    monkeypatch.setattr("anyio._backends._asyncio", Missing(backend), raising=False)
+    done = run(broken_while_shielded, "asyncio")
+    assert done == (["shielded"] if missing == "_parent_scope" else [])
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_error_of_a_task_without_a_block_comes_out_at_its_end(loop: str) -> None:
     async def main() -> None:
         scope = TaskScope()
         scope.detach()
@@ -152,11 +297,11 @@ def test_the_error_of_a_task_without_a_block_comes_out_at_its_end(backend: str) 
         with pytest.raises(Broken):
             await scope.__aexit__(None, None, None)
 
-    anyio.run(main, backend=backend)
+    run(main, loop)
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_what_is_never_closed_ends_with_the_loop(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_is_never_closed_ends_with_the_loop(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     ended: list[bool] = []
 
     async def wait() -> None:
@@ -173,15 +318,17 @@ def test_what_is_never_closed_ends_with_the_loop(backend: str, caplog: pytest.Lo
         await anyio.sleep(0.001)
 
     with caplog.at_level(logging.ERROR):
-        anyio.run(main, backend=backend)
+        run(main, loop)
     assert ended == [True]
     assert not caplog.records
 
 
-def test_leaving_a_block_on_asyncio_that_is_cancelled_waits_for_its_tasks() -> None:
+def test_leaving_a_block_on_asyncio_that_is_cancelled_waits_for_its_tasks(runner: asyncio.Runner) -> None:
     ended: list[str] = []
+    begun = asyncio.Event()
 
     async def task() -> None:
+        begun.set()
         try:
             await anyio.sleep_forever()
         finally:
@@ -195,10 +342,10 @@ def test_leaving_a_block_on_asyncio_that_is_cancelled_waits_for_its_tasks() -> N
 
     async def main() -> None:
         running = asyncio.create_task(block())
-        await asyncio.sleep(0.001)
+        await begun.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
             await running
         assert ended == ["task"]
 
-    asyncio.run(main())
+    runner.run(main())
