@@ -93,10 +93,10 @@ class _Course:
 
 
 def _is_unsent(error: RmqError) -> bool:
-    """Whether nothing can have been stored, because the request was not written."""
+    """Whether nothing can have been stored: the request was not written, or its broker does not write now."""
     if isinstance(error, ConnectionLost):
         return not error.was_sent
-    return isinstance(error, (ConnectFailed, WindowFull)) or (
+    return isinstance(error, (ConnectFailed, WindowFull, ServiceNotAvailable)) or (
         isinstance(error, NoRoute) and not error.refused
     )
 
@@ -403,6 +403,8 @@ class Sender:
             known = self._session.routes.get(topic)
             if known is None or all(MASTER_ID in by_id for by_id in known.route.brokers.values()):
                 patience = min(self.timeout, patience)
+        elif isinstance(error, ServiceNotAvailable):  # it stops, and is back soon; or its disk is full
+            patience = min(self.timeout, patience)
         return course.waited(self._session.now()) >= patience
 
     def _note_failure(

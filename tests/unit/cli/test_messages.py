@@ -243,7 +243,7 @@ def test_a_request_whose_asker_is_gone_counts_as_consumed(at: Terminal) -> None:
     gone = "push reply message fail, channel of <asker> not found."
     for broker in "ab":
         at.cluster[broker].script(RequestCode.SEND_REPLY_MESSAGE_V2, lambda asked, _: asked.reply(1, gone))
-    asking = WORKERS.submit(ask, at.namesrv, b"ping", 3)
+    asking = WORKERS.submit(ask, at.namesrv, b"ping", 1)
     done = at.run("reply", "Asked", "-g", "quoting", "pong", "--max", "1", "--idle", "15s", "-o", "body")
 
     assert (done.exit_code, done.stdout) == (0, "ping\n")

@@ -183,8 +183,9 @@ def test_where_one_name_server_answers_a_missing_topic_is_no_unreachable_server(
     cluster = Cluster("a", auto_create_topic_enable=False)
 
     async def scenario(setting: World) -> None:
+        soon = rmq.ClientConfig(send_timeout_ms=300)  # asyncio waits in real time
         async with (
-            rmq.connect(f"127.0.0.1:1;{setting.names}", network=setting.network) as client,
+            rmq.connect(f"127.0.0.1:1;{setting.names}", network=setting.network, config=soon) as client,
             client.producer("p") as producer,
         ):
             with pytest.raises(NoRoute, match="'Missing'") as raised:

@@ -66,13 +66,13 @@ class TestRestart:
                 sent += 1
                 await producer.send(Message("T", b"%d" % sent), **where[way])  # type: ignore[arg-type]
                 slowest = max(slowest, trio.current_time() - began)
-                await trio.sleep(0.02)
+                await trio.sleep(0.1)
 
         async with setting.connect() as client, client.producer("p") as producer:
             await producer.send(Message("T", b"first"))
             async with trio.open_nursery() as nursery:
-                for _ in range(32):
-                    nursery.start_soon(send_on, producer, trio.current_time() + 15)
+                for _ in range(16):
+                    nursery.start_soon(send_on, producer, trio.current_time() + 12)
                 await trio.sleep(1)
                 await cluster.stop("a")
                 await trio.sleep(OUTAGE_SECONDS)
