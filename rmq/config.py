@@ -20,7 +20,6 @@ import ipaddress
 import logging
 import os
 import re
-import tomllib
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -233,6 +232,8 @@ def _text(data: bytes) -> str:
 
 
 def _read_toml(path: Path, data: bytes) -> list[Entry]:
+    import tomllib
+
     try:
         tree = tomllib.loads(_text(data))
     except tomllib.TOMLDecodeError as error:

@@ -14,11 +14,10 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 import anyio.abc
-from attrs import frozen
 
 from rmq.client.dispatch import Dispatch
 from rmq.client.events import Assigned
@@ -34,6 +33,11 @@ from rmq.message import RETRY_PREFIX, MessageQueue
 from rmq.protocol.bodies import ResetOffsetBody, SubscriptionData
 from rmq.remoting.connection import Connection
 from rmq.remoting.loop import Alarm, bare_errors
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 log = logging.getLogger(__name__)
 

@@ -14,13 +14,17 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import asdict, field, fields_dict, frozen
+from attrs import asdict, field, fields_dict
 
 from rmq.errors import ConfigError
 from rmq.files import OWNER_ONLY, replace_file
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.remoting.tls import TlsConfig
+else:
+    from rmq.late_attrs import frozen
 
 ENTRIES: Final = ("current", "contexts")
 

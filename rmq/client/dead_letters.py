@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import aclosing
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.client.outgoing import pack
 from rmq.client.pull_consumer import read_topic
@@ -51,6 +51,11 @@ from rmq.protocol.properties import (
     DLQ_REDRIVE_KEY,
 )
 from rmq.protocol.record import decode_records
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+else:
+    from rmq.late_attrs import define, frozen
 
 PROPERTY_SHARDING_KEY: Final = "__SHARDINGKEY"
 """What Alibaba's clients note of an ordered message."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from rmq.message import MessageQueue
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 
 @frozen

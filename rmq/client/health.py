@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import anyio
-from attrs import frozen
 
 from rmq.client.events import Stalled
 from rmq.errors import AccessDenied, NoPermission, NoRoute, RmqError, Unreachable
@@ -14,7 +13,11 @@ from rmq.message import AUTO_CREATE_TOPIC, MessageQueue
 from rmq.remoting.loop import bare_errors
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.client.session import Session
+else:
+    from rmq.late_attrs import frozen
 
 
 @frozen

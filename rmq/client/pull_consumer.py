@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 import anyio.lowlevel
-from attrs import define
 
 from rmq.client.dispatch import QueueDispatch
 from rmq.client.group_member import GroupMember
@@ -22,6 +21,11 @@ from rmq.message import MessageQueue, StoredMessage, validate_group, validate_to
 from rmq.protocol.codes import MASTER_ID, ResponseCode
 from rmq.protocol.command import Command
 from rmq.remoting.loop import Startable, TaskScope, bare_errors
+
+if TYPE_CHECKING:
+    from attrs import define
+else:
+    from rmq.late_attrs import define
 
 # Polling: queues are pulled in the background, messages are taken when the application asks.
 

@@ -12,11 +12,14 @@ import hashlib
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TypeVar
-
-from attrs import frozen
+from typing import TYPE_CHECKING, TypeVar
 
 from rmq.message import MessageQueue
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 T = TypeVar("T")
 

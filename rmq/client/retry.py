@@ -12,14 +12,16 @@ from __future__ import annotations
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
 from rmq.client.message_view import PulledMessage
 from rmq.errors import ConfigError, check_number, check_type
 from rmq.protocol.properties import reason_of
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.message import StoredMessage
+else:
+    from rmq.late_attrs import frozen
 
 LEVEL_SECONDS: Final = (1, 5, 10, 30, *range(60, 601, 60), 1200, 1800, 3600, 7200)
 """The delays of RocketMQ's levels 1 to 18, as they are unless a broker's messageDelayLevel says otherwise."""

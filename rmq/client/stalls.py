@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from operator import itemgetter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from attrs import define, field
+from attrs import field
 
 from rmq.client.dispatch import Dispatch
 from rmq.client.events import Stalled
@@ -18,6 +18,11 @@ from rmq.client.message_view import PulledMessage
 from rmq.client.process_queue import ProcessQueue
 from rmq.errors import CorruptRecord
 from rmq.message import MessageQueue
+
+if TYPE_CHECKING:
+    from attrs import define
+else:
+    from rmq.late_attrs import define
 
 LOOKS = 6
 """How often a message is looked at before it counts as stalled."""

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from types import NoneType
-from typing import Literal
-
-from attrs import frozen
+from typing import TYPE_CHECKING, Literal
 
 from rmq.client.events import Assigned
 from rmq.client.rebalance import Strategy
@@ -20,6 +18,11 @@ from rmq.client.retry import Backoff
 from rmq.errors import ConfigError, check_callable, check_number, check_type
 from rmq.message import MessageQueue, java_hash, retry_topic, validate_topic, with_namespace
 from rmq.protocol.bodies import SubscriptionData
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 OnAssignment = Callable[[Assigned], Awaitable[object] | object]
 """What is called when the queues of a consumer have changed."""

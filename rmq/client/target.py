@@ -16,14 +16,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field
 
 from rmq.client.contexts import Context, context_called, read_contexts
 from rmq.errors import ConfigError
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.protocol.signature import Credentials
     from rmq.remoting.tls import TlsConfig
+else:
+    from rmq.late_attrs import frozen
 
 DEFAULT_ADDRESS: Final = "127.0.0.1:9876"
 ADDRESS_VARIABLE: Final = "RMQ_NAMESRV_ADDR"

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from enum import IntEnum
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
-from attrs import frozen
 
 from rmq.client.outgoing import SendResult
 from rmq.client.producer import Producer
@@ -48,6 +47,11 @@ from rmq.protocol.headers import (
     ResumeCheckHalfMessageRequestHeader,
 )
 from rmq.remoting.loop import TaskScope, as_async
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 log = logging.getLogger(__name__)
 

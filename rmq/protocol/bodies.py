@@ -7,15 +7,20 @@ forms are pinned by tests/golden/json_quirks.json. A field of a Java enum holds 
 from __future__ import annotations
 
 import zlib
-from typing import Annotated, Final, Self
+from typing import TYPE_CHECKING, Annotated, Final, Self
 
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol import codes, json
 from rmq.protocol.fields import Body, Int32, Int64, read_int32
 from rmq.protocol.json import JAVA
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+else:
+    from rmq.late_attrs import define, frozen
 
 ConsumeType = Annotated[str, codes.ConsumeType]
 MessageModel = Annotated[str, codes.MessageModel]

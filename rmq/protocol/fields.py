@@ -15,15 +15,27 @@ from collections.abc import Callable, Mapping
 from enum import IntEnum, StrEnum
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Final, Self, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import attrs
-import cattrs
-from cattrs.gen import make_dict_structure_fn, override
 
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol import json
+
+if TYPE_CHECKING:
+    import cattrs
 
 H = TypeVar("H")
 
@@ -109,18 +121,6 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _new_converter() -> cattrs.Converter:
-    converter = cattrs.Converter(detailed_validation=False)
-    converter.register_structure_hook(str, _text)
-    converter.register_structure_hook(bool, _bool)
-    converter.register_structure_hook_func(lambda kind: kind == Int32, read_int32)
-    converter.register_structure_hook_func(lambda kind: kind == Int64, read_int64)
-    return converter
-
-
-converter: Final = _new_converter()
-"""Reads Java's scalars leniently, and below, the JSON bodies."""
-
 _READERS: Final[dict[Any, Callable[[Any], Any]]] = {
     Int32: read_int32,
     Int64: read_int64,
@@ -135,8 +135,10 @@ _short_decoders: Final[dict[type, _Decoder]] = {}
 
 
 def _new_decoder(cls: type, name_of: Callable[[Any], str] = java_name) -> _Decoder:
+    from cattrs.gen import make_dict_structure_fn, override
+
     names = {field.name: override(rename=name_of(field)) for field in attrs.fields(cls)}
-    structure: Callable[..., Any] = make_dict_structure_fn(cls, converter, **cast(Any, names))
+    structure: Callable[..., Any] = make_dict_structure_fn(cls, _converter(), **cast(Any, names))
     strict = [name_of(field) for field in attrs.fields(cls) if field.metadata.get("required")]
 
     def decode_class(ext: Mapping[str, Any]) -> Any:
@@ -279,13 +281,13 @@ class Body:
     def from_value(cls, value: Any) -> Self:
         """Make the body of what `json.loads` gave; raises as `from_json`."""
         try:
-            return converter.structure(value, cls)
+            return _converter().structure(value, cls)
         except _READ_FAULTS as error:
             raise RemoteProtocolError(f"{cls.__name__}: {error}") from None
 
     def to_value(self) -> dict[str, Any]:
         """The body as dicts and lists for a JSON writer."""
-        return cast("dict[str, Any]", converter.unstructure(self))
+        return cast("dict[str, Any]", _converter().unstructure(self))
 
     def to_json(self, *, strict: bool = False) -> bytes:
         """Write the body: as Java writes it, or as `strict` JSON with all keys quoted.
@@ -308,9 +310,11 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _structure_body(cls: type[Body]) -> Callable[[Any, Any], Any]:
+    from cattrs.gen import make_dict_structure_fn, override
+
     fields = attrs.fields(cast(Any, cls))
     names = {field.name: override(rename=java_name(field)) for field in fields}
-    structure = make_dict_structure_fn(cast(Any, cls), converter, **cast(Any, names))
+    structure = make_dict_structure_fn(cast(Any, cls), _converter(), **cast(Any, names))
 
     def read(value: Any, _: Any = None) -> Any:
         if value.__class__ is not dict:
@@ -331,7 +335,7 @@ def _body_complaint(cls: type[Body], present: dict[str, Any]) -> str:
         name = java_name(field)
         if name in present:
             try:
-                converter.structure(present[name], hints[field.name])
+                _converter().structure(present[name], hints[field.name])
             except _READ_FAULTS as error:
                 return f"{cls.__name__}: field {name} cannot be read ({error}): {str(present[name])[:80]!r}"
     return f"{cls.__name__}: the fields cannot be read"
@@ -361,7 +365,7 @@ def _writer(kind: Any) -> Callable[[Any], Any] | None:
     if type(None) in arguments:
         return _writer(next(item for item in arguments if item is not type(None)))
     if isinstance(kind, type) and (issubclass(kind, Body) or kind is MessageQueue):
-        return converter.get_unstructure_hook(kind)
+        return _converter().get_unstructure_hook(kind)
     if origin is list:
         return _list_writer(_writer(arguments[0]))
     if origin is frozenset:
@@ -414,7 +418,7 @@ def _name(value: Any) -> str:
 
 
 def _read_list(kind: Any) -> Callable[[Any, Any], Any]:
-    read_item = converter.get_structure_hook(get_args(kind)[0])
+    read_item = _converter().get_structure_hook(get_args(kind)[0])
     make: Callable[[list[Any]], Any] = frozenset if _origin(kind) is frozenset else list
 
     def read(value: Any, _: Any = None) -> Any:
@@ -426,7 +430,7 @@ def _read_list(kind: Any) -> Callable[[Any, Any], Any]:
 
 
 def _read_dict(kind: Any) -> Callable[[Any, Any], Any]:
-    read_key, read_item = (converter.get_structure_hook(argument) for argument in get_args(kind))
+    read_key, read_item = (_converter().get_structure_hook(argument) for argument in get_args(kind))
 
     def read(value: Any, _: Any = None) -> Any:
         if not isinstance(value, dict):
@@ -469,11 +473,22 @@ def _is_member(kind: Any) -> bool:
     return get_origin(kind) is Annotated and isinstance(get_args(kind)[1], type)
 
 
-converter.register_structure_hook(float, _read_float)
-converter.register_structure_hook(MessageQueue, _read_queue)
-converter.register_unstructure_hook(MessageQueue, _queue_value)
-converter.register_structure_hook_factory(lambda kind: _origin(kind) in (list, frozenset), _read_list)
-converter.register_structure_hook_factory(lambda kind: _origin(kind) is dict, _read_dict)
-converter.register_structure_hook_factory(_is_member, _read_member)
-converter.register_structure_hook_factory(_is_body, _structure_body)
-converter.register_unstructure_hook_factory(_is_body, _unstructure_body)
+@cache
+def _converter() -> cattrs.Converter:
+    """Reads Java's scalars leniently, and the JSON bodies. Made, and cattrs loaded, for the first of them."""
+    import cattrs
+
+    made = cattrs.Converter(detailed_validation=False)
+    made.register_structure_hook(str, _text)
+    made.register_structure_hook(bool, _bool)
+    made.register_structure_hook_func(lambda kind: kind == Int32, read_int32)
+    made.register_structure_hook_func(lambda kind: kind == Int64, read_int64)
+    made.register_structure_hook(float, _read_float)
+    made.register_structure_hook(MessageQueue, _read_queue)
+    made.register_unstructure_hook(MessageQueue, _queue_value)
+    made.register_structure_hook_factory(lambda kind: _origin(kind) in (list, frozenset), _read_list)
+    made.register_structure_hook_factory(lambda kind: _origin(kind) is dict, _read_dict)
+    made.register_structure_hook_factory(_is_member, _read_member)
+    made.register_structure_hook_factory(_is_body, _structure_body)
+    made.register_unstructure_hook_factory(_is_body, _unstructure_body)
+    return made

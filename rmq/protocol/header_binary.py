@@ -226,7 +226,7 @@ def _varying_fields(header: bytes, varying: dict[bytes, _Place]) -> list[tuple[i
 def _by_template(header: bytes) -> Command | None:
     """The command with its typed header, for the hot codes; None when the general reader has to look."""
     code, language, version, opaque, flag, remark_length, length = _HEAD_AND_FIELDS.unpack_from(header)
-    templates = _TEMPLATES.get(code)
+    templates = _TEMPLATES[code] if code in _VARYING else None
     if templates is None or flag & 1 or remark_length or length != len(header) - _FIELDS_AT:
         return None
     for places, known in templates.orders.items():
@@ -305,13 +305,21 @@ def _start(key: bytes) -> bytes:
 
 
 _VARYING_IN_A_SEND: Final = ("born_timestamp", "properties")
-_TEMPLATES: Final[dict[int, _Templates]] = {
-    int(code): _new_templates(code, varying)
-    for code, varying in {
-        RequestCode.SEND_MESSAGE: _VARYING_IN_A_SEND,
-        RequestCode.SEND_MESSAGE_V2: _VARYING_IN_A_SEND,
-        RequestCode.SEND_BATCH_MESSAGE: _VARYING_IN_A_SEND,
-        RequestCode.PULL_MESSAGE: ("queue_offset", "commit_offset"),
-        RequestCode.UPDATE_CONSUMER_OFFSET: ("commit_offset",),
-    }.items()
+_VARYING: Final[dict[int, Collection[str]]] = {
+    RequestCode.SEND_MESSAGE: _VARYING_IN_A_SEND,
+    RequestCode.SEND_MESSAGE_V2: _VARYING_IN_A_SEND,
+    RequestCode.SEND_BATCH_MESSAGE: _VARYING_IN_A_SEND,
+    RequestCode.PULL_MESSAGE: ("queue_offset", "commit_offset"),
+    RequestCode.UPDATE_CONSUMER_OFFSET: ("commit_offset",),
 }
+
+
+class _TemplatesByCode(dict[int, _Templates]):
+    """Those of a code are made when its first request comes: clients, which get none, do without."""
+
+    def __missing__(self, code: int) -> _Templates:
+        made = self[code] = _new_templates(code, _VARYING[code])
+        return made
+
+
+_TEMPLATES: Final = _TemplatesByCode()

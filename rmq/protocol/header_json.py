@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_type_hints
 
 import attrs
@@ -250,15 +250,27 @@ def _general_reader() -> _Reader:
     return read
 
 
+def _add_typed_reader(
+    starts: Sequence[bytes],
+    header_class: type[Any],
+    name_of: Callable[[attrs.Attribute[Any]], str] = java_name,
+) -> None:
+    """Have headers that begin so read as `header_class`. The reader is made for the first one: clients, which
+    do not get such requests, do without."""
+
+    def read_first(header: bytes) -> Command | None:
+        reader = _typed_reader(header_class, name_of)
+        TYPED_READERS.update(dict.fromkeys(starts, reader))
+        return reader(header)
+
+    TYPED_READERS.update(dict.fromkeys(starts, read_first))
+
+
 # Java writes the code first, and twelve bytes tell it: two digits are followed by the next name's quote.
-_read_send_v2 = _typed_reader(SendMessageRequestHeader, short_name)
-TYPED_READERS |= {
-    b'{"code":310,': _read_send_v2,
-    b'{"code":320,': _read_send_v2,
-    b'{"code":10,"': _typed_reader(SendMessageRequestHeader),
-    b'{"code":11,"': _typed_reader(PullMessageRequestHeader),
-    b'{"code":15,"': _typed_reader(UpdateConsumerOffsetRequestHeader),
-}
+_add_typed_reader([b'{"code":310,', b'{"code":320,'], SendMessageRequestHeader, short_name)
+_add_typed_reader([b'{"code":10,"'], SendMessageRequestHeader)
+_add_typed_reader([b'{"code":11,"'], PullMessageRequestHeader)
+_add_typed_reader([b'{"code":15,"'], UpdateConsumerOffsetRequestHeader)
 read_general = _general_reader()
 
 

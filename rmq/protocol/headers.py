@@ -14,13 +14,18 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.errors import RemoteProtocolError
 from rmq.protocol import fields
 from rmq.protocol.fields import REQUIRED, Int32, Int64, decode, encode
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+else:
+    from rmq.late_attrs import define, frozen
 
 __all__ = [
     "REQUEST_HEADERS",

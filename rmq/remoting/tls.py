@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -296,6 +295,8 @@ MADE_UP_DAYS: Final = 30
 
 def _load_made_up(context: ssl.SSLContext) -> None:
     """Give a server's context a fresh certificate that only clients without verification accept."""
+    import tempfile
+
     log.warning("tlsTestMode: this server's certificate is made up; clients cannot know whom they talk to")
     with tempfile.NamedTemporaryFile(suffix=".pem") as file:  # mode 0600; OpenSSL reads files only
         file.write(_self_signed())
