@@ -82,7 +82,7 @@ def setting(
 
 def between(low: float, high: float) -> Validator:
     """A validator: the number lies in low..high, both included."""
-    return _check(lambda value: low <= value <= high, f"a number from {low} to {high}")
+    return _check(lambda value: _is_number(value) and low <= value <= high, f"a number from {low} to {high}")
 
 
 def at_least(low: float) -> Validator:
@@ -101,8 +101,8 @@ def one_of(*choices: object) -> Validator:
 
 def _check(holds: Callable[[Any], bool], expected: str) -> Validator:
     def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
-        if not holds(value):
-            raise ConfigError(java_key(attribute), value, expected)
+        if not holds(value):  # who wrote it in Python knows it by its name there
+            raise ConfigError(java_key(attribute) if instance is None else attribute.name, value, expected)
 
     return validate
 
@@ -400,7 +400,7 @@ def from_environment(cls: type[C], environment: Mapping[str, str], given: Mappin
     try:
         return cls(**_values(cls, entries.values()), **given)
     except ConfigError as error:  # of two settings that do not fit together
-        entry = next((one for name, one in entries.items() if java_key(known[name]) == error.key), None)
+        entry = next((one for name, one in entries.items() if error.key == name), None)
         if entry is None or error.source:
             raise
         raise ConfigError(error.key, error.value, error.expected, entry.source) from None

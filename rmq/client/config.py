@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Final
 
-from attrs import Factory, frozen
+from attrs import Factory, fields, frozen
 
 from rmq.config import at_least, between, from_environment, one_of, setting
-from rmq.errors import ConfigError
+from rmq.errors import ConfigError, check_type
 
 KIB = 1024
 MIB = 1024 * KIB
+KINDS: Final = {"int": (int, "an int"), "str": (str, "text"), "bool": (bool, "True or False")}
 
 
 @frozen(kw_only=True)
@@ -220,7 +221,10 @@ class ClientConfig:
         return from_environment(cls, os.environ, settings)
 
     def __attrs_post_init__(self) -> None:
+        for field in fields(type(self)):
+            kind, expected = KINDS[str(field.type)]
+            check_type(field.name, getattr(self, field.name), kind, expected)
         if self.pull_timeout_ms <= self.pull_suspend_ms:
             raise ConfigError(
-                "pullTimeoutMs", self.pull_timeout_ms, f"more than pullSuspendMs ({self.pull_suspend_ms})"
+                "pull_timeout_ms", self.pull_timeout_ms, f"more than pull_suspend_ms ({self.pull_suspend_ms})"
             )

@@ -102,16 +102,16 @@ class Producer(Startable):
         Without more, queues are taken in turn, and what fails for reasons of one broker is tried again on
         another, up to `retry_times`, within `send_timeout_ms` of being on its way; a message may be stored
         twice when an answer was lost. With `queue`, or with `sharding_key` (equal keys go to one queue, the
-        same as a Java producer's), it is written once.
+        same as a Java producer's), it is written once; with both it is refused.
 
         While nothing of it can be stored it waits, up to `send_queue_ms`: for a broker or a name server that
         cannot be reached, for a master, and for room when `send_window` others are on their way to the
         broker. So any number of sends may be begun at once. A topic that no name server knows is waited for
         only as long as a send may take.
 
-        Raises InvalidName, InvalidMessage and InvalidType before anything is sent; NoRoute; the ResponseError
-        that no other broker would change; SendFailed when all attempts failed, but with `queue` or
-        `sharding_key` the last error itself. Cancelled: the message may or may not be stored.
+        Raises InvalidName, InvalidMessage, InvalidType and ConfigError before anything is sent; NoRoute; the
+        ResponseError that no other broker would change; SendFailed when all attempts failed, but with
+        `queue` or `sharding_key` the last error itself. Cancelled: the message may or may not be stored.
         """
         if self._session.observers:
             return await self._observed(message, queue, sharding_key, {}, 0)
@@ -240,8 +240,8 @@ class Producer(Startable):
         """Send without waiting for an answer: nobody knows whether it is stored.
 
         Returns when the message is handed to the connection, which may take time while the broker does not
-        read. Raises InvalidName, InvalidMessage, InvalidType, NoRoute, ConnectFailed. Cancelled: it may or
-        may not be on its way.
+        read. Raises InvalidName, InvalidMessage, InvalidType, ConfigError, NoRoute, ConnectFailed. Cancelled:
+        it may or may not be on its way.
         """
         session = self._session
         extra: dict[str, str] = {}

@@ -27,6 +27,7 @@ from rmq.client.servers import no_route
 from rmq.client.window import Window
 from rmq.errors import (
     NETWORK_ERRORS,
+    ConfigError,
     ConnectFailed,
     ConnectionLost,
     NoRoute,
@@ -92,6 +93,13 @@ class _Course:
         return SendFailed(attempts, [count for _, count in self.attempts.values()])
 
 
+def _check_queue(queue: object, sharding_key: object) -> None:
+    """Raises InvalidType for what is no queue, ConfigError when a sharding key names one too."""
+    check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+    if sharding_key is not None:
+        raise ConfigError("sharding_key", sharding_key, "none beside queue: both say to which queue")
+
+
 def _is_unsent(error: RmqError) -> bool:
     """Whether nothing can have been stored: the request was not written, or its broker does not write now."""
     if isinstance(error, ConnectionLost):
@@ -124,7 +132,7 @@ class Sender:
         is_free = False
         rotation = session.routes.get(outgoing.topic)
         if queue is not None:
-            check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+            _check_queue(queue, sharding_key)
             chosen = queue
         elif sharding_key is not None:
             check_type("sharding_key", sharding_key, str, "text")
@@ -162,7 +170,7 @@ class Sender:
         or may not be on its way.
         """
         if queue is not None:
-            check_type("queue", queue, MessageQueue, "an rmq.MessageQueue")
+            _check_queue(queue, sharding_key)
         elif sharding_key is not None:
             check_type("sharding_key", sharding_key, str, "text")
         session, timeout = self._session, self.timeout

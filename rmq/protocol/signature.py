@@ -27,8 +27,9 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, Final
 
-from attrs import field, frozen
+from attrs import NOTHING, Attribute, field, frozen
 
+from rmq.errors import InvalidType
 from rmq.protocol.command import Command
 
 ACCESS_KEY: Final = "AccessKey"
@@ -52,13 +53,19 @@ _ORDERS_MAX: Final = 256
 _NAMES_LENGTH_MAX: Final = 1024
 
 
+def _check_text(account: object, attribute: Attribute[Any], value: object) -> None:
+    if not isinstance(value, str) and (value is not None or attribute.default is NOTHING):
+        # Of what may be a secret only the type is told.
+        raise InvalidType(attribute.name, value if attribute.repr else type(value), "text")
+
+
 @frozen
 class Credentials:
-    """An account: its name and its secret, which is never shown."""
+    """An account: its name and its secret, which is never shown. Raises InvalidType for what is no text."""
 
-    access_key: str
-    secret_key: str = field(repr=False)
-    security_token: str | None = field(default=None, repr=False)
+    access_key: str = field(validator=_check_text)
+    secret_key: str = field(repr=False, validator=_check_text)
+    security_token: str | None = field(default=None, repr=False, validator=_check_text)
 
 
 class Key:

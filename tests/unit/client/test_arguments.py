@@ -22,6 +22,7 @@ from .world import World
 
 MESSAGE = Message("T", b"x")
 QUEUE = MessageQueue("T", "a", 0)
+BOTH = ("sharding_key", "'k'", "none beside queue")
 
 
 def explains(error: BaseException, argument: str, given: str, allowed: str) -> None:
@@ -111,6 +112,10 @@ Call = Callable[[rmq.Producer], Awaitable[object]]
         (lambda producer: producer.send(MESSAGE, sharding_key=7), "sharding_key", "7", "text"),
         (lambda producer: producer.send_oneway(MESSAGE, sharding_key=7), "sharding_key", "7", "text"),
         (lambda producer: producer.send_oneway(MESSAGE, queue="T"), "queue", "'T'", "rmq.MessageQueue"),
+        (lambda producer: producer.send(MESSAGE, queue=QUEUE, sharding_key="k"), *BOTH),
+        (lambda producer: producer.send_batch([MESSAGE], queue=QUEUE, sharding_key="k"), *BOTH),
+        (lambda producer: producer.send_oneway(MESSAGE, queue=QUEUE, sharding_key="k"), *BOTH),
+        (lambda producer: producer.request(MESSAGE, queue=QUEUE, sharding_key="k"), *BOTH),
         (lambda producer: producer.send_batch(MESSAGE), "messages", "Message", "a list of rmq.Message"),
         (lambda producer: producer.send_batch([b"x"]), "messages", "b'x'", "a list of rmq.Message"),
         (lambda producer: producer.request(MESSAGE, "3"), "timeout", "'3'", "a number"),
@@ -295,7 +300,15 @@ def test_a_negative_time_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "argument", "given", "allowed"),
     [
-        (lambda: rmq.ClientConfig(send_timeout_ms="3s"), "sendMsgTimeout", "'3s'", "a number"),  # type: ignore[arg-type]
+        (lambda: rmq.ClientConfig(send_timeout_ms="3s"), "send_timeout_ms", "'3s'", "a number"),  # type: ignore[arg-type]
+        (lambda: rmq.ClientConfig(request_timeout_ms="3"), "request_timeout_ms", "'3'", "an int"),  # type: ignore[arg-type]
+        (lambda: rmq.ClientConfig(retry_times=1.5), "retry_times", "1.5", "an int"),  # type: ignore[arg-type]
+        (lambda: rmq.ClientConfig(namespace=None), "namespace", "None", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.ClientConfig(avoid_slow_brokers=1), "avoid_slow_brokers", "1", "True or False"),  # type: ignore[arg-type]
+        (lambda: rmq.Credentials(5, "hush"), "access_key", "5", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.Credentials("key", b"hush"), "secret_key", "bytes", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.Credentials("key", None), "secret_key", "None", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.Credentials("key", "hush", 7), "security_token", "int", "text"),  # type: ignore[arg-type]
         (lambda: rmq.Letters(since_ms="now"), "since_ms", "'now'", "an int"),  # type: ignore[arg-type]
         (lambda: rmq.Letters(until_ms=-1), "until_ms", "-1", "at least 0"),
         (lambda: rmq.Letters(where=5), "where", "5", "a function"),  # type: ignore[arg-type]

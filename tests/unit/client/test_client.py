@@ -229,9 +229,12 @@ def test_no_name_server_is_a_mistake(given: str | list[str]) -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"pull_timeout_ms": 10_000}, r"pullTimeoutMs = 10000: expected more than pullSuspendMs \(15000\)"),
-        ({"retry_times": -1}, "retryTimesWhenSendFailed = -1: expected a number from 0 to 100"),
-        ({"pull_batch_size": 0}, "pullBatchSize = 0: expected a number from 1 to 1024"),
+        (
+            {"pull_timeout_ms": 10_000},
+            r"pull_timeout_ms = 10000: expected more than pull_suspend_ms \(15000\)",
+        ),
+        ({"retry_times": -1}, "retry_times = -1: expected a number from 0 to 100"),
+        ({"pull_batch_size": 0}, "pull_batch_size = 0: expected a number from 1 to 1024"),
     ],
 )
 def test_settings_are_checked(settings: dict[str, int], text: str) -> None:

@@ -144,7 +144,7 @@ def test_each_setting_has_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("RMQ_SEND_TIMEOUT_MS", "3s", "sendMsgTimeout = '3s' (the environment variable RMQ_SEND_TIMEOUT_MS)"),
         ("RMQ_SEND_WINDOW", "0", "sendWindow = '0' (the environment variable RMQ_SEND_WINDOW)"),
-        ("RMQ_PULL_TIMEOUT_MS", "1", "pullTimeoutMs = 1 (the environment variable RMQ_PULL_TIMEOUT_MS)"),
+        ("RMQ_PULL_TIMEOUT_MS", "1", "pull_timeout_ms = 1 (the environment variable RMQ_PULL_TIMEOUT_MS)"),
     ],
 )
 def test_a_value_that_does_not_fit_is_named_with_its_variable(
