@@ -115,7 +115,7 @@ def sim(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Odd values in every field, and mutated input without end (RMQ_FUZZ_FRAMES, 10,000,000)."""
     session.install("-e", ".[test]")
-    odd = "tests/unit/broker/test_odd_values.py"
+    odd = "tests/stateful/test_odd_values.py"
     session.run("python", "-m", "pytest", "-s", "-m", "campaign", odd, "tests/fuzz", *session.posargs)
 
 
