@@ -32,11 +32,11 @@ from rmq.client import delivery as async_delivery
 from rmq.client import producer as async_producer
 from rmq.client import pull_consumer as async_pull_consumer
 from rmq.client import transactional as async_transactional
-from rmq.client.loop_thread import LoopThread, loop_thread, poster, wait_for
+from rmq.client.loop_thread import LoopThread, loop_thread, wait_for
 from rmq.client.outgoing import SendResult
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import bare_errors, poster
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -231,7 +231,7 @@ class Consumer(_Entered[async_consumer.Consumer]):
         super().__init__(portal, inner)
         self._ended: deque[async_delivery.Delivery] = deque()
         self._is_posted = False
-        self._post: Callable[[Callable[[], None]], object] = portal.call(poster)
+        self._post = portal.call(poster)
 
     def _ended_well(self, delivery: async_delivery.Delivery) -> None:
         """Have a delivery finished in the loop's thread, soon, together with others."""

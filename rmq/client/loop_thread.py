@@ -145,12 +145,3 @@ def _loop_of(portal: BlockingPortal) -> asyncio.AbstractEventLoop | None:
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio.get_running_loop() if current_loop().name == "asyncio" else None
-
-
-async def poster() -> Callable[[Callable[[], None]], object]:
-    """What has a function run in this loop soon, called from any thread."""
-    if current_loop().name == "trio":
-        import trio
-
-        return trio.lowlevel.current_trio_token().run_sync_soon
-    return asyncio.get_running_loop().call_soon_threadsafe

@@ -6,8 +6,8 @@
     ├── lookups      cluster test mode: ask the production name servers
     └── serve        listener, and one nursery for each connection
 
-Expected network errors end one connection; anything else ends the name server. Its clock is trio's, which no
-change of the wall clock moves.
+Expected network errors end one connection; anything else ends the name server. Its clock is the loop's, which
+no change of the wall clock moves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import NoReturn
 
+import anyio
+import anyio.abc
 import trio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
@@ -42,7 +45,7 @@ from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.http import served_pages, tell_supervisor
 from rmq.remoting.limits import Budget, Limits
-from rmq.remoting.loop import bare_errors, restarting
+from rmq.remoting.loop import bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
@@ -63,7 +66,7 @@ async def run(
     also: dict[str, str] | None = None,
     health: Health | None = None,
     front: Callable[[Endpoint], Endpoint] | None = None,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Be a name server until cancelled; `started` gets the addresses as bound, `also` is filled with what
     else it listens on. `front` is given the name server and makes the endpoint that connections get in its
@@ -75,7 +78,7 @@ async def run(
     """
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
-    send, receive = trio.open_memory_channel[Lookup](WAITING_LOOKUPS)
+    send, receive = anyio.create_memory_object_stream[Lookup](WAITING_LOOKUPS)
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
     limits = Limits(
@@ -123,9 +126,9 @@ async def run(
 
 
 @asynccontextmanager
-async def _nursery() -> AsyncIterator[trio.Nursery]:
+async def _nursery() -> AsyncIterator[anyio.abc.TaskGroup]:
     with bare_errors():
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             yield nursery
 
 
@@ -145,7 +148,7 @@ async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Anno
     return_large_blocks()
     stop, health, also = trio.Event(), Health(), dict[str, str]()
     with bare_errors():
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             nursery.start_soon(partial(obey, config, stop, parts=health.text))
             nursery.start_soon(tell_supervisor, health)
             announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
@@ -154,7 +157,7 @@ async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Anno
 
 
 def _now_ms() -> int:
-    return int(trio.current_time() * 1000)
+    return int(anyio.current_time() * 1000)
 
 
 def _name_server(
@@ -170,7 +173,7 @@ def _name_server(
         save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
-        clock=trio.current_time,
+        clock=current_loop().now,
         acceptors={"clients": acceptor},
         budget=Budget(config.connection_buffer_bytes),
     )
@@ -179,30 +182,30 @@ def _name_server(
 async def _expire(server: NameServer) -> NoReturn:
     while True:
         now_ms = _now_ms()
-        await trio.sleep((server.step(now_ms) - now_ms) / 1000)
+        await anyio.sleep((server.step(now_ms) - now_ms) / 1000)
 
 
 # Cluster test mode.
 
 
-def _take(send: trio.MemorySendChannel[Lookup], lookup: Lookup) -> bool:
+def _take(send: MemoryObjectSendStream[Lookup], lookup: Lookup) -> bool:
     try:
         send.send_nowait(lookup)
-    except trio.WouldBlock:
+    except anyio.WouldBlock:
         return False
     return True
 
 
-async def _look_up(receive: trio.MemoryReceiveChannel[Lookup], pool: Pool, addresses: list[str]) -> None:
-    running = trio.Semaphore(RUNNING_LOOKUPS)
-    async with trio.open_nursery() as nursery:
+async def _look_up(receive: MemoryObjectReceiveStream[Lookup], pool: Pool, addresses: list[str]) -> None:
+    running = anyio.Semaphore(RUNNING_LOOKUPS)
+    async with anyio.create_task_group() as nursery:
         await nursery.start(pool.run)
         async for lookup in receive:
             await running.acquire()
             nursery.start_soon(_answer, lookup, pool, addresses, running)
 
 
-async def _answer(lookup: Lookup, pool: Pool, addresses: list[str], running: trio.Semaphore) -> None:
+async def _answer(lookup: Lookup, pool: Pool, addresses: list[str], running: anyio.Semaphore) -> None:
     try:
         route = await _ask(lookup.topic, pool, addresses)
     finally:
