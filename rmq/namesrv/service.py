@@ -3,6 +3,7 @@
     namesrv
     ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
     ├── expire       brokers that were silent too long
+    ├── controller   a controller's log and messages, where the setting `controllers` asks for one
     ├── lookups      cluster test mode: ask the production name servers
     └── serve        listener, and one nursery for each connection
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import NoReturn
 
@@ -23,8 +24,12 @@ import anyio.abc
 import trio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from rmq import clock
 from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
+from rmq.controller.config import own_address
+from rmq.controller.requests import ControllerRequests
+from rmq.controller.service import running_member
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
 from rmq.files import read_file, replace_file, settings_saver
 from rmq.health import Health
@@ -52,6 +57,7 @@ from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
 from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.websocket import WebSocketAccess
+from rmq.store.disk import Disk
 
 LOOKUP_SECONDS = 3.0
 WAITING_LOOKUPS = 1_000
@@ -63,6 +69,8 @@ async def run(
     *,
     tls: TlsConfig | None = None,
     network: Network | None = None,
+    disk: Disk | None = None,
+    lease_clock: Callable[[], float] = clock.lease_clock,
     also: dict[str, str] | None = None,
     health: Health | None = None,
     front: Callable[[Endpoint], Endpoint] | None = None,
@@ -70,7 +78,7 @@ async def run(
 ) -> NoReturn:
     """Be a name server until cancelled; `started` gets the addresses as bound, `also` is filled with what
     else it listens on. `front` is given the name server and makes the endpoint that connections get in its
-    place: a test's.
+    place: a test's. `disk` and `lease_clock` are for the controller in it.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved
@@ -88,6 +96,9 @@ async def run(
         new_connections_per_address=config.max_new_connections_per_address,
     )
     server = _name_server(config, partial(_take, send) if asks else None, Acceptor.of(limits))
+    requests = ControllerRequests(lease_clock)
+    if config.controllers:
+        server.use_controller(requests)
     hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
     server.use_plugins(hooks)
     access = WebSocketAccess(
@@ -118,11 +129,27 @@ async def run(
                 budget=server.budget,
             )
         )
+        if config.controllers:
+            port = int(addresses[0].rpartition(":")[2])
+            own, known = own_address(config, config.bind_address, port)
+            secret = cluster_secret(config.cluster_secret_file)
+            member = running_member(
+                config, requests, own, known, network=network, tls=tls, secret=secret, disk=disk
+            )
+            await nursery.start(_entered, member)
         health.has("port")
         if also is not None:
             also |= served.listens() | hooks.listens()
         task_status.started(addresses)
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+async def _entered(
+    block: AbstractAsyncContextManager[None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    async with block:
+        task_status.started()
+        await trio.sleep_forever()
 
 
 @asynccontextmanager
