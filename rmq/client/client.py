@@ -227,9 +227,16 @@ class Client(Startable):
             task_status.started(self)
             await anyio.sleep_forever()
 
-    def producer(self, group: str) -> Producer:
-        """A producer of `group`, to be entered with `async with`. Raises InvalidName."""
-        return Producer(self._entered(), self._full(group))
+    def producer(self, group: str, *, auto_batch: bool = False) -> Producer:
+        """A producer of `group`, to be entered with `async with`.
+
+        With `auto_batch`, sends to one topic that begin together, as those of many tasks do, go to the broker
+        in one request and to one queue: a third of the work for each. Order, results and errors are those of
+        each message. What a batch cannot hold goes alone: delayed and compressed messages, those of 128 KiB
+        or more, requests, transactions. Without it they are spread over all queues. Raises InvalidName,
+        InvalidType."""
+        check_type("auto_batch", auto_batch, bool, "True or False")
+        return Producer(self._entered(), self._full(group), auto_batch=auto_batch)
 
     def transactional_producer(self, group: str, check_back: CheckBack) -> TransactionalProducer:
         """A producer of `group` that can also send inside transactions, to be entered with `async with`.

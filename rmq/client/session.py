@@ -185,6 +185,8 @@ class Session:
         self.pending_requests = PendingRequests()
         self.is_replying = False
         """Whether a producer has replied to a request."""
+        self.tasks: anyio.abc.TaskGroup | None = None
+        """For tasks that end with the client, while it runs."""
         self._users = 0
         self._departure = Alarm()
         self._route_requests: dict[str, RouteRequest] = {}
@@ -201,6 +203,7 @@ class Session:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Only a bug ends it with an error."""
         async with anyio.create_task_group() as tasks:
+            self.tasks = tasks
             await tasks.start(self.pool.run)
             tasks.start_soon(self._keep_heartbeats)
             tasks.start_soon(self._keep_routes)
