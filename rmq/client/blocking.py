@@ -252,6 +252,8 @@ class Consumer(_Entered[async_consumer.Consumer]):
 
     def _ready(self) -> Delivery | None:
         """A delivery that is there already, taken in this thread."""
+        if isinstance(self._portal, LoopThread):
+            self._portal.check_process()  # the messages that are there are the other process's
         found = self._inner.take_now()
         return None if found is None else Delivery(self, found)
 

@@ -30,11 +30,11 @@ class LoopThread(BlockingPortal):
         self._pid = os.getpid()
 
     def start_task_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
-        self._check_process()
+        self.check_process()
         return super().start_task_soon(*arguments, **options)
 
     def start_task(self, *arguments: Any, **options: Any) -> Any:
-        self._check_process()
+        self.check_process()
         return super().start_task(*arguments, **options)
 
     @property
@@ -42,7 +42,8 @@ class LoopThread(BlockingPortal):
         """Whether the thread is one of this process, and not of the one that it was forked from."""
         return os.getpid() == self._pid
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises LocalProtocolError in a copy of the process."""
         if not self.is_of_this_process:
             raise LocalProtocolError("this client was opened before a fork: open one in each process")
 
@@ -81,6 +82,8 @@ def wait_for(
     portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
 ) -> T:
     """What the coroutine function returns or raises. Interrupted by Ctrl-C, the call is cancelled first."""
+    if isinstance(portal, LoopThread):
+        portal.check_process()
     running = _loop_of(portal)
     if running is None:
         return _call_in_trio(portal, partial(function, *arguments, **options))
