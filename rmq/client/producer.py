@@ -71,7 +71,6 @@ class Producer(Startable):
         self._idle = Alarm()
         self._is_open = False
         self._scope = TaskScope()
-        self._registered_at: set[str] = set()
 
     async def __aenter__(self) -> Producer:
         """Join. Raises ConfigError when this client has a producer of that group already."""
@@ -341,10 +340,7 @@ class Producer(Startable):
     async def _register_at_brokers(self, topic: str, timeout: float) -> None:
         """Tell all brokers of a topic who we are: they push replies over the connection of the heartbeat."""
         rotation = await self._sender.rotation(topic, timeout)
-        brokers = rotation.route.brokers.keys()
-        if not self._registered_at >= brokers:
-            await self._session.heartbeat()
-            self._registered_at |= brokers
+        await self._session.introduce(self.group, rotation.route.brokers)
 
     # --- what leaving the block waits for ---
 
