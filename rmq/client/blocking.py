@@ -129,9 +129,12 @@ class _Entered(Generic[E]):
         return self._block.__exit__(kind, error, trace)
 
     def open(self) -> Self:
-        """Open it without a block, to be closed with `close`."""
+        """Open it without a block, to be closed with `close`; the end of its client does, too."""
+        self.__enter__()
         self._is_started = True
-        return self.__enter__()
+        if isinstance(self._portal, LoopThread):
+            self._portal.opened.add(self)
+        return self
 
     def close(self) -> None:
         """Close what `open` opened, as the end of the block does. Once closed, or never opened: nothing."""
@@ -451,6 +454,8 @@ class Client:
         if self._portal is not None and not self._portal.is_of_this_process:
             self._stack.pop_all()  # the connections are those of the process that was forked
             return None
+        for one in list(self._portal.opened) if self._portal is not None else ():
+            one.close()
         return self._stack.__exit__(kind, error, trace)
 
     def open(self) -> Client:

@@ -8,7 +8,8 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 import anyio
 import anyio.abc
@@ -43,6 +44,8 @@ from rmq.remoting.tls import TlsConfig
 
 if TYPE_CHECKING:
     from rmq.client.admin import Admin
+
+S = TypeVar("S", bound=Startable)
 
 # Who a client is: its address and its id.
 
@@ -178,6 +181,7 @@ class Client(Startable):
         self._plugins = tuple(plugins)
         self._session: Session | None = None
         self._scope = TaskScope()
+        self._made: WeakSet[Startable] = WeakSet()
 
     def __repr__(self) -> str:
         return f"<Client {self.client_id} of {';'.join(self._name_servers)}>"
@@ -210,11 +214,14 @@ class Client(Startable):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close all connections, once producers and consumers in other tasks have left, or after
-        `shutdown_timeout_ms`. An error of the block comes out as it is, never in an exception group.
+        """Close what `start` opened of its producers and consumers, and then all connections, once those in
+        other tasks have left, or after `shutdown_timeout_ms`. An error of the block comes out as it is, never
+        in an exception group.
         """
         try:
             with anyio.move_on_after(self.config.shutdown_timeout_ms / 1000, shield=True):
+                for one in list(self._made):
+                    await one.aclose()
                 await self._entered().departures()
                 for observer in self._plugins:
                     await observer.flush()
@@ -236,14 +243,14 @@ class Client(Startable):
         or more, requests, transactions. Without it they are spread over all queues. Raises InvalidName,
         InvalidType."""
         check_type("auto_batch", auto_batch, bool, "True or False")
-        return Producer(self._entered(), self._full(group), auto_batch=auto_batch)
+        return self._making(Producer(self._entered(), self._full(group), auto_batch=auto_batch))
 
     def transactional_producer(self, group: str, check_back: CheckBack) -> TransactionalProducer:
         """A producer of `group` that can also send inside transactions, to be entered with `async with`.
 
         `check_back(message)` says what became of a half message whose end the broker does not know:
         `rmq.COMMIT`, `rmq.ROLLBACK` or `rmq.UNKNOWN`. Raises InvalidName."""
-        return TransactionalProducer(self._entered(), self._full(group), check_back)
+        return self._making(TransactionalProducer(self._entered(), self._full(group), check_back))
 
     def consumer(
         self,
@@ -296,11 +303,15 @@ class Client(Startable):
             require_topics=require_topics,
         )
         wanted = full_topics(topics, self.config.namespace)
-        return Consumer(self._entered(), self._full(group), wanted, options)
+        return self._making(Consumer(self._entered(), self._full(group), wanted, options))
 
     def pull_consumer(self, group: str) -> PullConsumer:
         """A consumer that owns its offsets, to be entered with `async with`. Raises InvalidName."""
-        return PullConsumer(self._entered(), self._full(group))
+        return self._making(PullConsumer(self._entered(), self._full(group)))
+
+    def _making(self, made: S) -> S:
+        self._made.add(made)
+        return made
 
     # --- how it is ---
 

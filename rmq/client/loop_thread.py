@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -28,6 +28,8 @@ class LoopThread(BlockingPortal):
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()
+        self.opened: WeakSet[Any] = WeakSet()
+        """What was opened without a block, and is to be closed before the loop ends."""
 
     def start_task_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
         self.check_process()

@@ -275,7 +275,7 @@ def test_opened_and_closed_without_a_block(names: str) -> None:
 def test_the_interpreter_ends_when_a_client_was_not_closed(names: str) -> None:
     code = (
         "import sys\nfrom rmq import ClientConfig\nfrom rmq.client import blocking\n"
-        "config = ClientConfig(shutdown_timeout_ms=200)\n"
+        "config = ClientConfig(shutdown_timeout_ms=3_600_000)\n"
         "client = blocking.connect(sys.argv[1], config=config).open()\n"
         "producer = client.producer('left').open()\nprint(len(producer.queues('TBW102')) > 0)"
     )
