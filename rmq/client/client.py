@@ -324,6 +324,8 @@ class Client(Startable):
         ConnectFailed, NotReady or a ResponseError; AccessDenied and NoPermission at once. Cancelled: nothing
         has happened."""
         check_number("timeout", timeout, 0, whole=False)
+        if isinstance(topics, str):
+            raise InvalidType("topics", topics, "a list of names of topics")
         full = [with_namespace(self.config.namespace, validate_topic(topic)) for topic in topics]
         await until_ready(self._entered(), full, timeout)
 

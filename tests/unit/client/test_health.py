@@ -62,6 +62,8 @@ class TestReady:
             assert 5 < trio.current_time() - began <= 8
             with pytest.raises(rmq.InvalidName):
                 await client.ready(topics=["not a name"])
+            with pytest.raises(rmq.InvalidType, match="topics = 'T': expected a list"):
+                await client.ready(topics="T")
 
     async def test_a_topic_that_comes_in_time(self, setting: World, clock: MockClock) -> None:
         async with (
