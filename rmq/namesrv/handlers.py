@@ -244,7 +244,8 @@ class NameServer(Endpoint):
             body = RegisterBrokerBody()
             if request.body:
                 body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
-            result = self.routes.register(who, body, connection, now_ms, digest)
+            is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
+            result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         return request.reply(
             header=headers.RegisterBrokerResponseHeader(result.ha_server_addr, result.master_addr),
