@@ -40,6 +40,7 @@ from rmq.protocol.bodies import (
     SubscriptionData,
     TopicList,
     TopicRouteData,
+    TopicStatsTable,
     UnlockBatchRequestBody,
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
@@ -54,6 +55,7 @@ from rmq.protocol.headers import (
     GetMaxOffsetResponseHeader,
     GetMinOffsetRequestHeader,
     GetMinOffsetResponseHeader,
+    GetTopicStatsInfoRequestHeader,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     SearchOffsetRequestHeader,
@@ -218,6 +220,13 @@ class Brokers:
         header = GetMinOffsetRequestHeader(queue.topic, queue.queue_id, queue.broker_name)
         response = await self.call(self.reader(queue)[1], RequestCode.GET_MIN_OFFSET, header)
         return response.read(GetMinOffsetResponseHeader).offset
+
+    async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        """The two, of all queues that the topic has on the queue's broker: GET_TOPIC_STATS_INFO."""
+        header = GetTopicStatsInfoRequestHeader(queue.topic)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_TOPIC_STATS_INFO, header)
+        table = TopicStatsTable.from_json(response.body).offset_table
+        return {each: (one.min_offset, one.max_offset) for each, one in table.items()}
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset that the broker names for a time: of a message near it. See `pull.first_since`."""
