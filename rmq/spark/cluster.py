@@ -5,7 +5,7 @@ has committed — and the event loop in a thread that the plain functions of Spa
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -75,6 +75,35 @@ class BrokersAway(RmqError):
 
     retriable = True
     hint = "start them and run it again: nothing is lost"
+
+
+async def with_brokers(
+    client: Client, brokers: Set[str], patience: float, question: Callable[[], Awaitable[T]]
+) -> T:
+    """The answer to a question to all brokers, when these were registered before and after it.
+
+    Tries again for `patience` seconds; then raises BrokersAway, or the error of the last attempt."""
+    deadline = anyio.current_time() + patience
+    while True:
+        try:
+            await _check_registered(client, brokers)
+            answer = await question()
+            await _check_registered(client, brokers)
+            return answer
+        except (*WAITED_FOR, BrokersAway):
+            if anyio.current_time() >= deadline:
+                raise
+        await anyio.sleep(PAUSE_SECONDS)
+
+
+async def _check_registered(client: Client, brokers: Set[str]) -> None:
+    if away := brokers - (await client.admin.cluster_info()).broker_addr_table.keys():
+        raise _away(away)
+
+
+def _away(brokers: Iterable[str]) -> BrokersAway:
+    names = ", ".join(sorted(brokers))
+    return BrokersAway(f"not registered at the name servers, and waited for: {names}")
 
 
 class Cluster:
@@ -174,8 +203,7 @@ class Cluster:
             if not away:
                 break
             if anyio.current_time() >= deadline:
-                names = ", ".join(sorted(away))
-                raise BrokersAway(f"not registered at the name servers, and waited for: {names}")
+                raise _away(away)
             await anyio.sleep(PAUSE_SECONDS)
         return found
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 from attrs import astuple, frozen
@@ -25,7 +24,7 @@ from pyspark.sql import functions as F
 from rmq.client.client import Client
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, ConsumerNotOnline
-from rmq.spark.cluster import PAUSE_SECONDS, WAITED_FOR, BrokersAway, Loop, client_of
+from rmq.spark.cluster import Loop, client_of, with_brokers
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
 from rmq.spark.pipelines.report import Line, heading, line_chart, table, write_page
@@ -108,41 +107,17 @@ def record_lag(
         for number in range(times):
             if number:
                 pause(every_seconds)
-            take = partial(sample_whole, client, groups, brokers, found.pull_timeout_ms / 1000)
-            samples = loop.call(take)
+            take = partial(sample_lag, client, groups)
+            samples = loop.call(with_brokers, client, brokers, found.pull_timeout_ms / 1000, take)
             brokers |= {one.broker for one in samples}
             write_samples(samples, folder)
             rows += len(samples)
     return rows
 
 
-async def sample_whole(
-    client: Client, groups: Sequence[str], brokers: Set[str], patience: float
-) -> list[LagSample]:
-    """Ask for the queues of these groups, or all, when all `brokers` are there before and after.
-
-    Tries again for `patience` seconds; then raises BrokersAway, or the error of the last attempt."""
-    deadline = anyio.current_time() + patience
-    while True:
-        try:
-            await _check_there(client, brokers)
-            samples = await sample_lag(client, groups, wall_clock_ms())
-            await _check_there(client, brokers)
-            return samples
-        except (*WAITED_FOR, BrokersAway):
-            if anyio.current_time() >= deadline:
-                raise
-        await anyio.sleep(PAUSE_SECONDS)
-
-
-async def _check_there(client: Client, brokers: Set[str]) -> None:
-    if away := brokers - (await client.admin.cluster_info()).broker_addr_table.keys():
-        names = ", ".join(sorted(away))
-        raise BrokersAway(f"not registered at the name servers, and waited for: {names}")
-
-
-async def sample_lag(client: Client, groups: Sequence[str], now_ms: int) -> list[LagSample]:
+async def sample_lag(client: Client, groups: Sequence[str]) -> list[LagSample]:
     """Ask for the queues of these groups, or all, once."""
+    now_ms = wall_clock_ms()
     found: list[LagSample] = []
     for group in groups or await client.admin.groups():
         try:
