@@ -5,6 +5,7 @@ has committed — and the event loop in a thread that the plain functions of Spa
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from contextlib import ExitStack
 from types import TracebackType
@@ -77,27 +78,27 @@ class BrokersAway(RmqError):
     hint = "start them and run it again: nothing is lost"
 
 
-async def with_brokers(
-    client: Client, brokers: Set[str], patience: float, question: Callable[[], Awaitable[T]]
+def with_brokers(
+    loop: Loop, client: Client, brokers: Set[str], patience: float, question: Callable[[], T]
 ) -> T:
     """The answer to a question to all brokers, when these were registered before and after it.
 
     Tries again for `patience` seconds; then raises BrokersAway, or the error of the last attempt."""
-    deadline = anyio.current_time() + patience
+    deadline = time.monotonic() + patience
     while True:
         try:
-            await _check_registered(client, brokers)
-            answer = await question()
-            await _check_registered(client, brokers)
+            _check_registered(loop, client, brokers)
+            answer = question()
+            _check_registered(loop, client, brokers)
             return answer
         except (*WAITED_FOR, BrokersAway):
-            if anyio.current_time() >= deadline:
+            if time.monotonic() >= deadline:
                 raise
-        await anyio.sleep(PAUSE_SECONDS)
+        time.sleep(PAUSE_SECONDS)
 
 
-async def _check_registered(client: Client, brokers: Set[str]) -> None:
-    if away := brokers - (await client.admin.cluster_info()).broker_addr_table.keys():
+def _check_registered(loop: Loop, client: Client, brokers: Set[str]) -> None:
+    if away := brokers - loop.call(client.admin.cluster_info).broker_addr_table.keys():
         raise _away(away)
 
 

@@ -107,21 +107,21 @@ def record_lag(
         for number in range(times):
             if number:
                 pause(every_seconds)
-            take = partial(sample_lag, client, groups)
-            samples = loop.call(with_brokers, client, brokers, found.pull_timeout_ms / 1000, take)
+            take = partial(sample_lag, loop, client, groups)
+            samples = with_brokers(loop, client, brokers, found.pull_timeout_ms / 1000, take)
             brokers |= {one.broker for one in samples}
             write_samples(samples, folder)
             rows += len(samples)
     return rows
 
 
-async def sample_lag(client: Client, groups: Sequence[str]) -> list[LagSample]:
+def sample_lag(loop: Loop, client: Client, groups: Sequence[str]) -> list[LagSample]:
     """Ask for the queues of these groups, or all, once."""
     now_ms = wall_clock_ms()
     found: list[LagSample] = []
-    for group in groups or await client.admin.groups():
+    for group in groups or loop.call(client.admin.groups):
         try:
-            rows = await client.admin.consumer_progress(group)
+            rows = loop.call(client.admin.consumer_progress, group)
         except ConsumerNotOnline:
             continue
         for row in rows:
