@@ -77,6 +77,10 @@ FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 """What a background loop logs and tries again at its next turn."""
 
 
+NO_MEMBERS = "no consumer for this group"
+"""So begins RocketMQ's remark; it has no code for it."""
+
+
 def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
     """``"a:9876;b:9876"`` or a list of addresses as a list. Raises ConfigError when there is none, or for one
     that is no address; it names the `source`."""
@@ -280,9 +284,15 @@ class Brokers:
         await self.call(address, RequestCode.UNREGISTER_CLIENT, header)
 
     async def consumer_ids(self, address: str, group: str) -> list[str]:
-        """The client ids of a group's members, as this broker knows them."""
+        """The client ids of a group's members, as this broker knows them; none of a group that it does not
+        know, as before the first heartbeat of a member."""
         header = GetConsumerListByGroupRequestHeader(group)
-        response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        try:
+            response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        except ResponseError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR and str(error.remark).startswith(NO_MEMBERS):
+                return []
+            raise
         return GetConsumerListByGroupResponseBody.from_json(response.body).consumer_id_list
 
     async def check_subscription(
