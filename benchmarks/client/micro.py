@@ -1,7 +1,7 @@
 """What the client costs: CPU and wall time per message of this process, while name server and broker run in
 another.
 
-    python benchmarks/client_micro.py [--loop trio|asyncio] [--seconds 2] [--messages 100000]
+    python benchmarks/client/micro.py [--loop trio|asyncio] [--seconds 2] [--messages 100000]
 
 Goals: one send at a time <= 100 µs of client CPU, 100 in flight <= 15 µs, a backlog with body, properties and
 id read <= 4 µs; without async 150 and 15 µs; the import <= 120 ms. CPU per message is the figure to compare;
