@@ -31,7 +31,7 @@ from rmq.errors import LocalProtocolError
 class Waiter(Protocol):
     """One task waits, once, for one value or one error."""
 
-    async def wait(self) -> Any:
+    def wait(self) -> Awaitable[Any]:
         """Return the value or raise the error. When cancelled, later results are dropped."""
 
     def resolve(self, value: Any) -> None:
@@ -49,8 +49,8 @@ class AsyncioWaiter:
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._future: asyncio.Future[Any] = (loop or asyncio.get_running_loop()).create_future()
 
-    async def wait(self) -> Any:
-        return await self._future
+    def wait(self) -> Awaitable[Any]:
+        return self._future  # a coroutine around it would cost each send two turns more
 
     def resolve(self, value: Any) -> None:
         if not self._future.done():

@@ -42,8 +42,12 @@ async def a_result_may_come_before_the_wait() -> None:
 
 async def a_result_after_cancellation_is_dropped() -> None:
     waiter = current_loop().waiter()
+
+    async def wait() -> None:
+        await waiter.wait()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(waiter.wait)
+        tasks.start_soon(wait)
         await anyio.wait_all_tasks_blocked()
         tasks.cancel_scope.cancel()
         waiter.fail(ValueError("late"))  # before the task has run
