@@ -26,6 +26,7 @@ from rmq.loglimit import start_log
 from rmq.plugin import PluginRefused
 from rmq.process import return_large_blocks
 from rmq.profile import applied, exposure, protect_files
+from rmq.protocol import engine
 from rmq.remoting.http import tell_supervisor
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.server import raise_descriptor_limit
@@ -120,6 +121,7 @@ def banner(
         f"  profile       {config.profile}",
         f"  durability    {durability(store_config)}",
         f"  store         {store_config.store_path_root_dir}",
+        f"  engine        {engine.NAME}",
     ]
     if not is_loopback(config.bind_host):
         hands_out = config.ha_enable and store_config.broker_role is not BrokerRole.SLAVE

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from rmq.broker.metrics import Histograms
     from rmq.broker.topics import Topics
     from rmq.metrics import Histogram
+    from rmq.protocol._engine import SendRun
     from rmq.protocol.record import Record
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
@@ -74,6 +75,8 @@ class Senders:
     waiting: list[Ack] = field(factory=list)
     at_once: list[Ack] = field(factory=list)
     returned: list[Command] = field(factory=list)
+    run: SendRun | None = None
+    """Sends that the compiled engine has put, which is the whole batch then."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.at_once) + len(self.returned)
@@ -82,7 +85,7 @@ class Senders:
         """Tell all of them that nothing is stored."""
         for request, _, _ in self.waiting + self.at_once:
             connection.reply(request.reply(code, remark))
-        for request in self.returned:
+        for request in self.returned + (self.run.commands() if self.run else []):
             connection.reply(request.reply(code, remark))
 
 
@@ -130,6 +133,11 @@ class Acknowledgement:
 
     # ---- the batch that is being put ----
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a send needs nothing but the log's write to be answered."""
+        return not (self._waits_for_more or self._topics.unsaved)
+
     def records(self) -> list[Record]:
         """The records of the pending batch whose senders get an answer."""
         stored = [records for _, _, records in self.pending.waiting + self.pending.at_once]
@@ -138,7 +146,10 @@ class Acknowledgement:
     def committed(self, connection: Connection) -> None:
         """The pending batch is written: answer its senders, or let them wait for what is missing."""
         senders = self.pending
-        if self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
+        if senders.run is not None:
+            run, senders.run = senders.run, None
+            connection.write(self._answers.of_run(run))
+        elif self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
             self.pending = Senders()
             self._answer(connection, senders)
         elif senders.waiting:  # nothing is missing, as for most: spare them another `Senders`
@@ -446,6 +457,9 @@ class Answers:
         self._batch_template = (_TEMPLATE % (*constants, "%b")).encode()
         fields = _field("TRACE_ON", self._trace_on) + _field("MSG_REGION", region)
         self._binary_fields = fields + _field("msgId", prefix + 16 * "0")[:-16]
+        # What stands between the four numbers; "%%" is a "%" of the region's.
+        marked = self._template.replace(b"%%", b"\0").replace(b"%016X", b"%d")
+        self._parts = tuple([part.replace(b"\0", b"%") for part in marked.split(b"%d")])
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
 
     def stored(self, acks: Iterable[Ack]) -> bytes:
@@ -465,6 +479,10 @@ class Answers:
             else:
                 frames += self._binary(request.opaque, queue_id, record)
         return b"".join(frames)
+
+    def of_run(self, run: SendRun) -> bytes:
+        """The frames that say that a run of sends is stored."""
+        return run.replies(self._parts, self._binary_fields, _LANGUAGE, VERSION)
 
     def _binary(self, opaque: int, queue_id: int, record: Record) -> tuple[bytes, ...]:
         """The pieces of the frame in the binary form."""

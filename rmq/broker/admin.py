@@ -13,7 +13,7 @@ from rmq.config import canonical, dump_properties, evolve, knows, parse_properti
 from rmq.errors import ConfigError, CorruptRecord, ResponseError, for_code
 from rmq.files import settings_saver
 from rmq.message import SYSTEM_TOPICS
-from rmq.protocol import bodies
+from rmq.protocol import bodies, engine
 from rmq.protocol.codes import (
     PERM_INHERIT,
     PERM_READ,
@@ -226,6 +226,7 @@ class Admin:
         return {
             "brokerVersionDesc": VERSION_NAME,
             "brokerVersion": str(VERSION),
+            "engine": engine.NAME,
             "durability": self._settings.store.level,
             **{f"{name}ThreadPoolQueueSize": zero for name, zero in idle.items()},
             **{f"{name}ThreadPoolQueueHeadWaitTimeMills": zero for name, zero in idle.items()},

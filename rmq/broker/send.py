@@ -98,7 +98,7 @@ SYSTEM_ERROR: Final = ResponseCode.SYSTEM_ERROR
 VERSION_WITH_OWN_LIMIT: Final = 121
 """From RocketMQ 3.4.9 on the number of retries that a client names counts (MQVersion.V3_4_9)."""
 
-_RARE: Final = frozenset(
+RARE: Final = frozenset(
     (
         PROPERTY_DELAY_LEVEL,
         PROPERTY_TRANSACTION_PREPARED,
@@ -166,7 +166,7 @@ class Send:
         self._timers = timers
         self._chance = chance
         self._keeps_records = keeps_records
-        self._targets: dict[str, Target] = {}
+        self.targets: dict[str, Target] = {}
         self._of_batches: dict[str, tuple[bool, str]] = {}
         self.refusal: tuple[int, str] | None = None
         self.topic_counts: dict[str, TopicCount] = {}
@@ -175,13 +175,13 @@ class Send:
 
     def _settings_changed(self) -> None:
         config, store_config = self._settings.broker, self._settings.store
-        self._targets.clear()
+        self.targets.clear()
         self._of_batches.clear()
-        self._body_max = store_config.max_message_size
+        self.body_max = store_config.max_message_size
         self._indexed = store_config.message_index_enable
         self._levels = len(delay_table(store_config.message_delay_level))
         self._batch_room = store_config.mapped_file_size_commit_log - _RECORD_ROOM
-        self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", _RARE)
+        self._read_properties = SentProperties(f"{PROPERTY_CLUSTER}\x01{config.broker_cluster_name}", RARE)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
         """What this part answers."""
@@ -195,7 +195,7 @@ class Send:
 
     def topics_changed(self) -> None:
         """Topics were made, changed or deleted: look them up again."""
-        self._targets.clear()
+        self.targets.clear()
 
     # ---- sends ----
 
@@ -204,7 +204,7 @@ class Send:
         if self.refusal is not None:
             raise for_code(*self.refusal)
         header: SendMessageRequestHeader = request.header or request.read(SendMessageRequestHeader)
-        target = self._targets.get(header.topic) or self._admit(header, connection)
+        target = self.targets.get(header.topic) or self._admit(header, connection)
         queue_id = header.queue_id
         if not 0 <= queue_id < target.queues:
             queue_id = self._choose_queue(queue_id, target, connection)
@@ -223,7 +223,7 @@ class Send:
             header.flag,
             header.sys_flag & SYS_OF_SENDERS | target.sys_flag,
             header.born_timestamp,
-            connection.state.get("host") or _host_of(connection),
+            connection.state.get("host") or host_of(connection),
             header.reconsume_times or 0,
             0,
             code,
@@ -232,7 +232,7 @@ class Send:
         records: Records = (record,)
         if rare or target.group:
             records = self._detour(request, header, target, record, now)
-        if len(record.body) > self._body_max or len(record.properties) > _PROPERTIES_SURE:
+        if len(record.body) > self.body_max or len(record.properties) > _PROPERTIES_SURE:
             self._check_sizes(record)
         self._store.put(record)
         counted = self.topic_counts.get(record.topic) or self._topic_count(record.topic)
@@ -250,7 +250,7 @@ class Send:
             raise self._illegal(NUL_IN_PROPERTIES)
         self._topics.create_retry(record.topic, PERM_WRITE | PERM_READ, 1)
         self._store.put(record)
-        self._count(record.topic, 1, record.size)
+        self.count(record.topic, 1, record.size)
         self._acknowledgement.pending.waiting.append(
             (request, record.queue_id, RecordsWithHeader((record,), header))
         )
@@ -260,7 +260,7 @@ class Send:
     ) -> None:
         if header.sys_flag & SYS_ROLLBACK:
             raise self._illegal("a batch cannot be part of a transaction")
-        if len(request.body) > self._body_max:
+        if len(request.body) > self.body_max:
             raise self._illegal(f"the batch has {len(request.body)} bytes")
         text = header.properties or ""
         waits, suffix = self._of_batches.get(text) or self._read_batch_properties(text)
@@ -268,9 +268,9 @@ class Send:
             header.topic,
             queue_id,
             b"",
-            sys_flag=header.sys_flag & SYS_OF_SENDERS | self._targets[header.topic].sys_flag,
+            sys_flag=header.sys_flag & SYS_OF_SENDERS | self.targets[header.topic].sys_flag,
             born_timestamp=header.born_timestamp,
-            born_host=connection.state.get("host") or _host_of(connection),
+            born_host=connection.state.get("host") or host_of(connection),
             reconsume_times=header.reconsume_times or 0,
         )
         records = self._put_batch(request.body, common, suffix)
@@ -301,12 +301,12 @@ class Send:
             except RemoteProtocolError as error:
                 raise self._illegal(str(error)) from None
             if batch is not None:
-                self._count(common.topic, len(batch.physical_offsets), batch.size)
+                self.count(common.topic, len(batch.physical_offsets), batch.size)
                 return batch
         records = self._batch_records(body, common, suffix)
         for record in records:
             self._store.put(record)
-        self._count(common.topic, len(records), sum(record.size for record in records))
+        self.count(common.topic, len(records), sum(record.size for record in records))
         return records
 
     def _batch_records(self, body: bytes, common: Record, suffix: str) -> list[Record]:
@@ -317,7 +317,7 @@ class Send:
             raise self._illegal(str(error)) from None
         if not messages:
             raise self._illegal("the batch has no message")
-        room = min(self._body_max, self._batch_room)
+        room = min(self.body_max, self._batch_room)
         records = []
         for flag, one, text in messages:
             stored = join_properties(text, suffix)
@@ -353,7 +353,7 @@ class Send:
             raise unknown_topic(topic)
         if config.order and not self._settings.broker.broker_permission & PERM_WRITE:
             raise self._broker_forbids()
-        target = self._targets[topic] = Target(
+        target = self.targets[topic] = Target(
             topic,
             max(config.write_queue_nums, config.read_queue_nums),
             config.write_queue_nums,
@@ -392,7 +392,7 @@ class Send:
     def _check_sizes(self, record: Record) -> None:
         """Raises ResponseError for a message that is too long for the settings, the formats or the files."""
         size, body = len(record.properties.encode()), len(record.body)
-        if body > self._body_max:
+        if body > self.body_max:
             raise self._illegal(f"the body has {body} bytes")
         if size > PROPERTIES_MAX:
             raise self._illegal(f"the properties have {size} bytes")
@@ -402,7 +402,7 @@ class Send:
     def _illegal(self, what: str) -> ResponseError:
         return for_code(
             ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: {what}. msg body length limit {self._body_max}B (maxMessageSize), "
+            f"the message is illegal: {what}. msg body length limit {self.body_max}B (maxMessageSize), "
             f"msg properties length limit {PROPERTIES_MAX}B.",
         )
 
@@ -536,7 +536,7 @@ class Send:
             self._delay(record, min(level, self._levels), properties)
         record.properties = encode_properties(properties)
         self._store.put(record)
-        self._count(record.topic, 1, record.size)
+        self.count(record.topic, 1, record.size)
         origin = properties[PROPERTY_RETRY_TOPIC]  # a sender to the retry topic may have made it up
         self._stats.send_back(header.group, origin if origin in self._topics.table else message.topic)
         if not request.flag & FLAG_ONEWAY:
@@ -573,7 +573,7 @@ class Send:
             raise for_code(SYSTEM_ERROR, f"look message by offset failed, {physical_offset}")
         return decode_record(view, decompressed=False)
 
-    def _count(self, topic: str, count: int, size: int) -> None:
+    def count(self, topic: str, count: int, size: int) -> None:
         """Note what was put into the pending batch."""
         counted = self._topic_count(topic)
         counted.count += count
@@ -583,7 +583,7 @@ class Send:
         return self.topic_counts.setdefault(topic, TopicCount())
 
 
-def _host_of(connection: Connection) -> bytes:
+def host_of(connection: Connection) -> bytes:
     """The peer's address as records hold it; kept with the connection."""
     try:
         host = host_bytes(connection.peer_address)

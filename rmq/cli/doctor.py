@@ -75,7 +75,9 @@ def doctor(target: Target, limit: int, output: Format) -> None:
         seen = f"{servers}, {len(facts.topics)} topics"
         wrong = sum(finding.level == "wrong" for finding in found)
         rest = len(found) - wrong
-        echo(f"{seen}, {len(facts.groups)} groups: {wrong} wrong, {rest} to note", err=True)
+        engines = {broker.runtime.get("engine", "") for broker in facts.brokers} - {""}
+        seen = f"{seen}, {len(facts.groups)} groups" + "".join(f", {one} engine" for one in sorted(engines))
+        echo(f"{seen}: {wrong} wrong, {rest} to note", err=True)
     if any(finding.level == "wrong" for finding in found):
         sys.exit(EXIT_FAILED)
 

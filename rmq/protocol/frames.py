@@ -6,7 +6,7 @@ gives whole commands; nobody else keeps an unfinished frame.
 
 What runs for every frame and every message are a few functions over buffers, which know nothing of
 connections, brokers or stores. They are the seam at which compiled functions could replace ours:
-`split_frames` (bytes to commands; the place where a run of plain sends could stay one value) and
+`split_frames` (bytes to commands; with the compiled engine a run of plain sends stays one value) and
 `encode_pull_reply_head` here, `build_record`, `build_batch`, `decode_batch` and `decode_record` in
 `rmq.protocol.record`, `decode_properties` and the caches of `SentProperties` and `TagsAndKeys` in
 `rmq.protocol.properties`; and the answers to sends, `Answers.stored` in `rmq.broker.acknowledgement`. Their
@@ -19,13 +19,16 @@ import json
 from itertools import repeat
 from struct import Struct
 from struct import error as struct_error
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from rmq.errors import LocalProtocolError, RemoteProtocolError
 from rmq.protocol.codes import LANGUAGE, VERSION
 from rmq.protocol.command import JSON, MAX_FRAME, ROCKETMQ, Command
 from rmq.protocol.header_binary import read_binary, write_binary
 from rmq.protocol.header_json import TYPED_READERS, read_general, read_json, write_json
+
+if TYPE_CHECKING:
+    from rmq.protocol._engine import Lanes
 
 _PREFIX = Struct(">iI")
 _LENGTH = Struct(">i")
@@ -210,7 +213,8 @@ class Decoder:
     The work is linear in the bytes fed. `max_frame` and `max_header` are the most bytes of a frame and of its
     header; a stream with more cannot be read any further. `feed` gives at most `most` commands; when
     `has_more` is set, feeding nothing gives the next ones. The header of an unfinished frame of more than
-    `ask_from` bytes is shown in `head` before its body is collected.
+    `ask_from` bytes is shown in `head` before its body is collected. With `lanes`, of the compiled engine, a
+    run of plain sends is one value among the commands, a `SendRun`.
     """
 
     def __init__(
@@ -220,6 +224,7 @@ class Decoder:
         max_header: int = _NO_LIMIT,
         most: int = _NO_LIMIT,
         ask_from: int = _NO_LIMIT,
+        lanes: Lanes | None = None,
     ) -> None:
         self.max_frame = max_frame
         self.max_header = max_header
@@ -232,6 +237,7 @@ class Decoder:
         """Bytes of the body of `head`."""
         self._most = most
         self._ask_from = ask_from
+        self._lanes = lanes
         self._pieces: list[bytes | bytearray] = []  # of the unfinished frame
         self._wanted = 0  # bytes that it needs to be looked at again: all, or those of its header
         self._unread = 0  # bytes of a skipped frame that are still to come
@@ -256,10 +262,14 @@ class Decoder:
             data = b"".join(self._pieces)
             self._pieces.clear()
             self.buffered = 0
-        commands, consumed = split_frames(data, self.max_frame, self.max_header, self._most)
+        if self._lanes is None:
+            commands, consumed = split_frames(data, self.max_frame, self.max_header, self._most)
+            count = len(commands)
+        else:
+            commands, consumed, count = self._lanes.split(data, self.max_frame, self.max_header, self._most)
         if consumed < len(data):
             self._keep(data[consumed:])
-            self.has_more = len(commands) >= self._most
+            self.has_more = count >= self._most
         return commands
 
     def skip(self) -> None:

@@ -11,6 +11,7 @@ from rmq.protocol.codes import FLAG_RESPONSE, ResponseCode
 from rmq.protocol.command import Command
 
 if TYPE_CHECKING:
+    from rmq.protocol._engine import Lanes
     from rmq.remoting.connection import Connection
 
 log = logging.getLogger(__name__)
@@ -23,6 +24,9 @@ class Endpoint(Protocol):
     ends the connection that it was called for and no other; one other than RemoteProtocolError is a bug and
     is logged with its traceback.
     """
+
+    lanes: Lanes | None = None
+    """With these, of the compiled engine, runs of plain sends are handed over as one value each."""
 
     def on_open(self, connection: Connection) -> None:
         """A server has accepted a peer; called before its first request. Not for dialled connections."""

@@ -137,6 +137,22 @@ class Queues:
                 at += UNIT
         return arrivals
 
+    def take_run(self, units: list[tuple[ConsumeQueue, int, bytes]], timestamp: int) -> list[Arrival]:
+        """Hand encoded units, so many each, to their queues."""
+        arrivals = []
+        for queue, count, data in units:
+            tail = queue.tail
+            if not tail:
+                self._gathered[queue] = None
+                queue.gathered_since_ms = timestamp
+            elif len(tail) >= ConsumeQueue.WRITE_BYTES:
+                self._full.append(queue)
+            tail += data
+            self._gathered_bytes += len(data)
+            queue.next = queue.end = queue.end + count
+            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
+        return arrivals
+
     def restart(self, queue: ConsumeQueue, index: int) -> None:
         """Forget a queue's units; the next one has this index."""
         queue.restart(index)

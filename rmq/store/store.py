@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import evolve
 
@@ -45,6 +45,9 @@ from rmq.store.scan import Synced
 from rmq.store.segments import Progress, no_progress
 from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
+
+if TYPE_CHECKING:
+    from rmq.protocol._engine import Lanes, SendRun
 
 log = logging.getLogger("rmq.store")
 
@@ -103,6 +106,7 @@ class Store(StoreSync, ReplicaStore):
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
         self._entries: list[Entry] = []
+        self._lanes: Lanes | None = None  # of a run, which is the whole batch then
         self._tags_and_keys = TagsAndKeys()
         self._plain_suffix = b""
         self._batch_ms = 0
@@ -365,6 +369,26 @@ class Store(StoreSync, ReplicaStore):
         queue.next += len(positions)
         return Batch(first, positions, total)
 
+    def put_run(self, lanes: Lanes, run: SendRun, born_host: bytes) -> bool:
+        """Take a run of plain sends as the whole pending batch. False when they are to be put one by one.
+
+        Raises StoreError as `put` does; then nothing is pending.
+        """
+        commit_log = self._log
+        assert not commit_log.has_pending
+        self._begin_batch()
+        place = commit_log.position, commit_log.left
+        data = lanes.put(run, self._queues.table, *place, self._batch_ms, born_host)
+        if data is None:
+            return False
+        self._lanes = lanes
+        commit_log.append(data)
+        return True
+
+    def lane(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue that a lane is to stand for, if there is one."""
+        return self._queues.table.get((topic, queue_id))
+
     def _is_marked(self, suffix: bytes) -> bool:
         """Whether what comes after a batch's properties has tags or keys. The last that has none is known."""
         if any(marker in suffix for marker in MARKERS):
@@ -419,6 +443,10 @@ class Store(StoreSync, ReplicaStore):
         return arrivals
 
     def _take_units(self) -> list[Arrival]:
+        if self._lanes is not None:
+            run, self._entries = self._lanes.commit(self._batch_ms)
+            self._lanes = None
+            return self._queues.take_run(run, self._batch_ms)
         if not self._units:
             return []
         units, owners = self._units, self._owners
@@ -436,6 +464,9 @@ class Store(StoreSync, ReplicaStore):
         for queue in self._owners:
             queue.next = queue.end
         self._units, self._owners, self._entries = [], [], []
+        if self._lanes is not None:
+            self._lanes.rollback()
+            self._lanes = None
         self._log.rollback()
 
     def dispatch(self, limit: int = 1000) -> bool:

@@ -6,24 +6,30 @@ may ever be able to tell. Here the other broker is given every request by itself
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 from struct import Struct
+from types import ModuleType
 from typing import Any
 
 import attrs
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runs import RunBroker, make_broker
+from rmq.broker.send import RARE
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import Hooks, StoredEvent
+from rmq.protocol import engine
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.fields import java_name, short_name
@@ -34,6 +40,24 @@ from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
+
+def compiled_engine() -> ModuleType | None:
+    """The compiled engine: that of these sources, or of the installation that the tests run by."""
+    name = "rmq.protocol._engine"
+    installed = () if engine.compiled else importlib.metadata.distributions(name="rmq")
+    for file in (file for one in installed for file in one.files or ()):
+        if file.match("rmq/protocol/_engine.*.so"):
+            spec = importlib.util.spec_from_file_location(name, file.locate())
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return module if module.SEAM == engine.SEAM else None
+    return engine.compiled
+
+
+COMPILED = compiled_engine()
+HAS_COMPILED = pytest.mark.skipif(COMPILED is None, reason="it is not built")
 START = 1_795_253_354_000
 ROOT = "/store"
 FOLDERS = ("commitlog", "consumequeue", "index")
@@ -113,8 +137,26 @@ def batch_of(chance: Random, *, odd: bool) -> bytes:
     return body
 
 
+def plain_send(chance: Random, opaque: int) -> bytes:
+    """The frame of a send as most clients write it."""
+    pairs = [("UNIQ_KEY", f"AC11{chance.getrandbits(40):010X}"), ("WAIT", "true")]
+    pairs += [("TAGS", chance.choice(["T", "TagA"]))] * (chance.random() < 0.5)
+    pairs += [("KEYS", chance.choice(["k1", "k1 k2", " a  b ", " "]))] * (chance.random() < 0.3)
+    pairs += [("color", chance.choice(["blue", "deep red", "~"]))] * (chance.random() < 0.2)
+    text = "\x02".join(f"{name}\x01{value}" for name, value in pairs) + chance.choice(["", "", "\x02"])
+    values = ["producers", chance.choice(["Orders", "Orders", "New1"]), "TBW102", 4, chance.randrange(4)]
+    values += [chance.choice([0, 0, 1, 2]), START - chance.randrange(9), chance.randrange(3), text, 0, False]
+    fields = dict(zip(SHORT, map(_text, values), strict=False))
+    body = chance.randbytes(chance.choice([0, 1, 30, 63, 64, 100, 200, 300]))
+    if chance.random() < 0.3:
+        return binary_frame(310, opaque, 0, fields, body)
+    return json_frame(310, opaque, 0, fields, body, "java")
+
+
 def send(kind: str, chance: Random, opaque: int) -> bytes:
     """The frame of one request."""
+    if kind == "run":
+        return plain_send(chance, opaque)
     if kind == "foreign":
         return json_frame(9_999, opaque, 0, {"a": "b"}, b"x", "java")
     topic, queue_id, sys_flag, reconsumed = "Orders", chance.randrange(4), 0, 0
@@ -219,7 +261,14 @@ class Side:
     """A broker, its disk and its connections. `in_turns` gives it one request at a time."""
 
     def __init__(
-        self, *, in_turns: bool, seed: int, sizes: dict[str, int], waits: str, plugins: bool
+        self,
+        *,
+        in_turns: bool,
+        seed: int,
+        sizes: dict[str, int],
+        waits: str,
+        plugins: bool,
+        compiled: ModuleType | None,
     ) -> None:
         self.in_turns = in_turns
         self.now_ms = START
@@ -238,7 +287,7 @@ class Side:
         self.store = Store(self.disk, self.config, store_host=host, now_ms=lambda: self.now_ms)
         self.store.load()
         saves = {"new_topics": lambda: None} if waits in ("topics", "both") else {}
-        self.broker = Broker(
+        self.broker = make_broker(
             BrokerConfig(broker_name="a", broker_cluster_name="Cluster", region_id="Région"),
             self.store,
             address="10.0.0.9:10911",
@@ -247,6 +296,7 @@ class Side:
             clock=lambda: self.now_ms / 1000,
             chance=Random(seed),
             wake=Wakeups(**saves),
+            compiled=None if in_turns else compiled,
         )
         self.events: list[tuple[Any, ...]] = []
         if plugins:
@@ -255,7 +305,10 @@ class Side:
         if replicates:
             self.broker.acknowledgement.replicas.join(self.slave, "10.0.0.8:1", lambda: None)
         self.peers = [Peer(peer) for peer in PEERS]
-        self.decoders = [Decoder(1 << 20) for _ in PEERS]
+        self.decoders = [self.decoder() for _ in PEERS]
+
+    def decoder(self) -> Decoder:
+        return Decoder(1 << 20, lanes=self.broker.lanes)
 
     def on_stored(self, event: StoredEvent) -> None:
         self.events += [(record.topic, record.physical_offset, record.size) for record in event.records]
@@ -265,7 +318,7 @@ class Side:
         try:
             requests = self.decoders[at].feed(data)
         except RemoteProtocolError as error:
-            self.decoders[at] = Decoder(1 << 20)
+            self.decoders[at] = self.decoder()
             return str(error)
         while requests:
             chunk = requests[:1] if self.in_turns else requests
@@ -293,6 +346,8 @@ REQUESTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 1 << 16)), 
 class Engines(RuleBasedStateMachine):
     """`sides[0]` handles chunks as they come."""
 
+    compiled: ModuleType | None = None
+
     @initialize(
         seed=st.integers(0, 1 << 16),
         log_size=st.sampled_from([2_000, 4_000, 10_000, 1 << 20]),
@@ -302,7 +357,14 @@ class Engines(RuleBasedStateMachine):
     def begin(self, seed: int, log_size: int, waits: str, plugins: bool) -> None:
         sizes = {"mapped_file_size_commit_log": log_size, "mapped_file_size_consume_queue": 200}
         self.sides = [
-            Side(in_turns=in_turns, seed=seed, sizes=sizes, waits=waits, plugins=plugins)
+            Side(
+                in_turns=in_turns,
+                seed=seed,
+                sizes=sizes,
+                waits=waits,
+                plugins=plugins,
+                compiled=self.compiled,
+            )
             for in_turns in (False, True)
         ]
         self.waits = waits
@@ -361,6 +423,20 @@ class Engines(RuleBasedStateMachine):
         count = chance.randrange(20, 100)
         requests = [(chance.choice(KINDS), chance.getrandbits(16)) for _ in range(count)]
         self.chunk(requests, at, [chance.getrandbits(16)], fails=False)
+
+    @rule(
+        seed=st.integers(0, 1 << 32),
+        count=st.sampled_from([1, 1, 2, 10, 40]),
+        at=st.integers(0, len(PEERS) - 1),
+        others=st.sampled_from([0, 0, 0.02, 0.1]),
+        fails=st.sampled_from([False] * 9 + [True]),
+    )
+    def sends_in_a_row(self, seed: int, count: int, at: int, others: float, fails: bool) -> None:
+        """What one engine takes as runs, with a few requests between them that end a run."""
+        chance = Random(seed)
+        kinds = [chance.choice(KINDS) if chance.random() < others else "run" for _ in range(count)]
+        cuts = [chance.getrandbits(16)] * (count > 2 and chance.random() < 0.3)
+        self.chunk([(kind, chance.getrandbits(16)) for kind in kinds], at, cuts, fails=fails)
 
     @rule(
         requests=REQUESTS,
@@ -432,5 +508,243 @@ class Engines(RuleBasedStateMachine):
             assert data == other[path], path
 
 
-TestEngines = Engines.TestCase
-TestEngines.settings = settings(max_examples=60, stateful_step_count=25)
+class CompiledEngines(Engines):
+    """`sides[0]` has the compiled engine."""
+
+    compiled = COMPILED
+
+
+SETTINGS = settings(max_examples=60, stateful_step_count=25)
+TestPure = Engines.TestCase
+TestPure.settings = SETTINGS
+TestCompiled = HAS_COMPILED(CompiledEngines.TestCase)
+TestCompiled.settings = SETTINGS
+
+
+def run_traffic(machine: Engines, seed: int, steps: int) -> None:
+    """Long traffic of the kind that runs are made for, now and then with what ends them."""
+    chance = Random(seed)
+    log_size = chance.choice([4_000, 40_000, 1 << 20])
+    waits = chance.choice(["", "", "", "disk", "topics"])
+    machine.begin(seed=seed, log_size=log_size, waits=waits, plugins=chance.random() < 0.1)
+    for _ in range(steps):
+        at = chance.randrange(len(PEERS))
+        act = chance.random()
+        if act < 0.8:
+            count, others = chance.choice([1, 1, 2, 10, 40]), chance.choice([0, 0, 0.02, 0.1])
+            fails = chance.random() < 0.05
+            machine.sends_in_a_row(chance.getrandbits(32), count, at, others, fails)
+        elif act < 0.85:
+            machine.time_passes(ms=chance.choice([1, 40, 1_000, 6_000]), backwards=chance.random() < 0.5)
+        elif act < 0.95:
+            machine.dispatch(limit=chance.choice([1, 7, 1_000]))
+        elif waits == "disk":
+            machine.synced(back=chance.randrange(3))
+        elif waits == "topics":
+            machine.topics_saved()
+        else:
+            machine.delete()
+    machine.teardown()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_traffic_comes_to_the_same_with_the_pure_engine(seed: int) -> None:
+    run_traffic(Engines(), seed, 40)
+
+
+@HAS_COMPILED
+@pytest.mark.parametrize("seed", range(8))
+def test_long_traffic_comes_to_the_same_with_the_compiled_engine(seed: int) -> None:
+    machine = CompiledEngines()
+    run_traffic(machine, seed, 60)
+
+
+KEY = "UNIQ_KEY\x01AC11"
+TEXTS = [f"{KEY}\x02WAIT\x01true\x02{name}\x01{value}" for name in sorted(RARE) for value in ("1", "true")]
+TEXTS += [
+    f"{KEY}\x02{name}" for name in ("XWAIT\x01true", "WAIT\x01true\x02XWAIT\x01x", "a\x01bWAIT\x01true")
+]
+TEXTS += [f"{KEY}\x02WAIT\x01true\x02WAIT\x01true", f"{KEY}\x02WAIT\x01", f"{KEY}\x02WAIT\x01trueX"]
+TEXTS += [
+    f"WAIT\x01true\x02{KEY}",
+    "WAIT\x01true",
+    "\x02WAIT\x01true",
+    "",
+    "\x02",
+    "\x01",
+    "a",
+    "a\x01",
+    "\x01b",
+]
+TEXTS += [
+    f"{KEY}\x02TAGS\x01A\x02TAGS\x01B",
+    f"{KEY}\x02{KEY}B",
+    "KEYS\x01a\x02KEYS\x01b",
+    "KEYS\x01 ",
+    "TAGS\x01",
+]
+TEXTS += [
+    f"{KEY}\x02\x02",
+    f"{KEY}\x02a\x01\x7f",
+    f"{KEY}\x02a\x01é",
+    "x" * 9_000,
+    f"{KEY}\x02a\x01{'b' * 8_000}",
+]
+CHANGES = [
+    (at, value) for at in (3, 4, 5, 6, 7, 9) for value in ("01", "-0", "-1", "+1", "1.0", "", "2147483648")
+]
+CHANGES += [
+    (6, "9" * 18),
+    (6, "9" * 19),
+    (6, "-9"),
+    (5, "4"),
+    (5, "12"),
+    (5, "16"),
+    (5, "1793"),
+    (1, ""),
+    (10, "true"),
+]
+CHANGES += [
+    (11, "x"),
+    (11, "7"),
+    (12, "true"),
+    (12, "TRUE"),
+    (12, "false"),
+    (10, "1"),
+    (13, "bname"),
+    (9, "16"),
+]
+
+
+@attrs.define
+class Pair:
+    """A broker of each engine, whose lanes are open."""
+
+    machine: CompiledEngines = attrs.Factory(CompiledEngines)
+
+    def __attrs_post_init__(self) -> None:
+        self.machine.begin(seed=1, log_size=1 << 20, waits="", plugins=False)
+        self.give(b"".join(self.frame() for _ in range(16)))
+
+    def frame(
+        self,
+        text: str = KEY,
+        change: tuple[int, str] | None = None,
+        *,
+        binary: bool = False,
+        topic: str = "Orders",
+    ) -> bytes:
+        self.machine.opaque += 1
+        values = [
+            "p",
+            topic,
+            "TBW102",
+            "4",
+            str(self.machine.opaque % 4),
+            "0",
+            str(START),
+            "0",
+            text,
+            "0",
+            "false",
+        ]
+        fields = dict(zip(SHORT, values, strict=False))
+        if change is not None:
+            fields[sorted(SHORT)[change[0]]] = change[1]
+        if binary:
+            return binary_frame(310, self.machine.opaque, 0, fields, b"body")
+        return json_frame(310, self.machine.opaque, 0, fields, b"body", "java")
+
+    def give(self, data: bytes) -> None:
+        self.machine.both(partial(Side.receive, at=0, data=data))
+
+    def end(self) -> None:
+        self.machine.answered = self.machine.asked = []
+        self.machine.teardown()
+
+
+@HAS_COMPILED
+@pytest.mark.parametrize("binary", [False, True])
+def test_what_is_nearly_plain_comes_to_the_same(binary: bool) -> None:
+    pair = Pair()
+    for text in TEXTS:
+        pair.give(pair.frame(text, binary=binary))
+    for change in CHANGES:
+        pair.give(pair.frame(change=change, binary=binary))
+    if not binary:
+        for old, new in (
+            (b'"e":"', b'"e":"1","e":"'),
+            (b'"e"', b'"E"'),
+            (b'"flag"', b' "flag"'),
+            (b"}", b"},"),
+        ):
+            frame = pair.frame().replace(old, new, 1)
+            header = len(frame) - 8 - len(b"body")
+            pair.give((len(frame) - 4).to_bytes(4, "big") + header.to_bytes(4, "big") + frame[8:])
+    pair.end()
+
+
+@HAS_COMPILED
+@pytest.mark.parametrize("code", [RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.DELETE_TOPIC_IN_BROKER])
+def test_a_topic_that_changes_within_a_chunk_changes_what_follows(code: int) -> None:
+    pair = Pair()
+    fields = {
+        "topic": "Orders",
+        "defaultTopic": "TBW102",
+        "readQueueNums": "2",
+        "writeQueueNums": "2",
+        "perm": "6",
+    }
+    fields |= {"topicFilterType": "MULTI_TAG", "topicSysFlag": "0", "order": "false"}
+    pair.machine.opaque += 1
+    request = Command.request(code, fields)
+    request.opaque = pair.machine.opaque
+    ten = [b"".join(pair.frame() for _ in range(10)) for _ in range(2)]
+    pair.give(ten[0] + encode(request) + ten[1])
+    pair.end()
+
+
+@HAS_COMPILED
+def test_runs_are_taken_as_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[tuple[int, bool]] = []
+    take = RunBroker._take
+
+    def noted(broker: RunBroker, run: Any, connection: Any) -> bool:
+        taken.append((run.count, take(broker, run, connection)))
+        return taken[-1][1]
+
+    pair = Pair()
+    monkeypatch.setattr(RunBroker, "_take", noted)
+    for binary in (False, True):
+        pair.give(b"".join(pair.frame(binary=binary) for _ in range(10)))
+        pair.give(pair.frame(binary=binary))
+    assert taken == [(10, True), (1, True)] * 2
+    pair.end()
+
+
+@HAS_COMPILED
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_sends_come_to_the_same_with_the_compiled_engine(seed: int) -> None:
+    """Each byte of the header may be any other, go, or come twice; the lengths of the frame hold."""
+    machine, chance = CompiledEngines(), Random(seed)
+    machine.begin(seed=seed, log_size=1 << 20, waits="", plugins=False)
+    for number in range(400):
+        frame = bytearray(plain_send(chance, number + 1))
+        stop = 8 + int.from_bytes(frame[5:8], "big")
+        for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
+            at = chance.randrange(8, stop)
+            match chance.randrange(4):
+                case 0:
+                    frame[at] = chance.choice(b'"\\{}:,0123456789-abcdefghijklmnopq\0\1\2\x7f\xc3 ')
+                case 1:
+                    frame[at] = chance.randrange(256)
+                case 2:
+                    del frame[at]
+                    stop -= 1
+                case 3:
+                    frame.insert(at, frame[at])
+                    stop += 1
+        frame[:4], frame[5:8] = (len(frame) - 4).to_bytes(4, "big"), (stop - 8).to_bytes(3, "big")
+        machine.both(partial(Side.receive, at=0, data=bytes(frame)))
+    machine.answered = machine.asked = []
+    machine.teardown()

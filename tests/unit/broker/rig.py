@@ -13,8 +13,8 @@ from typing import Any
 
 from attrs import evolve
 
-from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.runs import make_broker
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, tags_code
 from rmq.protocol.bodies import TopicConfig
 from rmq.protocol.codes import PULL_SUBSCRIPTION, RequestCode
@@ -62,7 +62,7 @@ class Rig:
         self.store.load()
         names = {"broker_name": "wire-a", "broker_cluster_name": "WireCluster"}
         self.config = config or BrokerConfig(**names | settings)
-        self.broker = Broker(
+        self.broker = make_broker(
             self.config,
             self.store,
             address=ADDRESS,
@@ -87,11 +87,14 @@ class Rig:
     def ask(self, *requests: Command, wire: Wire | None = None) -> list[Command]:
         """Hand requests over as one chunk, as bytes, and return what comes back at once."""
         wire = wire or self.wire
-        decoder = Decoder()
-        chunk = decoder.feed(b"".join(map(encode, requests)))
-        assert len(chunk) == len(requests)
+        chunk = self.decoded(b"".join(map(encode, requests)))
+        assert sum(getattr(one, "count", 1) for one in chunk) == len(requests)
         self.broker.handle(chunk, wire)  # type: ignore[arg-type]
         return wire.take()
+
+    def decoded(self, data: bytes) -> list[Command]:
+        """What a connection hands over of these bytes, by the engine of the broker."""
+        return Decoder(lanes=self.broker.lanes).feed(data)
 
     def one(self, request: Command, *, wire: Wire | None = None) -> Command:
         """The only answer to a request."""
@@ -105,7 +108,7 @@ class Rig:
 
     def answer(self, request: Command, wire: Wire) -> Command:
         """The answer to a request; what else came over the connection stays there."""
-        self.broker.handle(Decoder().feed(encode(request)), wire)  # type: ignore[arg-type]
+        self.broker.handle(self.decoded(encode(request)), wire)  # type: ignore[arg-type]
         (answer,) = [one for one in wire.received if one.is_response and one.opaque == request.opaque]
         wire.received.remove(answer)
         return answer

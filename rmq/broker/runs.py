@@ -1,0 +1,150 @@
+"""Runs: a broker that takes consecutive plain sends as one thing, with the compiled engine.
+
+What is plain is decided twice. The engine makes a run of sends that look so, to queues that have lanes; here
+it is decided whether runs may be taken as such now: not when a plug-in wants to see requests or records, nor
+when an answer waits for more than the log, nor when sends are refused. Then a run goes the long way, as the
+commands that it stands for, and what holds for sends is said in one place, `rmq.broker.send`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from rmq.broker.broker import Broker
+from rmq.broker.send import RARE, host_of
+from rmq.errors import StoreError
+from rmq.message import PROPERTY_CLUSTER
+from rmq.protocol import engine
+from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6
+from rmq.remoting.limits import turn_is_over
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from rmq.broker.config import BrokerConfig
+    from rmq.plugin import Hooks
+    from rmq.protocol._engine import Lanes, SendRun
+    from rmq.protocol.command import Command
+    from rmq.remoting.connection import Connection
+    from rmq.store.store import Store
+
+FEW: Final = 8
+"""A shorter run that does not come alone is handled with the others: it would cost a write of its own."""
+
+
+def make_broker(
+    config: BrokerConfig, store: Store, *, compiled: ModuleType | None = engine.compiled, **given: Any
+) -> Broker:
+    """A broker with the engine that was chosen; the rest as for `Broker`."""
+    if compiled is None:
+        return Broker(config, store, **given)
+    return RunBroker(config, store, compiled, **given)
+
+
+class RunBroker(Broker):
+    """A broker with lanes for plain sends, which it opens where such sends go."""
+
+    lanes: Lanes
+
+    def __init__(self, config: BrokerConfig, store: Store, compiled: ModuleType, **given: Any) -> None:
+        host = store.store_host
+        self._run_class = compiled.SendRun
+        host_flag = SYS_STOREHOST_V6 if len(host) == 20 else 0
+        self.lanes = compiled.Lanes(RARE, host, host_flag, SYS_BORNHOST_V6, SYS_OF_SENDERS)
+        super().__init__(config, store, **given)
+        self.settings.derive(self._reset_lanes)
+
+    def use_plugins(self, hooks: Hooks) -> None:
+        """As `Broker.use_plugins`."""
+        super().use_plugins(hooks)
+        self._reset_lanes()
+
+    def _on_topics_change(self) -> None:
+        self._reset_lanes()
+        super()._on_topics_change()
+
+    def _reset_lanes(self) -> None:
+        lanes = self.lanes
+        lanes.clear()
+        lanes.suffix = f"{PROPERTY_CLUSTER}\x01{self.config.broker_cluster_name}".encode()
+        lanes.is_indexed = self.store.config.message_index_enable
+        lanes.is_open = not (self.hooks.requests or self.hooks.stored)
+
+    def handle(self, requests: list[Command], connection: Connection) -> int:
+        """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
+        if self._run_class in map(type, requests):
+            taken = self._handle_runs(requests, connection)
+        else:
+            taken = super().handle(requests, connection)
+        if self.lanes.wants_more:
+            self._open_lanes()
+        return taken
+
+    def _handle_runs(self, requests: list[Any], connection: Connection) -> int:
+        run_class, clock = self._run_class, self.work_clock
+        if len(requests) > 1 or not self._takes_runs():
+            least = FEW if self._takes_runs() else 1 << 60
+            flat: list[Any] = []
+            for request in requests:
+                if request.__class__ is run_class and request.count < least:
+                    flat += request.commands()
+                else:
+                    flat.append(request)
+            requests[:] = flat
+        began, at, count = clock(), 0, 0
+        while at < len(requests):
+            request = requests[at]
+            if request.__class__ is not run_class:
+                stop = at + 1
+                while stop < len(requests) and requests[stop].__class__ is not run_class:
+                    stop += 1
+                taken = super().handle(requests[at:stop], connection)
+                at, count = at + taken, count + taken
+                if at < stop:
+                    break
+            elif self._takes_runs() and self._take(request, connection):
+                at, count = at + 1, count + request.count
+            else:
+                requests[at : at + 1] = request.commands()
+                continue
+            if at < len(requests) and turn_is_over(clock() - began, count):
+                break
+        return at
+
+    def _takes_runs(self) -> bool:
+        """Whether a run may be taken as such now."""
+        return self.lanes.is_open and self.acknowledgement.is_plain and not self.store.has_pending
+
+    def _take(self, run: SendRun, connection: Connection) -> bool:
+        """Put, commit and answer a run; False when that is not done, and it goes the long way."""
+        if run.largest > self.send.body_max or self.flow.refusal(self.now_ms()) is not None:
+            return False
+        self._chunk_at = self.work_clock()
+        host = connection.state.get("host") or host_of(connection)
+        try:
+            if not self.store.put_run(self.lanes, run, host):
+                return False
+        except StoreError:
+            return False  # who sends is told so one by one
+        self._connection = connection
+        try:
+            for topic, count, size in self.lanes.counts():
+                self.send.count(topic, count, size)
+            self.acknowledgement.pending.run = run
+            self.commit_pending()
+        except BaseException:
+            self._forget()
+            raise
+        finally:
+            self._connection = None
+        return True
+
+    def _open_lanes(self) -> None:
+        """For the queues that sends look for, if such sends are plain."""
+        for topic, queue_id in self.lanes.take_wanted():
+            target = self.send.targets.get(topic)
+            if target is None or target.group or not 0 <= queue_id < target.queues:
+                continue
+            queue = self.store.lane(topic, queue_id)
+            if queue is not None:
+                self.lanes.add(queue, target.sys_flag)

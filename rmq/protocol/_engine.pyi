@@ -1,0 +1,98 @@
+"""What the compiled engine offers. What is not said here is as in the functions that it stands for."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from rmq.protocol.command import Command
+
+SEAM: int
+
+class SendRun:
+    """Consecutive sends of one chunk that are plain: SEND_MESSAGE_V2 with an answer, no batch, in ASCII,
+    without properties of a meaning of their own, to queues that have lanes. It stands among the commands of a
+    chunk.
+    """
+
+    count: int
+    largest: int
+    """Bytes of the largest body."""
+    flag: int
+    """As a command's: that of a request."""
+
+    def commands(self) -> list[Command]:
+        """The sends one by one, for the long way."""
+
+    def replies(
+        self, json_parts: tuple[bytes, ...], binary_fields: bytes, language: int, version: int
+    ) -> bytes:
+        """The frames of the answers that say that all are stored, each in the form of its request.
+
+        `json_parts` are what stands before, between and after queue id, physical offset, queue offset and
+        opaque; `binary_fields` what stands before the physical offset.
+        """
+
+class Lanes:
+    """The queues that plain sends may go to. Whoever changes what holds for a queue calls `clear`, and runs
+    that were made before go the long way.
+    """
+
+    suffix: bytes
+    """Stored after each one's properties."""
+    is_indexed: bool
+    """Whether `commit` gives entries for the index."""
+    is_open: bool
+    """Whether there may be runs at all."""
+
+    def __init__(
+        self,
+        rare: Collection[str],
+        store_host: bytes,
+        host_flag: int,
+        born_v6_flag: int,
+        sender_flags: int,
+    ) -> None:
+        """`rare` are the names of properties that no plain send has, `sender_flags` the bits of the sys flag
+        that it may have, the other two those that tell of hosts.
+        """
+
+    def add(self, queue: Any, sys_flag: int) -> None:
+        """Open the lane of a ConsumeQueue; its records get these bits too."""
+
+    def clear(self) -> None:
+        """Close all lanes."""
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether `take_wanted` would give any."""
+
+    def take_wanted(self) -> set[tuple[str, int]]:
+        """Queues without a lane, as (topic, queue id), that sends went to since the last call; not all."""
+
+    def split(
+        self, data: bytes, max_frame: int, max_header: int, most: int
+    ) -> tuple[list[Command], int, int]:
+        """As `rmq.protocol.frames.split_frames`, with a SendRun in place of each run; and how many frames."""
+
+    def put(
+        self,
+        run: SendRun,
+        queues: Mapping[tuple[str, int], Any],
+        position: int,
+        left: int,
+        now: int,
+        born_host: bytes,
+    ) -> bytes | None:
+        """The records of a run, for the log at `position`, in whose file `left` bytes are left; None when the
+        run has to go the long way. `commit` or `rollback` comes before the next one.
+        """
+
+    def counts(self) -> list[tuple[str, int, int]]:
+        """Of the run that is being put: (topic, messages, bytes) for each of its queues."""
+
+    def commit(
+        self, now: int
+    ) -> tuple[list[tuple[Any, int, bytes]], list[tuple[str, tuple[str, ...], int, int]]]:
+        """The run is in the log: what its queues get, as (queue, how many, units), and the index."""
+
+    def rollback(self) -> None:
+        """The run is not in the log."""

@@ -1,0 +1,912 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""The compiled engine: what `_engine.pyi` declares and `rmq.protocol.engine` chooses.
+
+It knows the plain case of a send only: the header in the form that clients write it, ASCII, WAIT=true, to a
+queue that has a lane. Everything else it leaves to the functions in Python, which say what is right. Whatever
+comes from a peer is read between two pointers, `p` and `end`, and nothing is read before it was compared with
+`end`. Each limit here is one at which Python still takes the plain way.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+
+from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
+from cpython.unicode cimport PyUnicode_DecodeASCII
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy
+
+from rmq.protocol import frames
+
+cdef extern from *:
+    """
+    #include <stddef.h>
+    #include <stdint.h>
+    #include <string.h>
+
+    static uint32_t rmq_crc_table[8][256];
+
+    static void rmq_crc_start(void) {
+        for (uint32_t i = 0; i < 256; i++) {
+            uint32_t c = i;
+            for (int k = 0; k < 8; k++) c = c & 1 ? 0xEDB88320u ^ (c >> 1) : c >> 1;
+            rmq_crc_table[0][i] = c;
+        }
+        for (int t = 1; t < 8; t++)
+            for (uint32_t i = 0; i < 256; i++)
+                rmq_crc_table[t][i] =
+                    rmq_crc_table[0][rmq_crc_table[t - 1][i] & 255] ^ (rmq_crc_table[t - 1][i] >> 8);
+    }
+
+    /* Eight bytes at a time, each by a table of its own ("slicing by 8"). `c` is the inverted CRC so far. */
+    static uint32_t rmq_crc_bytes(const uint8_t *p, size_t n, uint32_t c) {
+        for (; n >= 8; p += 8, n -= 8) {
+            uint32_t low = c ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
+            c = rmq_crc_table[7][low & 255] ^ rmq_crc_table[6][low >> 8 & 255]
+              ^ rmq_crc_table[5][low >> 16 & 255] ^ rmq_crc_table[4][low >> 24]
+              ^ rmq_crc_table[3][p[4]] ^ rmq_crc_table[2][p[5]] ^ rmq_crc_table[1][p[6]] ^ rmq_crc_table[0][p[7]];
+        }
+        for (; n; p++, n--) c = rmq_crc_table[0][(c ^ *p) & 255] ^ (c >> 8);
+        return c;
+    }
+
+    #if defined(__x86_64__) && defined(__GNUC__)
+    #include <immintrin.h>
+    /* Sixty-four bytes at a time by carry-less multiplication: V. Gopal and others, "Fast CRC Computation for
+       Generic Polynomials Using PCLMULQDQ", Intel, 2009; the constants are those for 0xEDB88320, reflected.
+       `n` is 64 or more, and a multiple of 16. */
+    __attribute__((target("pclmul,sse4.1")))
+    static __m128i rmq_crc_step(__m128i x, __m128i k, __m128i next) {
+        return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)), next);
+    }
+    __attribute__((target("pclmul,sse4.1")))
+    static uint32_t rmq_crc_fold(const uint8_t *p, size_t n, uint32_t c) {
+        const __m128i far = _mm_set_epi64x(0x01c6e41596, 0x0154442bd4);
+        const __m128i near = _mm_set_epi64x(0x00ccaa009e, 0x01751997d0);
+        const __m128i last = _mm_set_epi64x(0, 0x0163cd6124);
+        const __m128i poly = _mm_set_epi64x(0x01f7011641, 0x01db710641);
+        const __m128i mask = _mm_setr_epi32(~0, 0, ~0, 0);
+        __m128i x[4];
+        for (int i = 0; i < 4; i++) x[i] = _mm_loadu_si128((const __m128i *)(p + 16 * i));
+        x[0] = _mm_xor_si128(x[0], _mm_cvtsi32_si128((int)c));
+        for (p += 64, n -= 64; n >= 64; p += 64, n -= 64)
+            for (int i = 0; i < 4; i++)
+                x[i] = rmq_crc_step(x[i], far, _mm_loadu_si128((const __m128i *)(p + 16 * i)));
+        __m128i a = rmq_crc_step(x[0], near, x[1]);
+        a = rmq_crc_step(a, near, x[2]);
+        a = rmq_crc_step(a, near, x[3]);
+        for (; n >= 16; p += 16, n -= 16) a = rmq_crc_step(a, near, _mm_loadu_si128((const __m128i *)p));
+        a = _mm_xor_si128(_mm_srli_si128(a, 8), _mm_clmulepi64_si128(a, near, 0x10));
+        a = _mm_xor_si128(_mm_srli_si128(a, 4), _mm_clmulepi64_si128(_mm_and_si128(a, mask), last, 0x00));
+        __m128i b = _mm_clmulepi64_si128(_mm_and_si128(a, mask), poly, 0x10);
+        b = _mm_clmulepi64_si128(_mm_and_si128(b, mask), poly, 0x00);
+        return (uint32_t)_mm_extract_epi32(_mm_xor_si128(a, b), 1);
+    }
+    static int rmq_crc_folds(void) {
+        return __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
+    }
+    #else
+    static uint32_t rmq_crc_fold(const uint8_t *p, size_t n, uint32_t c) { return rmq_crc_bytes(p, n, c); }
+    static int rmq_crc_folds(void) { return 0; }
+    #endif
+
+    static uint32_t rmq_crc(const uint8_t *p, size_t n, int folds) {
+        uint32_t c = ~0u;
+        if (folds && n >= 64) {
+            size_t most = n & ~(size_t)15;
+            c = rmq_crc_fold(p, most, c);
+            p += most;
+            n -= most;
+        }
+        return ~rmq_crc_bytes(p, n, c);
+    }
+    """
+    void rmq_crc_start() nogil
+    int rmq_crc_folds() nogil
+    uint32_t rmq_crc(const uint8_t* p, size_t n, int folds) nogil
+
+rmq_crc_start()
+cdef int FOLDS = rmq_crc_folds()
+
+SEAM = 1
+
+cdef enum:
+    LETTERS = 14  # a to n: the short names of a send's fields
+    NEEDED = 0b1111111111  # a to j
+    TEXT_MAX = 8000  # characters of properties; Python looks closer from 8191 on
+    HEAD = 88  # of a record with two IPv4 hosts: all before the body
+
+cdef struct Part:
+    const char* at
+    Py_ssize_t size
+
+cdef struct Header:
+    Part fields[LETTERS]
+    uint32_t found
+    int32_t opaque
+
+cdef struct Row:
+    int64_t born
+    int64_t position
+    int64_t queue_offset
+    Py_ssize_t frame_at  # in the chunk, as the body
+    Py_ssize_t body_at
+    Py_ssize_t text_at  # in the texts, as the keys
+    Py_ssize_t key_at
+    Py_ssize_t keys_at
+    uint32_t size  # of the record
+    uint32_t body_size
+    uint32_t text_size
+    uint32_t key_size
+    uint32_t keys_size
+    int32_t lane
+    int32_t opaque
+    int32_t sys_flag
+    int32_t flag
+    int32_t reconsumed
+    int32_t code
+    int32_t binary
+
+cdef struct Marks:
+    Py_ssize_t key_at, keys_at, size
+    uint32_t key_size, keys_size
+    int32_t code
+
+# ---- numbers ----
+
+cdef inline uint32_t get32(const char* p) noexcept nogil:
+    cdef const uint8_t* b = <const uint8_t*>p
+    return (<uint32_t>b[0] << 24) | (<uint32_t>b[1] << 16) | (<uint32_t>b[2] << 8) | b[3]
+
+cdef inline uint32_t get16(const char* p) noexcept nogil:
+    cdef const uint8_t* b = <const uint8_t*>p
+    return (<uint32_t>b[0] << 8) | b[1]
+
+cdef inline void put32(char* p, uint32_t v) noexcept nogil:
+    p[0] = <char>(v >> 24)
+    p[1] = <char>(v >> 16)
+    p[2] = <char>(v >> 8)
+    p[3] = <char>v
+
+cdef inline void put64(char* p, uint64_t v) noexcept nogil:
+    put32(p, <uint32_t>(v >> 32))
+    put32(p + 4, <uint32_t>v)
+
+cdef bint number(Part t, int64_t least, int64_t most, int64_t* out) noexcept nogil:
+    """A number as `str` writes it, of at most 18 digits."""
+    cdef int64_t v = 0
+    cdef Py_ssize_t i = 0
+    cdef bint minus = t.size > 0 and t.at[0] == c'-'
+    if minus:
+        i = 1
+    if t.size <= i or t.size - i > 18 or (t.at[i] == c'0' and (minus or t.size > 1)):
+        return 0
+    while i < t.size:
+        if not c'0' <= t.at[i] <= c'9':
+            return 0
+        v = v * 10 + (t.at[i] - c'0')
+        i += 1
+    if minus:
+        v = -v
+    out[0] = v
+    return least <= v <= most
+
+cdef inline bint number32(Part t, int32_t* out) noexcept nogil:
+    cdef int64_t v = 0
+    if not number(t, -2147483648LL, 2147483647LL, &v):
+        return 0
+    out[0] = <int32_t>v
+    return 1
+
+cdef int decimal(int64_t value, char* out) noexcept nogil:
+    cdef char text[20]
+    cdef int n = 0, i, begin = 0
+    cdef uint64_t v = <uint64_t>value
+    if value < 0:
+        out[0] = c'-'
+        begin = 1
+        v = ~v + 1
+    while True:
+        text[n] = <char>(c'0' + v % 10)
+        n += 1
+        v //= 10
+        if v == 0:
+            break
+    for i in range(n):
+        out[begin + i] = text[n - 1 - i]
+    return begin + n
+
+cdef inline void hexadecimal(uint64_t v, char* out) noexcept nogil:
+    cdef int i
+    for i in range(16):
+        out[15 - i] = b"0123456789ABCDEF"[v & 15]
+        v >>= 4
+
+cdef inline int32_t java_hash(const char* p, Py_ssize_t n) noexcept nogil:
+    cdef uint32_t h = 0
+    cdef Py_ssize_t i
+    for i in range(n):
+        h = 31 * h + <uint8_t>p[i]
+    return <int32_t>h
+
+# ---- headers ----
+
+cdef inline const char* after(const char* p, const char* end, const char* text, Py_ssize_t size) noexcept nogil:
+    """What comes after `text`, if that is what comes; NULL is handed on."""
+    if p == NULL or end - p < size or memcmp(p, text, size) != 0:
+        return NULL
+    return p + size
+
+cdef inline const char* quoted(const char* p, const char* end, Part* part, bint escapes) noexcept nogil:
+    """A JSON text of ASCII characters, after its first quote; returns what comes after the last one.
+    `escapes`: it may have such, and they are not looked at."""
+    cdef char c
+    part.at = p
+    while p < end:
+        c = p[0]
+        if c == c'"':
+            part.size = p - part.at
+            return p + 1
+        if c == c'\\':
+            if not escapes or end - p < 2:
+                return NULL
+            p += 1
+            c = p[0]
+        if not 0x20 <= c < 0x7f:
+            return NULL
+        p += 1
+    return NULL
+
+cdef inline const char* digits(const char* p, const char* end, int32_t* out) noexcept nogil:
+    """A number outside of quotes."""
+    cdef Part part
+    if p == NULL:
+        return NULL
+    part.at = p
+    while p < end and (c'0' <= p[0] <= c'9' or p[0] == c'-'):
+        p += 1
+    part.size = p - part.at
+    return p if number32(part, out) else NULL
+
+cdef bint read_json(const char* p, const char* end, Header* header) noexcept nogil:
+    """A header that is written as Java writes it; its short names in any order."""
+    cdef Part part
+    cdef int letter
+    cdef int32_t version
+    p = after(p, end, b'{"code":310,"extFields":{', 25)
+    if p == NULL:
+        return 0
+    while True:
+        if end - p < 5 or p[0] != c'"' or p[2] != c'"' or p[3] != c':' or p[4] != c'"':
+            return 0
+        letter = p[1] - c'a'
+        if not 0 <= letter < LETTERS or header.found >> letter & 1:
+            return 0
+        header.found |= 1u << letter
+        p = quoted(p + 5, end, &header.fields[letter], letter == 8)
+        if p == NULL or p >= end:
+            return 0
+        if p[0] == c'}':
+            break
+        if p[0] != c',':
+            return 0
+        p += 1
+    p = after(p, end, b'},"flag":0,"language":"', 23)
+    if p != NULL:
+        p = quoted(p, end, &part, 0)
+    p = digits(after(p, end, b',"opaque":', 10), end, &header.opaque)
+    p = after(p, end, b',"serializeTypeCurrentRPC":"', 28)
+    if p != NULL:
+        p = quoted(p, end, &part, 0)
+    p = digits(after(p, end, b',"version":', 11), end, &version)
+    return p != NULL and end - p == 1 and p[0] == c'}'
+
+cdef bint read_binary(const char* p, const char* end, Header* header) noexcept nogil:
+    """A header in the ROCKETMQ form with one-letter names and without a remark."""
+    cdef int letter
+    cdef uint32_t size
+    if end - p < 21 or get16(p) != 310 or get32(p + 9) != 0 or get32(p + 13) != 0:
+        return 0
+    header.opaque = <int32_t>get32(p + 5)
+    if get32(p + 17) != <uint64_t>(end - p - 21):
+        return 0
+    p += 21
+    while p < end:
+        if end - p < 7 or get16(p) != 1:
+            return 0
+        letter = p[2] - c'a'
+        size = get32(p + 3)
+        p += 7
+        if not 0 <= letter < LETTERS or header.found >> letter & 1 or size > <uint64_t>(end - p):
+            return 0
+        header.found |= 1u << letter
+        header.fields[letter].at = p
+        header.fields[letter].size = size
+        p += size
+    return 1
+
+cdef bint is_ascii(Part part) noexcept nogil:
+    cdef Py_ssize_t i
+    for i in range(part.size):
+        if not 0x20 <= part.at[i] < 0x7f:
+            return 0
+    return 1
+
+cdef inline bint is_false(Header* header, int letter) noexcept nogil:
+    """The field is missing or says false."""
+    if not header.found >> letter & 1:
+        return 1
+    return header.fields[letter].size == 5 and memcmp(header.fields[letter].at, b"false", 5) == 0
+
+# ---- properties ----
+
+cdef bint is_rare(const char* name, Py_ssize_t size, const char* rare, Py_ssize_t rare_size) noexcept nogil:
+    """Whether a name is one of `rare`, each of which comes after its length."""
+    cdef const char* end = rare + rare_size
+    while rare < end:
+        if <uint8_t>rare[0] == size and memcmp(rare + 1, name, size) == 0:
+            return 1
+        rare += 1 + <uint8_t>rare[0]
+    # Then `WAIT` could be found inside another name; who looks for it looks for the bytes.
+    return size > 4 and memcmp(name + size - 4, b"WAIT", 4) == 0
+
+cdef bint read_text(
+    Part text, bint escaped, char* out, Marks* marks, const char* rare, Py_ssize_t rare_size
+) noexcept nogil:
+    """Write a properties text to `out` as it is stored, without WAIT=true, and find what queue and index are
+    made of. False for a text that is not plain. `out` has room for the text."""
+    cdef const char* p = text.at
+    cdef const char* end = p + text.size
+    cdef Py_ssize_t at = 0, start = 0, middle = -1, name, value
+    cdef bint waits = 0, is_last = 0
+    cdef char c = 0
+    marks.key_size = marks.keys_size = 0
+    marks.key_at = marks.keys_at = 0
+    marks.code = 0
+    while True:
+        is_last = p >= end
+        if not is_last:
+            c = p[0]
+            p += 1
+            if escaped and c == c'\\':
+                if end - p < 5 or memcmp(p, b"u000", 4) != 0 or not (p[4] == c'1' or p[4] == c'2'):
+                    return 0
+                c = <char>(p[4] - c'0')
+                p += 5
+        if not is_last and c != 2:
+            if c == 1:
+                if middle >= 0:
+                    return 0
+                middle = at
+            elif not 0x20 <= c < 0x7f:
+                return 0
+            out[at] = c
+            at += 1
+            continue
+        if at == start and is_last and start > 0:
+            break  # some end with a separator
+        name, value = middle - start, at - middle - 1
+        if middle < 0 or name <= 0 or value <= 0:
+            return 0
+        if name == 4 and memcmp(out + start, b"WAIT", 4) == 0:
+            if start == 0 or waits or value != 4 or memcmp(out + middle + 1, b"true", 4) != 0:
+                return 0
+            waits = 1
+            at = start - 1
+        elif name == 4 and memcmp(out + start, b"TAGS", 4) == 0:
+            marks.code = java_hash(out + middle + 1, value)
+        elif name == 4 and memcmp(out + start, b"KEYS", 4) == 0:
+            marks.keys_at = middle + 1
+            marks.keys_size = <uint32_t>value
+        elif name == 8 and memcmp(out + start, b"UNIQ_KEY", 8) == 0:
+            marks.key_at = middle + 1
+            marks.key_size = <uint32_t>value
+        elif is_rare(out + start, name, rare, rare_size):
+            return 0
+        if is_last:
+            break
+        out[at] = 2
+        at += 1
+        start = at
+        middle = -1
+    marks.size = at
+    return at > 0
+
+
+# ---- runs ----
+
+cdef class Lane:
+    """A queue that plain sends may go to."""
+
+    cdef object queue
+    cdef object topic
+    cdef bytes name  # the topic
+    cdef bytes stored_name  # after its length
+    cdef int32_t queue_id
+    cdef int32_t sys_flag
+    cdef int64_t run  # the last run that has it, and as which of its lanes
+    cdef int32_t place
+    cdef int64_t next, count, size  # of the run that is being put
+    cdef char* unit  # where its next one goes
+
+
+cdef class SendRun:
+    """Consecutive plain sends of a chunk."""
+
+    cdef readonly Py_ssize_t count
+    cdef readonly Py_ssize_t largest
+    cdef readonly int flag
+    cdef bytes data
+    cdef list lanes
+    cdef Row* rows
+    cdef Py_ssize_t room
+    cdef char* texts
+    cdef Py_ssize_t texts_size, texts_room
+    cdef Py_ssize_t bodies
+    cdef int64_t number, generation
+    cdef Py_ssize_t last_lane
+
+    def __cinit__(self):
+        self.lanes = []
+
+    def __dealloc__(self):
+        PyMem_Free(self.rows)
+        PyMem_Free(self.texts)
+
+    cdef int reserve(self, Py_ssize_t text_size) except -1:
+        cdef void* more
+        cdef Py_ssize_t room
+        if self.count == self.room:
+            room = max(8, 2 * self.room)
+            more = PyMem_Realloc(self.rows, room * sizeof(Row))
+            if more == NULL:
+                raise MemoryError
+            self.rows = <Row*>more
+            self.room = room
+        if self.texts_size + text_size > self.texts_room:
+            room = max(1024, 2 * (self.texts_size + text_size))
+            more = PyMem_Realloc(self.texts, room)
+            if more == NULL:
+                raise MemoryError
+            self.texts = <char*>more
+            self.texts_room = room
+        return 0
+
+    def commands(self):
+        """The sends one by one."""
+        cdef Py_ssize_t i, at
+        cdef const char* base = PyBytes_AS_STRING(self.data)
+        commands = []
+        for i in range(self.count):
+            at = self.rows[i].frame_at
+            commands += frames.split_frames(self.data[at : at + 4 + get32(base + at)], 0x7FFFFFFF)[0]
+        return commands
+
+    def replies(self, tuple json_parts, bytes binary_fields, int32_t language, int32_t version):
+        """The frames that say that all are stored."""
+        cdef const char* parts[5]
+        cdef Py_ssize_t sizes[5]
+        cdef Py_ssize_t i, json_size = 0, size, fields_size = PyBytes_GET_SIZE(binary_fields)
+        cdef const char* fields = PyBytes_AS_STRING(binary_fields)
+        cdef Row* row
+        cdef Lane lane
+        cdef char* buffer
+        cdef char* p
+        cdef char* start
+        cdef char queue_text[24]
+        cdef char offset_text[24]
+        cdef int queue_size, offset_size
+        for i in range(5):
+            part = json_parts[i]
+            parts[i] = PyBytes_AS_STRING(<bytes?>part)
+            sizes[i] = PyBytes_GET_SIZE(part)
+            json_size += sizes[i]
+        # Three numbers of at most 20 characters, the hexadecimal one, the head, the names of two fields.
+        size = max(json_size, fields_size) + 128 + 64
+        buffer = <char*>PyMem_Malloc(size * self.count)
+        if buffer == NULL:
+            raise MemoryError
+        p = buffer
+        for i in range(self.count):
+            row = &self.rows[i]
+            lane = <Lane>self.lanes[row.lane]
+            queue_size = decimal(lane.queue_id, queue_text)
+            offset_size = decimal(row.queue_offset, offset_text)
+            start = p
+            if row.binary:
+                size = fields_size + 16 + 9 + 4 + queue_size + 13 + 4 + offset_size
+                put32(p, <uint32_t>(size + 25))
+                put32(p + 4, 0x01000000u | <uint32_t>(size + 21))
+                p[8] = p[9] = 0
+                p[10] = <char>language
+                p[11] = <char>(version >> 8)
+                p[12] = <char>version
+                put32(p + 13, <uint32_t>row.opaque)
+                put32(p + 17, 1)
+                put32(p + 21, 0)
+                put32(p + 25, <uint32_t>size)
+                p += 29
+                memcpy(p, fields, fields_size)
+                p += fields_size
+                hexadecimal(<uint64_t>row.position, p)
+                p += 16
+                memcpy(p, b"\0\x07queueId", 9)
+                put32(p + 9, queue_size)
+                memcpy(p + 13, queue_text, queue_size)
+                p += 13 + queue_size
+                memcpy(p, b"\0\x0bqueueOffset", 13)
+                put32(p + 13, offset_size)
+                memcpy(p + 17, offset_text, offset_size)
+                p += 17 + offset_size
+                continue
+            p += 8
+            memcpy(p, parts[0], sizes[0])
+            p += sizes[0]
+            memcpy(p, queue_text, queue_size)
+            p += queue_size
+            memcpy(p, parts[1], sizes[1])
+            p += sizes[1]
+            hexadecimal(<uint64_t>row.position, p)
+            p += 16
+            memcpy(p, parts[2], sizes[2])
+            p += sizes[2]
+            memcpy(p, offset_text, offset_size)
+            p += offset_size
+            memcpy(p, parts[3], sizes[3])
+            p += sizes[3]
+            p += decimal(row.opaque, p)
+            memcpy(p, parts[4], sizes[4])
+            p += sizes[4]
+            put32(start, <uint32_t>(p - start - 4))
+            put32(start + 4, <uint32_t>(p - start - 8))
+        try:
+            return PyBytes_FromStringAndSize(buffer, p - buffer)
+        finally:
+            PyMem_Free(buffer)
+
+
+cdef class Lanes:
+    """The queues that plain sends may go to, by topic and queue id."""
+
+    cdef dict table
+    cdef public bytes suffix
+    cdef public bint is_indexed, is_open
+    cdef bytes rare, store_host
+    cdef int32_t host_flag, born_v6_flag, sender_flags
+    cdef set wanted
+    cdef int64_t runs, generation
+    cdef SendRun pending
+
+    def __init__(self, rare, bytes store_host, int32_t host_flag, int32_t born_v6_flag, int32_t sender_flags):
+        self.table = {}
+        self.wanted = set()
+        self.suffix = b""
+        self.is_indexed = self.is_open = True
+        self.rare = b"".join(bytes([len(name)]) + name.encode() for name in sorted(rare))
+        self.store_host = store_host
+        self.host_flag, self.born_v6_flag, self.sender_flags = host_flag, born_v6_flag, sender_flags
+
+    def add(self, queue, int32_t sys_flag):
+        cdef Lane lane = Lane()
+        lane.queue = queue
+        lane.topic = queue.topic
+        lane.name = queue.topic_bytes[1:]
+        lane.stored_name = queue.topic_bytes
+        lane.queue_id = queue.queue_id
+        lane.sys_flag = sys_flag
+        lane.run = -1
+        self.table[_key(lane.name, lane.queue_id)] = lane
+
+    def clear(self):
+        self.table.clear()
+        self.generation += 1
+
+    def take_wanted(self):
+        wanted, self.wanted = self.wanted, set()
+        return wanted
+
+    @property
+    def wants_more(self):
+        return bool(self.wanted)
+
+    # -- bytes to runs --
+
+    def split(self, bytes data, Py_ssize_t max_frame, Py_ssize_t max_header, Py_ssize_t most):
+        """As `split_frames`, but runs of plain sends are one value each; and how many frames there were."""
+        cdef const char* base = PyBytes_AS_STRING(data)
+        cdef Py_ssize_t at = 0, end = PyBytes_GET_SIZE(data), stop, others_at = 0, count = 0
+        cdef uint32_t length, word, header
+        cdef SendRun run = None
+        cdef bint is_plain
+        found = []
+        if not self.is_open or (not self.table and end >= 8 and not _begins_a_send(base + 8, base + end)):
+            commands, at = frames.split_frames(data, max_frame, max_header, most)
+            return commands, at, len(commands)
+        while count < most and end - at >= 8:
+            length, word = get32(base + at), get32(base + at + 4)
+            header = word & 0xFFFFFF
+            if length > <uint64_t>max_frame or header > <uint64_t>max_header or header + 4 > length:
+                frames.split_frames(data[at:], max_frame, max_header, 1)  # raises
+            stop = at + 4 + <Py_ssize_t>length
+            if stop > end:
+                break
+            is_plain = 0
+            if word >> 24 <= 1 and _begins_a_send(base + at + 8, base + at + 8 + header):
+                if run is None:
+                    run = SendRun()
+                    run.data = data
+                    run.number = self.runs = self.runs + 1
+                    run.generation = self.generation
+                is_plain = self.take(run, base, at, header, stop, word >> 24)
+            if is_plain:
+                if others_at < at and run.count == 1:
+                    found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
+                others_at = stop
+            elif run is not None and run.count:
+                found.append(run)
+                run = None
+                others_at = at
+            count += 1
+            at = stop
+        if run is not None and run.count:
+            found.append(run)
+            others_at = at
+        if others_at == 0 and at:
+            found = frames.split_frames(data, max_frame, max_header, most)[0]
+        elif others_at < at:
+            found += frames.split_frames(data[others_at:at], max_frame, max_header)[0]
+        if end - at >= 4:
+            frames.frame_size(data, at, max_frame)
+        return found, at, count
+
+    cdef int take(
+        self, SendRun run, const char* base, Py_ssize_t at, uint32_t header_size, Py_ssize_t stop, int binary
+    ) except -1:
+        """Take a frame into a run, if it is a plain send."""
+        cdef Header header
+        cdef Marks marks
+        cdef int64_t born = 0
+        cdef int32_t queues, queue_id, sys_flag, flag, reconsumed, ignored, place
+        cdef const char* p = base + at + 8
+        cdef const char* end = p + header_size
+        cdef Row* row
+        header.found = 0
+        header.opaque = 0
+        if not (read_binary(p, end, &header) if binary else read_json(p, end, &header)):
+            return 0
+        if header.found & NEEDED != NEEDED:
+            return 0
+        if not (
+            number32(header.fields[3], &queues)
+            and number32(header.fields[4], &queue_id)
+            and number32(header.fields[5], &sys_flag)
+            and number(header.fields[6], -0x7FFFFFFFFFFFFFFF, 0x7FFFFFFFFFFFFFFF, &born)
+            and number32(header.fields[7], &flag)
+            and number32(header.fields[9], &reconsumed)
+            and is_false(&header, 10)
+            and (not header.found >> 11 & 1 or number32(header.fields[11], &ignored))
+            and is_false(&header, 12)
+        ):
+            return 0
+        if sys_flag & ~self.sender_flags or header.fields[8].size > TEXT_MAX:
+            return 0
+        if binary and not (
+            is_ascii(header.fields[0])
+            and is_ascii(header.fields[1])
+            and is_ascii(header.fields[2])
+            and (not header.found >> 13 & 1 or is_ascii(header.fields[13]))
+        ):
+            return 0
+        run.reserve(header.fields[8].size)
+        if not read_text(
+            header.fields[8],
+            not binary,
+            run.texts + run.texts_size,
+            &marks,
+            PyBytes_AS_STRING(self.rare),
+            PyBytes_GET_SIZE(self.rare),
+        ):
+            return 0
+        place = self.place_of(run, header.fields[1], queue_id)
+        if place < 0:
+            return 0
+        row = &run.rows[run.count]
+        row.born = born
+        row.position = row.queue_offset = 0
+        row.frame_at = at
+        row.body_at = at + 8 + header_size
+        row.body_size = <uint32_t>(stop - row.body_at)
+        row.text_at = run.texts_size
+        row.text_size = <uint32_t>marks.size
+        row.key_at = run.texts_size + marks.key_at
+        row.key_size = marks.key_size
+        row.keys_at = run.texts_size + marks.keys_at
+        row.keys_size = marks.keys_size
+        row.code = marks.code
+        row.lane = place
+        row.opaque = header.opaque
+        row.sys_flag = sys_flag
+        row.flag = flag
+        row.reconsumed = reconsumed
+        row.binary = binary
+        run.largest = max(run.largest, <Py_ssize_t>row.body_size)
+        run.bodies += row.body_size
+        run.texts_size += marks.size
+        run.count += 1
+        return 1
+
+    cdef int place_of(self, SendRun run, Part topic, int32_t queue_id) except -2:
+        """Which of the run's lanes it is, or -1 when there is no such lane."""
+        cdef Py_ssize_t n = len(run.lanes), guess = run.last_lane, i
+        cdef Lane lane
+        for i in range(2):  # the same as before, or the next one of a round
+            if guess < n:
+                lane = <Lane>run.lanes[guess]
+                if (
+                    lane.queue_id == queue_id
+                    and PyBytes_GET_SIZE(lane.name) == topic.size
+                    and memcmp(PyBytes_AS_STRING(lane.name), topic.at, topic.size) == 0
+                ):
+                    run.last_lane = guess
+                    return <int>guess
+            guess = guess + 1 if guess + 1 < n else 0
+        if topic.size > 127 or queue_id < 0:
+            return -1
+        name = PyBytes_FromStringAndSize(topic.at, topic.size)
+        found = self.table.get(_key(name, queue_id))
+        if found is None:
+            if len(self.wanted) < 64:
+                self.wanted.add((name.decode("ascii"), queue_id))
+            return -1
+        lane = <Lane>found
+        if lane.run != run.number:
+            lane.run = run.number
+            lane.place = <int32_t>n
+            run.lanes.append(lane)
+        run.last_lane = lane.place
+        return lane.place
+
+    # -- runs to records --
+
+    def put(self, SendRun run, queues, int64_t position, int64_t left, int64_t now, bytes born_host):
+        """The records of a run for the log, to be written at `position`; None when the run has to go the long
+        way. `queues` has all queues as (topic, queue id). `commit` or `rollback` follows."""
+        cdef Py_ssize_t born_size = len(born_host), store_size = PyBytes_GET_SIZE(self.store_host)
+        cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(self.suffix), i, fixed, total, size, name_size, text_size
+        cdef const char* base = PyBytes_AS_STRING(run.data)
+        cdef const char* suffix = PyBytes_AS_STRING(self.suffix)
+        cdef const char* born = PyBytes_AS_STRING(born_host)
+        cdef const char* stored = PyBytes_AS_STRING(self.store_host)
+        cdef int32_t hosts = self.host_flag | (self.born_v6_flag if born_size == 20 else 0)
+        cdef Lane lane
+        cdef Row* row
+        cdef char* p
+        if run.generation != self.generation or self.pending is not None:
+            return None
+        for lane in run.lanes:
+            if queues.get((lane.topic, lane.queue_id)) is not lane.queue:
+                return None
+            lane.next = lane.queue.next
+            lane.count = lane.size = 0
+        fixed = HEAD - 16 + born_size + store_size + 2 + 1 + suffix_size
+        total = run.bodies + run.texts_size + run.count * fixed
+        for i in range(run.count):
+            total += PyBytes_GET_SIZE((<Lane>run.lanes[run.rows[i].lane]).stored_name)
+        if total + 8 > left:
+            return None
+        data = PyBytes_FromStringAndSize(NULL, total)
+        p = PyBytes_AS_STRING(data)
+        for i in range(run.count):
+            row = &run.rows[i]
+            lane = <Lane>run.lanes[row.lane]
+            name_size = PyBytes_GET_SIZE(lane.stored_name)
+            text_size = row.text_size + 1 + suffix_size
+            size = fixed + row.body_size + name_size + row.text_size
+            row.size = <uint32_t>size
+            row.position = position
+            row.queue_offset = lane.next + lane.count
+            lane.count += 1
+            lane.size += size
+            put32(p, <uint32_t>size)
+            put32(p + 4, 0xDAA320A7u)
+            put32(p + 8, rmq_crc(<const uint8_t*>base + row.body_at, row.body_size, FOLDS) & 0x7FFFFFFFu)
+            put32(p + 12, <uint32_t>lane.queue_id)
+            put32(p + 16, <uint32_t>row.flag)
+            put64(p + 20, <uint64_t>row.queue_offset)
+            put64(p + 28, <uint64_t>position)
+            put32(p + 36, <uint32_t>(row.sys_flag | lane.sys_flag | hosts))
+            put64(p + 40, <uint64_t>row.born)
+            p += 48
+            memcpy(p, born, born_size)
+            p += born_size
+            put64(p, <uint64_t>now)
+            p += 8
+            memcpy(p, stored, store_size)
+            p += store_size
+            put32(p, <uint32_t>row.reconsumed)
+            put64(p + 4, 0)
+            put32(p + 12, row.body_size)
+            p += 16
+            memcpy(p, base + row.body_at, row.body_size)
+            p += row.body_size
+            memcpy(p, PyBytes_AS_STRING(lane.stored_name), name_size)
+            p += name_size
+            p[0] = <char>(text_size >> 8)
+            p[1] = <char>text_size
+            p += 2
+            memcpy(p, run.texts + row.text_at, row.text_size)
+            p += row.text_size
+            p[0] = 2
+            memcpy(p + 1, suffix, suffix_size)
+            p += 1 + suffix_size
+            position += size
+        assert p == PyBytes_AS_STRING(data) + total
+        self.pending = run
+        return data
+
+    def counts(self):
+        """(topic, messages, bytes) of the lanes of the run that is being put."""
+        cdef Lane lane
+        return [(lane.topic, lane.count, lane.size) for lane in self.pending.lanes]
+
+    def rollback(self):
+        self.pending = None
+
+    def commit(self, int64_t now):
+        """The log has the run: (units of each queue, entries for the index)."""
+        cdef SendRun run = self.pending
+        cdef Py_ssize_t i
+        cdef Row* row
+        cdef Lane lane
+        self.pending = None
+        units = []
+        entries = []
+        for lane in run.lanes:
+            piece = PyBytes_FromStringAndSize(NULL, lane.count * 20)
+            units.append((lane.queue, lane.count, piece))
+            lane.unit = PyBytes_AS_STRING(piece)
+        stamp = now
+        for i in range(run.count):
+            row = &run.rows[i]
+            lane = <Lane>run.lanes[row.lane]
+            put64(lane.unit, <uint64_t>row.position)
+            put32(lane.unit + 8, row.size)
+            put64(lane.unit + 12, <uint64_t><int64_t>row.code)
+            lane.unit += 20
+            if self.is_indexed and (row.key_size or row.keys_size):
+                keys = _keys(run, row)
+                if keys:
+                    entries.append((lane.topic, keys, row.position, stamp))
+        return units, entries
+
+
+cdef tuple _keys(SendRun run, Row* row):
+    """What the index gets: the unique key, then the others, which are parted by blanks."""
+    cdef const char* p = run.texts + row.keys_at
+    cdef const char* end = p + row.keys_size
+    cdef const char* stop
+    unique = PyUnicode_DecodeASCII(run.texts + row.key_at, row.key_size, NULL) if row.key_size else None
+    if not row.keys_size:
+        return (unique,)
+    keys = [] if unique is None else [unique]
+    while p < end:
+        stop = <const char*>memchr(p, c' ', end - p)
+        if stop == NULL:
+            stop = end
+        if stop > p:
+            keys.append(PyUnicode_DecodeASCII(p, stop - p, NULL))
+        p = stop + 1
+    return tuple(keys)
+
+
+cdef inline bytes _key(bytes name, int32_t queue_id):
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(name)
+    key = PyBytes_FromStringAndSize(NULL, size + 4)
+    memcpy(PyBytes_AS_STRING(key), PyBytes_AS_STRING(name), size)
+    put32(PyBytes_AS_STRING(key) + size, <uint32_t>queue_id)
+    return key
+
+
+cdef inline bint _begins_a_send(const char* p, const char* end) noexcept nogil:
+    """Whether a header of either form may be that of SEND_MESSAGE_V2."""
+    if end - p < 12:
+        return 0
+    return memcmp(p, b'{"code":310,', 12) == 0 or get16(p) == 310

@@ -1,0 +1,43 @@
+"""Which engine splits chunks and builds records: the pure one, in Python, or the compiled one beside it.
+
+The compiled engine takes runs of plain sends as one value each (`SendRun`); all else goes the way of the pure
+one, which is always there. It is an extension module, `_engine.pyx`, that the build makes where it finds a C
+compiler. The environment variable RMQ_ENGINE chooses: `auto` (the compiled one where it is there), `pure`, or
+`compiled`, which makes it an error when it is not there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+from typing import Final
+
+from rmq.errors import ConfigError
+
+SEAM: Final = 1
+"""Both sides of the seam count it up when what they say to each other changes."""
+VARIABLE: Final = "RMQ_ENGINE"
+
+
+def choose(wanted: str) -> ModuleType | None:
+    """The compiled engine, or None for the pure one. Raises ConfigError when it is wanted and not there."""
+    if wanted not in ("auto", "pure", "compiled"):
+        raise ConfigError(VARIABLE, wanted, "auto, pure or compiled", "the environment")
+    if wanted == "pure":
+        return None
+    try:
+        module = importlib.import_module("rmq.protocol._engine")
+        reason = "" if module.SEAM == SEAM else "it was built from other sources, build it again"
+    except ImportError as error:
+        reason = str(error)
+    if not reason:
+        return module
+    if wanted == "compiled":
+        raise ConfigError(VARIABLE, wanted, f"the compiled engine: {reason}", "the environment")
+    return None
+
+
+compiled: Final = choose(os.environ.get(VARIABLE, "auto"))
+"""The module of the compiled engine, or None."""
+NAME: Final = "pure" if compiled is None else "compiled"
