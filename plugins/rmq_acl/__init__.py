@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import Final
 
-import trio
+import anyio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin
@@ -98,6 +98,6 @@ class AclPlugin(Plugin):
     async def run(self) -> None:
         """Take new accounts when a file has changed."""
         while True:
-            await trio.sleep(POLL_SECONDS)
+            await anyio.sleep(POLL_SECONDS)
             if self.files.poll():
                 self._senders.proofs.forget_others(self.files.accounts.table)

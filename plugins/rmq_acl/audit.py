@@ -19,7 +19,8 @@ from attrs import define
 
 from rmq.config import parse_properties
 from rmq.loglimit import LogFormat
-from rmq.protocol.codes import RECALL_MESSAGE, RequestCode
+from rmq.protocol import codes
+from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY
 
@@ -115,10 +116,23 @@ class _Budget:
         return self.lines <= self.most
 
 
+_OURS: Final = {
+    getattr(codes, name): name
+    for name in (
+        "RECALL_MESSAGE",
+        "CONTROLLER_MESSAGE",
+        "CONTROLLER_ASK",
+        "CONTROLLER_STATUS",
+        "CONTROLLER_OPERATE",
+    )
+}
+"""Requests that are not RocketMQ 4.9's."""
+
+
 def action(code: int) -> str:
     """A request code in words."""
-    if code == RECALL_MESSAGE:
-        return f"RECALL_MESSAGE({code})"
+    if code in _OURS:
+        return f"{_OURS[code]}({code})"
     known = code in RequestCode._value2member_map_
     return f"{RequestCode(code).name}({code})" if known else f"({code})"
 

@@ -22,7 +22,13 @@ from rmq.protocol.bodies import (
     LockBatchRequestBody,
     UnlockBatchRequestBody,
 )
-from rmq.protocol.codes import RECALL_MESSAGE
+from rmq.protocol.codes import (
+    CONTROLLER_ASK,
+    CONTROLLER_MESSAGE,
+    CONTROLLER_OPERATE,
+    CONTROLLER_STATUS,
+    RECALL_MESSAGE,
+)
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
 from rmq.protocol.headers import REQUEST_HEADERS, RecallMessageRequestHeader
@@ -248,8 +254,10 @@ _SERVERS: Final = (
     Code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
     Code.GET_ALL_CONSUMER_OFFSET,
     Code.GET_ALL_DELAY_OFFSET,
+    CONTROLLER_MESSAGE,
+    CONTROLLER_ASK,
 )
-"""What brokers ask a name server, and slaves their master."""
+"""What brokers ask a name server or a controller, slaves their master, and controllers each other."""
 
 _ADMINS: Final = (
     Code.QUERY_BROKER_OFFSET,
@@ -306,6 +314,8 @@ _ADMINS: Final = (
     Code.RESUME_CHECK_HALF_MESSAGE,
     Code.UPDATE_NAMESRV_CONFIG,
     Code.GET_NAMESRV_CONFIG,
+    CONTROLLER_STATUS,
+    CONTROLLER_OPERATE,
 )
 """What changes the cluster, or shows more of it than one topic or group."""
 

@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Final
 
-import trio
+import anyio
+import anyio.to_thread
 
 from rmq.config import is_loopback
 from rmq.errors import ConfigError
@@ -114,11 +115,11 @@ class MetricsPlugin(Plugin):
         queues = QUEUES in asked.query.split(b"&")
         made = self._made[queues]
         async with made.lock:
-            if trio.current_time() >= made.stale_at:
+            if anyio.current_time() >= made.stale_at:
                 metrics = await in_slices(self.host.metrics_in_slices(queues=queues))
                 text = await in_slices(text_of([*metrics, *self._own()]))
-                made.text = await trio.to_thread.run_sync(self._process.text) + text
-                made.stale_at = trio.current_time() + FRESH_SECONDS
+                made.text = await anyio.to_thread.run_sync(self._process.text) + text
+                made.stale_at = anyio.current_time() + FRESH_SECONDS
         return Answer(made.text, content_type=CONTENT_TYPE)
 
 
@@ -126,7 +127,7 @@ class _Made:
     """A page as it was made last."""
 
     def __init__(self) -> None:
-        self.lock = trio.Lock()
+        self.lock = anyio.Lock()
         self.text = b""
         self.stale_at = -math.inf
 

@@ -7,11 +7,13 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-import trio
+import anyio
+import anyio.abc
+import anyio.to_thread
 
 from rmq.errors import CorruptRecord, StoreError
 from rmq.metrics import Histogram
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Alarm, poster
 from rmq.store.store import Store
 
 MEND_SECONDS = (0.5, 30.0)
@@ -27,7 +29,7 @@ class Flusher:
     for, -1 when nobody does. `took` gets the seconds of each sync that went well.
 
     With `threads` a sync runs in a thread of its own, which is woken by a lock and calls back into the loop
-    by itself: a trip through trio's thread pool for each sync costs a sender more than the sync.
+    by itself: a trip through the loop's thread pool for each sync costs a sender more than the sync.
     """
 
     def __init__(
@@ -57,21 +59,21 @@ class Flusher:
         # A running sync looks at its end who else waits; while the disk is mended nothing counts as synced.
         if not self._is_busy and not self._is_mending and self._start is not None:
             self._is_busy = True
-            self._began = trio.current_time()
+            self._began = anyio.current_time()
             self._start()
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Sync each flushIntervalCommitLog, and when kicked. When the medium refuses, no message is taken
         until what was not synced is written again and synced. Raises CorruptRecord when it cannot be read
         back any more.
         """
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             stop = await nursery.start(self._in_thread if self._threads else self._in_loop)
             try:
                 task_status.started()
                 while True:
                     pause = self._store.config.flush_interval_commit_log / 1000
-                    if await self._failed.wait(trio.current_time() + pause):
+                    if await self._failed.wait(anyio.current_time() + pause):
                         await self._mend()
                     elif self._store.flushed_offset < self._store.max_physical_offset:
                         self.kick()
@@ -85,18 +87,18 @@ class Flusher:
             raise error
         log.error("%s", error)
         while error is not None:
-            await trio.sleep(pause)
+            await anyio.sleep(pause)
             pause = min(2 * pause, MEND_SECONDS[1])
             mend = self._store.mend
-            position, error = await trio.to_thread.run_sync(_try, mend) if self._threads else _try(mend)
+            position, error = await anyio.to_thread.run_sync(_try, mend) if self._threads else _try(mend)
             if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
                 raise error
         self._is_mending = False
         log.warning("the commit log is synced again up to offset %d: messages are taken", position)
         self._finished(position, None)
 
-    async def _in_thread(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
-        token = trio.lowlevel.current_trio_token()
+    async def _in_thread(self, *, task_status: anyio.abc.TaskStatus[Callable[[], None]]) -> None:
+        post = poster()
         go = threading.Lock()
         go.acquire()
         self._start = go.release
@@ -108,8 +110,8 @@ class Flusher:
                 if stopping:
                     return
                 result = _try(self._store.flush)
-                with suppress(trio.RunFinishedError):
-                    token.run_sync_soon(self._finished, *result)
+                with suppress(RuntimeError):  # the loop has ended
+                    post(self._finished, *result)
 
         def stop() -> None:
             nonlocal stopping
@@ -121,22 +123,22 @@ class Flusher:
         thread.start()
         task_status.started(stop)
 
-    async def _in_loop(self, *, task_status: trio.TaskStatus[Callable[[], None]]) -> None:
+    async def _in_loop(self, *, task_status: anyio.abc.TaskStatus[Callable[[], None]]) -> None:
         alarm = Alarm()
         self._start = alarm.ring
-        with trio.CancelScope() as scope:
+        with anyio.CancelScope() as scope:
             task_status.started(scope.cancel)
             while True:
                 await alarm.wait()
                 self._finished(*_try(self._store.flush))
 
     def _finished(self, position: int, error: BaseException | None) -> None:
-        """In the loop again. Must not raise: trio has no place for it."""
+        """In the loop again. Must not raise: the loop has no place for it."""
         # Group commit: a sync does not cover who came while it ran, and one more serves all of those. So a
         # sync serves as many sends as arrive during one, and a send that is alone has its own at once.
         self._is_busy = False
         if error is None:
-            self._took.observe(trio.current_time() - self._began)
+            self._took.observe(anyio.current_time() - self._began)
             try:
                 self._on_synced(position)
             except Exception as bug:

@@ -17,7 +17,9 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.fields import encode
 from rmq.protocol.headers import (
+    ALL_TOPICS,
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
@@ -100,7 +102,8 @@ class Registration:
             self._is_compressed,
             crc32(body),
         )
-        return self.sign(Command.request(RequestCode.REGISTER_BROKER, header, body))
+        fields = {**encode(header), ALL_TOPICS: "true"}
+        return self.sign(Command.request(RequestCode.REGISTER_BROKER, fields, body))
 
     def unregister(self) -> Command:
         """UNREGISTER_BROKER."""

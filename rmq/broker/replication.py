@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-import trio
+import anyio
 from attrs import field, frozen
 
 from rmq.broker.broker import Broker
@@ -64,11 +64,11 @@ from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.accept import remove_tls
 from rmq.remoting.address import join_address, split_address, with_scheme
-from rmq.remoting.loop import Alarm, in_slices
+from rmq.remoting.loop import Alarm, in_slices, lost_errors
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor
-from rmq.remoting.stream import Listener, PrefixedStream, Stream
+from rmq.remoting.stream import Listener, PrefixedStream, Stream, close_at_once
 from rmq.remoting.tls import TlsContexts
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
@@ -95,7 +95,6 @@ DIVERGED_ADVICE = (
 )
 HANDSHAKE_SECONDS = 20.0
 """For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
-TRANSPORT = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 REMOTE = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 
 COPIED = {
@@ -153,7 +152,7 @@ async def _exactly(stream: Stream, count: int) -> bytes:
     while len(data) < count:
         try:
             piece = await stream.receive_some(count - len(data))
-        except TRANSPORT:
+        except _transport_errors():
             piece = b""  # who refuses a proof does not take leave
         if not piece:
             raise RemoteProtocolError(f"it hung up in the middle of the handshake (is {SECRET_KEY} right?)")
@@ -161,8 +160,13 @@ async def _exactly(stream: Stream, count: int) -> bytes:
     return data
 
 
+def _transport_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """What a link that breaks raises, and those others: to be caught."""
+    return (*lost_errors(), OSError, *others)
+
+
 async def _within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream: Stream) -> T:
-    with trio.move_on_after(seconds):
+    with anyio.move_on_after(seconds):
         return await work(stream)
     raise RemoteProtocolError(f"it did not finish the handshake within {seconds:g} s")
 
@@ -173,10 +177,10 @@ async def _within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream
 async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, acceptor: Acceptor) -> NoReturn:
     """Accept slaves until cancelled; the listener is closed then."""
     try:
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             await acceptor.run(listener, partial(_welcome, broker, guard), nursery)
     finally:
-        with trio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
             await listener.aclose()
     raise AssertionError("the loop above does not end")
 
@@ -185,9 +189,9 @@ async def _welcome(broker: Broker, guard: Guard, raw: Stream) -> None:
     """Serve a peer that may be served. Who may not is told nothing of the log."""
     try:
         stream = await _within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
-    except (*TRANSPORT, RemoteProtocolError) as error:
+    except _transport_errors(RemoteProtocolError) as error:
         log.warning("no slave: %s is refused: %s", raw.peer, error)
-        await trio.aclose_forcefully(raw)
+        await close_at_once(raw)
     else:
         await _serve_slave(broker, stream)
 
@@ -200,7 +204,7 @@ async def _serve_slave(broker: Broker, stream: Stream) -> None:
     try:
         async with stream:
             await _both(link.read, link.write)
-    except (*TRANSPORT, RemoteProtocolError, StoreError) as error:
+    except _transport_errors(RemoteProtocolError, StoreError) as error:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
         broker.acknowledgement.replicas.leave(link.session)
@@ -216,7 +220,7 @@ class _SlaveLink:
         self._silence_seconds = config.ha_housekeeping_interval / 1000
         self.session = MasterSession(
             broker.store,
-            trio.current_time(),
+            anyio.current_time(),
             heartbeat_s=self._heartbeat_seconds,
             silence_s=self._silence_seconds,
             greet=broker.replica.greeting,
@@ -234,15 +238,15 @@ class _SlaveLink:
     async def write(self) -> None:
         """Send the log as it grows, until cancelled."""
         while True:
-            while frame := self.session.frame(trio.current_time()):
+            while frame := self.session.frame(anyio.current_time()):
                 await self._stream.send_all(frame)
-            await self._grown.wait(trio.current_time() + self._heartbeat_seconds)
+            await self._grown.wait(anyio.current_time() + self._heartbeat_seconds)
 
-    async def read(self, scope: trio.CancelScope) -> None:
+    async def read(self, scope: anyio.CancelScope) -> None:
         """Take what the slave reports; cancels `scope` when it hangs up."""
         opened = False
         while data := await _receive(self._stream, self._silence_seconds, "slave"):
-            self.session.received(data, trio.current_time())
+            self.session.received(data, anyio.current_time())
             self._replicas.acknowledged()
             if not opened:
                 self.wake()
@@ -254,26 +258,26 @@ class _SlaveLink:
 
 async def _receive(stream: Stream, silence_seconds: float, who: str) -> bytes:
     """What comes next; empty at the end. Raises RemoteProtocolError when nothing comes for so long."""
-    with trio.move_on_after(silence_seconds):
+    with anyio.move_on_after(silence_seconds):
         return bytes(await stream.receive_some(RECEIVE_BYTES))
     raise RemoteProtocolError(f"the {who} is silent")
 
 
 async def _both(
-    read: Callable[[trio.CancelScope], Awaitable[None]], write: Callable[[], Awaitable[None]]
+    read: Callable[[anyio.CancelScope], Awaitable[None]], write: Callable[[], Awaitable[None]]
 ) -> None:
     """Run a link's two directions; the end of the reading ends both, an error comes out bare."""
     failure: Exception | None = None
 
-    async def guarded(work: Callable[[], Awaitable[None]], scope: trio.CancelScope) -> None:
+    async def guarded(work: Callable[[], Awaitable[None]], scope: anyio.CancelScope) -> None:
         nonlocal failure
         try:
             await work()
-        except (*TRANSPORT, RmqError) as error:
+        except _transport_errors(RmqError) as error:
             failure = failure or error
             scope.cancel()
 
-    async with trio.open_nursery() as nursery:
+    async with anyio.create_task_group() as nursery:
         scope = nursery.cancel_scope
         nursery.start_soon(guarded, lambda: read(scope), scope)
         nursery.start_soon(guarded, write, scope)
@@ -316,17 +320,17 @@ class Follower:
                 except CorruptRecord as error:
                     self._stop(address, f"its log came damaged, look at it with `rmq store check`: {error}")
                     pause = DAMAGED_SECONDS
-                except (*TRANSPORT, *REMOTE, StoreError, ConfigError) as error:
+                except _transport_errors(*REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
                 finally:
                     self._broker.replica.is_following = False
-            await trio.sleep(pause if address else 1.0)
+            await anyio.sleep(pause if address else 1.0)
 
     def _stop(self, address: str, reason: str) -> None:
         """Follow no more, until it turns out that the reason has gone. Our files stay as they are."""
         self._broker.replica.stopped = reason
         before, at = self._complained
-        now = trio.current_time()
+        now = anyio.current_time()
         if reason != before or now - at >= COMPLAIN_SECONDS:
             self._complained = reason, now
             log.error("this slave has STOPPED following master %s: %s", address, reason)
@@ -360,7 +364,7 @@ class Follower:
     async def _greet(self, stream: Stream) -> MasterLog | None:
         """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
         await stream.send_all(HELLO)
-        with trio.move_on_after(HELLO_SECONDS):
+        with anyio.move_on_after(HELLO_SECONDS):
             return MasterLog.from_note(await _note(stream))
         if self._guard.secret:
             raise RemoteProtocolError("it has the secret, but does not say which log it has")
@@ -416,7 +420,7 @@ class Follower:
     async def _same(self, stream: Stream, physical_offset: int) -> bool:
         """Whether the master has the record that we have there."""
         await stream.send_all(question(physical_offset))
-        with trio.move_on_after(REQUEST_SECONDS):
+        with anyio.move_on_after(REQUEST_SECONDS):
             theirs = await _note(stream)
             return theirs == {"at": physical_offset, **fingerprint(self._broker.store.read(physical_offset))}
         raise RemoteProtocolError("the master does not answer what it has")
@@ -458,16 +462,16 @@ class Follower:
         session = SlaveSession(
             broker.append_raw,
             reach,
-            trio.current_time(),
+            anyio.current_time(),
             safe=on_disk if broker.replica.flushes_copies else reach,
             noted=None if self._greeting is None else broker.replica.take_note,
             heartbeat_s=heartbeat,
             silence_s=silence,
         )
 
-        async def read(scope: trio.CancelScope) -> None:
+        async def read(scope: anyio.CancelScope) -> None:
             while data := await _receive(stream, silence, "master"):
-                if session.received(data, trio.current_time()):
+                if session.received(data, anyio.current_time()):
                     self._grown.ring()
             scope.cancel()
 
@@ -475,12 +479,12 @@ class Follower:
             # The first report says where the master goes on: it must be the end of our log.
             while broker.replica.flushes_copies and on_disk() < reach():
                 broker.wake.flush()
-                await self._grown.wait(trio.current_time() + heartbeat)
+                await self._grown.wait(anyio.current_time() + heartbeat)
             while True:
-                if report := session.report(trio.current_time()):
+                if report := session.report(anyio.current_time()):
                     self._reported = max(self._reported, session.reported)
                     await stream.send_all(report)
-                await self._grown.wait(trio.current_time() + heartbeat)
+                await self._grown.wait(anyio.current_time() + heartbeat)
 
         log.info("following master %s from %d", address, reach())
         await _both(read, write)
@@ -499,7 +503,7 @@ class Follower:
                     await self._copy_table(name, code)
                 except (*REMOTE, StoreError) as error:
                     log.warning("%s of master %s is not copied: %s", name, self._master, error)
-            await trio.sleep(COPY_SECONDS if state.is_following else 1.0)
+            await anyio.sleep(COPY_SECONDS if state.is_following else 1.0)
 
     async def _copy_table(self, name: str, code: int) -> None:
         answer = await self._ask(code)

@@ -35,7 +35,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
-import trio
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import anyio.to_thread
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
@@ -45,6 +48,7 @@ from rmq.broker.replication import Follower, Guard, serve_slaves
 from rmq.broker.startup import (
     Opening,
     Ports,
+    Stop,
     StoppedOpening,
     check,
     client_limits,
@@ -116,12 +120,12 @@ async def run(
     disk: Disk | None = None,
     now_ms: Callable[[], int] | None = None,
     plugin_settings: Mapping[str, str] | None = None,
-    stop: trio.Event | None = None,
+    stop: Stop | None = None,
     also: dict[str, str] | None = None,
     health: Health | None = None,
     on_opened: Callable[[Broker], None] = lambda broker: None,
     front: Callable[[Endpoint], Endpoint] | None = None,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
 
@@ -137,7 +141,7 @@ async def run(
     config, tls = applied(config, tls or TlsConfig())
     guard = guard_of(config, tls)
     network = network or TcpNetwork()
-    stop = trio.Event() if stop is None else stop
+    stop = anyio.Event() if stop is None else stop
     also = {} if also is None else also
     health = health or Health()
     async with served_pages(network, config, health) as served:
@@ -181,7 +185,7 @@ async def run(
         also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
         also |= served.listens() | broker.hooks.listens()
         with bare_errors():
-            async with trio.open_nursery() as nursery:
+            async with anyio.create_task_group() as nursery:
                 addresses = await nursery.start(service.live, stop)
                 task_status.started(addresses)
                 try:
@@ -204,16 +208,16 @@ async def measure_rounds(flow: FlowControl, lag: Histogram, poller: Poller) -> N
     while True:
         # Two, since tasks run in any order within a round: this one may be the last of one and the first of
         # the next.
-        began = trio.current_time()
-        await trio.lowlevel.checkpoint()
-        await trio.lowlevel.checkpoint()
-        took = max((trio.current_time() - began) / 2, await poller.round_end())
+        began = anyio.current_time()
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        took = max((anyio.current_time() - began) / 2, await poller.round_end())
         lag.observe(max(took, late))
         late = 0.0
         if not flow.round_took(took):
-            due = trio.current_time() + ROUND_SECONDS
-            await trio.sleep_until(due)
-            late = trio.current_time() - due
+            due = anyio.current_time() + ROUND_SECONDS
+            await anyio.sleep_until(due)
+            late = anyio.current_time() - due
 
 
 class _Alarms:
@@ -270,15 +274,15 @@ class _Service:
         self._guard = guard
         self._tls = guard.tls.config
         self._threads = threads
-        self._saving, self._saving_made = trio.Lock(), trio.Lock()
+        self._saving, self._saving_made = anyio.Lock(), anyio.Lock()
 
     # ---- the tree ----
 
     async def live(
-        self, stop: trio.Event, *, task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED
+        self, stop: Stop, *, task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """All of the broker's life. Shielded: only `stop` and its own errors end it."""
-        with trio.CancelScope(shield=True), bare_errors():
+        with anyio.CancelScope(shield=True), bare_errors():
             try:
                 await self._grow(stop, task_status)
             except BaseException:
@@ -287,8 +291,8 @@ class _Service:
             await self._blocking(self.store.close)
             log.info("the broker has stopped, its store is closed")
 
-    async def _grow(self, stop: trio.Event, task_status: trio.TaskStatus[list[str]]) -> None:
-        async with trio.open_nursery() as inner:
+    async def _grow(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
+        async with anyio.create_task_group() as inner:
             broker, poller = self.broker, Poller()
             await inner.start(self._flusher.run)
             for loop in (self._sync_queues, self._reput, self._clean, self._schedule, self._check_back):
@@ -308,7 +312,7 @@ class _Service:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
             async with (
                 Pool(self._network, RefusingEndpoint(), tls=self._tls) as pool,
-                trio.open_nursery() as outer,
+                anyio.create_task_group() as outer,
             ):
                 serving = partial(
                     serve_listeners,
@@ -346,8 +350,8 @@ class _Service:
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
         # answer that there is: a pull what is there, a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")
-        with trio.move_on_after(STOP_SECONDS):
-            async with trio.open_nursery() as nursery:
+        with anyio.move_on_after(STOP_SECONDS):
+            async with anyio.create_task_group() as nursery:
                 for address in self._alarms.register:
                     nursery.start_soon(self._unregister, pool, address)
         broker.held_pulls.finish_pulls()
@@ -362,8 +366,8 @@ class _Service:
     async def _blocking(self, work: Callable[[], T]) -> T:
         """Run what blocks: in a thread, or here where a simulation's clock must see it."""
         if self._threads:
-            return await trio.to_thread.run_sync(work)
-        await trio.lowlevel.checkpoint()
+            return await anyio.to_thread.run_sync(work)
+        await anyio.lowlevel.checkpoint()
         return work()
 
     # ---- store ----
@@ -371,7 +375,7 @@ class _Service:
     async def _sync_queues(self) -> None:
         """Sync queue and index files and the checkpoint, so that a recovery has less to look at."""
         while True:
-            await trio.sleep(self.store.config.flush_consume_queue_thorough_interval / 1000)
+            await anyio.sleep(self.store.config.flush_consume_queue_thorough_interval / 1000)
             try:
                 await self._blocking(self.store.flush_queues)
                 await self._blocking(self.store.flush_checkpoint)
@@ -380,15 +384,15 @@ class _Service:
 
     async def _reput(self) -> None:
         while True:
-            await self._alarms.reput.wait(trio.current_time() + 1)
-            await trio.sleep(REPUT_SECONDS)
+            await self._alarms.reput.wait(anyio.current_time() + 1)
+            await anyio.sleep(REPUT_SECONDS)
             while self.store.dispatch(REPUT_RECORDS):
-                await trio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()
 
     async def _clean(self) -> None:
         while True:
             seconds = self.store.config.clean_resource_interval / 1000
-            await self._alarms.clean.wait(trio.current_time() + seconds)
+            await self._alarms.clean.wait(anyio.current_time() + seconds)
             try:
                 await self._remove_expired()
             except StoreError as error:
@@ -411,7 +415,7 @@ class _Service:
 
     async def _deadlines(self) -> None:
         while True:
-            await self._alarms.deadlines.wait(self.broker.step_deadlines(trio.current_time()))
+            await self._alarms.deadlines.wait(self.broker.step_deadlines(anyio.current_time()))
 
     async def _schedule(self) -> None:
         await self._repeat(self.broker.step_schedule, self._alarms.schedule)
@@ -427,11 +431,11 @@ class _Service:
             next_ms = step()
             seconds = max(0, next_ms - self.broker.now_ms()) / 1000
             # Wall time may be set: look again after a minute whatever it said.
-            await alarm.wait(trio.current_time() + min(seconds, 60))
+            await alarm.wait(anyio.current_time() + min(seconds, 60))
 
     async def _persist(self) -> None:
         while True:
-            await trio.sleep(self.broker.config.flush_consumer_offset_interval / 1000)
+            await anyio.sleep(self.broker.config.flush_consumer_offset_interval / 1000)
             await self._save()
 
     async def _long_answers(self) -> None:
@@ -480,11 +484,11 @@ class _Service:
         while True:
             end = await self._blocking(partial(certificate_end, self._tls.tls_cert_path))
             self.broker.registration.certificate_end = end
-            await trio.sleep(CERTIFICATE_SECONDS)
+            await anyio.sleep(CERTIFICATE_SECONDS)
 
     # ---- name servers ----
 
-    async def _start_registrars(self, nursery: trio.Nursery, pool: Pool) -> None:
+    async def _start_registrars(self, nursery: anyio.abc.TaskGroup, pool: Pool) -> None:
         """Start them all; return when one has registered, or all have tried, or it takes too long."""
         ready = _Ready(len(self._alarms.register))
         self.broker.registration.known_by = dict.fromkeys(self._alarms.register, False)
@@ -492,7 +496,7 @@ class _Service:
         for address in self._alarms.register:
             nursery.start_soon(self._register, pool, address, ready)
         if self._alarms.register:
-            await ready.alarm.wait(trio.current_time() + READY_SECONDS)
+            await ready.alarm.wait(anyio.current_time() + READY_SECONDS)
 
     async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
         """Keep one name server informed: at once, each period, and when topics change."""
@@ -512,9 +516,9 @@ class _Service:
                 failures = 0
             self._tried(address, registered=not failures)
             ready.tried(address, registered=not failures)
-            await trio.sleep(self.broker.registration.pause)
+            await anyio.sleep(self.broker.registration.pause)
             pause = min(period, 2.0**failures, AWAY_SECONDS) if failures else period
-            changed = await alarm.wait(trio.current_time() + pause)
+            changed = await alarm.wait(anyio.current_time() + pause)
             force = changed or bool(failures) or self.broker.config.force_register
 
     def _on_link(self, address: str, cause: object) -> None:

@@ -13,9 +13,11 @@ import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-import trio
+import anyio
+import anyio.from_thread
+import anyio.to_thread
 from attrs import frozen
 
 from rmq.broker.broker import Broker
@@ -33,7 +35,7 @@ from rmq.protocol.record import host_bytes
 from rmq.protocol.server_auth import ClusterSecret, ServerAuth
 from rmq.remoting.address import is_literal, join_address, split_address
 from rmq.remoting.limits import Budget, Limits
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import bare_errors, current_loop
 from rmq.remoting.network import Network
 from rmq.remoting.server import Acceptor, open_listeners
 from rmq.remoting.stream import Listener
@@ -106,7 +108,7 @@ class Ports:
 
     async def aclose(self) -> None:
         """Listen no more. Completes when cancelled."""
-        with trio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
             for listener in (*self.clients, *([] if self.slaves is None else [self.slaves])):
                 await listener.aclose()
 
@@ -134,7 +136,7 @@ async def _host_bytes(config: BrokerConfig, port: int) -> bytes:
     host = config.broker_ip1
     if not is_literal(host):
         try:
-            host = str((await trio.socket.getaddrinfo(host, port))[0][4][0])
+            host = str((await anyio.getaddrinfo(host, port))[0][4][0])
         except OSError as error:
             expected = f"an address of this machine, or a name that can be looked up ({error.strerror})"
             raise ConfigError("brokerIP1", config.broker_ip1, expected) from None
@@ -167,7 +169,7 @@ async def open_broker(
             address=join_address(config.broker_ip1, ports.main),
             ha_address=join_address(config.ha_host, ports.ha),
             now_ms=now_ms,
-            clock=trio.current_time,
+            clock=current_loop().now,
             work_clock=opening.work_clock,
             wake=wake,
             server_auth=None if secret is None else ServerAuth(secret, now_ms),
@@ -203,12 +205,22 @@ class StoppedOpening(Exception):
     """The broker was to stop while its store was being opened."""
 
 
+class Stop(Protocol):
+    """An event of either loop, set where a server shall end."""
+
+    def set(self) -> object:
+        """Wake who waits for it."""
+
+    async def wait(self) -> object:
+        """Return when it is set."""
+
+
 class Opening:
     """The opening of a store, which may take minutes after a crash: in a thread, so that the event loop
     answers probes, and can be told to `stop` it. A simulation does it in its loop, whose clock rules all.
     """
 
-    def __init__(self, health: Health, stop: trio.Event, *, threads: bool) -> None:
+    def __init__(self, health: Health, stop: Stop, *, threads: bool) -> None:
         self._health = health
         self._stop = stop
         self._threads = threads
@@ -226,11 +238,11 @@ class Opening:
         if not self._threads:
             store.load(Progress(self._health))
         else:
-            progress = Progress(self._health, trio.from_thread.check_cancelled)
+            progress = Progress(self._health, anyio.from_thread.check_cancelled)
             with bare_errors():
-                async with trio.open_nursery() as nursery:
+                async with anyio.create_task_group() as nursery:
                     nursery.start_soon(self._cancel, nursery.cancel_scope)
-                    await trio.to_thread.run_sync(partial(store.load, progress))
+                    await anyio.to_thread.run_sync(partial(store.load, progress))
                     loaded = True
                     nursery.cancel_scope.cancel()
         if not loaded:
@@ -238,7 +250,7 @@ class Opening:
             raise StoppedOpening
         self._health.has(STORE)
 
-    async def _cancel(self, scope: trio.CancelScope) -> None:
+    async def _cancel(self, scope: anyio.CancelScope) -> None:
         await self._stop.wait()
         scope.cancel()
 

@@ -29,6 +29,10 @@ SUBCOMMANDS: Final = {
         "rmq.cli.services",
         "Run a broker, or look after running ones: broker status, broker config ...",
     ),
+    "controller": (
+        "rmq.cli.services",
+        "Run a controller, which elects masters, or look after running ones: controller status ...",
+    ),
     "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
     "pub": ("rmq.cli.pub", "Send messages from the command line, a file or standard input."),
     "sub": ("rmq.cli.sub", "Consume a topic as a member of a group."),
@@ -55,7 +59,7 @@ SUBCOMMANDS: Final = {
 """Name -> module, and the line that `rmq --help` shows: kept here so that help imports nothing."""
 
 SECTIONS: Final = {
-    "Run": ("dev", "namesrv", "broker", "demo", "run"),
+    "Run": ("dev", "namesrv", "broker", "controller", "demo", "run"),
     "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
     "More": ("certs", "store", "context", "errors", "completion"),

@@ -1,4 +1,4 @@
-"""`rmq namesrv`, `rmq broker` and `rmq dev`: the services. What they run is imported when they run."""
+"""`rmq namesrv`, `broker`, `controller` and `dev`: the services. What they run is imported when they run."""
 
 from __future__ import annotations
 
@@ -52,6 +52,28 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
         echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
         echo("\nWithout a command it runs a broker:\n")
     _run_service("broker", arguments)
+
+
+@click.command(context_settings=PASS_THROUGH)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.pass_context
+def controller(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Run a controller; `rmq controller --help` lists the options.
+
+    With the name of an operation (`rmq controller status`), look after controllers that run.
+    """
+    if arguments and not arguments[0].startswith("-"):
+        from rmq.cli.controller import operations
+
+        with operations.make_context("controller", list(arguments), parent=context.parent) as own:
+            operations.invoke(own)
+        return
+    if arguments == ("--help",):
+        from rmq.cli.controller import operations
+
+        echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="controller")))
+        echo("\nWithout a command it runs a controller:\n")
+    _run_service("controller", arguments)
 
 
 # --- for development ---

@@ -311,7 +311,7 @@ class Assignments:
                 self._is_complete = False
                 self.failed(topic, error)
             else:
-                if self.errors.pop(topic, None) is not None:
+                if self._is_complete and self.errors.pop(topic, None) is not None:
                     log.info("%s: %s can be consumed now", self._group, topic)
             if self._is_complete:
                 self.missing.discard(topic)

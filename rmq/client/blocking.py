@@ -32,11 +32,11 @@ from rmq.client import delivery as async_delivery
 from rmq.client import producer as async_producer
 from rmq.client import pull_consumer as async_pull_consumer
 from rmq.client import transactional as async_transactional
-from rmq.client.loop_thread import LoopThread, loop_thread, poster, wait_for
+from rmq.client.loop_thread import LoopThread, loop_thread, wait_for
 from rmq.client.outgoing import SendResult
 from rmq.errors import LocalProtocolError
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import bare_errors, poster
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -129,9 +129,12 @@ class _Entered(Generic[E]):
         return self._block.__exit__(kind, error, trace)
 
     def open(self) -> Self:
-        """Open it without a block, to be closed with `close`."""
+        """Open it without a block, to be closed with `close`; the end of its client does, too."""
+        self.__enter__()
         self._is_started = True
-        return self.__enter__()
+        if isinstance(self._portal, LoopThread):
+            self._portal.opened.add(self)
+        return self
 
     def close(self) -> None:
         """Close what `open` opened, as the end of the block does. Once closed, or never opened: nothing."""
@@ -231,7 +234,7 @@ class Consumer(_Entered[async_consumer.Consumer]):
         super().__init__(portal, inner)
         self._ended: deque[async_delivery.Delivery] = deque()
         self._is_posted = False
-        self._post: Callable[[Callable[[], None]], object] = portal.call(poster)
+        self._post = portal.call(poster)
 
     def _ended_well(self, delivery: async_delivery.Delivery) -> None:
         """Have a delivery finished in the loop's thread, soon, together with others."""
@@ -252,6 +255,8 @@ class Consumer(_Entered[async_consumer.Consumer]):
 
     def _ready(self) -> Delivery | None:
         """A delivery that is there already, taken in this thread."""
+        if isinstance(self._portal, LoopThread):
+            self._portal.check_process()  # the messages that are there are the other process's
         found = self._inner.take_now()
         return None if found is None else Delivery(self, found)
 
@@ -449,6 +454,8 @@ class Client:
         if self._portal is not None and not self._portal.is_of_this_process:
             self._stack.pop_all()  # the connections are those of the process that was forked
             return None
+        for one in list(self._portal.opened) if self._portal is not None else ():
+            one.close()
         return self._stack.__exit__(kind, error, trace)
 
     def open(self) -> Client:

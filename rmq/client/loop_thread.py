@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import anyio
 from anyio.from_thread import BlockingPortal
@@ -28,13 +28,15 @@ class LoopThread(BlockingPortal):
     def __init__(self) -> None:
         super().__init__()
         self._pid = os.getpid()
+        self.opened: WeakSet[Any] = WeakSet()
+        """What was opened without a block, and is to be closed before the loop ends."""
 
     def start_task_soon(self, *arguments: Any, **options: Any) -> Any:  # type: ignore[override]
-        self._check_process()
+        self.check_process()
         return super().start_task_soon(*arguments, **options)
 
     def start_task(self, *arguments: Any, **options: Any) -> Any:
-        self._check_process()
+        self.check_process()
         return super().start_task(*arguments, **options)
 
     @property
@@ -42,7 +44,8 @@ class LoopThread(BlockingPortal):
         """Whether the thread is one of this process, and not of the one that it was forked from."""
         return os.getpid() == self._pid
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raises LocalProtocolError in a copy of the process."""
         if not self.is_of_this_process:
             raise LocalProtocolError("this client was opened before a fork: open one in each process")
 
@@ -81,6 +84,8 @@ def wait_for(
     portal: BlockingPortal, function: Callable[..., Coroutine[Any, Any, T]], *arguments: Any, **options: Any
 ) -> T:
     """What the coroutine function returns or raises. Interrupted by Ctrl-C, the call is cancelled first."""
+    if isinstance(portal, LoopThread):
+        portal.check_process()
     running = _loop_of(portal)
     if running is None:
         return _call_in_trio(portal, partial(function, *arguments, **options))
@@ -145,12 +150,3 @@ def _loop_of(portal: BlockingPortal) -> asyncio.AbstractEventLoop | None:
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
     return asyncio.get_running_loop() if current_loop().name == "asyncio" else None
-
-
-async def poster() -> Callable[[Callable[[], None]], object]:
-    """What has a function run in this loop soon, called from any thread."""
-    if current_loop().name == "trio":
-        import trio
-
-        return trio.lowlevel.current_trio_token().run_sync_soon
-    return asyncio.get_running_loop().call_soon_threadsafe

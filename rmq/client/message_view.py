@@ -20,11 +20,12 @@ from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
 from rmq.protocol.codes import SYS_COMPRESSED, SYS_HOST_BITS
 from rmq.protocol.json import JAVA
-from rmq.protocol.properties import decode_properties
+from rmq.protocol.properties import AlikeProperties
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part, parts
 
 _START = part("size", "magic", "queue_offset")
 _BODY = part("crc", "sys_flag", "body_size")  # with two IPv4 hosts, as mostly
+_read_properties = AlikeProperties()
 _BODY_SIZE = parts("body_size")
 _BODY_AT = _BODY.size
 _SYS_FLAG = part("sys_flag")
@@ -48,7 +49,7 @@ class PulledMessage(StoredMessage):
     `window` is the window of the consumer that it was pulled for.
     """
 
-    __slots__ = ("_at", "_body", "_buffer", "window")
+    __slots__ = ("_at", "_body", "_buffer", "_properties", "window")
 
     body_max: ClassVar[int | None] = None
     """Bytes that a compressed body may grow to; BODY_MAX when None. `limited` gives a class of each."""
@@ -56,6 +57,7 @@ class PulledMessage(StoredMessage):
     _buffer: bytes
     _at: int
     _body: bytes | None
+    _properties: dict[str, str] | None
     window: ProcessQueue | None
 
     @property
@@ -81,6 +83,34 @@ class PulledMessage(StoredMessage):
     def body(self, body: bytes) -> None:
         self._body = body
 
+    @property
+    def properties(self) -> dict[str, str]:
+        # Spelled out for the same reason.
+        properties = self._properties
+        if properties is None:
+            buffer, at = self._buffer, self._at
+            try:
+                _, sys_flag, length = _BODY.unpack_from(buffer, at)
+                topic_at = at + _BODY_AT + length
+                if sys_flag & SYS_HOST_BITS:
+                    topic_at = sum(_body_after_v6(buffer, at, sys_flag))
+                start = topic_at + 3 + buffer[topic_at]
+                end = start + (buffer[start - 2] << 8) + buffer[start - 1]
+                if topic_at <= at or end != at + self.size:
+                    raise IndexError("the lengths in the record do not agree")
+            except (struct_error, IndexError) as error:
+                raise self._damaged(error) from None
+            properties = _read_properties(buffer[start:end])
+            self._properties = properties
+        return properties
+
+    @properties.setter
+    def properties(self, properties: dict[str, str]) -> None:
+        self._properties = properties
+
+    def _damaged(self, error: Exception) -> CorruptRecord:
+        return CorruptRecord(f"the answer of {self.broker_name}", self._at, str(error))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Made again as a plain one: a class of `limited` has no name of its own."""
         make, kind, *rest = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
@@ -101,7 +131,7 @@ class PulledMessage(StoredMessage):
         try:
             read(self, self._buffer, self._at)
         except (struct_error, IndexError) as error:
-            raise CorruptRecord(f"the answer of {self.broker_name}", self._at, str(error)) from None
+            raise self._damaged(error) from None
         return getattr(self, name)
 
 
@@ -146,7 +176,8 @@ def found_messages(buffer: bytes, broker_name: str) -> list[FoundMessage]:
         if magic != MESSAGE_MAGIC or not FIXED_SIZE <= size <= end - at:
             raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
         message = FoundMessage.__new__(FoundMessage)
-        message._buffer, message._at, message._body, message.window = buffer, at, None, None
+        message._buffer, message._at, message._body, message._properties = buffer, at, None, None
+        message.window = None
         message.size, message.queue_offset, message.broker_name = size, queue_offset, broker_name
         messages.append(message)
         at += size
@@ -176,7 +207,7 @@ def read_messages(
         message = new(kind)
         message._buffer = buffer
         message._at = at
-        message._body = None
+        message._body = message._properties = None
         message.window = window
         message.size = size
         message.queue_offset = last = queue_offset
@@ -198,18 +229,15 @@ def _body_after_v6(buffer: bytes, at: int, sys_flag: int) -> tuple[int, int]:
     return at + form.size, form.unpack_from(buffer, at)[0]
 
 
-def _read_names(message: PulledMessage, buffer: bytes, at: int) -> None:
+def _read_topic(message: PulledMessage, buffer: bytes, at: int) -> None:
     _, sys_flag, length = _BODY.unpack_from(buffer, at)
-    body_at = at + _BODY_AT
+    topic_at = at + _BODY_AT + length
     if sys_flag & SYS_HOST_BITS:
-        body_at, length = _body_after_v6(buffer, at, sys_flag)
-    topic_at = body_at + length
-    properties_at = topic_at + 3 + buffer[topic_at]
-    end = properties_at + int.from_bytes(buffer[properties_at - 2 : properties_at], "big")
-    if length < 0 or end != at + message.size:
+        topic_at = sum(_body_after_v6(buffer, at, sys_flag))
+    end = topic_at + 1 + buffer[topic_at]
+    if topic_at <= at or end > at + message.size:
         raise IndexError("the lengths in the record do not agree")
-    message.topic = buffer[topic_at + 1 : properties_at - 2].decode("utf-8", JAVA)
-    message.properties = decode_properties(buffer[properties_at:end].decode("utf-8", JAVA))
+    message.topic = buffer[topic_at + 1 : end].decode("utf-8", JAVA)
 
 
 def _read_numbers(message: PulledMessage, buffer: bytes, at: int) -> None:
@@ -231,8 +259,7 @@ def _read_numbers(message: PulledMessage, buffer: bytes, at: int) -> None:
 
 
 _PARTS: dict[str, Callable[[PulledMessage, bytes, int], None]] = {
-    "topic": _read_names,
-    "properties": _read_names,
+    "topic": _read_topic,
     **dict.fromkeys(
         (
             "body_crc",

@@ -44,6 +44,8 @@ from rmq.protocol.record import NUL_IN_PROPERTIES, PROPERTIES_MAX, compress, com
 STATUSES = {0: "SEND_OK", 10: "FLUSH_DISK_TIMEOUT", 12: "FLUSH_SLAVE_TIMEOUT", 11: "SLAVE_NOT_AVAILABLE"}
 """Response codes of a send that say "stored", and what else they say."""
 
+BATCH_MESSAGES: Final = 1000
+"""Of one request, at most: the header of its answer names the place of each, and is not read over 64 KiB."""
 COMPRESSED = compressed_flag()
 SEND = int(RequestCode.SEND_MESSAGE_V2)
 BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -128,8 +130,8 @@ def pack_batch(
     extras: Sequence[Mapping[str, str]] | None = None,
 ) -> list[Outgoing]:
     """Check a batch and make it ready: one topic, no delays, one `wait_store`; one request for each
-    `max_message_size` bytes. `extras` are further properties of each message. Raises InvalidName,
-    InvalidMessage.
+    `max_message_size` bytes or `BATCH_MESSAGES`. `extras` are further properties of each message. Raises
+    InvalidName, InvalidMessage.
     """
     if not messages:
         raise InvalidMessage(remark="the batch is empty")
@@ -153,7 +155,7 @@ def pack_batch(
                 remark=f"message {unique_id} of the batch has {len(piece)} bytes with its properties, at most"
                 f" {most} are allowed (max_message_size)"
             )
-        if len(piece) > room:
+        if len(piece) > room or len(parts[-1][1]) >= BATCH_MESSAGES:
             parts.append(([], []))
             room = most
         room -= len(piece)
@@ -354,12 +356,17 @@ def each(result: SendResult) -> Iterator[SendResult]:
     """The results of a batch's messages, one by one, in their order."""
     for part in result.parts or (result,):
         places = part.offset_message_id.split(",")
+        last = len(places) - 1
         for at, unique_id in enumerate(part.message_ids):
-            yield evolve(
-                part,
-                queue_offset=part.queue_offset + at,
-                message_id=unique_id,
-                offset_message_id=places[min(at, len(places) - 1)],
+            yield SendResult(
+                part.status,
+                part.message_queue,
+                part.queue_offset + at,
+                unique_id,
+                places[min(at, last)],
+                part.transaction_id,
+                part.region,
+                part.recall_handle,
             )
 
 

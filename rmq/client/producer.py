@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from rmq.client.accumulator import Accumulator
 from rmq.client.observer import Observer
 from rmq.client.outgoing import (
     Outgoing,
@@ -60,15 +61,16 @@ class Producer(Startable):
     `shutdown_timeout_ms`.
     """
 
-    def __init__(self, session: Session, group: str) -> None:
+    def __init__(self, session: Session, group: str, *, auto_batch: bool = False) -> None:
         self._session = session
         self.group = validate_group(group)
         self._sender = Sender(session, group)
+        tasks = session.tasks if auto_batch else None
+        self._accumulator = None if tasks is None else Accumulator(self._sender, tasks)
         self._unfinished = 0  # sends, and transactions between their half and their end
         self._idle = Alarm()
         self._is_open = False
         self._scope = TaskScope()
-        self._registered_at: set[str] = set()
 
     async def __aenter__(self) -> Producer:
         """Join. Raises ConfigError when this client has a producer of that group already."""
@@ -119,6 +121,8 @@ class Producer(Startable):
         self._check_open()
         self._unfinished += 1
         try:
+            if self._accumulator is not None and self._accumulator.takes(message, outgoing):
+                return await self._accumulator.send(message, outgoing, queue, sharding_key)
             return await self._sender.send(outgoing, queue, sharding_key)
         finally:
             self._end()
@@ -131,8 +135,9 @@ class Producer(Startable):
         extra: dict[str, str],
         sys_flag: int,
     ) -> SendResult:
-        """Send in front of observers. `extra` are properties of RocketMQ's own."""
+        """Send in front of observers. `extra` are properties of RocketMQ's own: then it goes alone."""
         session = self._session
+        accumulator = None if extra else self._accumulator
         tokens = self._announce(message, extra)
         result: SendResult | None = None
         failure: BaseException | None = None
@@ -140,7 +145,15 @@ class Producer(Startable):
             outgoing = pack(
                 message, session.unique_ids.next(), session.config, extra=extra, sys_flag=sys_flag
             )
-            result = await self.send_packed(outgoing, queue=queue, sharding_key=key)
+            if accumulator is not None and accumulator.takes(message, outgoing):
+                self._check_open()
+                self._unfinished += 1
+                try:
+                    result = await accumulator.send(message, outgoing, queue, key)
+                finally:
+                    self._end()
+            else:
+                result = await self.send_packed(outgoing, queue=queue, sharding_key=key)
             return result
         except BaseException as error:
             failure = error
@@ -167,8 +180,8 @@ class Producer(Startable):
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
     ) -> SendResult:
-        """Send several messages of one topic, in as few requests as `max_message_size` allows: those of one
-        request are all stored in one queue, or none.
+        """Send several messages of one topic, in as few requests as `max_message_size` allows, 1,000 in each
+        at most: those of one request are all stored in one queue, or none.
 
         They have the same `wait_store` and no delay. Otherwise as `send`; the result has the ids of all
         messages, and `parts` where there were several requests. When one of these fails, the error's notes
@@ -327,10 +340,7 @@ class Producer(Startable):
     async def _register_at_brokers(self, topic: str, timeout: float) -> None:
         """Tell all brokers of a topic who we are: they push replies over the connection of the heartbeat."""
         rotation = await self._sender.rotation(topic, timeout)
-        brokers = rotation.route.brokers.keys()
-        if not self._registered_at >= brokers:
-            await self._session.heartbeat()
-            self._registered_at |= brokers
+        await self._session.introduce(self.group, rotation.route.brokers)
 
     # --- what leaving the block waits for ---
 

@@ -244,6 +244,12 @@ class PullConsumer(Startable):
         await self._ensure_route(queue)
         return await self._session.brokers.max_offset(queue)
 
+    async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        """The minimum and maximum offsets of all queues that the topic has on the broker of `queue`, in one
+        request. Raises TopicNotExist. Cancelled: nothing has happened."""
+        await self._ensure_route(queue)
+        return await self._session.brokers.bounds(queue)
+
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset of the first message stored at that time (ms since 1970) or later; `max_offset` when
         there is none. Cancelled: nothing has happened.

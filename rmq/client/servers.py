@@ -40,6 +40,7 @@ from rmq.protocol.bodies import (
     SubscriptionData,
     TopicList,
     TopicRouteData,
+    TopicStatsTable,
     UnlockBatchRequestBody,
 )
 from rmq.protocol.codes import MASTER_ID, RequestCode, ResponseCode
@@ -54,6 +55,7 @@ from rmq.protocol.headers import (
     GetMaxOffsetResponseHeader,
     GetMinOffsetRequestHeader,
     GetMinOffsetResponseHeader,
+    GetTopicStatsInfoRequestHeader,
     QueryConsumerOffsetRequestHeader,
     QueryConsumerOffsetResponseHeader,
     SearchOffsetRequestHeader,
@@ -73,6 +75,10 @@ E = TypeVar("E", bound=RmqError)
 
 FAILURES = (*NETWORK_ERRORS, NoRoute, ResponseError, RemoteProtocolError)
 """What a background loop logs and tries again at its next turn."""
+
+
+NO_MEMBERS = "no consumer for this group"
+"""So begins RocketMQ's remark; it has no code for it."""
 
 
 def parse_name_servers(text: str | Sequence[str], source: str = "") -> list[str]:
@@ -219,6 +225,13 @@ class Brokers:
         response = await self.call(self.reader(queue)[1], RequestCode.GET_MIN_OFFSET, header)
         return response.read(GetMinOffsetResponseHeader).offset
 
+    async def bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        """The two, of all queues that the topic has on the queue's broker: GET_TOPIC_STATS_INFO."""
+        header = GetTopicStatsInfoRequestHeader(queue.topic)
+        response = await self.call(self.reader(queue)[1], RequestCode.GET_TOPIC_STATS_INFO, header)
+        table = TopicStatsTable.from_json(response.body).offset_table
+        return {each: (one.min_offset, one.max_offset) for each, one in table.items()}
+
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """The offset that the broker names for a time: of a message near it. See `pull.first_since`."""
         header = SearchOffsetRequestHeader(queue.topic, queue.queue_id, timestamp_ms, queue.broker_name)
@@ -271,9 +284,15 @@ class Brokers:
         await self.call(address, RequestCode.UNREGISTER_CLIENT, header)
 
     async def consumer_ids(self, address: str, group: str) -> list[str]:
-        """The client ids of a group's members, as this broker knows them."""
+        """The client ids of a group's members, as this broker knows them; none of a group that it does not
+        know, as before the first heartbeat of a member."""
         header = GetConsumerListByGroupRequestHeader(group)
-        response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        try:
+            response = await self.call(address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
+        except ResponseError as error:
+            if error.code == ResponseCode.SYSTEM_ERROR and str(error.remark).startswith(NO_MEMBERS):
+                return []
+            raise
         return GetConsumerListByGroupResponseBody.from_json(response.body).consumer_id_list
 
     async def check_subscription(

@@ -1,7 +1,7 @@
 """Session: what the producers and consumers of one client share, and the loops that keep it fresh.
 
 client ├ pool        one connection to each server: reader and writer
-       ├ heartbeat   30 s, and at once when a group joins, a broker appears or a connection is lost
+       ├ heartbeat   30 s, and at once when a group joins, a broker appears, a connection is lost or back
        └ routes      30 s, and at once on failure
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -185,6 +185,8 @@ class Session:
         self.pending_requests = PendingRequests()
         self.is_replying = False
         """Whether a producer has replied to a request."""
+        self.tasks: anyio.abc.TaskGroup | None = None
+        """For tasks that end with the client, while it runs."""
         self._users = 0
         self._departure = Alarm()
         self._route_requests: dict[str, RouteRequest] = {}
@@ -195,12 +197,15 @@ class Session:
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
         self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
         self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
+        self._introduced: dict[str, set[str]] = {}  # producer groups that a broker knows this connection by
+        self._lost: set[str] = set()  # addresses whose connection was lost and is not there again
         self._heartbeat_now = Alarm()
         self._heartbeat_lock = anyio.Lock()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled. Only a bug ends it with an error."""
         async with anyio.create_task_group() as tasks:
+            self.tasks = tasks
             await tasks.start(self.pool.run)
             tasks.start_soon(self._keep_heartbeats)
             tasks.start_soon(self._keep_routes)
@@ -225,7 +230,15 @@ class Session:
                 log.error("on_event failed", exc_info=error)
 
     def _on_connection(self, address: str, cause: object) -> None:
-        self.tell(Connected(address) if cause is None else Disconnected(address, str(cause)))
+        if cause is None:
+            self.tell(Connected(address))
+            if address in self._lost:  # a broker forgets with the connection who was behind it
+                self._lost.discard(address)
+                self.heartbeat_soon()
+        else:
+            self._introduced.pop(address, None)
+            self._lost.add(address)
+            self.tell(Disconnected(address, str(cause)))
 
     # --- groups -----------------------------------------------------------------------------------
 
@@ -360,6 +373,14 @@ class Session:
                 for address in self.routes.addresses(slaves=bool(self.members)):
                     tasks.start_soon(self._heartbeat_to, address, data)
 
+    async def introduce(self, group: str, brokers: Iterable[str]) -> None:
+        """Have these brokers know that `group` produces behind the connections of now, as far as they can be
+        reached: that is where they push replies and check-backs to. One that did not answer the last
+        heartbeat is not waited for again."""
+        addresses = {self.routes.master(broker) for broker in brokers} - self._silent
+        if any(group not in self._introduced.get(address, ()) for address in addresses if address):
+            await self.heartbeat()
+
     def check_admitted(self, group: str) -> None:
         """Raise the ResponseError with which a broker refused this consumer group at the last heartbeat."""
         refusal = self._refusals.get(group)
@@ -370,6 +391,9 @@ class Session:
         """A broker refuses a client as a whole: then each group is told apart, so that the others get in."""
         try:
             self._log_warning(address, data, await self.brokers.heartbeat(address, data))
+            if address not in self._lost:
+                known = self._introduced.setdefault(address, set())
+                known.update(one.group_name for one in data.producer_data_set)
             if address in self._silent:  # back again
                 self._silent.discard(address)
                 self.health.clear(self.routes.name_of(address))

@@ -90,7 +90,7 @@ class Controller:
             # Even if it leads again in the same term: it heard no heartbeats meanwhile.
             self._led = 0
             if self.raft.leader != self.raft.me:
-                self._give_up()
+                self.give_up()
             return
         if self._led != self.raft.term:
             is_new_term = self._last_led != self.raft.term
@@ -140,7 +140,8 @@ class Controller:
         else:
             reply(self._not_leader())
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """Tell all who wait for the log that this controller does not lead."""
         waiting, self._waiting = self._waiting, {}
         for _, reply in waiting.values():
             reply(self._not_leader())

@@ -87,6 +87,11 @@ class Elections:
         heard = self._heard.get((name, number))
         return heard is not None and now < heard[0] + self.lease_s
 
+    def reach(self, name: str, number: int) -> int | None:
+        """Up to where a replica said last that its log is flushed; None when it was not heard."""
+        heard = self._heard.get((name, number))
+        return None if heard is None else heard[1].reach
+
     def due(self, sets: Mapping[str, BrokerSet], now: float) -> list[Elect]:
         """The elections that may and must be held now. Each is to be proposed; one that fails comes again."""
         found = []

@@ -7,11 +7,11 @@ from pathlib import Path
 from attrs import frozen
 
 from rmq.config import at_least, between, one_of, setting
-from rmq.loglimit import LogConfig
+from rmq.controller.config import ControllerSettings
 
 
 @frozen
-class NamesrvConfig(LogConfig):
+class NamesrvConfig(ControllerSettings):
     """Settings of a name server."""
 
     listen_port: int = setting(

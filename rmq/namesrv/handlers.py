@@ -15,6 +15,7 @@ from typing import Final
 from attrs import define
 
 from rmq.config import canonical, dump_properties, evolve, parse_properties
+from rmq.controller.requests import SIGNED_CODES, ControllerRequests
 from rmq.errors import (
     ConfigError,
     LocalProtocolError,
@@ -25,6 +26,7 @@ from rmq.errors import (
     SystemFailure,
 )
 from rmq.files import SaveSettings
+from rmq.metrics import Metric
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
@@ -107,7 +109,15 @@ class NameServer(Endpoint):
         self._on_lookup = on_lookup
         self._next_scan_ms = now_ms() + SCAN_MS
         self._handlers = self.handlers()
+        self._signed_codes: frozenset[int] = BROKER_CODES
+        self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
+
+    def use_controller(self, requests: ControllerRequests) -> None:
+        """Answer what controllers are asked, too. Before plugins are used."""
+        self._handlers |= requests.handlers()
+        self._signed_codes = BROKER_CODES | SIGNED_CODES
+        self.controller_metrics = requests.metrics
 
     def use_plugins(self, hooks: Hooks) -> None:
         """Call these hooks from now on. Raises PluginRefused when they answer what the server does."""
@@ -144,7 +154,7 @@ class NameServer(Endpoint):
             return _unsupported(head)
         try:
             check_body(head.code, body_bytes, 0)
-            if not (self._cluster is not None and head.code in BROKER_CODES):
+            if not (self._cluster is not None and head.code in self._signed_codes):
                 self._hooks.foresee(connection, head)
         except ResponseError as error:
             log.warning("refused request %d of %s: %s", head.code, connection.peer_address, error.remark)
@@ -169,7 +179,7 @@ class NameServer(Endpoint):
         try:
             if len(request.body) > SURE_BYTES:
                 check_body(request.code, len(request.body), 0)
-            if self._cluster is not None and request.code in BROKER_CODES:
+            if self._cluster is not None and request.code in self._signed_codes:
                 self._cluster.check(request)
             elif self._hooks.requests:
                 self._hooks.admit(connection, request)
@@ -234,7 +244,8 @@ class NameServer(Endpoint):
             body = RegisterBrokerBody()
             if request.body:
                 body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
-            result = self.routes.register(who, body, connection, now_ms, digest)
+            is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
+            result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         return request.reply(
             header=headers.RegisterBrokerResponseHeader(result.ha_server_addr, result.master_addr),

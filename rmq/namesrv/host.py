@@ -51,6 +51,7 @@ class PluginHost:
         return [
             single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
             single("namesrv_topics", "gauge", "Topics that have a route", topics),
+            *self._server.controller_metrics(),
             *connection_metrics(self._server.acceptors, self._server.budget),
         ]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from typing import Any, Final
 
 from attrs import define, evolve, frozen
@@ -38,6 +38,8 @@ EXPIRY_MS: Final = 120_000
 CLASH_MS: Final = 60_000
 """So long after its last sign of life a broker keeps its name, id and address against another one. Brokers
 register every 10 to 60 s."""
+SHOWN_TOPICS: Final = 20
+"""In a line of the log."""
 
 _NAME: Final = re.compile(r"[^\x00-\x20\x7f;:,\"'{}\\/]{1,127}")
 _TOPIC: Final = re.compile(r"[^\x00-\x20\x7f\"'\\/]{1,255}")
@@ -108,9 +110,17 @@ class RouteTable:
     # Brokers come and go.
 
     def register(
-        self, who: Registration, body: RegisterBrokerBody, source: Any, now_ms: int, digest: bytes = b""
+        self,
+        who: Registration,
+        body: RegisterBrokerBody,
+        source: Any,
+        now_ms: int,
+        digest: bytes = b"",
+        *,
+        is_whole: bool = False,
     ) -> Registered:
-        """Take in a broker and, from a master whose data version changed, its topics.
+        """Take in a broker and, from a master whose data version changed, its topics. With `is_whole` they
+        are all that it has: others of its name leave the routes. Without, they are added.
 
         Raises SystemFailure, and changes nothing, when names or address are malformed, when another live
         broker holds the same name and id or the same address, when the name belongs to another cluster, or at
@@ -126,6 +136,10 @@ class RouteTable:
         wrapper = body.topic_config_serialize_wrapper
         changed = held is None or held.data_version != wrapper.data_version
         if who.broker_id == MASTER_ID and (changed or first):
+            if is_whole:
+                self._keep_topics(
+                    who.broker_name, {t.topic_name for t in wrapper.topic_config_table.values()}
+                )
             self._take_topics(who.broker_name, wrapper.topic_config_table.values())
         self._follow(held.source if held is not None else None, source)
         self.broker_live_table[who.broker_addr] = BrokerLiveInfo(
@@ -292,6 +306,14 @@ class RouteTable:
             queues[broker_name] = QueueData(
                 broker_name, topic.read_queue_nums, topic.write_queue_nums, topic.perm, topic.topic_sys_flag
             )
+
+    def _keep_topics(self, broker_name: str, topics: Set[str]) -> None:
+        """Take the broker out of the routes of all other topics."""
+        table = self.topic_queue_table
+        gone = [topic for topic, queues in table.items() if broker_name in queues and topic not in topics]
+        if gone:
+            log.info("broker %s has no topic any more of: %s", broker_name, ", ".join(gone[:SHOWN_TOPICS]))
+            self._drop_queues(broker_name, gone)
 
     def _take_filter_servers(self, broker_addr: str, servers: list[str]) -> None:
         if servers:

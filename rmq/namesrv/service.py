@@ -3,25 +3,33 @@
     namesrv
     ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
     ├── expire       brokers that were silent too long
+    ├── controller   a controller's log and messages, where the setting `controllers` asks for one
     ├── lookups      cluster test mode: ask the production name servers
     └── serve        listener, and one nursery for each connection
 
-Expected network errors end one connection; anything else ends the name server. Its clock is trio's, which no
-change of the wall clock moves.
+Expected network errors end one connection; anything else ends the name server. Its clock is the loop's, which
+no change of the wall clock moves.
 """
 
 from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import NoReturn
 
+import anyio
+import anyio.abc
 import trio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from rmq import clock
 from rmq.clock import wall_clock_ms
 from rmq.config import parse_addresses
+from rmq.controller.config import own_address
+from rmq.controller.requests import ControllerRequests
+from rmq.controller.service import running_member
 from rmq.errors import ConnectFailed, ConnectionLost, RemoteProtocolError, RequestTimeout
 from rmq.files import read_file, replace_file, settings_saver
 from rmq.health import Health
@@ -42,13 +50,14 @@ from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.http import served_pages, tell_supervisor
 from rmq.remoting.limits import Budget, Limits
-from rmq.remoting.loop import bare_errors, restarting
+from rmq.remoting.loop import bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
 from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig
 from rmq.remoting.websocket import WebSocketAccess
+from rmq.store.disk import Disk
 
 LOOKUP_SECONDS = 3.0
 WAITING_LOOKUPS = 1_000
@@ -60,14 +69,16 @@ async def run(
     *,
     tls: TlsConfig | None = None,
     network: Network | None = None,
+    disk: Disk | None = None,
+    lease_clock: Callable[[], float] = clock.lease_clock,
     also: dict[str, str] | None = None,
     health: Health | None = None,
     front: Callable[[Endpoint], Endpoint] | None = None,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Be a name server until cancelled; `started` gets the addresses as bound, `also` is filled with what
     else it listens on. `front` is given the name server and makes the endpoint that connections get in its
-    place: a test's.
+    place: a test's. `disk` and `lease_clock` are for the controller in it.
 
     Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
     RemoteProtocolError when the saved key-value configs are damaged. Cancelled: connections are closed, saved
@@ -75,7 +86,7 @@ async def run(
     """
     config, tls = applied(config, tls or TlsConfig())
     network = network or TcpNetwork()
-    send, receive = trio.open_memory_channel[Lookup](WAITING_LOOKUPS)
+    send, receive = anyio.create_memory_object_stream[Lookup](WAITING_LOOKUPS)
     production = parse_addresses(config.product_namesrv_addr, "productNamesrvAddr")
     asks = config.cluster_test and bool(production)
     limits = Limits(
@@ -85,6 +96,9 @@ async def run(
         new_connections_per_address=config.max_new_connections_per_address,
     )
     server = _name_server(config, partial(_take, send) if asks else None, Acceptor.of(limits))
+    requests = ControllerRequests(lease_clock)
+    if config.controllers:
+        server.use_controller(requests)
     hooks = load(named(config), {}, PluginHost(server, wall_clock_ms))
     server.use_plugins(hooks)
     access = WebSocketAccess(
@@ -115,6 +129,14 @@ async def run(
                 budget=server.budget,
             )
         )
+        if config.controllers:
+            port = int(addresses[0].rpartition(":")[2])
+            own, known = own_address(config, config.bind_address, port)
+            secret = cluster_secret(config.cluster_secret_file)
+            member = running_member(
+                config, requests, own, known, network=network, tls=tls, secret=secret, disk=disk
+            )
+            await nursery.start(_entered, member)
         health.has("port")
         if also is not None:
             also |= served.listens() | hooks.listens()
@@ -122,10 +144,18 @@ async def run(
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
 
 
+async def _entered(
+    block: AbstractAsyncContextManager[None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    async with block:
+        task_status.started()
+        await trio.sleep_forever()
+
+
 @asynccontextmanager
-async def _nursery() -> AsyncIterator[trio.Nursery]:
+async def _nursery() -> AsyncIterator[anyio.abc.TaskGroup]:
     with bare_errors():
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             yield nursery
 
 
@@ -145,7 +175,7 @@ async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Anno
     return_large_blocks()
     stop, health, also = trio.Event(), Health(), dict[str, str]()
     with bare_errors():
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             nursery.start_soon(partial(obey, config, stop, parts=health.text))
             nursery.start_soon(tell_supervisor, health)
             announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
@@ -154,7 +184,7 @@ async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Anno
 
 
 def _now_ms() -> int:
-    return int(trio.current_time() * 1000)
+    return int(anyio.current_time() * 1000)
 
 
 def _name_server(
@@ -170,7 +200,7 @@ def _name_server(
         save_settings=settings_saver(config.config_store_path),
         on_lookup=on_lookup,
         cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
-        clock=trio.current_time,
+        clock=current_loop().now,
         acceptors={"clients": acceptor},
         budget=Budget(config.connection_buffer_bytes),
     )
@@ -179,30 +209,30 @@ def _name_server(
 async def _expire(server: NameServer) -> NoReturn:
     while True:
         now_ms = _now_ms()
-        await trio.sleep((server.step(now_ms) - now_ms) / 1000)
+        await anyio.sleep((server.step(now_ms) - now_ms) / 1000)
 
 
 # Cluster test mode.
 
 
-def _take(send: trio.MemorySendChannel[Lookup], lookup: Lookup) -> bool:
+def _take(send: MemoryObjectSendStream[Lookup], lookup: Lookup) -> bool:
     try:
         send.send_nowait(lookup)
-    except trio.WouldBlock:
+    except anyio.WouldBlock:
         return False
     return True
 
 
-async def _look_up(receive: trio.MemoryReceiveChannel[Lookup], pool: Pool, addresses: list[str]) -> None:
-    running = trio.Semaphore(RUNNING_LOOKUPS)
-    async with trio.open_nursery() as nursery:
+async def _look_up(receive: MemoryObjectReceiveStream[Lookup], pool: Pool, addresses: list[str]) -> None:
+    running = anyio.Semaphore(RUNNING_LOOKUPS)
+    async with anyio.create_task_group() as nursery:
         await nursery.start(pool.run)
         async for lookup in receive:
             await running.acquire()
             nursery.start_soon(_answer, lookup, pool, addresses, running)
 
 
-async def _answer(lookup: Lookup, pool: Pool, addresses: list[str], running: trio.Semaphore) -> None:
+async def _answer(lookup: Lookup, pool: Pool, addresses: list[str], running: anyio.Semaphore) -> None:
     try:
         route = await _ask(lookup.topic, pool, addresses)
     finally:

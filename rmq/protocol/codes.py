@@ -370,3 +370,16 @@ RECALL_MESSAGE: Final = 370
 """The request's code."""
 ILLEGAL_OPERATION: Final = 604
 """Answer code: the handle is no handle, or its time has passed."""
+
+# Ours: between controllers, from brokers and from operators. RocketMQ has no request from 19,001 to 19,004.
+CONTROLLER_MESSAGE: Final = 19_001
+"""A message of one controller to another."""
+CONTROLLER_ASK: Final = 19_002
+"""A broker registers, says that it lives, or says who is in sync."""
+CONTROLLER_STATUS: Final = 19_003
+"""What a controller knows."""
+CONTROLLER_OPERATE: Final = 19_004
+"""An operator wants another master, or removes a replica."""
+CONTROLLER_NOT_LEADER: Final = 2007
+"""Answer code, RocketMQ 5.x's: another controller leads."""
+CONTROLLER_CODES: Final = (CONTROLLER_MESSAGE, CONTROLLER_ASK, CONTROLLER_STATUS, CONTROLLER_OPERATE)

@@ -11,7 +11,15 @@ from typing import Any, Final, TypeVar
 
 from rmq.errors import for_code
 from rmq.protocol import headers
-from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, LANGUAGE, VERSION, RequestCode, ResponseCode
+from rmq.protocol.codes import (
+    CONTROLLER_MESSAGE,
+    FLAG_ONEWAY,
+    FLAG_RESPONSE,
+    LANGUAGE,
+    VERSION,
+    RequestCode,
+    ResponseCode,
+)
 
 H = TypeVar("H")
 
@@ -196,6 +204,7 @@ SURE_BYTES: Final = 64 * KIB
 BODY_BYTES: Final[Mapping[int, int]] = {
     RequestCode.HEART_BEAT: 512 * KIB,
     RequestCode.REGISTER_BROKER: MAX_FRAME,  # all topics of a broker
+    CONTROLLER_MESSAGE: MAX_FRAME,  # a snapshot of all broker sets
 }
 MESSAGES: Final = SEND_V2_CODES | {RequestCode.SEND_MESSAGE, RequestCode.SEND_REPLY_MESSAGE}
 _REMARK_ROOM: Final = 64 * KIB

@@ -495,6 +495,12 @@ class RegisterBrokerRequestHeader:
     body_crc32: Int32 = 0
 
 
+ALL_TOPICS: Final = "allTopics"
+"""A field of ours beside those of REGISTER_BROKER, "true" when the body has all topics of the broker: what it
+does not have is gone. A Java broker also sends single topics in the same form, and says nothing of which
+it is."""
+
+
 @define
 class RegisterBrokerResponseHeader:
     """Header of the answer to REGISTER_BROKER (103)."""

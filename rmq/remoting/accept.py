@@ -1,4 +1,4 @@
-"""What a peer that came in speaks: one port serves all, told apart by the first byte. On trio.
+"""What a peer that came in speaks: one port serves all, told apart by the first byte.
 
 A frame begins with the high byte of its length, 0 below 16 MiB; a TLS record with 0x16, as Java's handshake
 handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frames or a WebSocket again.
@@ -10,11 +10,12 @@ import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+import anyio
 import trio
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import bare_errors, broken, broken_errors, current_loop
 from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.remoting.tls import TlsContexts, tls_server
 from rmq.remoting.websocket import WebSocketAccess, accept_websocket
@@ -42,6 +43,8 @@ async def accept_stream(
     if first[0] != UPGRADE:
         yield stream, first
         return
+    if current_loop().name != "trio":
+        raise RemoteProtocolError("the peer wants a WebSocket, which needs trio; this is asyncio")
     with bare_errors():
         async with trio.open_nursery() as nursery:
             with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
@@ -54,7 +57,7 @@ async def accept_stream(
 
 @contextmanager
 def _within(seconds: float, words: str) -> Iterator[None]:
-    with trio.CancelScope(deadline=trio.current_time() + seconds) as scope:
+    with anyio.CancelScope(deadline=anyio.current_time() + seconds) as scope:
         yield
     if scope.cancelled_caught:
         raise RemoteProtocolError(f"the peer {words} within {seconds:g} s")
@@ -82,7 +85,7 @@ async def remove_tls(raw: Stream, tls: TlsContexts, limits: Limits | None = None
 async def _secured(stream: Stream, tls: TlsContexts) -> Stream:
     try:
         return await tls_server(stream, tls)
-    except trio.BrokenResourceError as error:
+    except broken_errors() as error:
         if isinstance(error.__cause__, ssl.SSLError):  # else the peer just went away
             raise RemoteProtocolError(f"TLS handshake: {error}") from error
         raise
@@ -92,5 +95,5 @@ async def _first_bytes(stream: Stream, limits: Limits) -> bytes:
     with _within(limits.idle_seconds, "did not say a word"):
         first = bytes(await stream.receive_some(_FIRST_BYTES))
     if not first:
-        raise trio.BrokenResourceError("the peer left without a word")
+        raise broken("the peer left without a word")
     return first

@@ -30,6 +30,7 @@ from rmq.protocol.frames import Decoder, Framed, encode
 from rmq.remoting.endpoint import Endpoint, unsendable
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
 from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
+from rmq.remoting.overdue import Call, overdue
 from rmq.remoting.stream import Buffer, Outbox, Stream
 
 if TYPE_CHECKING:
@@ -105,8 +106,7 @@ class Connection:
         self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._is_mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # responses put into the outbox since it was last empty
-        # Of each call: waiter, deadline, code, timeout, and where its frame ends in all that was queued.
-        self._pending: dict[int, tuple[Waiter, float, int, float, int]] = {}
+        self._pending: dict[int, Call] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
@@ -561,18 +561,16 @@ class Connection:
 
     async def _time(self) -> None:
         """Fail the calls whose time is over. Sleeps until the earliest deadline of them all."""
+        spared: set[int] = set()
         while True:
             self._timer = anyio.CancelScope(deadline=self._timer_at)
             with self._timer:
                 await anyio.sleep_forever()
             now = self._now()
-            self._timer_at = math.inf
-            for opaque, (waiter, deadline, code, seconds, _) in list(self._pending.items()):
-                if deadline <= now:
-                    del self._pending[opaque]
-                    waiter.fail(RequestTimeout(self.peer_address, code, seconds))
-                elif deadline < self._timer_at:
-                    self._timer_at = deadline
+            over, self._timer_at = overdue(self._pending, now, now - self._timer_at, spared)
+            for opaque in over:
+                waiter, _, code, seconds, _ = self._pending.pop(opaque)
+                waiter.fail(RequestTimeout(self.peer_address, code, seconds))
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Final, NoReturn, Protocol
 
+import anyio
 import h11
-import trio
 from attrs import frozen
 
 from rmq.errors import PortInUse
@@ -16,7 +16,7 @@ from rmq.health import Health
 from rmq.plugin import METRICS
 from rmq.process import Supervisor
 from rmq.remoting.address import join_address
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import bare_errors, broken_errors
 from rmq.remoting.network import Network
 from rmq.remoting.server import Acceptor
 from rmq.remoting.stream import Listener, Stream
@@ -92,7 +92,7 @@ async def tell_supervisor(health: Health) -> None:
     try:
         while True:
             supervisor.tell(health)
-            await trio.sleep(supervisor.period)
+            await anyio.sleep(supervisor.period)
     finally:
         supervisor.stopping()
 
@@ -128,7 +128,7 @@ async def served_pages(network: Network, config: Probed, health: Health) -> Asyn
     log.info("health and metrics on http://%s/ready and /metrics", listener.address)
     served = Served(health_pages(health), listener.address)
     with bare_errors():
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             nursery.start_soon(serve, listener, served.pages)
             yield served
             nursery.cancel_scope.cancel()
@@ -142,16 +142,16 @@ async def serve(listener: Listener, pages: Mapping[str, Page]) -> NoReturn:
 
     async def answer(stream: Stream) -> None:
         try:
-            with trio.move_on_after(SECONDS):
+            with anyio.move_on_after(SECONDS):
                 await _converse(stream, pages)
-        except (trio.BrokenResourceError, h11.LocalProtocolError) as error:
+        except broken_errors(h11.LocalProtocolError) as error:
             log.debug("a request broke off: %s", error)
 
     try:
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             await Acceptor(PEERS, share=SHARE).run(listener, answer, nursery)
     finally:
-        with trio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
             await listener.aclose()
     raise AssertionError("the loop above does not end")
 

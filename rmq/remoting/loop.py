@@ -95,11 +95,11 @@ def busy(text: str) -> Exception:
     return anyio.BusyResourceError(text) if trio is None else trio.BusyResourceError(text)
 
 
-def broken_errors() -> tuple[type[Exception], ...]:
-    """To be caught where `broken` may be raised."""
+def broken_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """To be caught where `broken` may be raised, and those others."""
     trio = sys.modules.get("trio")
-    ours = (anyio.BrokenResourceError,)
-    return ours if trio is None else (trio.BrokenResourceError, *ours)
+    known: tuple[type[Exception], ...] = (anyio.BrokenResourceError, *others)
+    return known if trio is None else (trio.BrokenResourceError, *known)
 
 
 def lost_errors() -> tuple[type[Exception], ...]:
@@ -152,6 +152,16 @@ def current_loop() -> Loop:
         if trio_loop.is_running():
             return trio_loop.LOOP
     return _asyncio_loop()
+
+
+def poster() -> Callable[..., object]:
+    """What has a function called with its arguments in this loop soon, from any thread. It raises
+    RuntimeError when the loop has ended."""
+    if current_loop().name == "trio":
+        import trio
+
+        return trio.lowlevel.current_trio_token().run_sync_soon
+    return asyncio.get_running_loop().call_soon_threadsafe
 
 
 class Alarm:

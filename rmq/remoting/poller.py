@@ -4,7 +4,7 @@ A task for each connection wakes by way of the event loop, which costs more than
 when each connection has one. Here all sockets are in an epoll of our own, the loop waits for that one
 descriptor, and whoever can be read is called. Each connection keeps its task: it owns the connection's end,
 and does all that has to wait. A connection that is alone reads by its task, which is as fast then. So do all
-where the system has no epoll.
+where the system has no epoll, and on asyncio, whose own way is a function for each socket.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import time
 from collections.abc import Callable
 from typing import Final, NoReturn
 
+import anyio
+import anyio.abc
 import trio
 
-from rmq.remoting.loop import Waiter
+from rmq.remoting.loop import Waiter, current_loop
 from rmq.remoting.trio_loop import TrioWaiter
 
 if sys.platform == "linux":
@@ -30,7 +32,7 @@ ALONE_AFTER: Final = 16
 
 class Poller:
     """`round_seconds` is how long it took to serve, once, all that could be read in the last round, other
-    tasks' turns included. `clock` is in seconds. On trio.
+    tasks' turns included. `clock` is in seconds. Only trio has one that runs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -58,10 +60,10 @@ class Poller:
         if self._in_a_row > ALONE_AFTER:
             self.alone = descriptor
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Call those whose sockets can be read, until cancelled; where there is no epoll, return at once.
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Call those whose sockets can be read, until cancelled; where there is none, return at once.
         `started` says that `attend` may be called now."""
-        if sys.platform != "linux":
+        if sys.platform != "linux" or current_loop().name != "trio":
             task_status.started()
             return
         with epoll() as self._epoll:

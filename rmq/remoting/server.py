@@ -1,4 +1,4 @@
-"""Server: listen on some addresses, and serve every peer that comes, within limits. On trio.
+"""Server: listen on some addresses, and serve every peer that comes, within limits.
 
 One accept loop lets in clients, slaves and scrapers alike. It refuses by closing at once, and never ends by
 what peers or the system do: out of descriptors it waits. Files come first: a broker that cannot open the next
@@ -16,16 +16,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Final, NoReturn
 
-import trio
+import anyio
+import anyio.abc
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.accept import accept_stream
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import AddressRate, Budget, Limits, network_of
+from rmq.remoting.loop import broken_errors
 from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
-from rmq.remoting.stream import Listener, Stream
+from rmq.remoting.stream import Listener, Stream, close_at_once
 from rmq.remoting.tls import TlsConfig, TlsContexts
 from rmq.remoting.websocket import WebSocketAccess
 
@@ -45,7 +47,7 @@ async def serve(
     acceptor: Acceptor | None = None,
     access: WebSocketAccess | None = None,
     budget: Budget | None = None,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Listen on all of `addresses` and serve; `started` gets the addresses as bound, in the same order.
 
@@ -91,7 +93,7 @@ async def serve_listeners(
     access: WebSocketAccess | None = None,
     budget: Budget | None = None,
     poller: Poller | None = None,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """`serve` on listeners that are open already; closes them at the end. `poller` is run here."""
     limits = limits or Limits()
@@ -99,7 +101,7 @@ async def serve_listeners(
     poller = poller or Poller()
     try:
         server = Server(endpoint, limits, tls, access, budget, poller)
-        async with trio.open_nursery() as nursery:
+        async with anyio.create_task_group() as nursery:
             await nursery.start(poller.run)
             nursery.start_soon(server.expire)
             for listener in listeners:
@@ -137,10 +139,10 @@ class Server:
 
         Those that hold bytes are looked at more often, and they are few.
         """
-        scan_at = trio.current_time() + self._limits.scan_seconds
+        scan_at = anyio.current_time() + self._limits.scan_seconds
         while True:
-            await trio.sleep(self._limits.stall_scan_seconds)
-            now = trio.current_time()
+            await anyio.sleep(self._limits.stall_scan_seconds)
+            now = anyio.current_time()
             for holder in self._budget.holders():
                 holder.expire(now)
             if now >= scan_at:
@@ -155,7 +157,7 @@ class Server:
                 await self._converse(stream, first)
         except RemoteProtocolError as error:
             log.warning("closing %s: %s", raw.peer, error)
-        except trio.BrokenResourceError as error:
+        except broken_errors() as error:
             log.debug("%s: %s", raw.peer, error)
 
     def _accepted(self, raw: Stream) -> AbstractAsyncContextManager[tuple[Stream, bytes]]:
@@ -180,7 +182,7 @@ class Server:
 
 async def _close_all(listeners: Sequence[Listener]) -> None:
     for listener in listeners:
-        with trio.CancelScope(shield=True):
+        with anyio.CancelScope(shield=True):
             await listener.aclose()
 
 
@@ -238,7 +240,7 @@ class Acceptor:
         rate = limits.new_connections_per_address
         return cls(limits.connections, limits.connections_per_address, per_second=rate)
 
-    async def run(self, listener: Listener, serve: Serve, nursery: trio.Nursery) -> NoReturn:
+    async def run(self, listener: Listener, serve: Serve, nursery: anyio.abc.TaskGroup) -> NoReturn:
         """Take peers from a listener until cancelled; `serve` is run for each, its errors are logged.
 
         Raises OSError and ClosedResourceError only when the listener cannot be listened on.
@@ -250,14 +252,14 @@ class Acceptor:
                 if error.errno in _BUGS:
                     raise
                 self._complain(listener, error)
-                await trio.sleep(PAUSE_SECONDS)
+                await anyio.sleep(PAUSE_SECONDS)
                 continue
             address = network_of(stream.peer)
             reason = self._refusal(stream, address)
             if reason:
                 self.refused[reason] += 1
                 log.warning("refusing %s on %s: %s", stream.peer, listener.address, self._words(reason))
-                await trio.aclose_forcefully(stream)
+                await close_at_once(stream)
                 continue
             self.open += 1
             self._addresses[address] += 1
@@ -270,7 +272,7 @@ class Acceptor:
             return "address"
         if stream.descriptor >= self._descriptors:
             return "descriptors"
-        if not self._rate.take(address, trio.current_time()):
+        if not self._rate.take(address, anyio.current_time()):
             return "rate"
         return ""
 
@@ -286,7 +288,7 @@ class Acceptor:
         )
 
     def _complain(self, listener: Listener, error: OSError) -> None:
-        now = trio.current_time()
+        now = anyio.current_time()
         if now >= self._complain_at:
             self._complain_at = now + COMPLAIN_SECONDS
             log.error("cannot accept on %s, trying again: %s", listener.address, error)
@@ -301,7 +303,7 @@ class Acceptor:
             self._addresses[address] -= 1
             if not self._addresses[address]:
                 del self._addresses[address]
-            await trio.aclose_forcefully(stream)
+            await close_at_once(stream)
 
 
 def raise_descriptor_limit() -> None:

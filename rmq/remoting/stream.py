@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
+import anyio
 import anyio.lowlevel
 
 from rmq.remoting.loop import busy
@@ -94,6 +95,13 @@ class Listener(Protocol):
 
     async def aclose(self) -> None:
         """Stop listening; a waiting accept() gets ClosedResourceError."""
+
+
+async def close_at_once(stream: Stream) -> None:
+    """Close a stream without waiting for the peer."""
+    with anyio.CancelScope() as scope:
+        scope.cancel()
+        await stream.aclose()
 
 
 class PrefixedStream(Stream):

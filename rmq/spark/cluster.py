@@ -5,7 +5,8 @@ has committed — and the event loop in a thread that the plain functions of Spa
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -17,10 +18,11 @@ from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
 from rmq.client.pull_consumer import PullConsumer
 from rmq.client.routes import Route
-from rmq.errors import NETWORK_ERRORS, NoRoute, RmqError
+from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, RmqError
 from rmq.message import NOT_SENDABLE_TOPICS, MessageQueue
+from rmq.protocol.record import decode_record
 from rmq.remoting.loop import bare_errors
-from rmq.spark.offsets import Offsets
+from rmq.spark.offsets import Offsets, Place, Places
 from rmq.spark.options import ConnectOptions, ReadOptions
 
 T = TypeVar("T")
@@ -30,6 +32,8 @@ WAITED_FOR = (*NETWORK_ERRORS, NoRoute)
 ROUTES_MS = 5_000
 """New queues are seen after so long."""
 QUESTIONS_AT_ONCE = 64
+PLACES_AT_ONCE = 8
+"""Questions that are answered with a whole message, of up to 4 MiB."""
 PAUSE_SECONDS = 0.2
 
 
@@ -72,6 +76,35 @@ class BrokersAway(RmqError):
 
     retriable = True
     hint = "start them and run it again: nothing is lost"
+
+
+def with_brokers(
+    loop: Loop, client: Client, brokers: Set[str], patience: float, question: Callable[[], T]
+) -> T:
+    """The answer to a question to all brokers, when these were registered before and after it.
+
+    Tries again for `patience` seconds; then raises BrokersAway, or the error of the last attempt."""
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            _check_registered(loop, client, brokers)
+            answer = question()
+            _check_registered(loop, client, brokers)
+            return answer
+        except (*WAITED_FOR, BrokersAway):
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(PAUSE_SECONDS)
+
+
+def _check_registered(loop: Loop, client: Client, brokers: Set[str]) -> None:
+    if away := brokers - loop.call(client.admin.cluster_info).broker_addr_table.keys():
+        raise _away(away)
+
+
+def _away(brokers: Iterable[str]) -> BrokersAway:
+    names = ", ".join(sorted(brokers))
+    return BrokersAway(f"not registered at the name servers, and waited for: {names}")
 
 
 class Cluster:
@@ -121,7 +154,14 @@ class Cluster:
 
     def bounds(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
         """For each queue the offset of its oldest message and the one that its next message will get."""
-        return self._ask(self._bounds, queues)
+        return self._loop.call(self._all_bounds, list(queues))
+
+    def places(self, offsets: Mapping[MessageQueue, int]) -> Places:
+        """Where the message before each of these offsets stands; without those that brokers do not give."""
+        found = self._ask(
+            lambda queue: self._place(queue, offsets[queue] - 1), offsets, at_once=PLACES_AT_ONCE
+        )
+        return {queue: place for queue, place in found.items() if place is not None}
 
     def at_time(self, queues: Iterable[MessageQueue], timestamp_ms: int) -> Offsets:
         """For each queue the offset of the first message stored then or later."""
@@ -164,8 +204,7 @@ class Cluster:
             if not away:
                 break
             if anyio.current_time() >= deadline:
-                names = ", ".join(sorted(away))
-                raise BrokersAway(f"not registered at the name servers, and waited for: {names}")
+                raise _away(away)
             await anyio.sleep(PAUSE_SECONDS)
         return found
 
@@ -186,19 +225,49 @@ class Cluster:
         """The queues by the name servers, and not by what the client remembers of them for some seconds."""
         return list(Route.of(topic, await self._client.admin.topic_route(topic)).subscribe_queues)
 
+    async def _all_bounds(self, queues: list[MessageQueue]) -> dict[MessageQueue, tuple[int, int]]:
+        """By one request for each broker and topic, and more for queues outside of the topic."""
+        one_each = {(queue.topic, queue.broker_name): queue for queue in queues}
+        tables = await self._ask_all(self._topic_bounds, list(one_each.values()))
+        found = {queue: bounds for table in tables.values() for queue, bounds in table.items()}
+        rest = await self._ask_all(self._bounds, [queue for queue in queues if queue not in found])
+        return {queue: found[queue] if queue in found else rest[queue] for queue in queues}
+
+    async def _topic_bounds(self, queue: MessageQueue) -> dict[MessageQueue, tuple[int, int]]:
+        try:
+            return await self._consumer.bounds(queue)
+        except ResponseError:  # of a topic that was deleted the broker may still know the queues
+            return {}
+
     async def _bounds(self, queue: MessageQueue) -> tuple[int, int]:
         return await self._consumer.min_offset(queue), await self._consumer.max_offset(queue)
 
+    async def _place(self, queue: MessageQueue, offset: int) -> Place | None:
+        answer = await self._consumer.pull_raw(queue, offset, max_messages=1)
+        if not answer.body:
+            return None
+        message = decode_record(answer.body, 0, check_crc=False, decompressed=False)
+        if message.queue_offset != offset:
+            return None
+        return message.physical_offset, message.store_timestamp
+
     def _ask(
-        self, question: Callable[[MessageQueue], Awaitable[T]], queues: Iterable[MessageQueue]
+        self,
+        question: Callable[[MessageQueue], Awaitable[T]],
+        queues: Iterable[MessageQueue],
+        *,
+        at_once: int = QUESTIONS_AT_ONCE,
     ) -> dict[MessageQueue, T]:
-        return self._loop.call(self._ask_all, question, list(queues))
+        return self._loop.call(self._ask_all, question, list(queues), at_once)
 
     async def _ask_all(
-        self, question: Callable[[MessageQueue], Awaitable[T]], queues: list[MessageQueue]
+        self,
+        question: Callable[[MessageQueue], Awaitable[T]],
+        queues: list[MessageQueue],
+        at_once: int = QUESTIONS_AT_ONCE,
     ) -> dict[MessageQueue, T]:
         answers: dict[MessageQueue, T] = {}
-        limit = anyio.CapacityLimiter(QUESTIONS_AT_ONCE)
+        limit = anyio.CapacityLimiter(at_once)
 
         async def ask(queue: MessageQueue) -> None:
             async with limit:

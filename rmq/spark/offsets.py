@@ -2,7 +2,7 @@
 
 An offset is that of the next message to read. Spark compares offsets as JSON text, so there is one text for
 one set of offsets: `{"v":1,"topics":{"Orders":{"broker-a":{"0":123,"1":98}}}}`, names sorted, queues by
-number.
+number. Version 2 has `places` beside `topics`, of that shape: where the message before each offset stands.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ Offsets = dict[MessageQueue, int]
 Bounds = Mapping[MessageQueue, tuple[int, int]]
 """Queue -> (offset of the oldest message, offset that the next one will get)."""
 
+Place = tuple[int, int]
+"""Where a message stands and since when: its physical offset in the broker's commit log and its store time in
+ms. A topic that was deleted and made again has other messages at the same queue offsets, at other places."""
+Places = dict[MessageQueue, Place]
+
 VERSION: Final = 1
+WITH_PLACES: Final = 2
 _OFFSET_MAX: Final = (1 << 63) - 1
 _SHAPE: Final = 'offsets as {"topic":{"broker-a":{"0":12}}}'
 
@@ -55,13 +61,22 @@ class QueueRange:
 # --- JSON ---
 
 
-def offsets_tree(offsets: Mapping[MessageQueue, int]) -> dict[str, Any]:
-    """The value whose JSON text is the canonical one."""
-    topics: dict[str, dict[str, dict[str, int]]] = {}
-    for queue in _in_order(offsets):
+def offsets_tree(
+    offsets: Mapping[MessageQueue, int], places: Mapping[MessageQueue, Place] | None = None
+) -> dict[str, Any]:
+    """The value whose JSON text is the canonical one; of version 2 with `places` of the messages before."""
+    tree = {"v": VERSION, "topics": _nested(offsets)}
+    if places:
+        tree |= {"v": WITH_PLACES, "places": _nested({queue: list(at) for queue, at in places.items()})}
+    return tree
+
+
+def _nested(values: Mapping[MessageQueue, Any]) -> dict[str, dict[str, dict[str, Any]]]:
+    topics: dict[str, dict[str, dict[str, Any]]] = {}
+    for queue in _in_order(values):
         brokers = topics.setdefault(queue.topic, {})
-        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offsets[queue]
-    return {"v": VERSION, "topics": topics}
+        brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = values[queue]
+    return topics
 
 
 def offsets_text(offsets: Mapping[MessageQueue, int]) -> str:
@@ -83,16 +98,32 @@ def offsets_of(tree: Any, source: str = "offsets", *, specials: bool = False) ->
     """The same from a JSON value."""
     topics = tree
     if isinstance(tree, dict) and "v" in tree:
-        if tree["v"] != VERSION or tree.keys() != {"v", "topics"}:
-            raise ConfigError(source, _shown(tree), f"offsets of version {VERSION}, with v and topics")
+        parts = {VERSION: {"v", "topics"}, WITH_PLACES: {"v", "topics", "places"}}
+        if type(tree["v"]) is not int or tree.keys() != parts.get(tree["v"]):
+            wanted = f"offsets of version {VERSION} or {WITH_PLACES}, with v and topics"
+            raise ConfigError(source, _shown(tree), wanted)
         topics = tree["topics"]
-    offsets: Offsets = {}
+    offsets = {queue: _offset(value, source, specials) for queue, value in _leaves(topics, source)}
+    return {queue: offsets[queue] for queue in _in_order(offsets)}
+
+
+def places_of(tree: Any, source: str = "offsets") -> Places:
+    """The places in a JSON value of version 2; none in one of version 1. Raises ConfigError."""
+    if not isinstance(tree, dict) or tree.get("v") != WITH_PLACES:
+        return {}
+    places: Places = {}
+    for queue, value in _leaves(tree.get("places"), source):
+        if not isinstance(value, list) or len(value) != 2:
+            raise ConfigError(source, _shown(value), "a place: [physical offset, store time in ms]")
+        places[queue] = _offset(value[0], source, False), _offset(value[1], source, False)
+    return places
+
+
+def _leaves(topics: Any, source: str) -> Iterable[tuple[MessageQueue, Any]]:
     for topic, brokers in _items(topics, source):
         for broker_name, queues in _items(brokers, source):
-            for queue_id, offset in _items(queues, source):
-                queue = MessageQueue(topic, broker_name, _number(queue_id, source))
-                offsets[queue] = _offset(offset, source, specials)
-    return {queue: offsets[queue] for queue in _in_order(offsets)}
+            for queue_id, value in _items(queues, source):
+                yield MessageQueue(topic, broker_name, _number(queue_id, source)), value
 
 
 def _items(value: Any, source: str) -> Iterable[tuple[str, Any]]:

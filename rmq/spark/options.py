@@ -143,7 +143,7 @@ class ReadOptions(ConnectOptions):
         help="A folder that the driver can write, where a stream keeps its first offsets, and a batch the"
         " brokers that its topics had, to fail when one of them is away",
     )
-    require_topics: bool = setting(True, help="Batch: fail when `topicPattern` matches no topic")
+    require_topics: bool = setting(True, help="Fail when `topicPattern` matches no topic at the beginning")
     pull_batch: int = setting(
         1024, help="Messages asked for in a pull; brokers give fewer", validator=between(1, 65_536)
     )

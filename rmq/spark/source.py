@@ -30,13 +30,16 @@ from rmq.spark.cluster import BrokersAway, Cluster
 from rmq.spark.offsets import (
     EARLIEST,
     LATEST,
+    Bounds,
     Offsets,
+    Places,
     Plan,
     keep,
     limited,
     lost,
     offsets_of,
     offsets_tree,
+    places_of,
     plan,
     read_kept,
     split,
@@ -167,6 +170,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._polled_at = 0.0
         self._batch_at: float | None = None
         self._told: set[str] = set()
+        self._made: dict[str, Any] | None = None
+        self._is_checked = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StreamReader, (self._options, self._schema)
@@ -194,13 +199,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._end(known, self._newest)
         if self._target is not None:
             end = _up_to(self._target, known, end)
+        places = places_of(start)
+        self._check_places(known, places, bounds)
         if self._waits(begin, end):
-            return offsets_tree(known)
+            return start
         if isinstance(limit, ReadMaxRows):
             end = limited(begin, end, limit.max_rows)
-        if end != known:
-            self._batch_at = time.monotonic()
-        return offsets_tree(end)
+        if end == known:
+            return start  # also when it is of version 1: another text would be a batch
+        self._batch_at = time.monotonic()
+        moved = {queue: at for queue, at in end.items() if at > max(known.get(queue, 0), begin.get(queue, 0))}
+        kept = {queue: place for queue, place in places.items() if queue not in moved}
+        self._made = offsets_tree(end, kept | (self._open().places(moved) if moved else {}))
+        return self._made
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return None if self._newest is None else offsets_tree(self._newest)
@@ -214,6 +225,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._options.fail_on_data_loss:
                 raise
             bounds = self._bounds()  # what cannot be read is skipped, and logged
+        if end != self._made:  # the checkpoint's batch, which another process planned
+            self._check_places(first, places_of(start), bounds, always=True)
+            self._check_places(last, places_of(end), bounds, always=True)
         return _partitions(plan(first, last, bounds), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -285,6 +299,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told = set(losses)
         return {**gone, **newest}
 
+    def _check_places(
+        self, offsets: Offsets, places: Places, bounds: Bounds, *, always: bool = False
+    ) -> None:
+        """Raise DataLoss where the message before an offset is another than when it was read.
+
+        Looked at are queues that have grown, and all of them when a query begins."""
+        look_at_all, self._is_checked = always or not self._is_checked, True
+        look = {
+            queue: offsets[queue]
+            for queue in places
+            if queue in offsets
+            and queue in bounds
+            and bounds[queue][0] < offsets[queue] <= bounds[queue][1]
+            and (look_at_all or offsets[queue] < bounds[queue][1])
+        }
+        found = self._open().places(look) if look else {}
+        losses = [
+            f"{queue} was deleted and made again: message {look[queue] - 1} was stored at {places[queue]},"
+            f" now another one is there, stored at {place} (physical offset, time in ms)"
+            for queue, place in found.items()
+            if place != places[queue]
+        ]
+        if losses and self._options.fail_on_data_loss:
+            raise lost(losses)
+        for loss in losses:
+            log.warning("read on, since failOnDataLoss is false: %s", loss)
+
     def _waits(self, begin: Offsets, end: Offsets) -> bool:
         """Whether there are too few messages for a batch, and not for too long."""
         least = self._options.min_offsets_per_trigger
@@ -305,8 +346,6 @@ def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offse
     when what is chosen is not there."""
     first, last = starting(options, streaming=False), ending(options)
     queues = _chosen(cluster, options, (first, last))
-    if not queues and options.require_topics:
-        raise ConfigError("topicPattern", options.topic_pattern, "a pattern that matches a topic")
     start = _resolved(cluster, queues, first, options.starting_timestamp)
     end = _resolved(cluster, queues, last, options.ending_timestamp)
     return start, end
@@ -327,12 +366,20 @@ def _chosen(
         if had - options.required_brokers and folder is not None:
             raise BrokersAway(f"{error} (of those that {folder / BROKERS_NAME} names)") from None
         raise
-    if missing := set(options.queues) - set(queues):
-        raise ConfigError("assign", _listed(missing), "queues that their topics have")
+    _check_chosen(queues, options)
     now = frozenset(queue.broker_name for queue in queues)
     if folder is not None and not now <= had:
         _keep_brokers(folder / BROKERS_NAME, had | now)
     return queues
+
+
+def _check_chosen(queues: list[MessageQueue], options: ReadOptions) -> None:
+    """Raise ConfigError when what the options choose is not there."""
+    if missing := set(options.queues) - set(queues):
+        raise ConfigError("assign", _listed(missing), "queues that their topics have")
+    if not queues and options.topic_pattern and options.require_topics:
+        wanted = "a pattern that matches a topic (or requireTopics=false)"
+        raise ConfigError("topicPattern", options.topic_pattern, wanted)
 
 
 def _listed(queues: Iterable[MessageQueue]) -> str:
@@ -412,7 +459,9 @@ def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
     kept = read_kept(path)
     if kept is None:
         wanted = starting(options, streaming=True)
-        found = _resolved(cluster, cluster.queues(options.queues), wanted, options.starting_timestamp)
+        queues = cluster.queues(options.queues)
+        _check_chosen(queues, options)
+        found = _resolved(cluster, queues, wanted, options.starting_timestamp)
         kept = keep(path, found)
         log.info("the first offsets are kept in %s", path)
     chosen = set(options.topics)

@@ -11,15 +11,15 @@ has anything to do before then; wall time, as stamped on messages, goes with tha
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
-import trio
+import anyio
+import anyio.abc
 from attrs import evolve
 
 from rmq.broker import service as broker_service
@@ -32,7 +32,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.headers import GetRouteInfoRequestHeader
-from rmq.remoting.loop import bare_errors
+from rmq.remoting.loop import TaskScope
 from rmq.remoting.network import Network
 from rmq.store.config import StoreConfig
 from rmq.testing.disk import MemoryDisk
@@ -77,43 +77,57 @@ class Cluster:
         self.disks: dict[str, MemoryDisk] = {}
         self.topics = dict(topics or {})
         self.store, self.settings = dict(store or {}), settings
-        self._stops: dict[str, tuple[trio.Event, trio.Event]] = {}
+        self._stops: dict[str, tuple[anyio.Event, anyio.Event]] = {}
         self._wall_ms: int | None = None
-        self._life: contextlib.AbstractAsyncContextManager[None] | None = None
-        self._nursery: trio.Nursery | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._scope = TaskScope()
 
     def __getitem__(self, broker: str) -> BrokerFront:
         return self.brokers[broker]
 
     async def __aenter__(self) -> Cluster:
-        self._life = self._lives()
-        await self._life.__aenter__()
+        """Start all servers; the name servers know the brokers and the topics then. Raises as the services
+        of both."""
+        self._folder = tempfile.TemporaryDirectory(prefix="rmq-")
+        self._scope = TaskScope()
+        await self._scope.__aenter__()
+        try:
+            for number, front in enumerate(self.name_servers, 1):
+                await self._start_name_server(number, front, self._folder.name)
+            for name in self.brokers:
+                await self.start(name)
+            for topic, queues in self.topics.items():
+                await self.create_topic(topic, queues)
+        except BaseException as error:
+            await self._leave(type(error), error, error.__traceback__)
+            raise
         return self
 
     async def __aexit__(
         self,
         kind: type[BaseException] | None,
         error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        assert self._life is not None
-        return await self._life.__aexit__(kind, error, traceback)
-
-    @asynccontextmanager
-    async def _lives(self) -> AsyncIterator[None]:
-        with tempfile.TemporaryDirectory(prefix="rmq-") as folder, bare_errors():
-            async with trio.open_nursery() as self._nursery:
-                for number, front in enumerate(self.name_servers, 1):
-                    await self._start_name_server(number, front, folder)
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop all servers, also when cancelled. An error of one comes out, unless the block raised one."""
+        try:
+            with anyio.CancelScope(shield=True):
                 for name in self.brokers:
-                    await self.start(name)
-                for topic, queues in self.topics.items():
-                    await self.create_topic(topic, queues)
-                yield
-                with trio.CancelScope(shield=True):
-                    for name in self.brokers:
-                        await self.stop(name)
-                self._nursery.cancel_scope.cancel()
+                    await self.stop(name)
+        finally:
+            await self._leave(kind, error, trace)
+
+    async def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+        finally:
+            assert self._folder is not None
+            self._folder.cleanup()
 
     # ---- servers ----
 
@@ -124,7 +138,7 @@ class Cluster:
 
     def now_ms(self) -> int:
         """Wall time in ms, as brokers see it."""
-        return START_MS + int(trio.current_time() * 1000) if self._wall_ms is None else self._wall_ms
+        return START_MS + int(anyio.current_time() * 1000) if self._wall_ms is None else self._wall_ms
 
     @contextmanager
     def at(self, wall_ms: int) -> Iterator[None]:
@@ -138,7 +152,6 @@ class Cluster:
     async def start(self, broker: str, *, store: Mapping[str, Any] | None = None, **settings: Any) -> None:
         """Start a broker: a new one, or one that has stopped, on the disk that it had. Settings go before
         those of the cluster. When this returns the name servers know it. Raises as the broker's service."""
-        assert self._nursery is not None, "the cluster does not run"
         front = self.brokers.setdefault(broker, BrokerFront(broker))
         disk = self.disks.setdefault(broker, MemoryDisk(seed=1))
         network, host, port = self._place(f"10.0.1.{1 + list(self.disks).index(broker)}", 10911)
@@ -149,7 +162,7 @@ class Cluster:
             "listen_port": port,
             "enable_property_filter": True,
         }
-        stop, stopped = self._stops[broker] = trio.Event(), trio.Event()
+        stop, stopped = self._stops[broker] = anyio.Event(), anyio.Event()
         run = partial(
             broker_service.run,
             BrokerConfig(**own | self.settings | settings),
@@ -160,14 +173,14 @@ class Cluster:
             stop=stop,
             front=front.before,
         )
-        addresses = await self._nursery.start(_until_stopped, run, stopped)
+        addresses = await self._scope.tasks.start(_until_stopped, run, stopped)
         front.address = addresses[0]
 
     async def stop(self, broker: str) -> None:
         """Stop a broker as SIGTERM does, and wait until it has."""
         stop, stopped = self._stops[broker]
         stop.set()
-        with trio.fail_after(WAIT_SECONDS):
+        with anyio.fail_after(WAIT_SECONDS):
             await stopped.wait()
 
     async def create_topic(
@@ -183,9 +196,9 @@ class Cluster:
         wanted = dict.fromkeys(brokers or self.brokers, queues)
         for name in wanted:
             self[name].create_topic(topic, queues, perm)
-        with trio.fail_after(WAIT_SECONDS):
+        with anyio.fail_after(WAIT_SECONDS):
             while not all(self._knows(front, topic, perm, wanted) for front in self.name_servers):
-                await trio.sleep(0.001)
+                await anyio.sleep(0.001)
 
     def _knows(self, front: Front, topic: str, perm: int, wanted: Mapping[str, int]) -> bool:
         answer = front.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic))
@@ -196,7 +209,6 @@ class Cluster:
         return wanted.items() <= known.items()
 
     async def _start_name_server(self, number: int, front: Front, folder: str) -> None:
-        assert self._nursery is not None
         network, host, port = self._place(f"10.0.0.{number}", 9876)
         config = NamesrvConfig(
             bind_address=host,
@@ -205,7 +217,7 @@ class Cluster:
             config_store_path=f"{folder}/namesrv-{number}.properties",
         )
         run = partial(namesrv_service.run, config, network=network, front=front.before)
-        (front.address,) = await self._nursery.start(run)
+        (front.address,) = await self._scope.tasks.start(run)
 
     def _place(self, host: str, port: int) -> tuple[Network, str, int]:
         if isinstance(self.network, MemoryNetwork):
@@ -229,7 +241,7 @@ class Cluster:
 
     async def advance(self, seconds: float) -> None:
         """Let time pass; under a MockClock it is gone at once."""
-        await trio.sleep(seconds)
+        await anyio.sleep(seconds)
 
     def slow(self, seconds: float) -> None:
         """Have all bytes take so long from now on."""
@@ -247,9 +259,9 @@ class Cluster:
 
 async def _until_stopped(
     run: Callable[..., Any],
-    stopped: trio.Event,
+    stopped: anyio.Event,
     *,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     await run(task_status=task_status)
     stopped.set()

@@ -1,4 +1,4 @@
-"""MemoryNetwork: hosts and links without sockets, for tests under trio's mock clock.
+"""MemoryNetwork: hosts and links without sockets, for tests in virtual time.
 
     network = MemoryNetwork(seed=7)
     network.latency = (0.001, 0.020)
@@ -8,8 +8,8 @@
     network.heal()
     network.cut("10.0.0.1")                       # its connections break
 
-All chance comes from the seed. Time is trio's, so a MockClock rules it. Streams behave as TCP does: bytes
-keep their order, a full window stops the sender, a closed peer breaks the sender later.
+All chance comes from the seed. Time is the loop's, so a virtual clock rules it. Streams behave
+as TCP does: bytes keep their order, a full window stops the sender, a closed peer breaks the sender later.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ import os
 import random
 from collections import deque
 
-import trio
+import anyio
+import anyio.lowlevel
 
 from rmq.errors import PortInUse
 from rmq.remoting.address import join_address, split_address
+from rmq.remoting.loop import Waiter, broken, closed, current_loop
 from rmq.remoting.stream import Buffer, ByteStream
 
 WINDOW_BYTES = 64 * 1024
@@ -48,7 +50,7 @@ class MemoryNetwork:
         self._streams: dict[MemoryStream, None] = {}
         self._apart: set[frozenset[str]] = set()
         self._ports = itertools.count(49152)
-        self._changed = trio.Event()
+        self._changed = _Change()
 
     def host(self, name: str) -> MemoryHost:
         """The network as seen from one host; `name` is what addresses say before the colon."""
@@ -89,13 +91,12 @@ class MemoryNetwork:
         return listening.union(*({s.local_host, s.peer_host} for s in self._streams))
 
     def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()
         for stream in self._streams:
             stream.wake()
 
     async def _connect(self, source: str, host: str, port: int) -> MemoryStream:
-        await trio.sleep(self.delay())
+        await anyio.sleep(self.delay())
         while self.parted(source, host):
             await self._changed.wait()
         listener = self._listeners.get((host, port))
@@ -127,7 +128,7 @@ class MemoryHost:
         return await self._network._connect(self.name, self._own(target.host), target.port)
 
     async def listen(self, address: str, *, held: bool = False) -> MemoryListener:
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         target = split_address(address)
         host, port = self._own(target.host), target.port or next(self._network._ports)
         if (host, port) in self._network._listeners:
@@ -147,24 +148,57 @@ class MemoryListener:
         self._network = network
         self.is_held = held
         self._key = (host, port)
-        self._send, self._waiting = trio.open_memory_channel[MemoryStream](math.inf)
+        self._offered: deque[MemoryStream] = deque()
+        self._changed = _Change()
+        self._is_closed = False
 
     @property
     def address(self) -> str:
         return join_address(*self._key)
 
     def offer(self, stream: MemoryStream) -> None:
-        self._send.send_nowait(stream)
+        self._offered.append(stream)
+        self._changed.tell()
 
     async def accept(self) -> MemoryStream:
         self.is_held = False
-        return await self._waiting.receive()
+        await anyio.lowlevel.checkpoint()
+        while not self._offered:
+            if self._is_closed:
+                raise closed("the listener is closed")
+            await self._changed.wait()
+        return self._offered.popleft()
 
     async def aclose(self) -> None:
         self._network._listeners.pop(self._key, None)
-        while self._waiting.statistics().current_buffer_used:
-            self._waiting.receive_nowait().break_off()
-        await self._waiting.aclose()
+        self._is_closed = True
+        while self._offered:
+            self._offered.popleft().break_off()
+        self._changed.tell()
+        await anyio.lowlevel.checkpoint()
+
+
+class _Change:
+    """Wakes all who wait for something to change."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: list[Waiter] = []
+
+    def tell(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.resolve(None)
+
+    async def wait(self) -> None:
+        waiter = current_loop().waiter()
+        self._waiters.append(waiter)
+        try:
+            await waiter.wait()
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
 
 
 class _Pipe:
@@ -174,32 +208,31 @@ class _Pipe:
         self._network = network
         self._ends = (source, target)
         self._pieces: deque[tuple[float, bytes]] = deque()
-        self._changed = trio.Event()
+        self._changed = _Change()
         self.size = 0
         self.eof_at = math.inf  # when the receiver learns that the sender closed
         self.broken = False
         self.unread = False  # the receiver closed: nobody will read
 
     def wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.tell()
 
     def put(self, data: memoryview) -> int:
         """Take what the window has room for."""
         count = min(len(data), self._network.window - self.size)
         if count > 0:
-            self._pieces.append((trio.current_time() + self._network.delay(), bytes(data[:count])))
+            self._pieces.append((anyio.current_time() + self._network.delay(), bytes(data[:count])))
             self.size += count
             self.wake()
         return max(0, count)
 
     def finish(self) -> None:
-        self.eof_at = min(self.eof_at, trio.current_time() + self._network.delay())
+        self.eof_at = min(self.eof_at, anyio.current_time() + self._network.delay())
         self.wake()
 
     def take(self, max_bytes: int) -> bytes | None:
         """What has arrived; None: nothing yet; ``b""``: the end."""
-        now = trio.current_time()
+        now = anyio.current_time()
         if self._network.parted(*self._ends):
             return None
         if not self._pieces:
@@ -229,12 +262,11 @@ class _Pipe:
 
     async def change(self) -> None:
         """Wait until something happens to it, or until the next piece arrives."""
-        event = self._changed
         due = self._pieces[0][0] if self._pieces else self.eof_at
-        if self._network.parted(*self._ends) or due <= trio.current_time():
+        if self._network.parted(*self._ends) or due <= anyio.current_time():
             due = math.inf
-        with trio.CancelScope(deadline=due):
-            await event.wait()
+        with anyio.CancelScope(deadline=due):
+            await self._changed.wait()
 
 
 class MemoryStream(ByteStream):
@@ -258,7 +290,7 @@ class MemoryStream(ByteStream):
         self._outgoing = outgoing
 
     async def _receive(self, max_bytes: int) -> bytes:
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         while True:
             self._check_open(self._incoming)
             data = self._incoming.take(max_bytes)
@@ -279,18 +311,18 @@ class MemoryStream(ByteStream):
     def _put(self, view: memoryview) -> int:
         self._check_open(self._outgoing)
         if self._outgoing.unread:
-            raise trio.BrokenResourceError("the peer closed the connection")
+            raise broken("the peer closed the connection")
         return self._outgoing.put(view)
 
     async def _send(self, data: memoryview) -> None:
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         sent = self._put(data)
         while sent < len(data):
             await self._outgoing.change()
             sent += self._put(data[sent:])
 
     async def _wait_sendable(self) -> None:
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
         self._check_open(self._outgoing)
         while self._outgoing.size >= self._network.window and not self._outgoing.unread:
             await self._outgoing.change()
@@ -303,7 +335,7 @@ class MemoryStream(ByteStream):
             self._outgoing.finish()
             self._incoming.unread = True
             self._incoming.wake()
-        await trio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
 
     def break_off(self) -> None:
         """Break both directions at once, as a reset does."""
@@ -317,6 +349,6 @@ class MemoryStream(ByteStream):
 
     def _check_open(self, pipe: _Pipe) -> None:
         if self._is_closed:
-            raise trio.ClosedResourceError("this side closed the stream")
+            raise closed("this side closed the stream")
         if pipe.broken:
-            raise trio.BrokenResourceError("the connection was cut")
+            raise broken("the connection was cut")

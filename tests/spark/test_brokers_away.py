@@ -21,8 +21,9 @@ from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.spark import cluster
 from rmq.spark.cluster import BrokersAway
-from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree
+from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
+from rmq.spark.pipelines.lag import record_lag
 from rmq.spark.schema import arrow_schema
 from rmq.spark.source import BatchReader, StreamReader
 from tests.spark.cluster import Pair, another_broker, running
@@ -169,6 +170,24 @@ def test_what_is_chosen_and_not_there_is_an_error(two: Two, topic: str) -> None:
     assert count(BatchReader(read_options(given, streaming=False), SCHEMA)) == 0
 
 
+def test_what_a_stream_chooses_and_is_not_there_is_an_error(
+    two: Two, topic: str, tmp_path: pathlib.Path
+) -> None:
+    for state in ({}, {"stateLocation": str(tmp_path)}):
+        given = {**options(two, topic, startingOffsets="earliest", **state)}
+        del given["topic"]
+        pattern = {**given, "topicPattern": "Nothing.*"}
+        queues = {**given, "assign": json.dumps({topic: {"embedded": [7]}})}
+        for wrong, what in ((pattern, "topicPattern"), (queues, f"{topic}/embedded/7")):
+            reader = StreamReader(read_options(wrong, streaming=True), SCHEMA)
+            with pytest.raises(ConfigError, match=what):
+                reader.initialOffset()
+            reader.stop()
+        reader = StreamReader(read_options({**pattern, "requireTopics": "false"}, streaming=True), SCHEMA)
+        assert offsets_of(reader.initialOffset()) == {}
+        reader.stop()
+
+
 # --- streams ---
 
 
@@ -229,6 +248,42 @@ def test_a_topic_with_fewer_queues_is_no_loss_when_they_were_read(two: Two, topi
     with pytest.raises(DataLoss, match="is gone, it was read up to 24"):
         latest(reader, unread)
     reader.stop()
+
+
+def test_a_topic_that_was_deleted_and_made_again_is_not_read_on(two: Two, topic: str) -> None:
+    reader = stream(two, topic)
+    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.stop()
+    assert all(time_ms > 1_600_000_000_000 for _, time_ms in places_of(start).values())
+    with blocking.connect(two.pair.names) as client:
+        client.admin.delete_topic(topic)
+    two.make_topic(topic)
+    for _ in range(2):
+        two.fill(topic)
+    with pytest.raises(DataLoss, match="made again"):
+        reader.latestOffset(start, ReadAllAvailable())
+    assert sum(latest(reader, offsets_of(start)).values()) == 4 * EACH, "version 1 does not know"
+    reader.stop()
+
+
+def test_lag_is_not_sampled_without_a_broker(two: Two, topic: str, tmp_path: pathlib.Path) -> None:
+    committing = read_options(options(two, topic, groupId=topic, startingOffsets="group"), streaming=False)
+    with cluster.Cluster(committing) as opened:
+        opened.commit(dict.fromkeys(opened.queues(), 1))
+    given = {"nameServer": two.pair.names, "pullTimeoutMs": "1000"}
+
+    def stop_it(seconds: float) -> None:
+        two.stop()
+
+    try:
+        with pytest.raises(BrokersAway, match=OTHER):
+            record_lag(given, tmp_path, [topic], times=2, pause=stop_it)
+        with pytest.raises(BrokersAway, match=OTHER):
+            record_lag({**given, "requireBrokers": OTHER}, tmp_path, [topic])
+    finally:
+        two.start()
+    assert len(list((tmp_path / "samples").iterdir())) == 1
+    assert record_lag({**given, "requireBrokers": OTHER}, tmp_path, [topic]) == 4
 
 
 def test_a_deleted_topic_is_loss_and_no_broker_that_is_away(two: Two, topic: str) -> None:

@@ -18,6 +18,7 @@ from rmq.spark.offsets import (
     offsets_text,
     offsets_tree,
     parse_offsets,
+    places_of,
     plan,
     split,
 )
@@ -47,6 +48,18 @@ def test_the_text_is_the_one_of_the_documentation() -> None:
     )
 
 
+def test_places_are_of_version_2_and_offsets_of_version_1_go_on() -> None:
+    tree = offsets_tree({B: 98, A: 123}, {A: (4096, 1_700_000_000_000)})
+    assert json.dumps(tree, separators=(",", ":")) == (
+        '{"v":2,"topics":{"T":{"broker-a":{"0":123,"1":98}}},'
+        '"places":{"T":{"broker-a":{"0":[4096,1700000000000]}}}}'
+    )
+    assert (offsets_of(tree), places_of(tree)) == ({A: 123, B: 98}, {A: (4096, 1_700_000_000_000)})
+    assert places_of(offsets_tree({A: 123})) == {}
+    with pytest.raises(ConfigError, match="a place"):
+        places_of({"v": 2, "topics": {}, "places": {"T": {"b": {"0": [1]}}}})
+
+
 def test_offsets_of_the_java_connector_are_understood() -> None:
     text = '{"T":{"broker-a":{"0":-2,"1":-1}}}'
     assert parse_offsets(text, "startingOffsets", specials=True) == {A: -2, B: -1}
@@ -65,6 +78,9 @@ def test_offsets_of_the_java_connector_are_understood() -> None:
         '{"T":{"b":{"0":1.5}}}',
         '{"T":{"b":{"0":true}}}',
         '{"v":2,"topics":{}}',
+        '{"v":3,"topics":{},"places":{}}',
+        '{"v":true,"topics":{}}',
+        '{"v":1,"topics":{},"places":{}}',
         '{"v":1}',
         '{"v":1,"topics":{},"more":1}',
         '{"T":{"b":{"0":9223372036854775808}}}',

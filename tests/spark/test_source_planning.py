@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from rmq.message import MessageQueue
 from rmq.spark import source
-from rmq.spark.offsets import DataLoss, Offsets, offsets_of, offsets_tree
+from rmq.spark.offsets import DataLoss, Offsets, Places, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
 from rmq.spark.schema import arrow_schema
 from rmq.spark.source import StreamReader
@@ -30,7 +30,15 @@ class Stage:
         self.bounds = {A: (0, 10), B: (0, 20)}
         self.now = 1000.0
         self.reader = StreamReader(read_options({**given, **more}, streaming=True), arrow_schema(["body"]))
+        self.made_at = 5000
+        self.asked: list[Offsets] = []
+        self.reader._open = lambda: self  # type: ignore[method-assign, assignment, return-value]
         self.reader._bounds = lambda *_, **__: dict(self.bounds)  # type: ignore[method-assign]
+
+    def places(self, offsets: Offsets) -> Places:
+        """As a cluster's: each message has a place of its own, another one after the topic was made anew."""
+        self.asked.append(offsets)
+        return {queue: (self.made_at + 100 * at, self.made_at) for queue, at in offsets.items()}
 
     def latest(self, start: Offsets, limit: Any = ALL) -> Offsets:
         return offsets_of(self.reader.latestOffset(offsets_tree(start), limit))
@@ -53,6 +61,57 @@ def test_without_news_the_text_is_the_same(stage: Callable[..., Stage]) -> None:
     again = reader.latestOffset(json.loads(json.dumps(start)), ALL)
     assert json.dumps(again) == json.dumps(start)
     assert reader.reportLatestOffset() == offsets_tree({A: 10, B: 20})
+
+
+def test_a_topic_that_was_made_anew_is_loss_also_when_it_is_longer(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    first = made.reader.latestOffset(offsets_tree({}), ALL)
+    assert places_of(first) == {A: (6000, 5000), B: (7000, 5000)}
+    made.bounds[A] = (0, 15)
+    again = made.reader.latestOffset(first, ALL)
+    assert places_of(again) == {A: (6500, 5000), B: (7000, 5000)}
+    made.made_at, made.bounds[B] = 9000, (0, 30)
+    with pytest.raises(DataLoss, match=r"queue.*made again: message 19 .*\(7000, 5000\).*\(11000, 9000\)"):
+        made.reader.latestOffset(again, ALL)
+
+
+def test_a_query_that_begins_again_looks_at_all_places(stage: Callable[..., Stage]) -> None:
+    first = stage().reader.latestOffset(offsets_tree({}), ALL)
+    made = stage()
+    made.made_at = 9000
+    with pytest.raises(DataLoss, match="made again"):
+        made.reader.latestOffset(first, ALL)
+    planned = stage()
+    planned.made_at = 9000
+    with pytest.raises(DataLoss, match="made again"):
+        planned.reader.partitions(offsets_tree({}), first)
+    lenient = stage(failOnDataLoss=False)
+    lenient.made_at = 9000
+    assert lenient.reader.latestOffset(first, ALL) == first
+
+
+def test_a_checkpoint_of_version_1_goes_on_and_a_pause_costs_no_look_at_places(
+    stage: Callable[..., Stage],
+) -> None:
+    made = stage()
+    old = offsets_tree({A: 10, B: 20})
+    assert made.reader.latestOffset(old, ALL) == old
+    assert made.asked == []
+    made.bounds[A] = (0, 12)
+    later = made.reader.latestOffset(old, ALL)
+    assert (offsets_of(later), places_of(later)) == ({A: 12, B: 20}, {A: (6200, 5000)})
+    asked = len(made.asked)
+    assert made.reader.latestOffset(later, ALL) == later
+    assert len(made.asked) == asked
+
+
+def test_places_of_what_retention_removed_are_not_looked_at(stage: Callable[..., Stage]) -> None:
+    made = stage()
+    first = made.reader.latestOffset(offsets_tree({}), ALL)
+    again = stage()
+    again.made_at, again.bounds = 9000, {A: (10, 12), B: (20, 20)}
+    assert again.latest(offsets_of(first)) == {A: 12, B: 20}
+    assert offsets_of(again.reader.latestOffset(first, ALL)) == {A: 12, B: 20}
 
 
 def test_a_limit_is_sparks_to_give(stage: Callable[..., Stage]) -> None:

@@ -30,10 +30,9 @@ from rmq.config import describe
 from rmq.namesrv import __main__ as namesrv
 from rmq.namesrv.config import NamesrvConfig
 from rmq.store.config import StoreConfig
+from tests.system.containers import DEPLOY, SHARED, USER, dockerfile, image_environment, python_of_others
 from tests.unit.broker.rig import Rig
 
-DEPLOY = pathlib.Path(__file__).resolve().parents[2] / "deploy"
-USER = 10_001
 COMPOSE = sorted(DEPLOY.glob("compose/*.yaml"))
 SERVICES = {"broker": broker, "namesrv": namesrv}
 
@@ -100,7 +99,9 @@ def taken(command: list[str], caplog: pytest.LogCaptureFixture) -> tuple[Any, ..
 
 
 @pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
-def test_compose_files_fit(file: pathlib.Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_compose_files_fit(
+    file: pathlib.Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = yaml.safe_load(file.read_text())
     services = table["services"]
     for service in services.values():
@@ -110,6 +111,9 @@ def test_compose_files_fit(file: pathlib.Path, caplog: pytest.LogCaptureFixture)
         (volume,) = service["volumes"]
         assert volume.partition(":")[::2] == (volume.partition(":")[0], "/data")
         assert volume.partition(":")[0] in table["volumes"]
+        monkeypatch.undo()
+        for name, value in service.get("environment", {}).items():
+            monkeypatch.setenv(name, "compat" if name == "RMQ_PROFILE" else value)
         config = taken(service["command"], caplog)[0]
         if isinstance(config, BrokerConfig):
             hosts = re.findall(r"([^:;]+):9876", config.namesrv_addr)
@@ -119,15 +123,10 @@ def test_compose_files_fit(file: pathlib.Path, caplog: pytest.LogCaptureFixture)
     assert len(set(volumes)) == len(volumes), "one store, one owner"
 
 
-def dockerfile() -> list[str]:
-    text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", " ")
-    return [line for line in text.splitlines() if line and not line.startswith("#")]
-
-
-def image_environment() -> dict[str, str]:
-    """What ENV sets."""
-    lines = [line.removeprefix("ENV ") for line in dockerfile() if line.startswith("ENV ")]
-    return dict(pair.split("=", 1) for line in lines for pair in line.split())
+@pytest.mark.skipif(shutil.which("check-jsonschema") is None, reason="no check-jsonschema here")
+@pytest.mark.parametrize("file", COMPOSE, ids=lambda file: file.stem)
+def test_compose_s_schema_takes_the_files(file: pathlib.Path) -> None:
+    subprocess.run(["check-jsonschema", "--builtin-schema", "vendor.compose-spec", file], check=True)
 
 
 def test_the_image_is_of_a_user_that_is_not_root_and_knows_its_settings() -> None:
@@ -144,23 +143,6 @@ def test_the_image_is_of_a_user_that_is_not_root_and_knows_its_settings() -> Non
 @pytest.mark.skipif(shutil.which("hadolint") is None, reason="no hadolint here")
 def test_hadolint_takes_the_dockerfile() -> None:
     subprocess.run(["hadolint", DEPLOY / "docker" / "Dockerfile"], check=True)
-
-
-def python_of_others() -> str:
-    """An interpreter that the image's user may run, with what this one imports; empty where there is none."""
-    for name in (sys.executable, "/usr/bin/python3"):
-        try:
-            check = subprocess.run(
-                [name, "-c", "import rmq.broker.service"], env=SHARED, user=USER, check=False
-            )
-        except OSError:
-            continue
-        if check.returncode == 0:
-            return name
-    return ""
-
-
-SHARED = {"PATH": os.environ.get("PATH", ""), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run commands as another user")

@@ -1,5 +1,5 @@
 """Where others run the loop, and open in one task what another closes: pytest-asyncio and IPython, as their
-users have them. tests/unit/client/test_lifetime.py has web applications and exit stacks."""
+users have them; and on uvloop. tests/unit/client/test_lifetime.py has web applications and exit stacks."""
 
 from __future__ import annotations
 
@@ -144,6 +144,23 @@ def test_fixtures_of_pytest_asyncio(loop: str, names: str, tmp_path: pathlib.Pat
     last = done.stdout.splitlines()[-1]
     assert last.startswith("1 failed, 6 passed"), done.stdout
     assert "error" not in last
+
+
+def test_the_clients_own_tests_on_uvloop() -> None:
+    """Those that are for both loops; with asyncio's own loop they are among the unit tests."""
+    pytest.importorskip("uvloop")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "uvloop", "tests/unit/client"],
+        cwd=ROOT,
+        env={**os.environ, "RMQ_TEST_LOOPS": "uvloop"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]
+    assert done.stdout.count(".") > 150
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])

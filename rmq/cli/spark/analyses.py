@@ -178,6 +178,7 @@ def profile_command(
 @click.option("--times", type=click.IntRange(0), default=1, show_default=True, help="Samples to take.")
 @click.option("--every", callback=as_duration, default="10s", show_default=True, help="Time between them.")
 @output_option
+@brokers_option
 @spark_options
 @target_options
 def lag_command(

@@ -11,6 +11,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from pyspark.sql import functions as F
 from rmq.client.client import Client
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, ConsumerNotOnline
-from rmq.spark.cluster import Loop, client_of
+from rmq.spark.cluster import Loop, client_of, with_brokers
 from rmq.spark.options import read_options
 from rmq.spark.pipelines.progress import Watch, unwatched, watched
 from rmq.spark.pipelines.report import Line, heading, line_chart, table, write_page
@@ -93,23 +94,30 @@ def record_lag(
     """Add `times` samples to `folder`, of these groups or all; returns how many rows they have.
 
     `options` are those of the source `rmq` without a topic. A group that has never consumed has no rows.
-    Each sample is written whole or not at all; interrupted, those before stay. Raises ConfigError, and the
-    client's errors when the cluster does not answer.
+    A broker of `requireBrokers`, or one that an earlier sample of this call had, is waited for up to
+    `pullTimeoutMs`: the sums would be too small without its queues. Each sample is written whole or not at
+    all; interrupted, those before stay. Raises ConfigError, BrokersAway, and the client's errors when the
+    cluster does not answer.
     """
     rows = 0
+    found = read_options({**options, "topicPattern": ".*"}, streaming=False)
+    brokers = found.required_brokers
     with Loop() as loop:
-        client = loop.enter(client_of(read_options({**options, "topicPattern": ".*"}, streaming=False)))
+        client = loop.enter(client_of(found))
         for number in range(times):
             if number:
                 pause(every_seconds)
-            samples = sample_lag(loop, client, groups, wall_clock_ms())
+            take = partial(sample_lag, loop, client, groups)
+            samples = with_brokers(loop, client, brokers, found.pull_timeout_ms / 1000, take)
+            brokers |= {one.broker for one in samples}
             write_samples(samples, folder)
             rows += len(samples)
     return rows
 
 
-def sample_lag(loop: Loop, client: Client, groups: Sequence[str], now_ms: int) -> list[LagSample]:
+def sample_lag(loop: Loop, client: Client, groups: Sequence[str]) -> list[LagSample]:
     """Ask for the queues of these groups, or all, once."""
+    now_ms = wall_clock_ms()
     found: list[LagSample] = []
     for group in groups or loop.call(client.admin.groups):
         try:

@@ -690,8 +690,8 @@ async def test_settings_that_do_not_fit_are_told(files: dict[str, Any], changes:
 async def test_a_name_as_broker_ip_is_looked_up(
     files: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def look_up(host: str, port: int) -> list[Any]:
-        if host == "known":
+    async def look_up(host: str, port: int, *_: object) -> list[Any]:
+        if host in ("known", b"known"):
             return [(None, None, None, "", ("10.1.2.3", port))]
         raise socket.gaierror(-2, "Name or service not known")
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from rmq.cli import SECTIONS, SUBCOMMANDS, command
 from rmq.cli.broker import operations
+from rmq.cli.controller import operations as controller_operations
 
 HEAVY = {"trio", "anyio", "rich", "yaml", "attrs", "rmq.broker", "rmq.client", "rmq.remoting", "rmq.protocol"}
 
@@ -77,10 +78,11 @@ OURS = (
 )
 
 
-@pytest.mark.parametrize("name", [*OURS, "pub", "sub", "tail", "topic", "broker"])
+@pytest.mark.parametrize("name", [*OURS, "pub", "sub", "tail", "topic", "broker", "controller"])
 def test_the_page_has_an_example_of_each_command(name: str) -> None:
     page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "reference" / "cli.md").read_text("utf-8")
-    found = operations if name == "broker" else command.get_command(click.Context(command), name)
+    services = {"broker": operations, "controller": controller_operations}
+    found = services.get(name) or command.get_command(click.Context(command), name)
 
     assert found is not None
     assert [path for path in paths(f"rmq {name}", found) if path not in page] == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pathlib
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -14,7 +15,11 @@ from .world import Scenario, World, play, world
 Play = Callable[[Scenario, Cluster], None]
 
 
-@pytest.fixture(params=["trio", "asyncio"])
+LOOPS = os.environ.get("RMQ_TEST_LOOPS", "trio,asyncio").split(",")
+"""tests/system/test_hosts.py has all on uvloop, too."""
+
+
+@pytest.fixture(params=LOOPS)
 def both(request: pytest.FixtureRequest) -> Play:
     """Plays a scenario; the test runs once on each event loop."""
     return partial(play, request.param)

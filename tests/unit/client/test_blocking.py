@@ -275,7 +275,7 @@ def test_opened_and_closed_without_a_block(names: str) -> None:
 def test_the_interpreter_ends_when_a_client_was_not_closed(names: str) -> None:
     code = (
         "import sys\nfrom rmq import ClientConfig\nfrom rmq.client import blocking\n"
-        "config = ClientConfig(shutdown_timeout_ms=200)\n"
+        "config = ClientConfig(shutdown_timeout_ms=3_600_000)\n"
         "client = blocking.connect(sys.argv[1], config=config).open()\n"
         "producer = client.producer('left').open()\nprint(len(producer.queues('TBW102')) > 0)"
     )
@@ -285,18 +285,28 @@ def test_the_interpreter_ends_when_a_client_was_not_closed(names: str) -> None:
     assert (done.stdout, done.stderr) == ("True\n", "")
 
 
-def test_used_after_a_fork_it_says_so(names: str) -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_used_after_a_fork_it_says_so(names: str, backend: str) -> None:
     """In a process of its own, which has no other threads that a fork would cut off."""
     code = (
         "import os, sys\nfrom rmq.client import blocking\n"
-        "with blocking.connect(sys.argv[1]) as client, client.producer('forked') as producer:\n"
+        "with (\n"
+        "    blocking.connect(sys.argv[1], backend=sys.argv[2]) as client,\n"
+        "    client.producer('forked') as producer,\n"
+        "    client.consumer('forked', {'%RETRY%forked': '*'}) as consumer,\n"
+        "):\n"
+        "    producer.queues('TBW102')\n"  # a call before it, which makes the way into the thread
         "    if not (child := os.fork()):\n"
-        "        try:\n            producer.queues('TBW102')\n"
-        "        except Exception as error:\n            print(error, flush=True)\n"
+        "        for call in (\n"
+        "            lambda: producer.queues('TBW102'), lambda: consumer.take(1), client.health,\n"
+        "            lambda: client.producer('more'), lambda: client.admin.topics(),\n"
+        "        ):\n"
+        "            try:\n                call()\n"
+        "            except Exception as error:\n                print(error, flush=True)\n"
         "        client.close()\n        os._exit(0)\n"
         "    os.waitpid(child, 0)\n    print(len(producer.queues('TBW102')) > 0)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, names], capture_output=True, text=True, timeout=30, check=True
+        [sys.executable, "-c", code, names, backend], capture_output=True, text=True, timeout=30, check=True
     )
-    assert done.stdout == "this client was opened before a fork: open one in each process\nTrue\n"
+    assert done.stdout == "this client was opened before a fork: open one in each process\n" * 5 + "True\n"

@@ -62,6 +62,8 @@ class TestReady:
             assert 5 < trio.current_time() - began <= 8
             with pytest.raises(rmq.InvalidName):
                 await client.ready(topics=["not a name"])
+            with pytest.raises(rmq.InvalidType, match="topics = 'T': expected a list"):
+                await client.ready(topics="T")
 
     async def test_a_topic_that_comes_in_time(self, setting: World, clock: MockClock) -> None:
         async with (
@@ -137,9 +139,19 @@ class TestMissing:
             assert client.health().problems[0].startswith("g: topic Late waits: no route")
             await setting.cluster.create_topic("Late", 2)
             await trio.sleep(30)
-            assert lines(caplog, "g: Late can be consumed now", logging.INFO) != []
+            assert len(lines(caplog, "g: Late can be consumed now", logging.INFO)) == 1
+            assert "no consumer for this group" not in caplog.text, "the broker had yet to hear of it"
             assert client.health().problems == ()
             assert len(of_topic(consumer, "Late")) == 2
+
+    async def test_a_broker_that_has_yet_to_hear_of_a_group_has_no_members_of_it(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        """RocketMQ answers with an error, which is none for a consumer that has only just come."""
+        async with setting.connect() as client, client.producer("p") as producer:
+            (queue, *_) = await producer.queues("T")
+            session = client._entered()
+            assert await session.brokers.consumer_ids(session.brokers.master(queue), "nobody") == []
 
     def test_or_is_an_error(self, both: Play, cluster: Cluster) -> None:
         async def scenario(world: World) -> None:

@@ -212,6 +212,23 @@ def test_start_and_stop_of_fastapi_and_starlette(names: str, web: Any, use_uvloo
             assert browser.get("/").json() == {"status": "SEND_OK"}
 
 
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_client_closes_what_was_started_of_it(names: str, loop: str) -> None:
+    async def main() -> None:
+        client = await rmq.connect(names, config=rmq.ClientConfig(shutdown_timeout_ms=3_600_000)).start()
+        producer = await client.producer("forgotten").start()
+        consumer = await client.consumer("forgotten-too", {"T": "*"}).start()
+        puller = await client.pull_consumer("forgotten-three").start()
+        with anyio.fail_after(30):
+            await client.aclose()
+        for closed in (producer, consumer, puller):
+            await closed.aclose()
+        with pytest.raises(LocalProtocolError):
+            await producer.send(Message("T", b"late"))
+
+    run(main, loop)
+
+
 @asynccontextmanager
 async def scope_with(task: Callable[[], Awaitable[None]]) -> AsyncIterator[TaskScope]:
     async with TaskScope() as scope:

@@ -192,3 +192,22 @@ def test_messages_before_the_offset_that_was_asked_for_are_left_out() -> None:
     for asked, left in ((0, [0, 1, 2, 3]), (2, [2, 3])):
         answer = form.answer(Command(0, 1, 1, ext, body), asked, "a:1")
         assert [message.queue_offset for message in answer.messages] == left
+
+
+def test_properties_and_topic_can_be_set() -> None:
+    message = one(record())
+    message.properties = {"TAGS": "other"}
+    message.topic = "Another"
+    assert (message.tags, message.topic, message.body) == ("other", "Another", b"body")
+    assert message.properties is message.properties, "what was read once is kept"
+
+
+@pytest.mark.parametrize("name", ["topic", "properties"])
+def test_a_topic_s_length_that_leads_out_of_the_record_is_damage(name: str) -> None:
+    data = bytearray(record())
+    at = data.index(b"\x05Topic")
+    data[at] = 250
+    with pytest.raises(CorruptRecord):
+        getattr(one(bytes(data)), name)
+    data[at] = 5
+    assert getattr(one(bytes(data)), name) == getattr(decode_record(record()), name)

@@ -59,6 +59,46 @@ def stored(properties: dict[str, str], broker: str = "a") -> StoredMessage:
 
 
 class TestRequests:
+    async def test_a_restart_of_the_broker_fails_none(self, setting: World, clock: MockClock) -> None:
+        """A broker that is back knows its askers at once, not at their next heartbeat."""
+        async with (
+            setting.connect(client_id="asker") as asking,
+            setting.connect(client_id="replier") as replying,
+            asking.producer("p") as asker,
+            replying.producer("q") as replier,
+            replying.consumer("r", {"T": "*"}) as consumer,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def answer(message: StoredMessage) -> None:
+                await replier.reply(message, b"to " + message.body)
+
+            nursery.start_soon(consumer.run, answer)
+            for number in range(3):
+                for _ in range(2):
+                    reply = await asker.request(Message("T", b"%d" % number), 3)
+                    assert reply.body == b"to %d" % number
+                await setting.cluster.stop("a")
+                await trio.sleep(1 + number)
+                await setting.cluster.start("a")
+                await trio.sleep(1.5)
+            nursery.cancel_scope.cancel()
+
+    async def test_a_broker_that_does_not_answer_is_not_waited_for_each_time(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        async with setting.connect() as client, client.producer("p") as producer:
+            await producer.queues("T")
+            setting.cluster["a"].script(RequestCode.HEART_BEAT, *[lambda asked, _: None] * 9)
+            with pytest.raises(ReplyTimeout):
+                await producer.request(Message("T", b"x"), 8)
+            sends = setting.cluster["a"].count(SEND)
+            began = trio.current_time()
+            with pytest.raises(ReplyTimeout):
+                await producer.request(Message("T", b"x"), 1)
+            assert trio.current_time() - began == pytest.approx(1)
+            assert setting.cluster["a"].count(SEND) == sends + 1
+
     def test_the_answer_comes_back(self, both: Play, cluster: Cluster) -> None:
         async def scenario(world: World) -> None:
             def answered(request: Command, connection: Connection) -> Command | None:

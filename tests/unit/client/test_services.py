@@ -13,9 +13,12 @@ from trio.testing import MockClock
 import rmq
 from rmq.client.client import Client
 from rmq.message import Message, MessageQueue, StoredMessage
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.headers import DeleteTopicRequestHeader
 from rmq.testing.cluster import Cluster
 
 from .traffic import fill, take
+from .world import World
 
 
 async def test_two_members_share_a_backlog_and_nothing_comes_twice(clock: MockClock) -> None:
@@ -138,3 +141,15 @@ async def test_one_key_stays_in_order(clock: MockClock) -> None:
             for queue in await puller.message_queues("Orders"):
                 steps = [int(message.body) for message in (await puller.pull(queue, 0)).messages]
                 assert steps == sorted(steps)
+
+
+async def test_a_topic_that_is_deleted_at_its_broker_leaves_the_routes(
+    setting: World, clock: MockClock
+) -> None:
+    """No name server is told of it by whoever deletes it, as when that one is away."""
+    async with setting.connect() as client:
+        assert await client.admin.topic_exists("T")
+        header = DeleteTopicRequestHeader("T")
+        assert setting.cluster["a"].ask(RequestCode.DELETE_TOPIC_IN_BROKER, header).code == 0
+        await setting.cluster.advance(31)
+        assert not await client.admin.topic_exists("T")

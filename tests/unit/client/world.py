@@ -98,4 +98,4 @@ def play(loop: str, scenario: Scenario, cluster: Cluster) -> None:
             await scenario(made)
 
     with served_in_a_thread(cluster) as made:
-        anyio.run(over_sockets, made, backend="asyncio")
+        anyio.run(over_sockets, made, backend="asyncio", backend_options={"use_uvloop": loop == "uvloop"})

@@ -102,6 +102,25 @@ def test_topics_are_taken_again_only_when_their_version_changed() -> None:
     assert table.topic_queue_table["T"]["a"].perm == 6
 
 
+def test_a_whole_registration_takes_away_what_it_does_not_have() -> None:
+    table = RouteTable()
+    table.register(A_MASTER, body_of("T", "Gone", "Both"), "c1", 0, is_whole=True)
+    table.register(B_MASTER, body_of("Both"), "c2", 0, is_whole=True)
+    table.register(A_MASTER, body_of("T", "New", version=2), "c1", 0, is_whole=True)
+    assert {topic: set(queues) for topic, queues in table.topic_queue_table.items()} == {
+        "T": {"a"},
+        "New": {"a"},
+        "Both": {"b"},
+    }
+    table.register(A_MASTER, body_of("Single", version=3), "c1", 0)  # as a Java broker tells of a new topic
+    assert set(table.topic_queue_table) == {"T", "New", "Both", "Single"}
+    table.register(A_SLAVE, body_of(version=9), "c3", 0, is_whole=True)
+    assert set(table.topic_queue_table) == {"T", "New", "Both", "Single"}, "a slave has no say"
+    for who in (A_MASTER, A_SLAVE, B_MASTER):
+        table.unregister(who)
+    assert is_empty(table)
+
+
 def test_the_same_registration_again_is_told_by_its_digest() -> None:
     table = RouteTable()
     assert table.renew(A_MASTER, b"1", "link", 0) is None
@@ -366,9 +385,17 @@ class Routes(RuleBasedStateMachine):
         host=HOSTS,
         link=LINKS,
         topics=TOPICS,
+        is_whole=st.booleans(),
     )
     def register(
-        self, cluster: str, name: str, number: int, host: str, link: str, topics: frozenset[str]
+        self,
+        cluster: str,
+        name: str,
+        number: int,
+        host: str,
+        link: str,
+        topics: frozenset[str],
+        is_whole: bool,
     ) -> None:
         who = Registration(cluster, name, number, host)
         self.versions += 1
@@ -376,10 +403,10 @@ class Routes(RuleBasedStateMachine):
         before = snapshot(self.table)
         if not self.allowed(who, link):
             with pytest.raises(SystemFailure):
-                self.table.register(who, body, link, self.now)
+                self.table.register(who, body, link, self.now, is_whole=is_whole)
             assert snapshot(self.table) == before
             return
-        self.table.register(who, body, link, self.now)
+        self.table.register(who, body, link, self.now, is_whole=is_whole)
         for address, (other, _, _) in list(self.live.items()):
             if address == host and (other.cluster, other.broker_name) != (cluster, name):
                 self.forget(address)
@@ -387,7 +414,10 @@ class Routes(RuleBasedStateMachine):
                 self.live.pop(address)
         self.live[host] = (who, link, self.now)
         if number == 0:
-            self.topics.setdefault(name, set()).update(topics)
+            held_topics = self.topics.setdefault(name, set())
+            if is_whole:
+                held_topics.clear()
+            held_topics.update(topics)
 
     def allowed(self, who: Registration, link: str) -> bool:
         def defends(held: tuple[Registration, Any, int]) -> bool:

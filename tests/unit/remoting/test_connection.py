@@ -12,6 +12,7 @@ from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, 
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits
+from rmq.remoting.overdue import Call, overdue
 from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.testing import MemoryNetwork
 
@@ -83,6 +84,53 @@ async def test_each_call_times_out_at_its_own_time(autojump_clock: MockClock) ->
             for seconds in (3.0, 1.0, 2.0, 0.5, 3.0):  # earlier ones after later ones too
                 calls.start_soon(call, link.connection, seconds)
         assert ended == {seconds: pytest.approx(seconds) for seconds in (0.5, 1.0, 2.0, 3.0)}
+
+
+async def test_a_loop_that_was_busy_gives_a_call_its_time_again_once(autojump_clock: MockClock) -> None:
+    """As fifty thousand sends that are begun at once keep it: the answer lies there when the time is over."""
+    answers: list[Command] = []
+    async with linked() as link, trio.open_nursery() as nursery:
+
+        async def call() -> None:
+            answers.append(await link.connection.call(request(b"x"), 3))
+
+        nursery.start_soon(call)
+        (asked,) = await link.peer.receive()
+        autojump_clock.jump(5)  # in one step of the loop
+        await trio.sleep(2)
+        await link.peer.send(asked.reply(body=b"y"))
+        await wait_all_tasks_blocked()
+        assert [answer.body for answer in answers] == [b"y"]
+
+        began = trio.current_time()
+        nursery.start_soon(call_that_times_out, link.connection)
+        await link.peer.receive()
+        autojump_clock.jump(5)
+        await trio.sleep(2.9)
+        autojump_clock.jump(5)
+        await wait_all_tasks_blocked()
+        assert trio.current_time() - began == pytest.approx(12.9)
+
+
+async def call_that_times_out(connection: Connection) -> None:
+    with pytest.raises(RequestTimeout):
+        await connection.call(request(), 3)
+
+
+@pytest.mark.parametrize(
+    ("late", "over", "earliest"), [(0.0, [1, 2], 9.0), (0.1, [1, 2], 9.0), (0.2, [2], 8.0)]
+)
+def test_only_a_timer_that_was_late_spares_calls_and_not_for_long(
+    late: float, over: list[int], earliest: float
+) -> None:
+    pending: dict[int, Call] = {
+        1: (None, 5.0, CODE, 30.0, 0),
+        2: (None, 4.0, CODE, 3.0, 0),
+        3: (None, 9.0, CODE, 3.0, 0),
+    }
+    spared = {2, 7}
+    assert overdue(pending, 5.0, late, spared) == (over, earliest)
+    assert spared == ({1, 2} if late == 0.2 else {2})
 
 
 async def test_a_call_made_before_run_times_out_too(autojump_clock: MockClock) -> None:

@@ -45,15 +45,14 @@ from rmq.protocol.record import decode_record, encode_batch
 from rmq.store.audit import check
 from rmq.store.config import BrokerRole
 from rmq.testing.disk import MemoryDisk
-
-from .odd_values import (
+from tests.unit.broker.odd_values import (
     MISSING,
     frame,
     odd_property_values,
     odd_values,
     raw,
 )
-from .rig import START, Rig, Wire, pull, send
+from tests.unit.broker.rig import START, Rig, Wire, pull, send
 
 LATER = START + 41 * 86_400_000
 """All that was delayed is due by then."""

@@ -1,0 +1,204 @@
+"""`rmq controller status|elect|remove`: look after those who elect the masters of broker sets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, refuse, show
+from rmq.cli.target import Target, confirm, run, target_options, yes_option
+from rmq.errors import NETWORK_ERRORS, ConfigError, RemoteProtocolError, RequestCodeNotSupported, for_code
+
+if TYPE_CHECKING:
+    from rmq.controller.controller import Answer, Question
+    from rmq.protocol.command import Command
+    from rmq.remoting.pool import Pool
+
+SECONDS: Final = 5.0
+CONTROLLERS: Final = click.option(
+    "--controllers",
+    envvar="RMQ_CONTROLLERS",
+    metavar="HOST:PORT;...",
+    default="",
+    help="The controllers, when they are no part of the name servers.",
+)
+BROKER: Final = click.argument("broker")
+NUMBER: Final = click.argument("number", type=click.IntRange(1))
+
+
+@click.group("controller")
+def operations() -> None:
+    """Look after the controllers. BROKER is the name of a broker set, NUMBER one of its replicas.
+
+    Without --controllers the name servers are asked, which may be controllers too.
+    """
+
+
+@operations.command()
+@CONTROLLERS
+@click.option("--all", "shows_all", is_flag=True, help="Each controller, in place of the broker sets.")
+@output_option
+@target_options
+def status(target: Target, controllers: str, shows_all: bool, output: Format) -> None:
+    """Show the broker sets: epoch, master, who is in sync and lives. Ends with 1 when nobody leads.
+
+    `reach` is how far a replica's log is on its disk, `lives` whether it was heard within a lease.
+    """
+    states = run(_status, target, controllers)
+    leading = next((one for one in states if one.get("leading")), None)
+    if shows_all:
+        columns = ("address", "role", "leading", "leader", "term", "committed", "error")
+        show([{key: one.get(key) for key in columns} for one in states], output, columns=columns)
+    elif leading is not None:
+        rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
+        show(rows, output)
+    else:
+        for one in states:
+            echo(f"{one['address']}: {one.get('error') or 'it does not lead'}", err=True)
+    if leading is None:
+        echo("rmq: no controller leads: nobody elects masters", err=True)
+        sys.exit(EXIT_FAILED)
+
+
+def _row(one: dict[str, Any], replica: dict[str, Any]) -> dict[str, Any]:
+    number = replica["number"]
+    return {
+        "cluster": one["cluster"],
+        "broker": one["name"],
+        "epoch": one["epoch"],
+        "number": number,
+        "role": "master" if number == one["master"] else "slave",
+        "in_sync": number in one["inSync"],
+        "lives": replica["lives"],
+        "reach": replica["reach"],
+        "address": replica["address"],
+    }
+
+
+@operations.command()
+@BROKER
+@NUMBER
+@CONTROLLERS
+@target_options
+def elect(target: Target, broker: str, number: int, controllers: str) -> None:
+    """Have a replica that is in sync be the next master of its set.
+
+    The present master gets no lease any more, and is followed when its last one is over.
+    """
+    from rmq.controller.controller import Want
+
+    _operate(target, controllers, Want(broker, number))
+    echo(f"{broker} {number} is to be the next master; `rmq controller status` shows when it is")
+
+
+@operations.command()
+@BROKER
+@NUMBER
+@CONTROLLERS
+@yes_option
+@target_options
+def remove(target: Target, broker: str, number: int, controllers: str, yes: bool) -> None:
+    """Forget a replica that is gone for good. The last one of a set takes the set with it."""
+    from rmq.controller.sets import Remove
+
+    confirm(yes, f"Forget replica {number} of {broker}?")
+    _operate(target, controllers, Remove(broker, number))
+    echo(f"{broker} {number} is removed")
+
+
+def _operate(target: Target, controllers: str, question: Question) -> None:
+    answer = run(_asked, target, controllers, question)
+    if answer.refusal:
+        refuse(answer.refusal)
+
+
+# --- asking ---
+
+
+@asynccontextmanager
+async def _pool(target: Target) -> AsyncIterator[Pool]:
+    from rmq.client.client import SigningPool
+    from rmq.remoting.endpoint import RefusingEndpoint
+    from rmq.remoting.network import TcpNetwork
+    from rmq.remoting.pool import Pool
+
+    arguments = TcpNetwork(), RefusingEndpoint()
+    pool = (
+        SigningPool(target.credentials, *arguments, tls=target.tls)
+        if target.credentials
+        else Pool(*arguments, tls=target.tls)
+    )
+    async with pool:
+        yield pool
+
+
+def _addresses(target: Target, controllers: str) -> list[str]:
+    from rmq.config import parse_addresses
+
+    return parse_addresses(controllers or target.namesrv, "controllers")
+
+
+async def _status(target: Target, controllers: str) -> list[dict[str, Any]]:
+    """What each controller says, or its error."""
+    from rmq.protocol.codes import CONTROLLER_STATUS
+    from rmq.protocol.command import Command
+
+    found: list[dict[str, Any]] = []
+    async with _pool(target) as pool:
+        for address in _addresses(target, controllers):
+            try:
+                response = await pool.call(address, Command.request(CONTROLLER_STATUS), SECONDS)
+                _check(response, address)
+            except RequestCodeNotSupported:
+                found.append({"address": address, "error": "it is no controller (setting controllers)"})
+            except NETWORK_ERRORS as error:
+                found.append({"address": address, "error": str(error)})
+            else:
+                found.append({"address": address, **_object(response.body, address)})
+    return found
+
+
+def _check(response: Command, address: str) -> None:
+    if response.code:
+        raise for_code(response.code, response.remark, address)
+
+
+def _object(body: bytes, address: str) -> dict[str, Any]:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise RemoteProtocolError(f"{address} does not answer as a controller does")
+    return found
+
+
+async def _asked(target: Target, controllers: str, question: Question) -> Answer:
+    """The answer of the controller that leads: each is asked, and the one that they name."""
+    from rmq.controller.raft import NotLeader
+    from rmq.controller.requests import answer_of, request_of
+    from rmq.protocol.codes import CONTROLLER_NOT_LEADER
+
+    failures: dict[str, Exception] = {}
+    waiting = _addresses(target, controllers)
+    async with _pool(target) as pool:
+        while waiting:
+            address = waiting.pop(0)
+            if address in failures:
+                continue
+            try:
+                response = await pool.call(address, request_of(question), SECONDS)
+                if response.code != CONTROLLER_NOT_LEADER:
+                    _check(response, address)
+                return answer_of(response)
+            except (NotLeader, RequestCodeNotSupported, *NETWORK_ERRORS) as error:
+                failures[address] = error
+                if isinstance(error, NotLeader) and error.leader:
+                    waiting.insert(0, error.leader)
+    why = "; ".join(f"{address}: {error}" for address, error in failures.items())
+    raise ConfigError("--controllers", controllers or target.namesrv, f"one that leads ({why})")

@@ -1,0 +1,142 @@
+"""ControllerConfig: the settings of a controller, a process of its own or a part of a name server."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from rmq.config import at_least, between, one_of, parse_addresses, setting
+from rmq.errors import ConfigError
+from rmq.loglimit import LogConfig
+
+COUNTS = (1, 3, 5)
+ALONE = "127.0.0.1"
+
+
+@frozen
+class ControllerSettings(LogConfig):
+    """What both have."""
+
+    controllers: str = setting(
+        "",
+        help="All controllers of the cluster, one, three or five of them, host:port;host:port;host:port, this"
+        " one among them. In a name server: it is a controller too, at its own port; empty: it is none. They"
+        " are read at the first start; later ones go by the journal.",
+    )
+    controller_self: str = setting(
+        "", help="Which of `controllers` this one is, where its port and its addresses do not tell."
+    )
+    controller_path: str = setting(
+        "~/controller", help="Folder of a controller's journal: term, vote and the table of broker sets."
+    )
+    controller_lease_ms: int = setting(
+        3000,
+        help="A master that was not heard for so long may be followed by another. The same at all"
+        " controllers.",
+        unit="ms",
+        validator=at_least(500),
+    )
+    controller_election_ms: int = setting(
+        1000,
+        help="A leader of the controllers that was silent for so long is followed by another. The same at"
+        " all of them.",
+        unit="ms",
+        validator=at_least(200),
+    )
+    unclean_election: bool = setting(
+        False,
+        help="Elect a replica that is not in sync when no other lives: messages that were acknowledged are"
+        " lost then.",
+    )
+
+
+@frozen
+class ControllerConfig(ControllerSettings):
+    """Settings of a controller that is a process of its own."""
+
+    listen_port: int = setting(
+        9878, help="Port to listen on; 0 takes a free one.", validator=between(0, 65535), important=True
+    )
+    bind_address: str = setting(
+        ALONE,
+        help="Address to listen on. 0.0.0.0 or :: lets other machines in; nothing checks who they are.",
+        important=True,
+    )
+    config_store_path: str = setting(
+        "", help="The settings file, beside which accounts are looked for; empty: the one given with -c."
+    )
+    profile: str = setting(
+        "compat",
+        help="secure: TLS only, and brokers and controllers must sign with the cluster secret; compat: plain",
+        validator=one_of("compat", "secure"),
+        important=True,
+    )
+    cluster_secret_file: str = setting(
+        "", help="File with the secret that brokers and controllers must sign with; empty: anybody may ask"
+    )
+    acl_enable: bool = setting(False, help="Check signatures and permissions (plugin `acl`).", important=True)
+    acl_file: str = setting(
+        "",
+        help="File of accounts; empty: plain_acl.yml beside the settings file, else ROCKETMQ_HOME/conf.",
+    )
+    acl_audit_file: str = setting(
+        "", help="File for the audit log; empty: only the log that the rest goes to (logger rmq.audit)."
+    )
+    metrics_address: str = setting("127.0.0.1", help="Address that plugin `metrics` listens on.")
+    metrics_port: int = setting(
+        5560, help="Port of plugin `metrics`; 0 takes a free one.", validator=between(0, 65535)
+    )
+    metrics_token_file: str = setting(
+        "", help="File with the token that scrapes must bring (`Authorization: Bearer`); empty: none."
+    )
+    plugins: tuple[str, ...] = setting((), help="Plugins to load, in this order.")
+    max_connections: int = setting(
+        10_000, help="Connections at a time; more are closed at once.", validator=at_least(1)
+    )
+
+
+def own_address(config: ControllerSettings, bind_address: str, port: int) -> tuple[str, list[str]]:
+    """Which of the controllers this one is, and all of them. Without `controllers` it is the only one.
+
+    Raises ConfigError.
+    """
+    known = parse_addresses(config.controllers, "controllers")
+    if not known:
+        host = ALONE if bind_address in ("", "0.0.0.0", "::") else bind_address
+        own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return own, [own]
+    if len(known) not in COUNTS:
+        raise ConfigError("controllers", config.controllers, "one, three or five different addresses")
+    if config.controller_self:
+        if config.controller_self not in known:
+            raise ConfigError("controllerSelf", config.controller_self, "one of controllers")
+        return config.controller_self, known
+    mine = _mine(known, bind_address, port)
+    if len(mine) != 1:
+        found = " and ".join(mine) or "none of them"
+        wanted = f"one address of this machine with its port {port} (it could be {found}), or controllerSelf"
+        raise ConfigError("controllers", config.controllers, wanted)
+    return mine[0], known
+
+
+def _mine(known: Sequence[str], bind_address: str, port: int) -> list[str]:
+    here = [address for address in known if address.rpartition(":")[2] == str(port)]
+    hosts = {address: address.rpartition("://")[2].rpartition(":")[0].strip("[]") for address in here}
+    exact = [address for address in here if hosts[address] == bind_address]
+    return exact or [address for address in here if _is_own(hosts[address])]
+
+
+def _is_own(host: str) -> bool:
+    """Whether an address, or a name that needs no look-up, is this machine's."""
+    if host in ("localhost", socket.gethostname(), socket.getfqdn()):
+        return True
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.inet_pton(family, host)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind((host, 0))  # only an own address can be bound
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,229 @@
+"""ControllerRequests: what brokers, operators and other controllers ask a controller, and its answers.
+
+Bodies are JSON, but for the messages between controllers, which are those of `raft`. A controller that does
+not lead answers CONTROLLER_NOT_LEADER, with the leader's address in the field `leader`, when it knows one.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from rmq.controller.controller import Answer, Controller, Question, Want
+from rmq.controller.elections import Heartbeat
+from rmq.controller.raft import NotLeader
+from rmq.controller.sets import AlterInSync, Register, Remove
+from rmq.errors import RemoteProtocolError
+from rmq.metrics import Metric, single
+from rmq.protocol.codes import (
+    CONTROLLER_ASK,
+    CONTROLLER_MESSAGE,
+    CONTROLLER_NOT_LEADER,
+    CONTROLLER_OPERATE,
+    CONTROLLER_STATUS,
+    ResponseCode,
+)
+from rmq.protocol.command import Command
+from rmq.remoting.connection import Connection
+
+log = logging.getLogger("rmq.controller")
+
+Handler = Callable[[Command, Connection, int], Command | None]
+
+SIGNED_CODES: Final = frozenset((CONTROLLER_MESSAGE, CONTROLLER_ASK))
+"""What only servers of the cluster ask: with a cluster secret these must be signed with it."""
+LEADER: Final = "leader"
+
+_OF_BROKERS: Final[Mapping[str, type[Any]]] = {
+    one.__name__: one for one in (Heartbeat, Register, AlterInSync)
+}
+_OF_OPERATORS: Final[Mapping[str, type[Any]]] = {one.__name__: one for one in (Want, Remove)}
+
+
+# ---- the asking side ----
+
+
+def request_of(question: Question) -> Command:
+    """A question as a request."""
+    name = type(question).__name__
+    code = CONTROLLER_ASK if name in _OF_BROKERS else CONTROLLER_OPERATE
+    return Command.request(code, body=msgspec.json.encode({"kind": name, "question": question}))
+
+
+def answer_of(response: Command) -> Answer:
+    """The answer in a response. Raises NotLeader, and RemoteProtocolError for what is none."""
+    if response.code == CONTROLLER_NOT_LEADER:
+        raise NotLeader(response.ext.get(LEADER, ""))
+    if response.code != ResponseCode.SUCCESS:
+        raise RemoteProtocolError(f"the controller answers {response.code}: {response.remark}")
+    try:
+        return msgspec.json.decode(response.body, type=Answer)
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"the controller's answer cannot be read: {error}") from None
+
+
+# ---- the answering side ----
+
+
+class ControllerRequests:
+    """Answers for the controller that is started; while there is none nobody leads.
+
+    `clock` is that of leases. `on_change` is called when there may be messages to send, and when the
+    controller must stop, for which `failure` says why.
+    """
+
+    def __init__(self, clock: Callable[[], float], on_change: Callable[[], None] = lambda: None) -> None:
+        self.clock = clock
+        self.on_change = on_change
+        self.controller: Controller | None = None
+        self.failure: Exception | None = None
+
+    def start(self, controller: Controller) -> None:
+        """Answer for this one from now on."""
+        self.controller, self.failure = controller, None
+
+    def stop(self) -> None:
+        """Answer for none; who waits for an answer is told that another may lead."""
+        controller, self.controller = self.controller, None
+        if controller is not None:
+            controller.give_up()
+
+    def step(self) -> float:
+        """Do what is due; returns when to come again, and raises what the controller must stop for."""
+        if self.failure is not None:
+            raise self.failure
+        assert self.controller is not None, "the controller is not started"
+        return self.controller.step(self.clock())
+
+    def handlers(self) -> dict[int, Handler]:
+        """Request code -> what answers it."""
+        return {
+            CONTROLLER_MESSAGE: self._on_message,
+            CONTROLLER_ASK: self._on_ask,
+            CONTROLLER_STATUS: self._on_status,
+            CONTROLLER_OPERATE: self._on_operate,
+        }
+
+    def _on_message(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        controller = self.controller
+        if controller is not None:
+            now = self.clock()
+
+            def receive() -> None:
+                controller.raft.receive(request.body, now)
+                controller.settle(now)
+
+            self._guarded(receive)
+        return request.reply()
+
+    def _on_ask(self, request: Command, connection: Connection, now_ms: int) -> None:
+        self._ask(request, connection, _OF_BROKERS)
+
+    def _on_operate(self, request: Command, connection: Connection, now_ms: int) -> None:
+        self._ask(request, connection, _OF_OPERATORS)
+
+    def _ask(self, request: Command, connection: Connection, kinds: Mapping[str, type[Any]]) -> None:
+        question = _question(request.body, kinds)
+
+        def reply(answer: Answer | NotLeader) -> None:
+            if not request.is_oneway:
+                connection.reply(_response(request, answer))
+
+        controller = self.controller
+        if controller is None:
+            reply(NotLeader(""))
+        else:
+            self._guarded(lambda: controller.ask(question, reply, self.clock()))
+
+    def _on_status(self, request: Command, connection: Connection, now_ms: int) -> Command:
+        return request.reply(body=msgspec.json.encode(self.status()))
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Run what may write; any error but of the sender's ends this controller, which then starts again."""
+        try:
+            work()
+        except RemoteProtocolError:
+            raise
+        except NotLeader:
+            raise RemoteProtocolError("another controller leads: ask again") from None
+        except Exception as error:
+            # Memory and disk may not say the same now: nothing more is answered from either.
+            self.failure = error
+            self.stop()
+            raise
+        finally:
+            self.on_change()
+
+    def status(self) -> dict[str, Any]:
+        """What this controller knows. Only while `leading` it is sure to be all that was agreed on."""
+        controller = self.controller
+        if controller is None:
+            return {"leading": False, "role": "stopped", "sets": []}
+        raft, now = controller.raft, self.clock()
+        return {
+            "self": raft.me,
+            "role": raft.role.value,
+            "leading": raft.is_leading(now),
+            "leader": raft.leader_address,
+            "term": raft.term,
+            "committed": raft.commit,
+            "elections": raft.elections,
+            "members": raft.members,
+            "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],
+        }
+
+    def _set_status(self, controller: Controller, name: str, now: float) -> dict[str, Any]:
+        one, is_leading = controller.sets.sets[name], controller.raft.is_leading(now)
+        return {
+            "cluster": one.cluster,
+            "name": name,
+            "epoch": one.epoch,
+            "version": one.version,
+            "master": one.master,
+            "inSync": list(one.in_sync),
+            "replicas": [
+                {
+                    "number": number,
+                    "identity": replica.identity,
+                    "address": replica.address,
+                    "haAddress": replica.ha_address,
+                    "lives": controller.elections.lives(name, number, now) if is_leading else None,
+                    "reach": controller.elections.reach(name, number) if is_leading else None,
+                }
+                for number, replica in sorted(one.replicas.items())
+            ],
+        }
+
+    def metrics(self) -> list[Metric]:
+        """Whether it leads, and how much it keeps."""
+        controller = self.controller
+        is_leading = controller is not None and controller.raft.is_leading(self.clock())
+        sets = list(controller.sets.sets.values()) if controller is not None else []
+        term = controller.raft.term if controller is not None else 0
+        masterless = sum(not one.master for one in sets)
+        return [
+            single("controller_leading", "gauge", "Whether this controller leads", int(is_leading)),
+            single("controller_term", "gauge", "The term that it is in", term),
+            single("controller_sets", "gauge", "Broker sets that it knows", len(sets)),
+            single("controller_sets_without_master", "gauge", "Those that have no master", masterless),
+        ]
+
+
+def _question(body: bytes, kinds: Mapping[str, type[Any]]) -> Question:
+    try:
+        given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        kind = kinds[msgspec.json.decode(given["kind"], type=str)]
+        question: Question = msgspec.json.decode(given["question"], type=kind)
+    except (msgspec.MsgspecError, KeyError) as error:
+        raise RemoteProtocolError(f"no question to a controller: {error}") from None
+    return question
+
+
+def _response(request: Command, answer: Answer | NotLeader) -> Command:
+    if isinstance(answer, NotLeader):
+        response = request.reply(CONTROLLER_NOT_LEADER, str(answer))
+        return response.with_ext({LEADER: answer.leader})
+    return request.reply(body=msgspec.json.encode(answer))

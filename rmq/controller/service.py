@@ -1,0 +1,295 @@
+"""The nursery tree of a controller.
+
+    controller
+    ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
+    ├── member       steps the log, sends its messages; starts again from the journal when a write has failed
+    │   └── sender   one for each other controller
+    └── serve        listener, and one nursery for each connection (only when it is a program of its own)
+
+Time is that of `rmq.clock.lease_clock`. The journal is synced in this loop: each change of the table of
+broker sets waits for the disk, and so does everything else here; there are few.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Final, NoReturn
+
+import trio
+
+from rmq.clock import lease_clock, wall_clock_ms
+from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
+from rmq.controller.controller import Controller
+from rmq.controller.elections import Elections
+from rmq.controller.endpoint import ControllerEndpoint
+from rmq.controller.journal import Journal
+from rmq.controller.raft import Raft, Timing
+from rmq.controller.requests import ControllerRequests
+from rmq.controller.sets import BrokerSets
+from rmq.errors import (
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    StoreError,
+)
+from rmq.health import Health
+from rmq.plugin import load, named
+from rmq.process import return_large_blocks
+from rmq.profile import applied, cluster_secret
+from rmq.protocol.codes import CONTROLLER_MESSAGE
+from rmq.protocol.command import Command
+from rmq.protocol.server_auth import ClusterSecret, ServerAuth
+from rmq.remoting.address import join_address
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.http import served_pages, tell_supervisor
+from rmq.remoting.limits import Budget, Limits
+from rmq.remoting.loop import Alarm, bare_errors, restarting
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
+from rmq.remoting.signals import obey
+from rmq.remoting.tls import TlsConfig
+from rmq.store.disk import Disk, RealDisk
+
+log = logging.getLogger("rmq.controller")
+
+RESTART_SECONDS: Final = 1.0
+"""Between a write that failed and the next start from the journal."""
+LONGEST_WAIT_SECONDS: Final = 1.0
+"""Between two looks at the clock of leases, which goes on while the machine sleeps, as trio's does not."""
+QUEUED_MESSAGES: Final = 64
+"""To one controller; more are dropped, as by a network."""
+
+
+# ---- the member: the log, its time and its messages ----
+
+
+class Member:
+    """A controller's log, journal and messages, for `requests` to answer from. `own` is its address and its
+    name in the log, `known` are all members at the first start."""
+
+    def __init__(
+        self,
+        config: ControllerSettings,
+        requests: ControllerRequests,
+        own: str,
+        known: Sequence[str],
+        *,
+        pool: Pool,
+        disk: Disk | None = None,
+        secret: ClusterSecret | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self._config = config
+        self._requests = requests
+        self._own = own
+        self._known = tuple(known)
+        self._pool = pool
+        self._disk = disk or RealDisk()
+        self._secret = secret
+        self._chance = chance or random.Random()
+        self._folder = os.path.expanduser(config.controller_path)
+        self._changed = Alarm()
+        self._queues: dict[str, trio.MemorySendChannel[bytes]] = {}
+        self._timing = Timing(election_s=config.controller_election_ms / 1000)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Be a member until cancelled. Raises StoreError for a journal that cannot be opened at the start,
+        and StoreLocked when another process has it; later ones are logged, and it is opened again."""
+        lock = self._disk.lock(f"{self._folder}/lock")
+        self._requests.on_change = self._changed.ring
+        try:
+            async with trio.open_nursery() as nursery:
+                journal = self._start()
+                task_status.started()
+                while True:
+                    try:
+                        await self._live(nursery)
+                    except Exception as error:  # also a bug: memory and disk may not say the same any more
+                        log.error("this controller starts again from its journal: %s", error, exc_info=error)
+                    finally:
+                        self._requests.stop()
+                        journal.close()
+                    journal = await self._start_again()
+        finally:
+            lock.release()
+        raise AssertionError("unreachable: the task above ends only by an error or by cancellation")
+
+    def _start(self) -> Journal:
+        journal = Journal(self._disk, self._folder, {one: one for one in self._known})
+        sets, now = BrokerSets(), self._requests.clock()
+        raft = Raft(self._own, self._own, journal, sets, now=now, chance=self._chance, timing=self._timing)
+        if self._own not in raft.members:
+            log.error(
+                "%s is none of the controllers that the journal knows (%s): it never leads",
+                self._own,
+                ", ".join(raft.members),
+            )
+        lease_s = self._config.controller_lease_ms / 1000
+        elections = Elections(lease_s, is_unclean=self._config.unclean_election)
+        self._requests.start(Controller(raft, sets, elections))
+        return journal
+
+    async def _start_again(self) -> Journal:
+        while True:
+            await trio.sleep(RESTART_SECONDS)
+            try:
+                return self._start()
+            except StoreError as error:
+                log.error("the journal of this controller cannot be opened: %s", error)
+
+    async def _live(self, nursery: trio.Nursery) -> NoReturn:
+        requests = self._requests
+        while True:
+            due = requests.step()
+            assert requests.controller is not None, "step says when there is none"
+            for address, data in requests.controller.raft.take_messages():
+                self._send(address, data, nursery)
+            wait = min(max(0.0, due - requests.clock()), LONGEST_WAIT_SECONDS)
+            await self._changed.wait(trio.current_time() + wait)
+
+    def _send(self, address: str, data: bytes, nursery: trio.Nursery) -> None:
+        queue = self._queues.get(address)
+        if queue is None:
+            queue, receive = trio.open_memory_channel[bytes](QUEUED_MESSAGES)
+            self._queues[address] = queue
+            nursery.start_soon(self._deliver, address, receive)
+        try:
+            queue.send_nowait(data)
+        except trio.WouldBlock:
+            log.debug("a message to %s is dropped: %d wait", address, QUEUED_MESSAGES)
+
+    async def _deliver(self, address: str, receive: trio.MemoryReceiveChannel[bytes]) -> None:
+        async for data in receive:
+            request = Command.request(CONTROLLER_MESSAGE, body=data)
+            if self._secret is not None:
+                request = self._secret.sign(request, wall_clock_ms(), os.urandom(16))
+            try:
+                # Answered, so that a link that brings nothing any more is noticed and made anew.
+                response = await self._pool.call(address, request, self._timing.election_s)
+                if response.code:
+                    log.warning("controller %s refuses a message: %s", address, response.remark)
+            except RequestTimeout:
+                self._pool.close(address)
+            except (ConnectFailed, ConnectionLost, RemoteProtocolError) as error:
+                log.debug("no message to controller %s: %s", address, error)
+
+
+@asynccontextmanager
+async def running_member(
+    config: ControllerSettings,
+    requests: ControllerRequests,
+    own: str,
+    known: Sequence[str],
+    *,
+    network: Network,
+    tls: TlsConfig,
+    secret: ClusterSecret | None,
+    disk: Disk | None = None,
+) -> AsyncIterator[None]:
+    """A `Member` that runs while the block does. Raises as `Member.run`."""
+    with bare_errors():
+        async with Pool(network, RefusingEndpoint(), tls=tls) as pool, trio.open_nursery() as nursery:
+            chance = random.Random()
+            member = Member(config, requests, own, known, pool=pool, disk=disk, secret=secret, chance=chance)
+            await nursery.start(member.run)
+            yield
+            nursery.cancel_scope.cancel()
+
+
+# ---- a process of its own ----
+
+
+async def run(
+    config: ControllerConfig,
+    *,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    disk: Disk | None = None,
+    clock: Callable[[], float] = lease_clock,
+    also: dict[str, str] | None = None,
+    health: Health | None = None,
+    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Be a controller until cancelled; `started` gets the addresses as bound, `also` is filled with what else
+    it listens on.
+
+    Raises PortInUse or OSError when it cannot listen, ConfigError or PluginRefused for unusable settings,
+    StoreError for a journal that cannot be read, StoreLocked when another process has it. Cancelled:
+    connections are closed, and the journal has all that was promised.
+    """
+    config, tls = applied(config, tls or TlsConfig())
+    network = network or TcpNetwork()
+    secret = cluster_secret(config.cluster_secret_file)
+    limits = Limits(connections=config.max_connections)
+    requests = ControllerRequests(clock)
+    endpoint = ControllerEndpoint(
+        config,
+        requests,
+        cluster=ServerAuth(secret, wall_clock_ms) if secret is not None else None,
+        acceptors={"clients": Acceptor.of(limits)},
+        budget=Budget(),
+    )
+    hooks = load(named(config), {}, endpoint.host(wall_clock_ms))
+    endpoint.use_plugins(hooks)
+    health = health or Health()
+    health.lacks("port", "it does not listen yet")
+    address = join_address(config.bind_address, config.listen_port)
+    with bare_errors():
+        async with served_pages(network, config, health) as served, trio.open_nursery() as nursery:
+            served.pages.update(hooks.pages())
+            for name, plugin in hooks.tasks:
+                nursery.start_soon(restarting, f"plugin {name}", plugin.run)
+            addresses = await nursery.start(
+                partial(
+                    serve,
+                    network,
+                    [address],
+                    endpoint,
+                    limits=limits,
+                    tls=tls,
+                    acceptor=endpoint.acceptors["clients"],
+                    budget=endpoint.budget,
+                )
+            )
+            port = int(addresses[0].rpartition(":")[2])
+            own, known = own_address(config, config.bind_address, port)
+            async with running_member(
+                config, requests, own, known, network=network, tls=tls, secret=secret, disk=disk
+            ):
+                health.has("port")
+                if also is not None:
+                    also |= served.listens() | hooks.listens()
+                task_status.started(addresses)
+                await trio.sleep_forever()
+    raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+Announce = Callable[[Sequence[str], Mapping[str, str]], None]
+
+
+def run_until_signalled(config: ControllerConfig, tls: TlsConfig, announce: Announce) -> None:
+    """Be a controller, with an event loop of its own, until SIGTERM or SIGINT.
+
+    `announce` is told the addresses once it listens, and what else it listens on. Raises as `run`.
+    """
+    trio.run(_until_signalled, config, tls, announce)
+
+
+async def _until_signalled(config: ControllerConfig, tls: TlsConfig, announce: Announce) -> None:
+    raise_descriptor_limit()
+    return_large_blocks()
+    stop, health, also = trio.Event(), Health(), dict[str, str]()
+    with bare_errors():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(obey, config, stop, parts=health.text))
+            nursery.start_soon(tell_supervisor, health)
+            announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
+            await stop.wait()
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,196 @@
+"""The Helm chart: what it makes for Kubernetes fits together, is strict, and names settings that there are.
+
+With helm (`nox -s packages`) it is rendered anew, linted, and values that do not fit are refused.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from rmq.broker.config import BrokerConfig
+from rmq.config import describe, load
+from rmq.namesrv.config import NamesrvConfig
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import StoreConfig
+from tests.system.chart import CHART, VALUES, containers, digest, golden, objects, of_kind, rendered
+from tests.system.containers import USER, image_environment
+
+needs_helm = pytest.mark.skipif(shutil.which("helm") is None, reason="no helm here")
+each = pytest.mark.parametrize("name", list(VALUES))
+
+
+def pods(name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The pods of all StatefulSets, each with its container."""
+    specs = [one["spec"]["template"]["spec"] for one in of_kind(name, "StatefulSet")]
+    return [(spec, spec["containers"][0]) for spec in specs]
+
+
+@each
+def test_what_is_kept_was_made_of_this_chart(name: str) -> None:
+    """After a change of the chart: `python -m tests.system.chart`."""
+    assert golden(name).splitlines()[0] == f"# {digest()}"
+
+
+@each
+def test_no_pod_is_root_or_writes_outside_of_its_volumes(name: str) -> None:
+    assert len(pods(name)) == 3
+    for spec, container in pods(name):
+        assert (spec["securityContext"]["runAsUser"], spec["securityContext"]["runAsNonRoot"]) == (USER, True)
+        assert spec["automountServiceAccountToken"] is False
+        own = container["securityContext"]
+        assert own["readOnlyRootFilesystem"] is True
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["capabilities"] == {"drop": ["ALL"]}
+        paths = {mount["mountPath"] for mount in container["volumeMounts"] if not mount.get("readOnly")}
+        assert paths == {"/data", "/tmp"}
+        volumes = {volume["name"] for volume in spec["volumes"]} | {"data"}
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+
+
+@each
+def test_probes_and_ports_are_those_of_the_image(name: str) -> None:
+    for _, container in pods(name):
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        assert str(ports["metrics"]) == image_environment()["RMQ_METRICS_PORT"]
+        probes = {kind: container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")}
+        assert {probe["port"] for probe in probes.values()} == {"metrics"}
+        assert [probe["path"] for probe in probes.values()] == ["/healthz", "/healthz", "/ready"]
+        if "clients" in ports:
+            port = BrokerConfig().listen_port
+            assert [ports["vip"], ports["clients"], ports["ha"]] == [port - 2, port, port + 1]
+        else:
+            assert ports["namesrv"] == NamesrvConfig().listen_port
+
+
+@each
+def test_services_lead_to_pods_and_sets_to_services(name: str) -> None:
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one in of_kind(name, "StatefulSet")]
+    services = {one["metadata"]["name"]: one["spec"] for one in of_kind(name, "Service")}
+    for one in of_kind(name, "StatefulSet"):
+        service = services[one["spec"]["serviceName"]]
+        assert service["clusterIP"] == "None"
+        assert service["publishNotReadyAddresses"] is True
+        wanted = one["spec"]["selector"]["matchLabels"]
+        assert service["selector"] == wanted
+        assert [wanted.items() <= found.items() for found in labels].count(True) == 1, "one set, its own pods"
+        (claim,) = one["spec"]["volumeClaimTemplates"]
+        assert claim["metadata"]["name"] == "data"
+    pod_names = {container.name.partition(".")[0] for container in containers(name)}
+    external = [spec for spec in services.values() if spec.get("clusterIP") != "None"]
+    aimed = {spec["selector"]["statefulset.kubernetes.io/pod-name"] for spec in external}
+    assert aimed == ({pod for pod in pod_names if "namesrv" not in pod} if name == "secure" else set())
+
+
+@each
+def test_one_name_server_and_one_broker_at_a_time_may_be_taken_away(name: str) -> None:
+    budgets = {
+        budget["spec"]["selector"]["matchLabels"]["rmq/group"]: budget["spec"]["maxUnavailable"]
+        for budget in of_kind(name, "PodDisruptionBudget")
+    }
+    assert budgets == {"namesrv": 1, "broker": 1}
+    groups = [
+        one["spec"]["template"]["metadata"]["labels"]["rmq/group"] for one in of_kind(name, "StatefulSet")
+    ]
+    assert sorted(groups) == ["broker", "broker", "namesrv"]
+
+
+@each
+def test_settings_are_known_and_make_masters_with_their_slaves(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {
+        one.name for cls in (BrokerConfig, StoreConfig, NamesrvConfig, TlsConfig) for one in describe(cls)
+    }
+    found: dict[str, BrokerConfig] = {}
+    hosts = {container.name for container in containers(name)}
+    for container in containers(name):
+        for key in container.environment:
+            assert not key.startswith("RMQ_") or key.removeprefix("RMQ_").lower() in known, key
+        if list(container.command) == ["broker"]:
+            monkeypatch.undo()
+            for key, value in container.environment.items():
+                monkeypatch.setenv(key, value)
+            config = load(BrokerConfig)
+            assert config.ha_host == container.name, "slaves dial masters inside"
+            assert set(re.findall(r"([^:;]+):9876", config.namesrv_addr)) < hosts
+            found[container.name.partition(".")[0]] = config
+    assert {pod: (config.broker_name, config.broker_id) for pod, config in found.items()} == {
+        "one-rmq-broker-0": ("one-rmq-broker-0", 0),
+        "one-rmq-broker-1": ("one-rmq-broker-1", 0),
+        "one-rmq-slave-1-0": ("one-rmq-broker-0", 1),
+        "one-rmq-slave-1-1": ("one-rmq-broker-1", 1),
+    }
+    roles = {one.name.partition(".")[0]: one.environment.get("RMQ_BROKER_ROLE") for one in containers(name)}
+    master = "SYNC_MASTER" if name == "secure" else "ASYNC_MASTER"
+    assert [roles[pod] for pod in sorted(found)] == [master, master, "SLAVE", "SLAVE"]
+    addresses = [config.broker_ip1 for pod, config in sorted(found.items()) if "broker" in pod]
+    told = ["one-rmq-broker-0.example.org", "one-rmq-broker-1.example.org"]
+    assert addresses == (told if name == "secure" else sorted(host for host in hosts if "-broker-" in host))
+
+
+def test_every_value_that_templates_read_is_there_and_described() -> None:
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    text = "".join(file.read_text() for file in (CHART / "templates").iterdir())
+    read = set(re.findall(r"[.$]Values\.([\w.]+)", text)) | set(re.findall(r"\$values\.([\w.]+)", text))
+    assert len(read) > 20
+    for path in read:
+        at: Any = values
+        for word in path.split("."):
+            assert word in at, f"values.yaml does not have {path}"
+            at = at[word]
+    for top in values:
+        assert any(path.split(".")[0] == top for path in read), f"nothing reads {top}"
+
+
+@needs_helm
+@each
+def test_helm_makes_what_is_kept(name: str) -> None:
+    assert golden(name).partition("\n")[2] == rendered(name)
+
+
+@needs_helm
+def test_helm_lints_the_chart() -> None:
+    subprocess.run(["helm", "lint", "--strict", CHART], check=True)
+
+
+@needs_helm
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("broker.masters=0", "broker"),
+        ("broker.durabilty=disk", "durabilty"),
+        ("broker.durability=safe", "durability"),
+        ("namesrv.replicas=none", "replicas"),
+        ("antiAffinity=maybe", "antiAffinity"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(change: str, complaint: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        rendered("default", change)
+    assert complaint in caught.value.stderr
+
+
+@needs_helm
+def test_replicated_without_a_slave_is_refused() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        rendered("default", "broker.durability=replicated", "broker.slaves=0")
+    assert "needs broker.slaves of 1 or more" in caught.value.stderr
+
+
+@pytest.mark.skipif(shutil.which("kubernetes-validate") is None, reason="no kubernetes-validate here")
+@each
+@pytest.mark.parametrize("version", ["1.28", "1.34"])
+def test_kubernetes_takes_the_objects(name: str, version: str, tmp_path: Any) -> None:
+    own = [one for one in objects(golden(name)) if one["kind"] != "ServiceMonitor"]
+    (file := tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(own))
+    told = subprocess.run(
+        ["kubernetes-validate", "--strict", "-k", version, file], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stdout
+    assert (told.stdout + told.stderr).count(" passed ") == len(own)

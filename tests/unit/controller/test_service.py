@@ -1,0 +1,360 @@
+"""Controllers as services: three that agree over a network, one inside a name server, and who may ask."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
+from rmq.controller.controller import Answer, Question, Want
+from rmq.controller.elections import Heartbeat
+from rmq.controller.raft import NotLeader
+from rmq.controller.requests import answer_of, request_of
+from rmq.controller.service import run
+from rmq.controller.sets import AlterInSync, Register, Remove, Replica
+from rmq.errors import ConfigError, ConnectFailed, ConnectionLost, RequestTimeout, StoreLocked
+from rmq.namesrv import service as namesrv_service
+from rmq.namesrv.config import NamesrvConfig
+from rmq.profile import cluster_secret
+from rmq.protocol.codes import CONTROLLER_MESSAGE, CONTROLLER_STATUS, RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.pool import Pool
+from rmq.testing.disk import MemoryDisk
+from rmq.testing.network import MemoryNetwork
+
+ADDRESSES = [f"10.0.9.{number}:9878" for number in (1, 2, 3)]
+NAMED = ";".join(ADDRESSES)
+
+
+class Controllers:
+    """Three controllers in memory, each on a host and a disk of its own, and somebody who asks."""
+
+    def __init__(self, nursery: trio.Nursery, pool: Pool, network: MemoryNetwork, **settings: Any) -> None:
+        self.nursery, self.pool, self.network = nursery, pool, network
+        self.settings = settings
+        self.disks = {address: MemoryDisk(seed=number) for number, address in enumerate(ADDRESSES)}
+        self.scopes: dict[str, trio.CancelScope] = {}
+
+    async def start(self, address: str) -> None:
+        await self.nursery.start(self._run, address)
+
+    async def _run(self, address: str, task_status: trio.TaskStatus[Any]) -> None:
+        host = address.partition(":")[0]
+        config = ControllerConfig(
+            controllers=NAMED, bind_address=host, controller_path="/controller", **self.settings
+        )
+        with trio.CancelScope() as self.scopes[address]:
+            await run(
+                config,
+                network=self.network.host(host),
+                disk=self.disks[address],
+                clock=trio.current_time,
+                task_status=task_status,
+            )
+
+    def kill(self, address: str) -> None:
+        self.scopes.pop(address).cancel()
+        self.disks[address].crash()
+
+    async def status(self, address: str) -> dict[str, Any]:
+        response = await self.pool.call(address, Command.request(CONTROLLER_STATUS), 5.0)
+        assert response.code == ResponseCode.SUCCESS, response.remark
+        found: dict[str, Any] = json.loads(response.body)
+        return found
+
+    async def leader(self) -> str:
+        """The address of who leads, as soon as somebody does."""
+        with trio.fail_after(20):
+            while True:
+                for address in self.scopes:
+                    try:
+                        if (await self.status(address))["leading"]:
+                            return address
+                    except (ConnectFailed, ConnectionLost, RequestTimeout):
+                        continue
+                await trio.sleep(0.1)
+
+    async def ask(self, question: Question) -> Answer:
+        response = await self.pool.call(await self.leader(), request_of(question), 5.0)
+        return answer_of(response)
+
+
+@asynccontextmanager
+async def controllers(**settings: Any) -> AsyncIterator[Controllers]:
+    network = MemoryNetwork(seed=1)
+    async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
+        found = Controllers(nursery, pool, network, **settings)
+        for address in ADDRESSES:
+            await found.start(address)
+        yield found
+        nursery.cancel_scope.cancel()
+
+
+def register(name: str, **changes: Any) -> Register:
+    replica = Replica(name, 1, f"{name}:10911", f"{name}:10912")
+    return Register("c", "s", replica, is_founder=name == "a", **changes)
+
+
+async def test_three_agree_and_keep_what_they_said_when_their_leader_is_killed(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        assert [(await three.ask(register(name))).number for name in "abc"] == [1, 2, 3]
+        known = (await three.ask(AlterInSync("s", 1, 1, (1, 2, 3)))).broker_set
+        assert known is not None
+        assert known.in_sync == (1, 2, 3)
+
+        first = await three.leader()
+        three.kill(first)
+        second = await three.leader()
+        assert second != first
+        (found,) = (await three.status(second))["sets"]
+        assert (found["epoch"], found["master"], found["inSync"]) == (1, 1, [1, 2, 3])
+
+        await three.start(first)  # what was not synced is gone: it must have kept what it answered
+        three.kill(second)
+        third = await three.leader()
+        assert (await three.status(third))["sets"][0]["inSync"] == [1, 2, 3]
+
+
+async def test_a_master_that_is_silent_is_followed_by_the_replica_with_the_longest_log(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        for name in "abc":
+            await three.ask(register(name))
+        await three.ask(AlterInSync("s", 1, 1, (1, 2, 3)))
+        assert (await three.ask(Heartbeat("s", 1, 1, 1, 70))).is_leased
+        began = trio.current_time()
+        while True:
+            await three.ask(Heartbeat("s", 2, 1, 1, 50))
+            answer = await three.ask(Heartbeat("s", 3, 1, 1, 60))
+            assert answer.broker_set is not None
+            assert not answer.is_leased
+            if answer.broker_set.epoch == 2:
+                break
+            await trio.sleep(0.2)
+        assert answer.broker_set.master == 3
+        assert 3.0 <= trio.current_time() - began < 4.0
+        status = await three.status(await three.leader())
+        lives = {one["number"]: one["lives"] for one in status["sets"][0]["replicas"]}
+        assert lives == {1: False, 2: True, 3: True}
+
+
+async def test_an_operator_names_the_next_master_and_removes_a_replica(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        for name in "ab":
+            await three.ask(register(name))
+        await three.ask(AlterInSync("s", 1, 1, (1, 2)))
+        await three.ask(Heartbeat("s", 1, 1, 1, 5))
+        await three.ask(Heartbeat("s", 2, 1, 1, 5))
+        assert (await three.ask(Want("s", 7))).refusal
+        assert (await three.ask(Want("s", 2))).refusal == ""
+        assert not (await three.ask(Heartbeat("s", 1, 1, 1, 5))).is_leased  # it gets no lease any more
+        for _ in range(20):
+            await trio.sleep(0.2)
+            for number in (1, 2):
+                await three.ask(Heartbeat("s", number, 1, 1, 5))
+        (found,) = (await three.status(await three.leader()))["sets"]
+        assert (found["epoch"], found["master"]) == (2, 2)
+        assert (await three.ask(Remove("s", 2))).refusal
+        answer = await three.ask(Remove("s", 1))
+        assert answer.broker_set is not None
+        assert sorted(answer.broker_set.replicas) == [2]
+
+
+async def test_without_a_majority_nobody_answers_and_others_say_who_leads(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        await three.ask(register("a"))
+        leader = await three.leader()
+        follower, other = (address for address in ADDRESSES if address != leader)
+        with pytest.raises(NotLeader) as refused:
+            answer_of(await three.pool.call(follower, request_of(register("b")), 5.0))
+        assert refused.value.leader == leader
+        three.kill(follower)
+        three.kill(other)
+        await trio.sleep(5)
+        with pytest.raises(NotLeader):
+            answer_of(await three.pool.call(leader, request_of(register("b")), 5.0))
+
+
+async def test_a_link_that_brings_nothing_is_made_anew(autojump_clock: trio.testing.MockClock) -> None:
+    async with controllers() as three:
+        await three.ask(register("a"))
+        leader = await three.leader()
+        three.network.partition(leader.partition(":")[0], *(a.partition(":")[0] for a in ADDRESSES))
+        await trio.sleep(30)
+        three.network.heal()
+        await trio.sleep(5)
+        states = [await three.status(address) for address in ADDRESSES]
+        assert len({state["leader"] for state in states}) == 1
+        assert [len(state["sets"]) for state in states] == [1, 1, 1]
+
+
+async def test_a_disk_that_fails_makes_a_controller_start_again_from_its_journal(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        await three.ask(register("a"))
+        leader = await three.leader()
+        three.disks[leader].fail("sync")
+        response = await three.pool.call(leader, request_of(register("b")), 5.0)
+        assert response.code == ResponseCode.SYSTEM_ERROR
+        with pytest.raises(NotLeader):
+            answer_of(await three.pool.call(leader, request_of(register("b")), 5.0))
+        await trio.sleep(10)
+        assert (await three.ask(register("b"))).number == 2
+        await trio.sleep(1)
+        states = [await three.status(address) for address in ADDRESSES]
+        assert [state["committed"] for state in states] == [states[0]["committed"]] * 3
+
+
+async def test_with_a_cluster_secret_strangers_change_nothing(
+    autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
+) -> None:
+    file = tmp_path / "secret"
+    file.write_text("a secret of the cluster\n")
+    file.chmod(0o600)
+    async with controllers(cluster_secret_file=str(file)) as three:
+        leader = await three.leader()  # they sign what they tell each other
+        for request in (request_of(register("a")), Command.request(CONTROLLER_MESSAGE, body=b"x")):
+            response = await three.pool.call(leader, request, 5.0)
+            assert response.code == ResponseCode.NO_PERMISSION
+            assert "signed with the cluster secret" in (response.remark or "")
+        secret = cluster_secret(str(file))
+        assert secret is not None
+        signed = secret.sign(request_of(register("a")), _wall_ms(), b"nonce of 16 byte")
+        assert answer_of(await three.pool.call(leader, signed, 5.0)).number == 1
+        again = await three.pool.call(leader, signed, 5.0)
+        assert again.code == ResponseCode.NO_PERMISSION
+
+
+def _wall_ms() -> int:
+    from rmq.clock import wall_clock_ms
+
+    return wall_clock_ms()
+
+
+async def test_what_is_no_question_is_refused_and_ends_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        leader = await three.leader()
+        good = request_of(register("a"))
+        operate = request_of(Want("s", 1))
+        bodies = [b"", b"{}", b"[1]", b'{"kind":"Elect","question":{}}', operate.body, good.body[:-5]]
+        bodies.append(good.body.replace(b'"incarnation":1', b'"incarnation":"x"'))
+        for body in bodies:
+            response = await three.pool.call(leader, Command.request(good.code, body=body), 5.0)
+            assert response.code == ResponseCode.SYSTEM_ERROR
+            assert "no question" in (response.remark or "")
+        for body in (b"", b"x", b"\x93\x01\x02\x03", b"\x81\xa4kind\xa4vote"):
+            response = await three.pool.call(leader, Command.request(CONTROLLER_MESSAGE, body=body), 5.0)
+            assert response.code == ResponseCode.SYSTEM_ERROR
+        response = await three.pool.call(leader, Command.request(RequestCode.GET_NAMESRV_CONFIG), 5.0)
+        assert response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        assert await three.leader() == leader
+        assert (await three.ask(register("a"))).number == 1
+
+
+async def test_a_folder_is_one_controllers_at_a_time(autojump_clock: trio.testing.MockClock) -> None:
+    disk, network = MemoryDisk(seed=1), MemoryNetwork(seed=1)
+    config = ControllerConfig(listen_port=0, controller_path="/controller")
+    async with trio.open_nursery() as nursery:
+        alone = functools.partial(run, network=network, disk=disk, clock=trio.current_time)
+        await nursery.start(alone, config)
+        with pytest.raises(StoreLocked):
+            await run(config, network=network, disk=disk, clock=trio.current_time)
+        nursery.cancel_scope.cancel()
+
+
+async def test_name_servers_are_controllers_too_by_one_setting(
+    autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
+) -> None:
+    network = MemoryNetwork(seed=1)
+    addresses = [f"10.0.9.{number}:9876" for number in (1, 2, 3)]
+
+    async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
+        for number, address in enumerate(addresses):
+            host = address.partition(":")[0]
+            config = NamesrvConfig(
+                bind_address=host,
+                controllers=";".join(addresses),
+                kv_config_path=str(tmp_path / f"{number}.json"),
+                controller_path="/controller",
+            )
+            served = functools.partial(
+                namesrv_service.run,
+                network=network.host(host),
+                disk=MemoryDisk(seed=number),
+                lease_clock=trio.current_time,
+            )
+            await nursery.start(served, config)
+        await trio.sleep(5)
+        leaders = set()
+        for address in addresses:
+            response = await pool.call(address, Command.request(CONTROLLER_STATUS), 5.0)
+            leaders.add(json.loads(response.body)["leader"])
+        (leader,) = leaders
+        assert answer_of(await pool.call(leader, request_of(register("a")), 5.0)).number == 1
+        routes = await pool.call(leader, Command.request(RequestCode.GET_BROKER_CLUSTER_INFO), 5.0)
+        assert routes.code == ResponseCode.SUCCESS
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_name_server_without_the_setting_knows_no_controllers(
+    autojump_clock: trio.testing.MockClock, tmp_path: pathlib.Path
+) -> None:
+    network = MemoryNetwork(seed=1)
+    config = NamesrvConfig(kv_config_path=str(tmp_path / "kv.json"), controller_path=str(tmp_path / "c"))
+    async with Pool(network, RefusingEndpoint()) as pool, trio.open_nursery() as nursery:
+        (address,) = await nursery.start(functools.partial(namesrv_service.run, network=network), config)
+        response = await pool.call(address, Command.request(CONTROLLER_STATUS), 5.0)
+        assert response.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        nursery.cancel_scope.cancel()
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "bind", "port", "own"),
+    [
+        ({}, "127.0.0.1", 9878, "127.0.0.1:9878"),
+        ({}, "0.0.0.0", 1, "127.0.0.1:1"),
+        ({}, "::1", 1, "[::1]:1"),
+        ({"controllers": NAMED}, "10.0.9.2", 9878, ADDRESSES[1]),
+        ({"controllers": f"127.0.0.1:1;{ADDRESSES[0]};x:1"}, "0.0.0.0", 1, "127.0.0.1:1"),
+        ({"controllers": "127.0.0.1:1;127.0.0.1:2;127.0.0.1:3"}, "127.0.0.1", 3, "127.0.0.1:3"),
+        ({"controllers": "x:1;y:1;z:1", "controller_self": "y:1"}, "0.0.0.0", 1, "y:1"),
+    ],
+)
+def test_a_controller_knows_which_of_all_it_is(
+    settings: dict[str, Any], bind: str, port: int, own: str
+) -> None:
+    assert own_address(ControllerSettings(**settings), bind, port)[0] == own
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"controllers": "a:1;b:2"},
+        {"controllers": NAMED},
+        {"controllers": "localhost:1;127.0.0.1:1;x:1"},
+        {"controllers": NAMED, "controller_self": "a:1"},
+    ],
+)
+def test_what_does_not_tell_which_of_all_it_is_ends_the_start(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="controller"):
+        own_address(ControllerSettings(**settings), "0.0.0.0", 1)
