@@ -20,7 +20,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, NoReturn
 
+import anyio
+import anyio.abc
 import trio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
@@ -96,16 +99,16 @@ class Member:
         self._chance = chance or random.Random()
         self._folder = os.path.expanduser(config.controller_path)
         self._changed = Alarm()
-        self._queues: dict[str, trio.MemorySendChannel[bytes]] = {}
+        self._queues: dict[str, MemoryObjectSendStream[bytes]] = {}
         self._timing = Timing(election_s=config.controller_election_ms / 1000)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> NoReturn:
         """Be a member until cancelled. Raises StoreError for a journal that cannot be opened at the start,
         and StoreLocked when another process has it; later ones are logged, and it is opened again."""
         lock = self._disk.lock(f"{self._folder}/lock")
         self._requests.on_change = self._changed.ring
         try:
-            async with trio.open_nursery() as nursery:
+            async with anyio.create_task_group() as nursery:
                 journal = self._start()
                 task_status.started()
                 while True:
@@ -138,13 +141,13 @@ class Member:
 
     async def _start_again(self) -> Journal:
         while True:
-            await trio.sleep(RESTART_SECONDS)
+            await anyio.sleep(RESTART_SECONDS)
             try:
                 return self._start()
             except StoreError as error:
                 log.error("the journal of this controller cannot be opened: %s", error)
 
-    async def _live(self, nursery: trio.Nursery) -> NoReturn:
+    async def _live(self, nursery: anyio.abc.TaskGroup) -> NoReturn:
         requests = self._requests
         while True:
             due = requests.step()
@@ -152,20 +155,20 @@ class Member:
             for address, data in requests.controller.raft.take_messages():
                 self._send(address, data, nursery)
             wait = min(max(0.0, due - requests.clock()), LONGEST_WAIT_SECONDS)
-            await self._changed.wait(trio.current_time() + wait)
+            await self._changed.wait(anyio.current_time() + wait)
 
-    def _send(self, address: str, data: bytes, nursery: trio.Nursery) -> None:
+    def _send(self, address: str, data: bytes, nursery: anyio.abc.TaskGroup) -> None:
         queue = self._queues.get(address)
         if queue is None:
-            queue, receive = trio.open_memory_channel[bytes](QUEUED_MESSAGES)
+            queue, receive = anyio.create_memory_object_stream[bytes](QUEUED_MESSAGES)
             self._queues[address] = queue
             nursery.start_soon(self._deliver, address, receive)
         try:
             queue.send_nowait(data)
-        except trio.WouldBlock:
+        except anyio.WouldBlock:
             log.debug("a message to %s is dropped: %d wait", address, QUEUED_MESSAGES)
 
-    async def _deliver(self, address: str, receive: trio.MemoryReceiveChannel[bytes]) -> None:
+    async def _deliver(self, address: str, receive: MemoryObjectReceiveStream[bytes]) -> None:
         async for data in receive:
             request = Command.request(CONTROLLER_MESSAGE, body=data)
             if self._secret is not None:
@@ -195,7 +198,7 @@ async def running_member(
 ) -> AsyncIterator[None]:
     """A `Member` that runs while the block does. Raises as `Member.run`."""
     with bare_errors():
-        async with Pool(network, RefusingEndpoint(), tls=tls) as pool, trio.open_nursery() as nursery:
+        async with Pool(network, RefusingEndpoint(), tls=tls) as pool, anyio.create_task_group() as nursery:
             chance = random.Random()
             member = Member(config, requests, own, known, pool=pool, disk=disk, secret=secret, chance=chance)
             await nursery.start(member.run)
@@ -215,7 +218,7 @@ async def run(
     clock: Callable[[], float] = lease_clock,
     also: dict[str, str] | None = None,
     health: Health | None = None,
-    task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Be a controller until cancelled; `started` gets the addresses as bound, `also` is filled with what else
     it listens on.
@@ -242,7 +245,7 @@ async def run(
     health.lacks("port", "it does not listen yet")
     address = join_address(config.bind_address, config.listen_port)
     with bare_errors():
-        async with served_pages(network, config, health) as served, trio.open_nursery() as nursery:
+        async with served_pages(network, config, health) as served, anyio.create_task_group() as nursery:
             served.pages.update(hooks.pages())
             for name, plugin in hooks.tasks:
                 nursery.start_soon(restarting, f"plugin {name}", plugin.run)
@@ -267,7 +270,7 @@ async def run(
                 if also is not None:
                     also |= served.listens() | hooks.listens()
                 task_status.started(addresses)
-                await trio.sleep_forever()
+                await anyio.sleep_forever()
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
 
 

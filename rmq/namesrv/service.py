@@ -145,11 +145,13 @@ async def run(
 
 
 async def _entered(
-    block: AbstractAsyncContextManager[None], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    block: AbstractAsyncContextManager[None],
+    *,
+    task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     async with block:
         task_status.started()
-        await trio.sleep_forever()
+        await anyio.sleep_forever()
 
 
 @asynccontextmanager
