@@ -25,6 +25,7 @@ ASYNC_PLACES = (
     "rmq/namesrv/service.py",
     "rmq/namesrv/__main__.py",
     "rmq/broker/service.py",
+    "rmq/broker/controlled.py",  # ends and starts the service as the controllers say
     "rmq/broker/startup.py",  # ports and names are opened and looked up
     "rmq/broker/__main__.py",
     "rmq/broker/flusher.py",  # its flush task

@@ -15,10 +15,10 @@ from typing import Final
 import attrs
 import trio
 
+from rmq.broker import controlled
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.metrics import parts_text
-from rmq.broker.service import run
 from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file, with_changes
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.health import Health
@@ -160,8 +160,12 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
     return_large_blocks()
     stop, health, also = trio.Event(), Health(), dict[str, str]()
     brokers: list[Broker] = []
+
+    def opened(broker: Broker) -> None:
+        brokers[:] = [broker]  # with controllers it is opened anew whenever its role changes
+
     task = partial(
-        run,
+        controlled.run,
         config,
         store_config,
         tls=tls,
@@ -169,7 +173,7 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
         stop=stop,
         also=also,
         health=health,
-        on_opened=brokers.append,
+        on_opened=opened,
     )
 
     def reload() -> None:

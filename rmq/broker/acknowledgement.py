@@ -40,6 +40,7 @@ from rmq.store.store import Batch
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
+    from rmq.broker.control import Control
     from rmq.broker.ha import MasterSession
     from rmq.broker.metrics import Histograms
     from rmq.broker.topics import Topics
@@ -369,6 +370,8 @@ class Replicas:
         self._settings = settings
         self._on_advance = on_advance
         self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
+        self.control: Control | None = None
+        """In a controlled set: what decides how far the log is safe, in place of the links' reports."""
 
     def join(self, session: MasterSession, peer: str, wake: Callable[[], None]) -> None:
         """A slave's link is up; `wake` is called when the log has grown."""
@@ -385,11 +388,15 @@ class Replicas:
 
     @property
     def offset(self) -> int:
-        """The physical offset up to which some slave has the log; -1 without slaves."""
+        """The physical offset up to which some slave has the log, or all in sync; -1 without slaves."""
+        if self.control is not None:
+            return self.control.safe_offset()
         return max((session.acknowledged for session in self._links), default=-1)
 
     def are_near(self, position: int) -> bool:
         """Whether a slave is near enough to the log's end that waiting for it makes sense."""
+        if self.control is not None:
+            return not self.control.refusal()
         offset = self.offset
         return offset >= 0 and position - offset < self._settings.store.ha_slave_fallbehind_max
 
@@ -400,6 +407,10 @@ class Replicas:
 
     def acknowledged(self) -> None:
         """A slave has reported how far it has the log."""
+        if self.control is not None:
+            for session in self._links:
+                if session.number:
+                    self.control.report(session.number, session.acknowledged)
         self._on_advance(self.offset)
 
     def rows(self) -> dict[str, int]:

@@ -66,7 +66,26 @@ class BrokerConfig(LogConfig):
         "else config/broker.properties in the store",
     )
     enable_d_leger_commit_log: bool = setting(
-        False, java="enableDLegerCommitLog", help="RocketMQ's DLedger; there is none here: must be false"
+        False,
+        java="enableDLegerCommitLog",
+        help="RocketMQ's DLedger; must be false: set controllerAddr, where a dead master is to be followed",
+    )
+    controller_addr: str = setting(
+        "",
+        help="Controllers that say which broker of this name is the master, host:port;host:port;host:port;"
+        " empty: brokerRole says it. brokerRole then only says who may begin the set",
+        important=True,
+    )
+    min_in_sync_replicas: int = setting(
+        1,
+        help="With controllerAddr: sends are refused while fewer replicas, with the master, are in sync",
+        validator=at_least(1),
+    )
+    replica_lag_ms: int = setting(
+        3000,
+        help="With controllerAddr: who has not had all of the log for so long is in sync no more",
+        unit="ms",
+        validator=at_least(100),
     )
     auto_create_topic_enable: bool = setting(
         True, help="Make unknown topics on their first message", important=True

@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
+from rmq.controller.replica import Epochs, as_epochs
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
 
@@ -54,6 +55,9 @@ REPORT: Final = Struct(">q")
 FRAME: Final = Struct(">qi")
 
 HELLO: Final = REPORT.pack(-1)
+_NAMED: Final = -(1 << 63)
+_EPOCH_BITS: Final = 48
+_NAMED_END: Final = -(1 << 62)
 NOTE: Final = -1
 """The offset of a frame that is a note."""
 
@@ -70,7 +74,7 @@ NEWS_SECONDS: Final = 1.0
 class MasterLog:
     """What a master says of its log: id, offsets of its first byte and of its end, bytes of a log file,
     `safe` as above, the address that answers requests, and `leader`, which names the master as long as it is
-    one.
+    one. In a controlled set also its `epoch`, and where `epochs` begin in its log.
     """
 
     log_id: str
@@ -80,6 +84,8 @@ class MasterLog:
     safe: int | None = None
     address: str = ""
     leader: str = ""
+    epoch: int = 0
+    epochs: Epochs = ()
 
     def to_note(self) -> dict[str, Any]:
         """The first note."""
@@ -91,6 +97,7 @@ class MasterLog:
             "safe": self.safe,
             "address": self.address,
             "leader": self.leader,
+            **({"epoch": self.epoch, "epochs": [*map(list, self.epochs)]} if self.epoch else {}),
         }
 
     @classmethod
@@ -105,6 +112,8 @@ class MasterLog:
                 None if note["safe"] is None else int(note["safe"]),
                 str(note["address"]),
                 str(note["leader"]),
+                int(note.get("epoch", 0)),
+                as_epochs(note.get("epochs", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's greeting cannot be read: {error!r}") from None
@@ -124,6 +133,13 @@ def decode_note(data: bytes) -> dict[str, Any]:
     return note
 
 
+def named_hello(number: int, epoch: int) -> bytes:
+    """In place of HELLO in a controlled set: which replica asks, and whose epoch it follows. The link is of
+    that epoch from then on, and so are its reports."""
+    assert 0 < number << _EPOCH_BITS <= _NAMED_END - _NAMED, number
+    return REPORT.pack(_NAMED + (number << _EPOCH_BITS) + epoch)
+
+
 def question(physical_offset: int) -> bytes:
     """What asks a master for the record at an offset."""
     return REPORT.pack(-2 - physical_offset)
@@ -141,7 +157,8 @@ class MasterSession:
 
     `acknowledged` is how far the slave's log reaches by its own word, -1 before its first report. `greet`
     gives what one of our slaves is told first; it may raise StoreError. `safe` and `progress` are told it
-    with the log.
+    with the log. `admit` takes number and epoch of a replica of a controlled set that names itself, and
+    raises RemoteProtocolError when it is none of ours; `number` is its number, 0 for others.
     """
 
     def __init__(
@@ -154,7 +171,10 @@ class MasterSession:
         greet: Callable[[], MasterLog] | None = None,
         safe: Callable[[], int | None] = lambda: None,
         progress: Callable[[], Mapping[str, Any]] = dict,
+        admit: Callable[[int, int], None] | None = None,
     ) -> None:
+        self.number = 0
+        self._admit = admit
         self._store = store
         self._greet = greet
         self._safe = safe
@@ -205,6 +225,10 @@ class MasterSession:
         assert self.acknowledged <= self._next, (self.acknowledged, self._next)
 
     def _converse(self, number: int) -> None:
+        if number < _NAMED_END and self._admit is not None and not self._is_ours:
+            replica, epoch = divmod(number - _NAMED, 1 << _EPOCH_BITS)
+            self._admit(replica, epoch)
+            self.number, number = replica, NOTE
         if number == NOTE and self._greet is not None and not self._is_ours:
             self._is_ours = True
             self._notes.append(encode_note(self._greet().to_note()))

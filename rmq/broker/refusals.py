@@ -71,6 +71,8 @@ class FlowControl:
         self._acknowledgement = acknowledgement
         self._clock = clock
         self._closed: Refusal | None = None
+        self.gate: Callable[[], str] = str
+        """Why no message may be taken, beside what is looked at here; empty when there is no reason."""
         self._is_writable = True  # as the log says
         self._busy_until = 0.0
         self._busy_ms = 0.0
@@ -143,6 +145,8 @@ class FlowControl:
     def _refusal(self, now_ms: int) -> Refusal | None:
         if self._closed is not None:
             return self._closed
+        if reason := self.gate():
+            return unavailable(reason)
         disk = self._store.disk_state()
         if not disk.is_writable:
             return unavailable(disk.reason)

@@ -23,6 +23,7 @@ from rmq.protocol.codes import RequestCode
 from rmq.store.config import BrokerRole, FlushDiskType
 
 if TYPE_CHECKING:
+    from rmq.broker.control import Control
     from rmq.protocol.command import Command
     from rmq.store.store import Store
 
@@ -77,6 +78,8 @@ class ReplicaState:
         self.slave_ids: dict[str, str] = {}
         """A master's: the broker ids of slaves of ours by their ends of the links."""
         self.stopped = ""
+        self.control: Control | None = None
+        """In a controlled set: the broker's place in it."""
         self._take_progress = take_progress
         self._store = store
         self._address = address
@@ -119,7 +122,7 @@ class ReplicaState:
             rows["replication"] = f"stopped: {self.stopped}" if self.stopped else state
         if self._store.disk.exists(self._store.aside):
             rows["logAside"] = self._store.aside
-        return rows
+        return rows if self.control is None else rows | self.control.rows()
 
     # ---- a slave ----
 
@@ -199,6 +202,7 @@ class ReplicaState:
             self.safe_offset(),
             self._address,
             self.leader,
+            *(() if self.control is None else self.control.led()),
         )
 
     def _new_id(self) -> str:

@@ -22,6 +22,7 @@ import anyio
 from attrs import field, frozen
 
 from rmq.broker.broker import Broker
+from rmq.broker.control import Control
 from rmq.broker.ha import (
     FRAME,
     GREETING_BYTES,
@@ -43,6 +44,7 @@ from rmq.broker.ha import (
     decode_note,
     find_cut,
     fingerprint,
+    named_hello,
     question,
 )
 from rmq.broker.replica_state import LOG_ID_FIELD, SLAVE_FIELD
@@ -76,8 +78,10 @@ from rmq.store.store import Store
 RECEIVE_BYTES = 256 * 1024
 RETRY_SECONDS = 5.0
 """Pause of a slave before it tries its master again, as RocketMQ's."""
+SOON_SECONDS = 0.5
+"""The same in a controlled set, where controllers say who is master."""
 COPY_SECONDS = 10.0
-"""How often a slave copies its master's tables, as RocketMQ's."""
+"""How often a slave copies its master's tables, as RocketMQ's; in a controlled set each second."""
 REQUEST_SECONDS = 5.0
 HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
@@ -226,6 +230,7 @@ class _SlaveLink:
             greet=broker.replica.greeting,
             safe=broker.replica.safe_offset,
             progress=broker.delivery.now,
+            admit=None if broker.replica.control is None else broker.replica.control.admit,
         )
         self._replicas = broker.acknowledgement.replicas
         self._stream = stream
@@ -307,14 +312,19 @@ class Follower:
         # Up to where our log was reported; before the process began that may have been all of it.
         self._reported = broker.store.max_physical_offset
         self._complained: tuple[str, float] = ("", -COMPLAIN_SECONDS)
+        self._let_go: Callable[[], None] = lambda: None  # ends the present link
 
     async def follow(self) -> NoReturn:
         """Keep a link to the master, whenever there is one."""
+        if self._control is not None:
+            self._control.on_new_master = lambda: self._let_go()
         while True:
-            address, pause = self._ha_address(), RETRY_SECONDS
+            address, pause = self._ha_address(), RETRY_SECONDS if self._control is None else SOON_SECONDS
             if address:
                 try:
-                    await self._link(address)
+                    with anyio.CancelScope() as scope:
+                        self._let_go = scope.cancel
+                        await self._link(address)
                 except Diverged as error:
                     self._stop(address, str(error))
                 except CorruptRecord as error:
@@ -324,7 +334,11 @@ class Follower:
                     log.warning("the link to master %s has ended: %s", address, error)
                 finally:
                     self._broker.replica.is_following = False
-            await anyio.sleep(pause if address else 1.0)
+            await anyio.sleep(pause if address else min(pause, 1.0))
+
+    @property
+    def _control(self) -> Control | None:
+        return self._broker.replica.control
 
     def _stop(self, address: str, reason: str) -> None:
         """Follow no more, until it turns out that the reason has gone. Our files stay as they are."""
@@ -336,6 +350,9 @@ class Follower:
             log.error("this slave has STOPPED following master %s: %s", address, reason)
 
     def _ha_address(self) -> str:
+        if self._control is not None:
+            master = self._control.master
+            return "" if master is None else master.ha_address
         configured = self._broker.store.config.ha_master_address
         return configured or self._broker.registration.master_ha_address
 
@@ -350,7 +367,7 @@ class Follower:
             if self._guard.secret:
                 await _within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
             greeting = self._greeting = await self._greet(stream)
-            told = self._broker.registration.master_address
+            told = self._master_address()
             self._master = told or (greeting.address if greeting else _beside(address))
             start = await self._align(stream, greeting)
             # Kept before the first byte is copied: after a crash the log must not count as a master's own.
@@ -359,11 +376,18 @@ class Follower:
             state.stopped, state.is_following = "", True
             await self._copy_log(address, stream, start)
 
+    def _master_address(self) -> str:
+        if self._control is not None:
+            master = self._control.master
+            return "" if master is None else master.address
+        return self._broker.registration.master_address
+
     # ---- before the first byte: whose log it is, and whether ours goes on with it ----
 
     async def _greet(self, stream: Stream) -> MasterLog | None:
         """What one of ours says of its log; None for a RocketMQ broker, to which HELLO says nothing."""
-        await stream.send_all(HELLO)
+        control = self._control
+        await stream.send_all(HELLO if control is None else named_hello(control.number, control.epoch))
         with anyio.move_on_after(HELLO_SECONDS):
             return MasterLog.from_note(await _note(stream))
         if self._guard.secret:
@@ -374,6 +398,37 @@ class Follower:
         """Cut off what our log has and the master's has not, if nobody was told of it. Returns where an empty
         log begins. Raises Diverged.
         """
+        if self._control is not None:
+            return await self._align_epochs(stream, greeting, self._control)
+        return await self._align_records(stream, greeting)
+
+    async def _align_epochs(self, stream: Stream, greeting: MasterLog | None, control: Control) -> int:
+        """As `_align`, in a controlled set: where epochs begin says up to where the logs are the same."""
+        store, state = self._broker.store, self._broker.replica
+        if greeting is None or greeting.epoch != control.epoch or control.is_elected:
+            raise RemoteProtocolError(f"it does not lead epoch {control.epoch}")
+        start = greeting.start
+        if not _is_empty(store) and not control.epochs:
+            # A log from before the set was controlled.
+            start = await self._align_records(stream, greeting)
+        elif not _is_empty(store):
+            try:
+                cut = control.cut(store, greeting, state.log_id)
+                if cut < store.max_physical_offset:
+                    log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
+                    self._broker.truncate(cut)
+            except Expired as error:
+                self._begin_anew(str(error))
+            except Diverged as error:
+                if store.config.ha_diverged_log is not DivergedLog.aside:
+                    raise Diverged(f"{error}. {DIVERGED_ADVICE}") from None
+                self._begin_anew(str(error))
+        store.flush()
+        control.follow(greeting.epoch, greeting.epochs)
+        return start
+
+    async def _align_records(self, stream: Stream, greeting: MasterLog | None) -> int:
+        """By questions, which record is where."""
         store, state = self._broker.store, self._broker.replica
         if _is_empty(store):
             return 0 if greeting is None else greeting.start
@@ -503,7 +558,7 @@ class Follower:
                     await self._copy_table(name, code)
                 except (*REMOTE, StoreError) as error:
                     log.warning("%s of master %s is not copied: %s", name, self._master, error)
-            await anyio.sleep(COPY_SECONDS if state.is_following else 1.0)
+            await anyio.sleep(COPY_SECONDS if state.is_following and self._control is None else 1.0)
 
     async def _copy_table(self, name: str, code: int) -> None:
         answer = await self._ask(code)

@@ -90,6 +90,8 @@ CERTIFICATE_SECONDS: Final = 600.0
 """How often the end of the certificate is read again."""
 AWAY_SECONDS: Final = 4.0
 """How often a name server that is away is tried: without one clients do not find this broker."""
+LEASE_LOOK_SECONDS: Final = 0.1
+"""How often a master of a controlled set looks whether it has a lease, before it registers."""
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
@@ -504,6 +506,7 @@ class _Service:
         failures = 0
         force = True
         while True:
+            await self._may_register()
             try:
                 await self._tell(pool, address, force=force)
             except EXPECTED as error:
@@ -520,6 +523,12 @@ class _Service:
             pause = min(period, 2.0**failures, AWAY_SECONDS) if failures else period
             changed = await alarm.wait(anyio.current_time() + pause)
             force = changed or bool(failures) or self.broker.config.force_register
+
+    async def _may_register(self) -> None:
+        """A master of a controlled set is announced only while it is one: else routes lead to another."""
+        control = self.broker.replica.control
+        while control is not None and not self.broker.is_slave and not control.may_act():
+            await anyio.sleep(LEASE_LOOK_SECONDS)
 
     def _on_link(self, address: str, cause: object) -> None:
         """A name server whose connection has ended has forgotten this broker: it is told again at once."""

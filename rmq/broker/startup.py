@@ -69,8 +69,9 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
         raise ConfigError(
             "enableDLegerCommitLog",
             "true",
-            "false: DLedger's groups and files are not read here. Use a master with slaves"
-            " (durability=replicated); its messages come over by consuming them there and sending them here",
+            "false: DLedger's groups and files are not read here. Set controllerAddr and"
+            " durability=replicated at the two or three brokers of a name, and run `python -m rmq.controller`"
+            " (docs/design/failover.md); messages come over by consuming them there and sending them here",
         )
     if store_config.transient_store_pool_enable:
         log.warning(

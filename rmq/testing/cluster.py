@@ -22,7 +22,7 @@ import anyio
 import anyio.abc
 from attrs import evolve
 
-from rmq.broker import service as broker_service
+from rmq.broker import controlled
 from rmq.broker.config import BrokerConfig
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
@@ -164,12 +164,13 @@ class Cluster:
         }
         stop, stopped = self._stops[broker] = anyio.Event(), anyio.Event()
         run = partial(
-            broker_service.run,
+            controlled.run,
             BrokerConfig(**own | self.settings | settings),
             evolve(STORE, **self.store | dict(store or {})),
             network=network,
             disk=disk,
             now_ms=self.now_ms,
+            clock=anyio.current_time,
             stop=stop,
             front=front.before,
         )

@@ -1,0 +1,277 @@
+"""Control: a broker's place in a set that controllers look after: who it is, whose epoch it leads or follows,
+and what it may acknowledge.
+
+`config/controller.json` in the store's folder has the broker's identity, how often it was started, and where
+epochs begin in its log. It is on the disk before anything rests on it. The rules are those of
+`rmq.controller.replica`; here they meet a broker.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from rmq.broker.ha import Diverged, Expired, MasterLog, begin
+from rmq.controller.controller import Answer
+from rmq.controller.elections import Heartbeat
+from rmq.controller.replica import Epochs, Replica, as_epochs, common_end
+from rmq.controller.sets import AlterInSync, BrokerSet, Register
+from rmq.controller.sets import Replica as Member
+from rmq.errors import RemoteProtocolError, StoreError
+from rmq.protocol import json
+
+if TYPE_CHECKING:
+    from rmq.broker.config import BrokerConfig
+    from rmq.store.disk import Disk
+    from rmq.store.store import Store
+
+FILE: Final = "config/controller.json"
+SAMPLES: Final = 256
+"""So many looks at the log's end are kept, to tell since when a slave has what was there."""
+
+
+class MemberFile:
+    """The file of a broker's identity. Raises StoreError when it cannot be read or written."""
+
+    def __init__(self, disk: Disk, folder: str, chance: Random) -> None:
+        self._disk = disk
+        self._path = f"{folder}/{FILE}"
+        self.identity = f"{chance.getrandbits(128):032x}"
+        self.incarnation = 0
+        self.epochs: Epochs = ()
+        data = disk.load(self._path)
+        if data is not None:
+            self._read(data)
+
+    def _read(self, data: bytes) -> None:
+        try:
+            table = json.loads(data)
+            self.identity, self.incarnation = str(table["identity"]), int(table["incarnation"])
+            self.epochs = as_epochs(table["epochs"])
+        except (RemoteProtocolError, TypeError, KeyError, ValueError) as error:
+            raise StoreError(f"{self._path} cannot be read: {error!r}") from None
+
+    def begin(self) -> None:
+        """Begin another life, which is on the disk before anybody hears of it."""
+        self.incarnation += 1
+        self.save(self.epochs)
+
+    def save(self, epochs: Epochs) -> None:
+        """Have these epochs, on the disk when this returns."""
+        table = {"identity": self.identity, "incarnation": self.incarnation, "epochs": [*map(list, epochs)]}
+        self._disk.replace(self._path, json.dumps(table))
+        self.epochs = epochs
+
+
+class Control:
+    """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are what the set is
+    told. `flushed` says up to where our log is on the disk; `end` where it ends.
+
+    `on_new_master` is called when there is another master to follow.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        file: MemberFile,
+        *,
+        address: str,
+        ha_address: str,
+        is_founder: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        self._file = file
+        self._clock = clock
+        self._name = config.broker_name
+        self._least = config.min_in_sync_replicas
+        self._lag_s = config.replica_lag_ms / 1000
+        member = Member(file.identity, file.incarnation, address, ha_address)
+        self._member = member
+        self._cluster = config.broker_cluster_name
+        self._is_founder = is_founder
+        self.replica: Replica | None = None
+        self.flushed: Callable[[], int] = lambda: self._flushed
+        self._flushed = 0
+        self.on_new_master: Callable[[], None] = lambda: None
+        self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
+
+    # ---- with the controllers ----
+
+    def register(self) -> Register:
+        """What makes this broker a replica of its set."""
+        last = self._file.epochs[-1][0] if self._file.epochs else 0
+        return Register(self._cluster, self._name, self._member, self._is_founder, last)
+
+    def registered(self, answer: Answer) -> str:
+        """Take the answer to `register`; returns why it was refused, or empty."""
+        if answer.refusal or answer.broker_set is None or not answer.number:
+            return answer.refusal or "the controllers do not say which number it has"
+        if self.replica is None or self.replica.number != answer.number:
+            self.replica = Replica(answer.number, self._file.epochs, lag_s=self._lag_s)
+        self._tell(answer.broker_set)
+        return ""
+
+    def heartbeat(self) -> Heartbeat:
+        """What this broker says of itself."""
+        replica = self._replica
+        last = self._file.epochs[-1][0] if self._file.epochs else 0
+        self._flushed = self.flushed()
+        epoch = max(replica.epoch, last)
+        return Heartbeat(self._name, replica.number, self._file.incarnation, epoch, self._flushed)
+
+    def heard(self, answer: Answer, asked_at: float) -> None:
+        """Take the answer to a heartbeat that was sent at `asked_at`."""
+        if answer.broker_set is None:
+            return
+        self._tell(answer.broker_set)
+        if answer.is_leased:
+            self._replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
+
+    def altered(self, answer: Answer) -> None:
+        """Take the answer to a change of who is in sync."""
+        if answer.broker_set is not None:
+            self._tell(answer.broker_set)
+
+    def change(self) -> AlterInSync | None:
+        """What the controllers are to change about who is in sync; None when nothing."""
+        replica, now = self._replica, self._clock()
+        self._samples.append((now, self.flushed()))
+        found = replica.change(self.flushed(), now)
+        known = replica.broker_set
+        if found is None or known is None:
+            return None
+        return AlterInSync(self._name, known.epoch, known.version, found)
+
+    def _tell(self, broker_set: BrokerSet) -> None:
+        replica = self._replica
+        before = replica.broker_set
+        replica.tell(broker_set)
+        if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
+            self.on_new_master()
+
+    def now(self) -> float:
+        """The clock of leases."""
+        return self._clock()
+
+    @property
+    def _replica(self) -> Replica:
+        assert self.replica is not None, "it is not registered"
+        return self.replica
+
+    # ---- which role ----
+
+    @property
+    def number(self) -> int:
+        """Its number in the set; 0 before it is registered."""
+        return 0 if self.replica is None else self.replica.number
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the set, as far as it is known; 0 before."""
+        known = None if self.replica is None else self.replica.broker_set
+        return 0 if known is None else known.epoch
+
+    @property
+    def master_number(self) -> int:
+        """The number of the master; 0 when there is none."""
+        known = None if self.replica is None else self.replica.broker_set
+        return 0 if known is None else known.master
+
+    @property
+    def is_elected(self) -> bool:
+        """Whether this broker is to be the master."""
+        return self.number != 0 and self.master_number == self.number
+
+    @property
+    def master(self) -> Member | None:
+        """The master to follow; None when there is none, or it is this broker."""
+        known = None if self.replica is None else self.replica.broker_set
+        if known is None or self.is_elected:
+            return None
+        return known.replicas.get(known.master)
+
+    def lead(self, end: int) -> None:
+        """Begin the present epoch as its master, with a log that ends at `end` and is on the disk. Raises
+        StoreError."""
+        replica, now = self._replica, self._clock()
+        replica.lead(self.epoch, end, now)
+        replica.acknowledged = end
+        self._samples.clear()
+        self._samples.append((now, end))
+        self._file.save(replica.epochs)
+
+    def follow(self, epoch: int, epochs: Epochs) -> None:
+        """Follow the master of an epoch, with a log that is a part of its, on the disk. Raises StoreError."""
+        self._file.save(epochs)
+        self._replica.follow(epoch, epochs)
+
+    @property
+    def epochs(self) -> Epochs:
+        """Where epochs begin in our log."""
+        return self._replica.epochs
+
+    def led(self) -> tuple[int, Epochs]:
+        """The epoch that this broker leads, and where epochs begin in its log."""
+        return self._replica.epoch, self._replica.epochs
+
+    def cut(self, store: Store, master: MasterLog, log_id: str) -> int:
+        """Up to where our log is the master's. `log_id` is our log's. Raises Diverged, and Expired when what
+        is the same has expired at one of the two."""
+        begin(store, master, log_id)
+        found = common_end(self.epochs, store.max_physical_offset, master.epochs, master.end)
+        if found is None:
+            raise Diverged(
+                f"our log (epochs {self.epochs}) and the master's ({master.epochs}) share no epoch"
+            )
+        if found < max(master.start, store.min_physical_offset):
+            raise Expired(f"our log is the master's up to {found} only, and that has expired")
+        return found
+
+    # ---- a master ----
+
+    def admit(self, number: int, epoch: int) -> None:
+        """A slave names itself. Raises RemoteProtocolError unless it is a replica that follows our epoch."""
+        known = self._replica.broker_set
+        if known is None or number not in known.replicas or number == self.number:
+            raise RemoteProtocolError(f"it calls itself replica {number}, which there is not")
+        if epoch != self._replica.epoch:
+            raise RemoteProtocolError(f"it follows epoch {epoch}, here is {self._replica.epoch}")
+
+    def report(self, number: int, reach: int) -> None:
+        """A slave has our log on its disk up to there."""
+        replica = self._replica
+        # Under load a slave never has all: it is in time when it has what was here a moment ago.
+        had = next(((at, end) for at, end in reversed(self._samples) if end <= reach), None)
+        at, end = (self._clock(), reach + 1) if had is None else had
+        replica.report(number, replica.epoch, reach, end, at)
+
+    def may_act(self) -> bool:
+        """Whether this broker is the master now, with a lease."""
+        return self._replica.is_master(self._clock())
+
+    def refusal(self) -> str:
+        """Why no message is taken now; empty when there is no reason here."""
+        known = self._replica.broker_set
+        if not self.may_act() or known is None:
+            return "this master has no lease of the controllers, another may be elected"
+        if len(known.in_sync) < self._least:
+            return f"{len(known.in_sync)} replicas are in sync, minInSyncReplicas is {self._least}"
+        return ""
+
+    def safe_offset(self) -> int:
+        """Up to where messages may be acknowledged."""
+        return self._replica.safe_offset(self.flushed(), self._clock(), least=self._least)
+
+    def rows(self) -> dict[str, str]:
+        """Rows of the runtime metrics."""
+        if self.replica is None or self.replica.broker_set is None:
+            return {}
+        known = self.replica.broker_set
+        return {
+            "controllerEpoch": str(known.epoch),
+            "controllerMaster": str(known.master),
+            "controllerNumber": str(self.number),
+            "inSyncReplicas": " ".join(map(str, known.in_sync)),
+        }

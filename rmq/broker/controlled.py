@@ -1,0 +1,327 @@
+"""A broker whose role the controllers decide: it registers, says that it lives, is master or slave in turn.
+
+    controlled
+    ├── talk             registration, heartbeats, changes of who is in sync
+    └── broker           the service (service.py) as a slave or as a master, again when that changes
+
+A change of the role ends the service in order, as a stop does, and starts it anew in the same process: so a
+new master delivers what is delayed, checks back, and registers as one, by the same way as at any start.
+Another master to follow ends only the link to the former one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+from attrs import evolve
+
+from rmq.broker import service
+from rmq.broker.broker import Broker
+from rmq.broker.config import BrokerConfig
+from rmq.broker.control import Control, MemberFile
+from rmq.broker.startup import Stop
+from rmq.clock import lease_clock, wall_clock_ms
+from rmq.config import parse_addresses
+from rmq.controller.controller import Answer, Question
+from rmq.controller.raft import NotLeader
+from rmq.controller.requests import answer_of, request_of
+from rmq.errors import (
+    ConfigError,
+    ConnectFailed,
+    ConnectionLost,
+    RemoteProtocolError,
+    RequestTimeout,
+    ResponseError,
+)
+from rmq.profile import applied, cluster_secret
+from rmq.protocol.bodies import TopicConfig
+from rmq.protocol.codes import PERM_READ, PERM_WRITE
+from rmq.remoting.address import join_address
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.loop import Alarm, bare_errors
+from rmq.remoting.network import Network, TcpNetwork
+from rmq.remoting.pool import Pool
+from rmq.remoting.tls import TlsConfig
+from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig
+from rmq.store.disk import Disk, RealDisk
+
+log = logging.getLogger("rmq.broker")
+
+BEAT_SECONDS: Final = 0.3
+"""Between two heartbeats."""
+ASK_SECONDS: Final = 1.0
+COMPLAIN_SECONDS: Final = 10.0
+NEW_TOPIC_MS: Final = 60_000
+"""A topic whose last message is younger, and that is not in the table, was made before its master died."""
+
+
+async def run(
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    *,
+    tls: TlsConfig | None = None,
+    network: Network | None = None,
+    disk: Disk | None = None,
+    now_ms: Callable[[], int] | None = None,
+    clock: Callable[[], float] = lease_clock,
+    stop: Stop | None = None,
+    on_opened: Callable[[Broker], None] = lambda broker: None,
+    task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
+    **rest: Any,
+) -> None:
+    """As `rmq.broker.service.run`; with controllers in the settings they decide the role, at any time.
+
+    `started` gets the addresses once the broker serves for the first time, which is when the controllers have
+    taken its registration. `on_opened` is called at each start. Raises as that, and ConfigError for settings
+    that do not fit a controlled set.
+    """
+    stop = anyio.Event() if stop is None else stop
+    beneath: Callable[..., Any] = partial(
+        service.run, tls=tls, network=network, disk=disk, now_ms=now_ms, **rest
+    )
+    if not config.controller_addr:
+        await beneath(config, store_config, stop=stop, on_opened=on_opened, task_status=task_status)
+        return
+    check(config, store_config)
+    _, wire_tls = applied(config, tls or TlsConfig())
+    lock = (disk or RealDisk()).lock(f"{store_config.store_path_root_dir}/controller.lock")
+    try:
+        file = MemberFile(disk or RealDisk(), store_config.store_path_root_dir, random.Random())
+        file.begin()
+        control = Control(
+            config,
+            file,
+            address=join_address(config.broker_ip1, config.listen_port),
+            ha_address=join_address(config.ha_host, config.listen_port + 1),
+            is_founder=store_config.broker_role is not BrokerRole.SLAVE,
+            clock=clock,
+        )
+        with bare_errors():
+            async with Pool(network or TcpNetwork(), RefusingEndpoint(), tls=wire_tls) as pool:
+                controlled = _Controlled(config, store_config, control, pool, beneath, on_opened, now_ms)
+                await controlled.live(stop, task_status)
+    finally:
+        lock.release()
+
+
+def check(config: BrokerConfig, store_config: StoreConfig) -> None:
+    """Raises ConfigError for settings that do not fit a controlled set."""
+    parse_addresses(config.controller_addr, "controllerAddr")
+    if store_config.flush_disk_type is not FlushDiskType.SYNC_FLUSH:
+        wanted = "durability=replicated, of a slave flushDiskType=SYNC_FLUSH: a replica that is elected must"
+        raise ConfigError("controllerAddr", config.controller_addr, f"{wanted} have on its disk what it said")
+    if config.listen_port == 0:
+        raise ConfigError(
+            "listenPort", 0, "a fixed port with controllerAddr: the others of the set are told it"
+        )
+    if not config.ha_enable:
+        raise ConfigError("haEnable", "false", "true with controllerAddr")
+
+
+class _Controlled:
+    """One broker of a controlled set; `beneath` runs its service."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        store_config: StoreConfig,
+        control: Control,
+        pool: Pool,
+        beneath: Callable[..., Any],
+        on_opened: Callable[[Broker], None],
+        now_ms: Callable[[], int] | None,
+    ) -> None:
+        self._config = config
+        self._store_config = store_config
+        self._control = control
+        self._pool = pool
+        self._beneath = beneath
+        self._on_opened = on_opened
+        self._now_ms = now_ms or wall_clock_ms
+        self._secret = cluster_secret(config.cluster_secret_file)
+        self._addresses = parse_addresses(config.controller_addr, "controllerAddr")
+        self._leader = self._addresses[0]
+        self._broker: Broker | None = None
+        self._led = 0  # the epoch that the running service leads; 0: it is a slave
+        self._ending: anyio.Event | None = None  # ends the running service
+        self._is_stopping = False
+        self._known, self._beat = Alarm(), Alarm()
+        self._complain_at = 0.0
+
+    async def live(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
+        """All of its life, until `stop` is set."""
+        is_first = True
+        async with anyio.create_task_group() as nursery:
+            nursery.start_soon(self._until, stop)
+            nursery.start_soon(self._talk)
+            while not self._is_stopping:
+                if not self._control.number:
+                    await self._known.wait()
+                    continue
+                addresses = await self._serve(task_status if is_first else None)
+                is_first = is_first and not addresses
+            if is_first:
+                task_status.started([])
+            nursery.cancel_scope.cancel()
+
+    async def _until(self, stop: Stop) -> None:
+        try:
+            await stop.wait()
+        finally:
+            self._is_stopping = True
+            self._end()
+            self._known.ring()
+
+    def _end(self) -> None:
+        if self._ending is not None:
+            self._ending.set()
+
+    # ---- the service ----
+
+    async def _serve(self, task_status: anyio.abc.TaskStatus[list[str]] | None) -> list[str]:
+        """Run the service in the role that the set gives, until another is wanted; returns its addresses."""
+        control, self._ending = self._control, anyio.Event()
+        is_master, epoch = control.is_elected, control.epoch
+        self._led = epoch if is_master else 0
+        config = evolve(self._config, broker_id=0 if is_master else control.number)
+        store_config = evolve(
+            self._store_config,
+            broker_role=BrokerRole.SYNC_MASTER if is_master else BrokerRole.SLAVE,
+            durability=Durability.replicated if is_master else Durability.disk,
+        )
+        role = "master" if is_master else "slave"
+        log.warning("%s: replica %d is a %s in epoch %d", config.broker_name, control.number, role, epoch)
+        running = partial(
+            self._beneath, config, store_config, stop=self._ending, on_opened=partial(self._opened, epoch)
+        )
+        try:
+            async with anyio.create_task_group() as nursery:
+                addresses: list[str] = await nursery.start(running)
+                if task_status is not None and addresses:
+                    task_status.started(addresses)
+        finally:
+            broker, self._broker, self._ending = self._broker, None, None
+            if broker is not None:
+                control.flushed = lambda reach=broker.store.flushed_offset: reach  # type: ignore[misc]
+                # What was changed while it ran holds on.
+                self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
+                self._store_config = broker.settings.store
+        return addresses
+
+    def _opened(self, epoch: int, broker: Broker) -> None:
+        """The store is open, and nobody is served yet."""
+        control, store = self._control, broker.store
+        broker.replica.control = control
+        if self._led:
+            store.flush()
+            if control.is_elected and control.epoch == epoch:
+                control.lead(store.max_physical_offset)
+            self._adopt_topics(broker)
+            broker.acknowledgement.replicas.control = control
+            broker.flow.gate = control.refusal
+        control.flushed = lambda: store.flushed_offset
+        self._broker = broker
+        self._look()
+        self._beat.ring()
+        self._on_opened(broker)
+
+    def _adopt_topics(self, broker: Broker) -> None:
+        """Make the topics again that were made so shortly before the master died that only their messages
+        came here."""
+        store, table, found = broker.store, broker.topics.table, dict[str, int]()
+        for topic, queue_id in store.queues():
+            if topic in table or broker.topics.is_system(topic):
+                continue
+            last = store.max_offset(topic, queue_id) - 1
+            if last >= 0 and self._now_ms() - store.message_time(topic, queue_id, last) < NEW_TOPIC_MS:
+                found[topic] = max(found.get(topic, 0), queue_id + 1)
+        for topic, queues in found.items():
+            log.warning("topic %s came with its messages only: it is made again, %d queues", topic, queues)
+            broker.topics.update(TopicConfig(topic, queues, queues, PERM_READ | PERM_WRITE))
+
+    # ---- the controllers ----
+
+    async def _talk(self) -> None:
+        while True:
+            try:
+                if not self._control.number:
+                    await self._register()
+                else:
+                    await self._say()
+            except (NotLeader, ResponseError, RemoteProtocolError, ConnectFailed) as error:
+                self._complain(str(error))
+            except (ConnectionLost, RequestTimeout) as error:
+                self._complain(str(error))
+            await self._beat.wait(anyio.current_time() + BEAT_SECONDS)
+
+    async def _register(self) -> None:
+        refusal = self._control.registered(await self._ask(self._control.register()))
+        if refusal:
+            self._complain(refusal)
+        else:
+            self._known.ring()
+
+    async def _say(self) -> None:
+        control = self._control
+        asked_at = control.now()
+        answer = await self._ask(control.heartbeat())
+        if answer.refusal:
+            self._complain(answer.refusal)
+            await self._register()
+            return
+        control.heard(answer, asked_at)
+        self._look()
+        if self._led and self._broker is not None:
+            change = control.change()
+            if change is not None:
+                control.altered(await self._ask(change))
+                self._look()
+
+    def _look(self) -> None:
+        """Do what the set as it is known now asks for."""
+        control, broker = self._control, self._broker
+        if broker is None:
+            return
+        wanted = control.epoch if control.is_elected else 0
+        if wanted != self._led:
+            self._end()
+        elif self._led:
+            broker.acknowledgement.replicas.acknowledged()
+
+    async def _ask(self, question: Question) -> Answer:
+        """Ask who leads the controllers. Raises NotLeader, ResponseError and what the network raises; the
+        next question goes to another then."""
+        request = request_of(question)
+        if self._secret is not None:
+            request = self._secret.sign(request, self._now_ms(), os.urandom(16))
+        try:
+            return answer_of(await self._pool.call(self._leader, request, ASK_SECONDS))
+        except NotLeader as error:
+            self._leader = error.leader or self._next()
+            raise
+        except RequestTimeout:
+            self._pool.close(self._leader)
+            self._leader = self._next()
+            raise
+        except Exception:
+            self._leader = self._next()
+            raise
+
+    def _next(self) -> str:
+        known = self._addresses
+        return known[(known.index(self._leader) + 1) % len(known)] if self._leader in known else known[0]
+
+    def _complain(self, reason: str) -> None:
+        now = anyio.current_time()
+        if now >= self._complain_at:
+            self._complain_at = now + COMPLAIN_SECONDS
+            log.warning(
+                "%s: the controllers do not answer as they should: %s", self._config.broker_name, reason
+            )
