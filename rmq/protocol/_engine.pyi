@@ -1,6 +1,6 @@
 """What the compiled engine offers. What is not said here is as in the functions that it stands for."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from rmq.protocol.command import Command
@@ -96,3 +96,17 @@ class Lanes:
 
     def rollback(self) -> None:
         """The run is not in the log."""
+
+def key_rows(entries: Iterable[tuple[str, tuple[str, ...], int, int]]) -> list[tuple[int, int, int]]:
+    """As `rmq.store.index.KeyHash.rows`."""
+
+def pack_entries(
+    view: memoryview,
+    rows: list[tuple[int, int, int]],
+    count: int,
+    used: int,
+    slots: int,
+    begin: int,
+    entries_at: int,
+) -> tuple[int, int]:
+    """As `rmq.store.index.pack_entries`."""

@@ -7,6 +7,7 @@ comes from a peer is read between two pointers, `p` and `end`, and nothing is re
 `end`. Each limit here is one at which Python still takes the plain way.
 """
 
+from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -14,6 +15,7 @@ from cpython.unicode cimport PyUnicode_DecodeASCII
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy
 
+from rmq.message import java_hash as java_text_hash
 from rmq.protocol import frames
 
 cdef extern from *:
@@ -106,7 +108,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 1
+SEAM = 2
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -910,3 +912,75 @@ cdef inline bint _begins_a_send(const char* p, const char* end) noexcept nogil:
     if end - p < 12:
         return 0
     return memcmp(p, b'{"code":310,', 12) == 0 or get16(p) == 310
+
+
+# ---- the index ----
+
+cdef extern from "Python.h":
+    bint PyUnicode_IS_ASCII(object text)
+    const uint8_t* PyUnicode_1BYTE_DATA(object text)
+
+
+cdef inline uint32_t add_to_hash(uint32_t h, str text):
+    cdef Py_ssize_t i, n = len(text)
+    cdef const uint8_t* p = PyUnicode_1BYTE_DATA(text)
+    for i in range(n):
+        h = 31 * h + p[i]
+    return h
+
+
+def key_rows(entries):
+    """As `rmq.store.index.KeyHash.rows`."""
+    cdef uint32_t h, of_topic = 0
+    cdef str topic, last = None, key
+    cdef tuple keys
+    rows = []
+    for topic, keys, offset, timestamp in entries:
+        if topic is not last:
+            last = topic
+            of_topic = 31 * add_to_hash(0, topic) + c'#' if PyUnicode_IS_ASCII(topic) else 0
+        for key in keys:
+            if PyUnicode_IS_ASCII(topic) and PyUnicode_IS_ASCII(key):
+                h = add_to_hash(of_topic, key)
+            else:
+                h = java_text_hash(f"{topic}#{key}") & 0xFFFFFFFF
+            rows.append((h if h < 0x80000000u else (0u - h) & 0x7FFFFFFFu, offset, timestamp))
+    return rows
+
+
+def pack_entries(view, list rows, int64_t count, int64_t used, int64_t slots, int64_t begin, int64_t entries_at):
+    """As `rmq.store.index.pack_entries`."""
+    cdef Py_buffer buffer
+    cdef char* base
+    cdef char* at
+    cdef char* slot
+    cdef int64_t key_hash, offset, timestamp, seconds, last
+    if slots <= 0 or count < 0:
+        raise ValueError("an index file without slots")
+    PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE)
+    try:
+        if buffer.len < entries_at + (count + len(rows)) * 20 or entries_at < 40 + 4 * slots:
+            raise ValueError("entries past the end of an index file")
+        base = <char*>buffer.buf
+        at = base + entries_at + count * 20
+        for key_hash, offset, timestamp in rows:
+            if key_hash < 0:
+                raise ValueError("a hash below 0")
+            slot = base + 40 + (key_hash % slots) * 4
+            last = <int32_t>get32(slot)
+            if not 0 < last <= count:
+                last = 0
+                used += 1
+            seconds = 0
+            if begin > 0 and timestamp > begin:
+                seconds = min((timestamp - begin) // 1000, 0x7FFFFFFF)
+            put32(at, <uint32_t>key_hash)
+            put64(at + 4, <uint64_t>offset)
+            put32(at + 12, <uint32_t>seconds)
+            put32(at + 16, <uint32_t>last)
+            put32(slot, <uint32_t>count)
+            at += 20
+            count += 1
+    finally:
+        PyBuffer_Release(&buffer)
+    return count, used

@@ -16,6 +16,7 @@ from struct import Struct
 
 from rmq.errors import StoreError
 from rmq.message import java_hash
+from rmq.protocol import engine
 from rmq.store.disk import Disk, Segment
 
 log = logging.getLogger("rmq.store")
@@ -93,6 +94,35 @@ class KeyHash:
         return value
 
 
+def pack_entries(
+    view: memoryview, rows: list[Row], count: int, used: int, slots: int, begin: int, entries_at: int
+) -> tuple[int, int]:
+    """Write rows into a file that has `count` entries (with the one that is never used) and `used` slots in
+    use, and whose first entry has the time `begin`; returns both numbers as they are then.
+    """
+    at = entries_at + count * _ENTRY_SIZE
+    unpack, pack, entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack
+    packed = []
+    seconds, previous = 0, -1
+    for key_hash, offset, timestamp in rows:
+        slot = HEADER + key_hash % slots * 4
+        last = unpack(view, slot)[0]
+        if not 0 < last <= count:
+            last = 0
+            used += 1
+        if timestamp != previous:
+            previous = timestamp
+            seconds = min(max((timestamp - begin) // 1000, 0), 0x7FFFFFFF) if begin > 0 else 0
+        packed.append(entry(key_hash, offset, seconds, last))
+        pack(view, slot, count)
+        count += 1
+    view[at : at + len(packed) * _ENTRY_SIZE] = b"".join(packed)
+    return count, used
+
+
+_pack_chosen = pack_entries if engine.compiled is None else engine.compiled.pack_entries
+
+
 class IndexFile:
     """One file. Times are ms; `begin_*` and `end_*` are of its first and last entry."""
 
@@ -145,25 +175,9 @@ class IndexFile:
         return len(rows)
 
     def _pack(self, view: memoryview, rows: list[Row]) -> None:
-        count, used, slots, begin = self.count, self.slot_count, self._slots, self.begin_timestamp
-        at = self._entries_at + count * _ENTRY_SIZE
-        unpack, pack, entry = _SLOT.unpack_from, _SLOT.pack_into, _ENTRY.pack
-        packed = []
-        seconds, previous = 0, -1
-        for key_hash, offset, timestamp in rows:
-            slot = HEADER + key_hash % slots * 4
-            last = unpack(view, slot)[0]
-            if not 0 < last <= count:
-                last = 0
-                used += 1
-            if timestamp != previous:
-                previous = timestamp
-                seconds = min(max((timestamp - begin) // 1000, 0), 0x7FFFFFFF) if begin > 0 else 0
-            packed.append(entry(key_hash, offset, seconds, last))
-            pack(view, slot, count)
-            count += 1
-        view[at : at + len(packed) * _ENTRY_SIZE] = b"".join(packed)
-        self.count, self.slot_count = count, used
+        self.count, self.slot_count = _pack_chosen(
+            view, rows, self.count, self.slot_count, self._slots, self.begin_timestamp, self._entries_at
+        )
 
     def _write_header(self, view: memoryview) -> None:
         fields = (self.begin_timestamp, self.end_timestamp, self.begin_offset, self.end_offset)
@@ -203,6 +217,7 @@ class Index:
         self._size = HEADER + 4 * slots + _ENTRY_SIZE * capacity
         self.files: list[IndexFile] = []
         self.hash = KeyHash()
+        self._rows_of = self.hash.rows if engine.compiled is None else engine.compiled.key_rows
         self._filled: list[IndexFile] = []
 
     def load(self, synced_ms: int | None) -> None:
@@ -249,7 +264,7 @@ class Index:
 
     def add(self, entries: Iterable[Entry], now_ms: int) -> None:
         """Index records, in log order. Raises StoreError."""
-        rows = self.hash.rows(entries)
+        rows = self._rows_of(entries)
         while rows:
             file = self.files[-1] if self.files and not self.files[-1].is_full else self._make(now_ms)
             rows = rows[file.add(rows) :]

@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -37,6 +37,7 @@ from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import SendMessageRequestHeader
 from rmq.protocol.record import host_bytes
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+from rmq.store.index import KeyHash, pack_entries
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
@@ -748,3 +749,49 @@ def test_damaged_sends_come_to_the_same_with_the_compiled_engine(seed: int) -> N
         machine.both(partial(Side.receive, at=0, data=bytes(frame)))
     machine.answered = machine.asked = []
     machine.teardown()
+
+
+ENTRIES = st.lists(
+    st.tuples(
+        st.sampled_from(["Orders", "", "é", "日本"]),
+        st.lists(
+            st.sampled_from(["k", "AC110001", "", "é", "q" * 300, "polygenelubricants"]) | st.text(),
+            max_size=3,
+        ),
+        st.integers(0, (1 << 62) - 1),
+        st.integers(-5_000, 5_000).map(lambda ms: START + ms) | st.sampled_from([0, START + (1 << 42)]),
+    ),
+    max_size=20,
+)
+
+
+@HAS_COMPILED
+@given(
+    ENTRIES, st.integers(1, 7), st.sampled_from([0, START, START - 3_000]), st.integers(1, 5), st.randoms()
+)
+def test_the_index_is_packed_the_same(
+    entries: list[Any], slots: int, begin: int, count: int, chance: Random
+) -> None:
+    assert COMPILED is not None
+    entries = [(topic, tuple(keys), offset, timestamp) for topic, keys, offset, timestamp in entries]
+    rows = KeyHash().rows(entries)
+    assert COMPILED.key_rows(entries) == rows
+
+    entries_at = 40 + 4 * slots
+    files = [bytearray(entries_at + 20 * (count + len(rows))) for _ in range(2)]
+    for number in range(slots):  # what a crash may leave: numbers of entries that are not there
+        slot = chance.randrange(-1, 8).to_bytes(4, "big", signed=True)
+        for file in files:
+            file[40 + 4 * number : 44 + 4 * number] = slot
+    place = count, 3, slots, begin, entries_at
+    ours = pack_entries(memoryview(files[0]), rows, *place)
+    assert COMPILED.pack_entries(memoryview(files[1]), rows, *place) == ours
+    assert files[0] == files[1]
+
+
+@HAS_COMPILED
+def test_a_view_that_is_too_short_for_the_index_is_refused() -> None:
+    assert COMPILED is not None
+    for slots, size in ((2, 40 + 8 + 39), (0, 500), (-1, 500)):
+        with pytest.raises(ValueError, match="index file"):
+            COMPILED.pack_entries(memoryview(bytearray(size)), [(1, 2, 3)], 1, 0, slots, 0, 48)
