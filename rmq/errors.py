@@ -58,10 +58,22 @@ def check_number(argument: str, value: object, least: float, *, whole: bool = Tr
         raise ConfigError(argument, value, f"{expected}, at least {least:g}")
 
 
-def check_callable(argument: str, value: object, expected: str) -> None:
-    """Raises InvalidType unless `value` can be called."""
+def check_callable(argument: str, value: object, expected: str, *, takes: int | None = 1) -> None:
+    """Raises InvalidType unless `value` can be called, with so many arguments; None: with any."""
     if not callable(value):
         raise InvalidType(argument, value, expected)
+    if takes is None:
+        return
+    from inspect import signature
+
+    try:
+        form = signature(value)
+    except ValueError:  # of some functions in C nobody knows
+        return
+    try:
+        form.bind(*[None] * takes)
+    except TypeError as error:
+        raise InvalidType(argument, value, f"{expected} ({error})") from None
 
 
 class InvalidName(RmqError, ValueError):

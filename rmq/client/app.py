@@ -30,9 +30,9 @@ from rmq.client.consumer import Consumer
 from rmq.client.outgoing import SendResult
 from rmq.client.producer import Producer
 from rmq.client.retry import Retry
-from rmq.client.subscription import Sql
+from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
-from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group, validate_topic
+from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
 from rmq.protocol.properties import reason_of
 from rmq.remoting.loop import TaskScope, as_async, bare_errors
 
@@ -41,7 +41,11 @@ log = logging.getLogger(__name__)
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Setup = Callable[["App"], AbstractAsyncContextManager[Any]]
 
-OPTIONS: Final = frozenset(inspect.signature(Client.consumer).parameters) - {"self", "group", "topics"}
+DEFAULTS: Final = {
+    name: parameter.default
+    for name, parameter in inspect.signature(Client.consumer).parameters.items()
+    if parameter.kind is parameter.KEYWORD_ONLY
+}
 """What `App.consumer` takes besides its own: the keywords of `Client.consumer`."""
 
 
@@ -131,14 +135,14 @@ class App:
         ConfigError when the app has a consumer of that group already, TypeError for keywords that there
         are not.
         """
-        _check_known(options, OPTIONS, "App.consumer")
+        _check_known(options, frozenset(DEFAULTS), "App.consumer")
         check_number("concurrency", concurrency, 1)
         check_type(
             "topics", topics, (str, Mapping), "the name of a topic, or topics as Client.consumer takes"
         )
         wanted = {topics: "*"} if isinstance(topics, str) else dict(topics)
-        for topic in wanted:
-            validate_topic(topic)
+        subscriptions(wanted, group, 0, retry=False)
+        ConsumerOptions(**DEFAULTS | options)
         validate_group(group)
         codec = None if model is None else codec_of(model)
 
@@ -351,7 +355,7 @@ def _spread(registration: Registration) -> Callable[..., Awaitable[Any]]:
 def _wants_message(handler: Callable[..., Any], has_model: bool) -> bool:
     """Whether a handler takes the message beside the value of its body. Raises InvalidType when it can be
     called with neither."""
-    check_callable("handler", handler, "a function of a message, or of a body")
+    check_callable("handler", handler, "a function of a message, or of a body", takes=None)
     try:
         signature = inspect.signature(handler)
     except ValueError:  # of some functions in C nobody knows

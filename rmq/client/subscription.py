@@ -58,7 +58,9 @@ class ConsumerOptions:
             raise ConfigError("consume_from", self.consume_from, "'first', 'last' or a time in ms since 1970")
         if not isinstance(self.consume_from, str):
             check_number("consume_from", self.consume_from, 0)
-        check_callable("strategy", self.strategy, "a function such as rmq.client.rebalance.averagely")
+        check_callable(
+            "strategy", self.strategy, "a function such as rmq.client.rebalance.averagely", takes=3
+        )
         check_type("broadcasting", self.broadcasting, bool, "True or False")
         check_type("ordered", self.ordered, bool, "True or False")
         check_type("require_topics", self.require_topics, bool, "True or False")

@@ -371,6 +371,10 @@ def test_what_is_wrong_is_said_at_once() -> None:
         app.consumer("T/U", group="g")
     with pytest.raises(rmq.InvalidName):
         app.consumer("T", group="g g")
+    with pytest.raises(InvalidType, match=r"retry = 5: expected an rmq\.Backoff"):
+        app.consumer("T", group="g", retry=5)
+    with pytest.raises(InvalidType, match="subscription to T = 5"):
+        app.consumer({"T": 5}, group="g")  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="concurrency"):
         app.consumer("T", group="g", concurrency=0)
     with pytest.raises(InvalidType, match="model"):

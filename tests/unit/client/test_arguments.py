@@ -153,6 +153,13 @@ def test_a_producer_names_what_it_does_not_take(
         (("g", {"T": "*"}), {"consume_from": -1}, "consume_from", "-1", "at least 0"),
         (("g", {"T": "*"}), {"on_error": "ignore"}, "on_error", "'ignore'", "'retry' or 'raise'"),
         (("g", {"T": "*"}), {"strategy": "averagely"}, "strategy", "'averagely'", "a function"),
+        (
+            ("g", {"T": "*"}),
+            {"on_assignment": lambda: None},
+            "on_assignment",
+            "lambda",
+            "too many positional",
+        ),
         (("g", {"T": "*"}), {"ordered": "yes"}, "ordered", "'yes'", "True or False"),
         (("g", {"T": "*"}), {"max_reconsume_times": "3"}, "max_reconsume_times", "'3'", "an int"),
         (("g", {"T": "*"}), {"max_reconsume_times": -1}, "max_reconsume_times", "-1", "at least 0"),
@@ -180,6 +187,9 @@ def test_a_consumer_names_what_it_does_not_take(
     ("call", "argument", "allowed"),
     [
         (lambda consumer: consumer.run("handler"), "handler", "a function of a message"),
+        (lambda consumer: consumer.run(lambda message, more: None), "handler", "missing a required argument"),
+        (lambda consumer: consumer.run(lambda: None), "handler", "too many positional arguments"),
+        (lambda consumer: consumer.run_batches(lambda: None), "handler", "a function of a list of messages"),
         (lambda consumer: consumer.run(print, concurrency=0), "concurrency", "at least 1"),
         (lambda consumer: consumer.run(print, concurrency="4"), "concurrency", "an int"),
         (lambda consumer: consumer.run_batches(None), "handler", "a list of messages"),
