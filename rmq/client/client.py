@@ -173,6 +173,8 @@ class Client(Startable):
         self._chance = random.Random()
         self._address = local_address(self._name_servers[0])
         self.client_id = client_id or new_client_id(self._address, self._chance)
+        self._made_by = os.getpid()
+        self._is_named = client_id is not None
         self._persistent_name = client_id or f"{self._address}@DEFAULT"
         self.config = config or ClientConfig()
         self._credentials = credentials
@@ -190,6 +192,10 @@ class Client(Startable):
         """Start the client's tasks. A client is entered once."""
         if self._session is not None:
             raise LocalProtocolError("a client is entered once; make another with rmq.connect")
+        if os.getpid() != self._made_by:  # made before a fork, in a web server's module: the copies differ
+            self._chance.seed()
+            if not self._is_named:
+                self.client_id = new_client_id(self._address, self._chance)
         packed = ipaddress.ip_address(self._address).packed
         self._session = Session(
             self._pool,

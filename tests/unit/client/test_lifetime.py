@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import pathlib
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
@@ -227,6 +229,39 @@ def test_a_client_closes_what_was_started_of_it(names: str, loop: str) -> None:
             await producer.send(Message("T", b"late"))
 
     run(main, loop)
+
+
+FORKED = """
+import asyncio, os, sys
+import rmq
+
+client, named = rmq.connect(sys.argv[1]), rmq.connect(sys.argv[1], client_id="own")
+
+async def main():
+    async with client, named:
+        print(client.client_id, named.client_id, flush=True)
+
+children = []
+for _ in range(2):
+    if not (child := os.fork()):
+        asyncio.run(main())
+        os._exit(0)
+    children.append(child)
+print(client.client_id, named.client_id, flush=True)
+for child in children:
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_client_made_before_a_fork_and_opened_after_it_has_an_id_of_its_own(names: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED, names], capture_output=True, text=True, timeout=60, check=True
+    )
+    ids = [line.split() for line in done.stdout.splitlines()]
+    assert [named for _, named in ids] == ["own"] * 3
+    pids = {one.partition("@")[2].partition("#")[0] for one, _ in ids}
+    chances = {one.partition("#")[2] for one, _ in ids}
+    assert (len(pids), len(chances)) == (3, 3)
 
 
 @asynccontextmanager
