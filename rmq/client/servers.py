@@ -9,6 +9,7 @@ request.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -173,6 +174,14 @@ def noted(error: E) -> E:
     return error
 
 
+_STATS_ROW = re.compile(
+    rb'"queueId":([0-9]+),"topic":"[^"]*"\}:'
+    rb'\{"lastUpdateTimestamp":-?[0-9]+,"maxOffset":([0-9]+),"minOffset":([0-9]+)\}'
+)
+"""A row of a TopicStatsTable as fastjson and our brokers write it. So read, a thousand queues cost a tenth of
+what they cost as values."""
+
+
 @attrs.frozen
 class Brokers:
     """Requests to brokers over `pool`; `timeout` seconds each."""
@@ -229,7 +238,12 @@ class Brokers:
         """The two, of all queues that the topic has on the queue's broker: GET_TOPIC_STATS_INFO."""
         header = GetTopicStatsInfoRequestHeader(queue.topic)
         response = await self.call(self.reader(queue)[1], RequestCode.GET_TOPIC_STATS_INFO, header)
-        table = TopicStatsTable.from_json(response.body).offset_table
+        body = bytes(response.body)
+        rows = _STATS_ROW.findall(body)
+        if len(rows) == body.count(b"maxOffset"):  # else it is in another order than Java's
+            name, topic = queue.broker_name, queue.topic
+            return {MessageQueue(topic, name, int(each)): (int(low), int(high)) for each, high, low in rows}
+        table = TopicStatsTable.from_json(body).offset_table
         return {each: (one.min_offset, one.max_offset) for each, one in table.items()}
 
     async def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:

@@ -212,6 +212,46 @@ def _cut(one: QueueRange, count: int) -> list[QueueRange]:
     return [QueueRange(one.queue, low, high) for low, high in pairwise(marks)]
 
 
+def join(parts: Sequence[QueueRange], most: int, *, max_records: int = 0) -> list[tuple[QueueRange, ...]]:
+    """The parts as tasks: at most `most` of them, but one for each broker, in order of the queues.
+
+    A task has parts of one broker, which it reads over one connection; with `max_records` no more messages
+    than that, even if there are more tasks then."""
+    brokers: dict[str, list[QueueRange]] = {}
+    for one in parts:
+        brokers.setdefault(one.queue.broker_name, []).append(one)
+    spare = [len(some) - 1 for some in brokers.values()]
+    extra = _pro_rata(spare, min(max(most - len(brokers), 0), sum(spare)))
+    tasks: list[tuple[QueueRange, ...]] = []
+    for some, more in zip(brokers.values(), extra, strict=True):
+        for task in _joined(some, 1 + more):
+            tasks += _bounded(task, max_records) if max_records else [task]
+    return tasks
+
+
+def _joined(parts: list[QueueRange], count: int) -> Iterable[tuple[QueueRange, ...]]:
+    """Exactly `count` tasks of about one size."""
+    left = sum(map(len, parts))
+    at = 0
+    for groups in range(count, 0, -1):
+        begin, size = at, 0
+        while at < len(parts) and (size < left / groups or groups == 1) and len(parts) - at >= groups:
+            size += len(parts[at])
+            at += 1
+        left -= size
+        yield tuple(parts[begin:at])
+
+
+def _bounded(task: tuple[QueueRange, ...], most: int) -> Iterable[tuple[QueueRange, ...]]:
+    some: list[QueueRange] = []
+    for one in task:
+        if some and sum(map(len, some)) + len(one) > most:
+            yield tuple(some)
+            some = []
+        some.append(one)
+    yield tuple(some)
+
+
 # --- loss ---
 
 

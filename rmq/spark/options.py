@@ -125,7 +125,15 @@ class ReadOptions(ConnectOptions):
     )
     max_trigger_delay: str = setting("15m", help="But after this time (`15m`, `30s`) any number will do")
     min_partitions: int = setting(
-        0, help="Split the queues' ranges into at least so many tasks", validator=between(0, 100_000)
+        0,
+        help="Split the queues' ranges into so many tasks, or join them when there are more queues",
+        validator=between(0, 100_000),
+    )
+    max_partitions: int = setting(
+        0,
+        help="Join queues of one broker until there are at most so many tasks, if there are no more brokers;"
+        " 0: minPartitions, or else one for each 20,000 messages, and 16 at least",
+        validator=between(0, 100_000),
     )
     max_records_per_partition: int = setting(
         0, help="Split so that no task reads more; 0: no limit", validator=at_least(0)
@@ -392,6 +400,10 @@ def _check_selection(options: ReadOptions) -> None:
         validate_topic(topic)
     if not options.topic_pattern and not options.topics:
         raise ConfigError("topic", options.topic, "at least one topic")
+    if 0 < options.max_partitions < options.min_partitions:
+        raise ConfigError(
+            "maxPartitions", options.max_partitions, f"minPartitions ({options.min_partitions}) at least"
+        )
     try:
         re.compile(options.topic_pattern)
     except re.error as error:

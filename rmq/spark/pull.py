@@ -1,15 +1,17 @@
-"""Reading a range of one queue as Arrow batches, by pulls whose records are decoded many at once.
+"""Reading ranges of a broker's queues as Arrow batches, by pulls whose records are decoded many at once.
 
-The range is cut into slices, and some slices are pulled at the same time over one connection, for a broker
-gives only so much in one answer (32 messages or 256 KiB, unless it is set up to give more). What comes out
-is in the queue's order, without a gap but what a filter left out.
+The ranges are cut into slices, and some slices are pulled at the same time over one connection, for a broker
+gives only so much in one answer (32 messages or 256 KiB, unless it is set up to give more), as long as what
+was pulled and not taken is within a budget. What comes out is in the ranges' order, without a gap but what a
+filter left out.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +25,7 @@ from attrs import define, field
 from rmq.client.pull import RawPull
 from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import NETWORK_ERRORS, CorruptRecord, NoRoute, ServiceNotAvailable, SystemBusy
+from rmq.message import MessageQueue
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.record import decode_record
 from rmq.remoting.loop import bare_errors
@@ -41,30 +44,66 @@ FILTERED_SLICE = 8
 """A filtered pull may look at many messages for few: slices are so many times longer then."""
 GROW_AFTER = 16
 """Answers in a row that gave all that was asked for, after which more is asked for."""
+BUDGET_BATCHES = 4
+"""Arrow batches whose bytes may be pulled ahead, or be on their way."""
+_CLIENTS_MAX = 4
 _OFFSET_AT = 20
 """Where a record has its queue offset (see rmq.protocol.record)."""
 
 log = logging.getLogger(__name__)
 
 
-def read_range(options: ReadOptions, wanted: QueueRange, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The messages of a range, in order, as batches of this schema.
+_clients: dict[ReadOptions, tuple[Loop, PullConsumer]] = {}
+"""What this process has open for its next tasks, if it is one of Spark's workers."""
+
+
+def read_ranges(
+    options: ReadOptions, wanted: Sequence[QueueRange], schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The messages of ranges of one broker, in order, as batches of this schema.
 
     Raises DataLoss for messages that are not there any more (unless those are to be skipped), and the
     client's errors when the broker cannot be reached for `pullTimeoutMs`."""
     hidden = bool(options.tags) and "tags" not in schema.names
     decoded = schema.append(arrow_schema(["tags"])[0]) if hidden else schema
     tags = pa.array(sorted(options.tags)) if options.tags else None
-    prepare_worker()
-    with Loop() as loop:
-        consumer = loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
-        reader = loop.enter(RangeReader(consumer, wanted, options))
-        while (records := loop.call(reader.next)) is not None:
-            data, starts = records
-            for batch in _decoded(data, starts, options, decoded, wanted.queue.broker_name):
-                if tags is not None:
-                    batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
-                yield batch.select(schema.names) if hidden else batch
+    is_worker = prepare_worker()
+    with _consumer(options, is_kept=is_worker) as (loop, consumer):
+        reading = loop.portal.wrap_async_context_manager(RangeReader(consumer, wanted, options))
+        with reading as reader:
+            while (records := loop.call(reader.next)) is not None:
+                data, starts = records
+                for batch in _decoded(data, starts, options, decoded, wanted[0].queue.broker_name):
+                    if tags is not None:
+                        batch = batch.filter(pc.is_in(batch.column("tags"), value_set=tags))
+                    yield batch.select(schema.names) if hidden else batch
+
+
+@contextmanager
+def _consumer(options: ReadOptions, *, is_kept: bool) -> Iterator[tuple[Loop, PullConsumer]]:
+    """A consumer and its loop; `is_kept` for the next block, unless this one ends in an error."""
+    opened = _clients.pop(options, None) if is_kept else None
+    if opened is None:
+        loop = Loop().__enter__()
+        try:
+            opened = loop, loop.enter(loop.enter(client_of(options)).pull_consumer(options.group))
+        except BaseException:
+            loop.__exit__(None, None, None)
+            raise
+    is_good = False
+    try:
+        yield opened
+        is_good = True
+    except GeneratorExit:  # nobody wants more
+        is_good = True
+        raise
+    finally:
+        if is_kept and is_good:
+            _clients[options] = opened
+            if len(_clients) > _CLIENTS_MAX:
+                _clients.pop(next(iter(_clients)))[0].__exit__(None, None, None)
+        else:
+            opened[0].__exit__(None, None, None)
 
 
 def _decoded(
@@ -101,29 +140,40 @@ def _placed(error: CorruptRecord, data: bytes, broker_name: str) -> CorruptRecor
 
 @define(eq=False)
 class _Slice:
-    """A part of the range, and what has been pulled of it."""
+    """A part of a range, and what has been pulled of it and not been taken."""
 
+    queue: MessageQueue
     start: int
     stop: int
     parts: list[bytes | memoryview] = field(factory=list)
     starts: list[Any] = field(factory=list)
     """Where records begin in each part."""
-    count: int = 0
+    size: int = 0
     error: Exception | None = None
-    done: anyio.Event = field(factory=anyio.Event)
+    is_done: bool = False
 
 
 class RangeReader:
-    """Pulls a range ahead of who takes it: `async with RangeReader(...) as reader`."""
+    """Pulls ranges ahead of who takes them: `async with RangeReader(...) as reader`.
 
-    def __init__(self, consumer: PullConsumer, wanted: QueueRange, options: ReadOptions) -> None:
+    The first slice may always be pulled on, until it has a batch; the others while all that is pulled and not
+    taken, and what pulls under way may bring, is within the budget."""
+
+    def __init__(self, consumer: PullConsumer, wanted: Sequence[QueueRange], options: ReadOptions) -> None:
         self._consumer = consumer
-        self._queue = wanted.queue
-        self._at = wanted.start
-        self._stop = wanted.stop
+        self._rest = deque(wanted)
         self._options = options
+        self._budget = BUDGET_BATCHES * options.batch_bytes
+        self._held = 0
+        """Bytes that are pulled and not taken."""
+        self._coming = 0
+        """Bytes that pulls under way are expected to bring."""
+        self._answer_bytes = 0
+        """What one of them is expected to; 0: no answer has come yet."""
+        self._changed = anyio.Event()
         self._filtered = options.is_filtered
         self._stride = options.pull_batch
+        self._given = 0
         self._full_answers = 0
         self._slices: deque[_Slice] = deque()
         self._tasks: TaskGroup
@@ -154,64 +204,98 @@ class RangeReader:
             if not self._slices:
                 break
             first = self._slices[0]
-            await first.done.wait()
+            while not first.parts and not first.is_done:
+                await self._changed.wait()
             if first.error is not None:
                 raise first.error
-            self._slices.popleft()
             for part, begins in zip(first.parts, first.starts, strict=True):
                 parts.append(part)
                 starts.append(begins + size)
                 size += len(part)
-            rows += first.count
+                rows += len(begins)
+            self._held -= first.size
+            first.parts, first.starts, first.size = [], [], 0
+            if first.is_done:
+                self._slices.popleft()
+            self._wake()
         return (b"".join(parts), np.concatenate(starts)) if parts else None
 
     def _fill(self) -> None:
-        """Have as many slices under way as may be."""
+        """Have as many slices under way as may be: one until an answer says how much they give."""
         length = self._stride * (FILTERED_SLICE if self._filtered else 1)
-        while self._at < self._stop and len(self._slices) < self._options.pulls_in_flight:
-            one = _Slice(self._at, min(self._at + length, self._stop))
-            self._at = one.stop
-            self._slices.append(one)
-            self._tasks.start_soon(self._pull_slice, one)
+        most = self._options.pulls_in_flight if self._answer_bytes else 1
+        while self._rest and len(self._slices) < most:
+            wanted = self._rest.popleft()
+            one = _Slice(wanted.queue, wanted.start, min(wanted.start + length, wanted.stop))
+            self._give_back(wanted.queue, one.stop, wanted.stop)
+            if one.start < one.stop:
+                self._slices.append(one)
+                self._tasks.start_soon(self._pull_slice, one)
+
+    def _give_back(self, queue: MessageQueue, start: int, stop: int) -> None:
+        if start < stop:
+            self._rest.appendleft(QueueRange(queue, start, stop))
 
     async def _pull_slice(self, one: _Slice) -> None:
         try:
             at = one.start
             while at < one.stop:
-                at = await self._advance(one, at)
+                while not self._has_room(one):
+                    await self._changed.wait()
+                expected = self._answer_bytes
+                self._coming += expected
+                try:
+                    at = await self._advance(one, at)
+                finally:
+                    self._coming -= expected
+                if not self._filtered and one is self._slices[-1] and one.stop - at > self._stride:
+                    self._give_back(one.queue, at, one.stop)  # to be pulled side by side
+                    one.stop = at
+                self._wake()
         except Exception as error:  # for whoever takes the slice
             one.error = error
         finally:
-            one.done.set()
+            one.is_done = True
+            self._wake()
+
+    def _has_room(self, one: _Slice) -> bool:
+        if one is self._slices[0]:
+            return one.size < self._options.batch_bytes
+        return self._held + self._coming + self._answer_bytes <= self._budget
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
 
     async def _advance(self, one: _Slice, at: int) -> int:
         """One pull; where the slice goes on."""
         asked = min(one.stop - at, self._options.pull_batch)
-        answer = await self._pull(at, asked)
+        answer = await self._pull(one.queue, at, asked)
+        self._answer_bytes = max(len(answer.body), self._answer_bytes * 7 // 8, 1)
         if answer.code == ResponseCode.SUCCESS:
             return self._take(one, at, asked, answer)
         if answer.code == ResponseCode.PULL_RETRY_IMMEDIATELY and answer.status != REMOVING:
             if self._filtered and answer.next_offset > at:
-                return self._passed_over(at, min(answer.next_offset, one.stop), answer)
+                return self._passed_over(one, at, min(answer.next_offset, one.stop), answer)
             if answer.next_offset == at:
                 await anyio.sleep(PAUSE_SECONDS)
                 return at
         ahead = answer.next_offset if answer.code != ResponseCode.PULL_NOT_FOUND else 0
-        return self._missing(at, min(ahead, one.stop) if ahead > at else one.stop, answer)
+        return self._missing(one, at, min(ahead, one.stop) if ahead > at else one.stop, answer)
 
-    async def _pull(self, at: int, count: int) -> RawPull:
+    async def _pull(self, queue: MessageQueue, at: int, count: int) -> RawPull:
         """Pull, again and again while the broker is not there or too busy."""
         deadline = anyio.current_time() + self._options.pull_timeout_ms / 1000
         while True:
             try:
                 return await self._consumer.pull_raw(
-                    self._queue, at, max_messages=count, expression=self._options.expression
+                    queue, at, max_messages=count, expression=self._options.expression
                 )
             except PASSING as error:
                 is_refused = isinstance(error, NoRoute) and error.refused
                 if is_refused or anyio.current_time() >= deadline:
                     raise
-                log.info("pull from %s at %d: %s", self._queue, at, error)
+                log.info("pull from %s at %d: %s", queue, at, error)
             await anyio.sleep(PAUSE_SECONDS)
 
     def _take(self, one: _Slice, at: int, asked: int, answer: RawPull) -> int:
@@ -225,27 +309,30 @@ class RangeReader:
         if end > begin:
             one.parts.append(body if end - begin == len(body) else memoryview(body)[begin:end])
             one.starts.append(starts[low:high] - begin)
-            one.count += int(high - low)
+            one.size += end - begin
+            self._held += end - begin
         if self._filtered:
-            return self._passed_over(at, min(max(answer.next_offset, at + 1), one.stop), answer)
+            return self._passed_over(one, at, min(max(answer.next_offset, at + 1), one.stop), answer)
         mine = offsets[low:high]
         self._learn(asked, len(mine))
         expected = np.arange(at, at + len(mine))
         if len(mine) and np.array_equal(mine, expected):
             return at + len(mine)
-        return self._missing_between(at, mine, one.stop, answer)
+        return self._missing_between(one, at, mine, answer)
 
-    def _missing_between(self, at: int, offsets: Any, stop: int, answer: RawPull) -> int:
+    def _missing_between(self, one: _Slice, at: int, offsets: Any, answer: RawPull) -> int:
         if not len(offsets):
-            return self._missing(at, stop, answer)
+            return self._missing(one, at, one.stop, answer)
         first = int(np.argmax(offsets != np.arange(at, at + len(offsets))))
-        self._missing(at + first, int(offsets[first]), answer)
+        self._missing(one, at + first, int(offsets[first]), answer)
         return int(offsets[-1]) + 1
 
     def _learn(self, asked: int, given: int) -> None:
-        """Ask for what the broker gives: slices that need a second pull are slow."""
+        """Ask for what the broker gives: slices that need a second pull are slow. One answer may be short
+        because a file ended there."""
+        before, self._given = self._given, given
         if given < asked:
-            self._stride = max(given, 1)
+            self._stride = max(given, min(before, self._stride), 1)
             self._full_answers = 0
         elif asked >= self._stride:
             self._full_answers += 1
@@ -253,15 +340,15 @@ class RangeReader:
                 self._stride = min(2 * self._stride, self._options.pull_batch)
                 self._full_answers = 0
 
-    def _passed_over(self, at: int, ahead: int, answer: RawPull) -> int:
+    def _passed_over(self, one: _Slice, at: int, ahead: int, answer: RawPull) -> int:
         """A filter left messages out; but what is older than the oldest may have been wanted."""
         if answer.min_offset > at:
-            self._missing(at, min(answer.min_offset, ahead), answer)
+            self._missing(one, at, min(answer.min_offset, ahead), answer)
         return ahead
 
-    def _missing(self, at: int, ahead: int, answer: RawPull) -> int:
+    def _missing(self, one: _Slice, at: int, ahead: int, answer: RawPull) -> int:
         """Messages [at, ahead) are not all there. Raises DataLoss unless they are to be skipped."""
-        queue = self._queue
+        queue = one.queue
         loss = (
             f"{queue.topic} on {queue.broker_name} queue {queue.queue_id}: of messages {at} to {ahead - 1}"
             f" some are gone ({answer.status or answer.code}), the broker has {answer.min_offset} to"

@@ -178,12 +178,15 @@ def _python_path() -> list[str]:
 _LARGE: Final = 30 << 20  # bytes; glibc learns from blocks of up to 32 MiB
 
 
-def prepare_worker() -> None:
-    """Spare this process needless work on memory, if it is one of Spark's workers; before the first batch."""
+def prepare_worker() -> bool:
+    """Spare this process needless work on memory, if it is one of Spark's workers; before the first batch.
+    Returns whether it is one."""
     from pyspark import TaskContext
 
-    if TaskContext.get() is not None:
-        _prepare()
+    if TaskContext.get() is None:
+        return False
+    _prepare()
+    return True
 
 
 @cache

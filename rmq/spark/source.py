@@ -34,6 +34,7 @@ from rmq.spark.offsets import (
     Offsets,
     Places,
     Plan,
+    join,
     keep,
     limited,
     lost,
@@ -57,7 +58,12 @@ FILE_NAME: Final = "startingOffsets.json"
 BROKERS_NAME: Final = "brokers.json"
 """In `stateLocation`: the brokers that the topics of a batch had, in all runs together."""
 POLL_SECONDS: Final = 0.1
-"""Spark asks for new messages without a pause; this is the pause."""
+"""Spark asks for new messages without a pause; this is the pause. It doubles when nothing came."""
+POLL_SECONDS_MAX: Final = 1.6
+JOIN_ABOVE: Final = 16
+"""So many queues are a task each, however few messages they have."""
+JOIN_RECORDS: Final = 20_000
+"""Messages that cost about as much to read as a task to start (40 ms)."""
 
 log = logging.getLogger(__name__)
 
@@ -76,11 +82,11 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
 
 
 def _read(options: ReadOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from rmq.spark.pull import read_range
+    from rmq.spark.pull import read_ranges
 
     if partition.value is None:  # what Spark makes of an empty list of partitions
         return iter(())
-    return read_range(options, partition.value, schema)
+    return read_ranges(options, partition.value, schema)
 
 
 def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
@@ -94,7 +100,10 @@ def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
         min_partitions=options.min_partitions,
         max_records=options.max_records_per_partition,
     )
-    return [InputPartition(one) for one in ranges]
+    enough = max(JOIN_ABOVE, sum(map(len, ranges)) // JOIN_RECORDS)
+    most = options.max_partitions or options.min_partitions or enough
+    tasks = join(ranges, most, max_records=options.max_records_per_partition)
+    return [InputPartition(one) for one in tasks]
 
 
 def _up_to(target: Offsets, known: Offsets, end: Offsets) -> Offsets:
@@ -168,6 +177,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offsets | None = None
         self._newest: Offsets | None = None
         self._polled_at = 0.0
+        self._poll_seconds = POLL_SECONDS
         self._batch_at: float | None = None
         self._told: set[str] = set()
         self._made: dict[str, Any] | None = None
@@ -199,16 +209,21 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._end(known, self._newest)
         if self._target is not None:
             end = _up_to(self._target, known, end)
-        places = places_of(start)
-        self._check_places(known, places, bounds)
+        if not self._is_checked:
+            self._check_places(known, places_of(start), bounds, known)
+            self._is_checked = True
         if self._waits(begin, end):
             return start
         if isinstance(limit, ReadMaxRows):
             end = limited(begin, end, limit.max_rows)
         if end == known:
+            self._poll_seconds = min(2 * self._poll_seconds, POLL_SECONDS_MAX)
             return start  # also when it is of version 1: another text would be a batch
         self._batch_at = time.monotonic()
+        self._poll_seconds = POLL_SECONDS
+        places = places_of(start)
         moved = {queue: at for queue, at in end.items() if at > max(known.get(queue, 0), begin.get(queue, 0))}
+        self._check_places(known, places, bounds, moved)
         kept = {queue: place for queue, place in places.items() if queue not in moved}
         self._made = offsets_tree(end, kept | (self._open().places(moved) if moved else {}))
         return self._made
@@ -226,8 +241,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise
             bounds = self._bounds()  # what cannot be read is skipped, and logged
         if end != self._made:  # the checkpoint's batch, which another process planned
-            self._check_places(first, places_of(start), bounds, always=True)
-            self._check_places(last, places_of(end), bounds, always=True)
+            self._check_places(first, places_of(start), bounds, first)
+            self._check_places(last, places_of(end), bounds, last)
         return _partitions(plan(first, last, bounds), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -279,7 +294,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def _pause(self) -> None:
-        wait = self._polled_at + POLL_SECONDS - time.monotonic()
+        wait = self._polled_at + self._poll_seconds - time.monotonic()
         if wait > 0:
             time.sleep(wait)
         self._polled_at = time.monotonic()
@@ -300,19 +315,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**gone, **newest}
 
     def _check_places(
-        self, offsets: Offsets, places: Places, bounds: Bounds, *, always: bool = False
+        self, offsets: Offsets, places: Places, bounds: Bounds, queues: Iterable[MessageQueue]
     ) -> None:
-        """Raise DataLoss where the message before an offset is another than when it was read.
-
-        Looked at are queues that have grown, and all of them when a query begins."""
-        look_at_all, self._is_checked = always or not self._is_checked, True
+        """Raise DataLoss where the message before an offset is another than when it was read."""
         look = {
             queue: offsets[queue]
-            for queue in places
+            for queue in queues
             if queue in offsets
+            and queue in places
             and queue in bounds
             and bounds[queue][0] < offsets[queue] <= bounds[queue][1]
-            and (look_at_all or offsets[queue] < bounds[queue][1])
         }
         found = self._open().places(look) if look else {}
         losses = [

@@ -12,6 +12,7 @@ from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.spark.offsets import (
     QueueRange,
+    join,
     limited,
     lost,
     offsets_of,
@@ -111,6 +112,32 @@ def test_a_limit_is_exact_and_leaves_no_queue_out(
 def test_a_limit_shares_by_lag() -> None:
     assert limited({A: 0, B: 0}, {A: 900, B: 100}, 100) == {A: 89, B: 11}  # one each, then by lag
     assert limited({A: 0, B: 0}, {A: 5, B: 7}, 1) == {A: 0, B: 1}
+
+
+@given(
+    st.lists(st.tuples(queues, st.integers(0, 50), st.integers(0, 400)), max_size=6),
+    st.integers(0, 40),
+    st.integers(0, 90),
+)
+def test_joining_keeps_every_message_once(
+    parts: list[tuple[MessageQueue, int, int]], most: int, records: int
+) -> None:
+    ranges = [QueueRange(queue, low, low + size + 1) for queue, low, size in parts]
+    tasks = join(ranges, most, max_records=records)
+    assert sorted(_messages([one for task in tasks for one in task])) == sorted(_messages(ranges))
+    brokers = {one.queue.broker_name for one in ranges}
+    assert all(task and len({one.queue.broker_name for one in task}) == 1 for task in tasks)
+    if not records:
+        assert len(tasks) == min(max(most, len(brokers)), len(ranges))
+    else:
+        assert all(len(task) == 1 or sum(map(len, task)) <= records for task in tasks)
+
+
+def test_joined_tasks_are_of_about_one_size() -> None:
+    ranges = [QueueRange(MessageQueue("T", f"b{at % 2}", at), 0, 100) for at in range(1000)]
+    sizes = [sum(map(len, task)) for task in join(ranges, 16)]
+    assert len(sizes) == 16
+    assert max(sizes) - min(sizes) <= 200
 
 
 @given(

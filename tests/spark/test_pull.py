@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import pathlib
+import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 from pyspark_rmq import DefaultSource
 from trio.testing import MockClock
 
+from rmq.client import blocking
+from rmq.client.config import ClientConfig
 from rmq.client.pull_consumer import PullConsumer
 from rmq.errors import ConnectFailed, CorruptRecord, NoPermission, NoRoute
-from rmq.message import MessageQueue, StoredMessage
+from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.protocol.codes import SYS_COMPRESSED, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record, decode_records
@@ -24,6 +31,7 @@ from rmq.spark.records import record_starts
 from rmq.spark.schema import asked_schema
 from rmq.testing.cluster import Cluster
 from rmq.testing.front import CUT, BrokerFront
+from tests.spark.cluster import running
 from tests.spark.records import V4, encoded
 from tests.unit.client.world import World, world
 
@@ -39,7 +47,7 @@ def cluster() -> Cluster:
         "max_transfer_count_on_message_in_memory": 10_000,
         "max_transfer_bytes_on_message_in_memory": 1 << 30,
     }
-    return Cluster("a", topics={"T": 1}, store=no_limit)
+    return Cluster("a", topics={"T": 4}, store=no_limit)
 
 
 @pytest.fixture
@@ -57,15 +65,25 @@ async def setting(cluster: Cluster, autojump_clock: MockClock) -> AsyncIterator[
 
 async def read(setting: World, start: int, stop: int, **options: object) -> list[int]:
     """The queue offsets of what a read of the range gives."""
+    return [offset for _, offset in await read_all(setting, [QueueRange(QUEUE, start, stop)], **options)]
+
+
+async def read_all(
+    setting: World, wanted: list[QueueRange], *, watch: Callable[[RangeReader], None] = id, **options: object
+) -> list[tuple[int, int]]:
+    """The queues and queue offsets of what a read of ranges gives; `watch` sees the reader now and then."""
     given = {"nameServer": "fake:1", "topic": "T", **{key: str(value) for key, value in options.items()}}
-    found: list[int] = []
+    found: list[tuple[int, int]] = []
     async with setting.connect() as client, client.pull_consumer("g") as puller:
-        reader = RangeReader(puller, QueueRange(QUEUE, start, stop), read_options(given, streaming=False))
+        reader = RangeReader(puller, wanted, read_options(given, streaming=False))
         async with reader:
             while (records := await reader.next()) is not None:
                 data, starts = records
                 assert starts.tolist() == record_starts(data).tolist()
-                found += queue_offsets(data, starts).tolist()
+                found += [(record.queue_id, record.queue_offset) for record in decode_records(data)]
+                assert queue_offsets(data, starts).tolist() == [at for _, at in found[-len(starts) :]]
+                await trio.testing.wait_all_tasks_blocked()
+                watch(reader)
     return found
 
 
@@ -131,6 +149,43 @@ async def test_pulls_adapt_to_what_the_broker_gives(setting: World, broker: Brok
     answers(broker, most=32)
     assert len(await read(setting, 0, COUNT, pullsInFlight=2)) == COUNT
     assert broker.count(PULL) < 1.5 * COUNT / 32
+
+
+@pytest.mark.parametrize("options", [{}, {"pullBatch": 7, "pullsInFlight": 3}, {"filter": "y"}])
+async def test_queues_of_a_task_come_one_after_the_other(
+    setting: World, cluster: Cluster, options: dict[str, object]
+) -> None:
+    for queue_id in (1, 2, 3):
+        for number in range(40):
+            cluster["a"].put("T", queue_id, b"x", f"TAGS\x01{'xy'[number % 5 == 0]}")
+    marks = [(1, 3, 40), (0, 100, 150), (3, 7, 7), (2, 0, 39)]
+    wanted = [QueueRange(MessageQueue("T", "a", queue), low, high) for queue, low, high in marks]
+    expected = [(queue, at) for queue, low, high in marks for at in range(low, high)]
+    found = await read_all(setting, wanted, batchRows=16, **options)
+    assert found == [one for one in expected if not options.get("filter") or one[1] % 5 == 0]
+
+
+@pytest.mark.parametrize("batch_bytes", [1, 30_000, 200_000])
+async def test_what_is_pulled_ahead_is_bounded_by_bytes(
+    setting: World, cluster: Cluster, broker: BrokerFront, batch_bytes: int
+) -> None:
+    """Big bodies: a pull brings one message, and slices were pulled to their ends, of 1024 messages each."""
+    size, first, count = 20_000, COUNT, 100
+    for _ in range(count):
+        cluster["a"].put("T", 0, bytes(size), "TAGS\x01x")
+    answers(broker, most=2)
+    held: list[int] = []
+
+    def watch(reader: RangeReader) -> None:
+        held.append(sum(len(part) for one in reader._slices for part in one.parts))
+        assert reader._held == held[-1]
+
+    wanted = [QueueRange(QUEUE, first, first + count)]
+    found = await read_all(setting, wanted, batchBytes=batch_bytes, watch=watch)
+    assert [at for _, at in found] == list(range(first, first + count))
+    assert max(held) <= 4 * batch_bytes + 2 * (size + 200), "and one answer"
+    if batch_bytes == 200_000:
+        assert max(held) > 8 * size, "and there are pulls ahead"
 
 
 @pytest.mark.parametrize("looks_at", [3, 40, 1000])
@@ -220,6 +275,33 @@ async def test_a_broker_that_the_name_servers_forgot_is_waited_for(
     assert not answers, "a refusal is not tried again"
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+async def test_the_bounds_of_all_queues_come_in_one_answer(
+    setting: World, cluster: Cluster, broker: BrokerFront, in_order: bool
+) -> None:
+    """Also from a broker that writes its table in another order than Java's."""
+    cluster["a"].put("T", 3, b"x", "")
+    row = (
+        b'{"topic":"T","brokerName":"a","queueId":%d}:{"minOffset":%d,"maxOffset":%d,"lastUpdateTimestamp":1}'
+    )
+
+    def stats(request: Command, connection: Connection) -> Command | None:
+        body = b'{"offsetTable":{%b}}' % b",".join([row % (0, 0, COUNT), row % (3, 0, 1)])
+        return (
+            broker.answer(request, connection) if in_order else request.reply(ResponseCode.SUCCESS, body=body)
+        )
+
+    broker.hook(RequestCode.GET_TOPIC_STATS_INFO, stats)
+    async with setting.connect() as client, client.pull_consumer("g") as puller:
+        found = await puller.bounds(QUEUE)
+    assert {queue.queue_id: bounds for queue, bounds in found.items() if bounds[1]} == {
+        0: (0, COUNT),
+        3: (0, 1),
+    }
+    assert {(queue.topic, queue.broker_name) for queue in found} == {("T", "a")}
+    assert broker.count(RequestCode.GET_TOPIC_STATS_INFO) == 1
+
+
 async def test_an_empty_range_asks_for_nothing(setting: World, broker: BrokerFront) -> None:
     assert await read(setting, 5, 5) == []
     assert broker.count(PULL) == 0
@@ -245,3 +327,20 @@ def test_one_bad_body_ends_a_read_only_if_that_is_wanted(how: str, body: bytes |
     else:
         found = [row["body"] for batch in batches for row in batch.to_pylist()]
         assert found == [b"good", body, b"good"]
+
+
+def test_a_task_over_big_bodies_stays_below_400_mib(tmp_path: pathlib.Path) -> None:
+    """In a process of its own. 64 bodies of 3.9 MB were all in memory at once, and twice."""
+    body, count = random.Random(1).randbytes(3_900_000), 64
+    with running(tmp_path) as pair:
+        pair.make_topic("Big", 1)
+        config = ClientConfig(compress_over=0)
+        with blocking.connect(pair.names, config=config) as client, client.producer("p") as producer:
+            for _ in range(count):
+                producer.send(Message("Big", body), queue=MessageQueue("Big", pair.broker, 0))
+        command = [sys.executable, "-m", "tests.spark.big_read", pair.names, "Big", str(count)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows, peak = map(int, done.stdout.split())
+    assert rows == count
+    assert peak < 400

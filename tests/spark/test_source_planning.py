@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from rmq.message import MessageQueue
 from rmq.spark import source
-from rmq.spark.offsets import DataLoss, Offsets, Places, offsets_of, offsets_tree, places_of
+from rmq.spark.offsets import DataLoss, Offsets, Places, QueueRange, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
 from rmq.spark.schema import arrow_schema
 from rmq.spark.source import StreamReader
@@ -114,6 +114,39 @@ def test_places_of_what_retention_removed_are_not_looked_at(stage: Callable[...,
     assert offsets_of(again.reader.latestOffset(first, ALL)) == {A: 12, B: 20}
 
 
+def test_many_queues_are_few_tasks(stage: Callable[..., Stage]) -> None:
+    """A task costs as much to start as 20,000 messages to read."""
+
+    def tasks(each: int, count: int = 1000, **options: object) -> int:
+        made = stage(**options)
+        made.bounds = {MessageQueue("T", "broker-a", at): (0, each) for at in range(count)}
+        end = dict.fromkeys(made.bounds, each)
+        return len(made.reader.partitions(offsets_tree({}), offsets_tree(end)))
+
+    assert [tasks(1), tasks(1000), tasks(50_000), tasks(1, count=16)] == [16, 50, 1000, 16]
+    assert [tasks(1, maxPartitions=3), tasks(1, minPartitions=40), tasks(50_000, minPartitions=2)] == [
+        3,
+        40,
+        2,
+    ]
+    assert tasks(1, maxPartitions=3, maxRecordsPerPartition=100) == 12
+
+
+def test_a_stream_without_news_asks_ever_less(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = stage()
+    pauses: list[float] = []
+    monkeypatch.setattr(source.time, "sleep", pauses.append)
+    start = made.reader.latestOffset(offsets_tree({}), ALL)
+    for _ in range(7):
+        made.reader.latestOffset(start, ALL)
+    made.bounds[A] = (0, 11)
+    start = made.reader.latestOffset(start, ALL)
+    made.reader.latestOffset(start, ALL)
+    assert [round(seconds, 3) for seconds in pauses] == [0.1, 0.2, 0.4, 0.8, 1.6, 1.6, 1.6, 1.6, 0.1]
+
+
 def test_a_limit_is_sparks_to_give(stage: Callable[..., Stage]) -> None:
     made = stage(maxOffsetsPerTrigger=9)
     limit = made.reader.getDefaultReadLimit()
@@ -150,7 +183,7 @@ def test_a_queue_that_joins_begins_at_its_oldest_message(stage: Callable[..., St
     made.bounds[C] = (0, 5)
     assert made.latest({A: 10, B: 20}) == {A: 10, B: 20, C: 5}
     (task,) = made.reader.partitions(offsets_tree({A: 10, B: 20}), offsets_tree({A: 10, B: 20, C: 5}))
-    assert (task.value.queue, task.value.start, task.value.stop) == (C, 0, 5)
+    assert task.value == (QueueRange(C, 0, 5),)
 
 
 def test_a_queue_that_is_gone_is_loss_or_keeps_its_place(stage: Callable[..., Stage]) -> None:
