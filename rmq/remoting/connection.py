@@ -34,6 +34,7 @@ from rmq.remoting.overdue import Call, overdue
 from rmq.remoting.stream import Buffer, Outbox, Stream
 
 if TYPE_CHECKING:
+    from rmq.remoting.asyncio_poller import AsyncioPoller
     from rmq.remoting.poller import Poller
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class Connection:
         first: bytes = b"",
         budget: Budget | None = None,
         signer: Callable[[Command], Command] | None = None,
-        poller: Poller | None = None,
+        poller: Poller | AsyncioPoller | None = None,
     ) -> None:
         """`first` is what was already read from the stream, to find out what it carries. What waits here for
         the peer counts against `budget`. `poller` reads the stream where that can be.

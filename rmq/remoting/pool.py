@@ -21,6 +21,7 @@ import attrs
 from rmq.errors import ConfigError, ConnectFailed
 from rmq.protocol.command import Command
 from rmq.remoting.address import with_scheme
+from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
@@ -82,6 +83,7 @@ class Pool:
         self._links: dict[str, _Link] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
         self._now: Callable[[], float] = lambda: 0.0
+        self._poller: AsyncioPoller | None = None
         self.on_change: Callable[[str, object], None] = _ignore
         """Called with an address and None when there is a connection to it, and with the cause when it has
         ended or could not be made; further failures to make it are not told."""
@@ -90,6 +92,7 @@ class Pool:
         """Own the connections until cancelled. An exception from the endpoint ends one connection."""
         assert self._tasks is None, "a pool runs once"
         self._now = current_loop().now
+        self._poller = asyncio_poller()
         try:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
@@ -184,7 +187,11 @@ class Pool:
         try:
             async with self._open(link.address) as stream:
                 connection = link.connection = Connection(
-                    stream, self._endpoint, limits=self._limits, signer=self.signer()
+                    stream,
+                    self._endpoint,
+                    limits=self._limits,
+                    signer=self.signer(),
+                    poller=self._poller,
                 )
                 self._tell(link)
                 began = self._now()

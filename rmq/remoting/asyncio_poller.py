@@ -1,0 +1,60 @@
+"""AsyncioPoller: on asyncio, reads the sockets of connections in functions that the loop calls.
+
+A task that waits for bytes and is woken with them costs a turn of the loop for each chunk, a tenth of a send
+that waits for its answer. Here the function that the loop calls reads, decodes and wakes those who wait; the
+connection's task has its turn for what has to wait only, as with a server's `Poller`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import sniffio
+
+from rmq.remoting.loop import current_loop
+
+
+class AsyncioPoller:
+    """See the module. It keeps nothing: one serves any number of connections."""
+
+    is_running: Final = True
+    alone: Final = -1
+    """No descriptor is treated otherwise for being the only one."""
+
+    def note(self, descriptor: int) -> None:
+        """A chunk has come from a descriptor: nothing to do."""
+
+    async def attend(self, descriptor: int, on_readable: Callable[[], bool]) -> None:
+        """Have `on_readable` called whenever the descriptor can be read, until it returns False, or raises
+        what this then raises. It must not block, and may be called when there is nothing to read.
+
+        Nobody else may wait for the descriptor to be read meanwhile, and it stays open. Cancelled: it is not
+        called any more.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def read() -> None:
+            if ended.done():
+                return
+            try:
+                if not on_readable():
+                    ended.set_result(None)
+            except Exception as error:
+                ended.set_exception(error)
+
+        # It is called outside of any task, where only this says which library runs.
+        sniffio.current_async_library_cvar.set("asyncio")
+        loop.add_reader(descriptor, read)
+        try:
+            await ended
+        finally:
+            loop.remove_reader(descriptor)
+
+
+def asyncio_poller() -> AsyncioPoller | None:
+    """One for the running loop, where that is asyncio's and calls functions for sockets."""
+    return AsyncioPoller() if current_loop().name == "asyncio" and sys.platform != "win32" else None

@@ -1,0 +1,189 @@
+"""On asyncio the loop's callback reads: what it is told, what ends it, and what may be done in it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import anyio
+import pytest
+import sniffio
+
+from rmq.protocol.command import Command
+from rmq.remoting import Connection, Pool, TcpNetwork
+from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
+
+from .peers import Custom, request
+from .test_asyncio import PATIENT, on_asyncio, service
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    one.setblocking(False)
+    with one, other:
+        yield one, other
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    """On a loop that anyio has not begun."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await scenario()
+
+    asyncio.run(limited())
+
+
+def test_it_is_called_until_it_says_no(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, other = pair
+    read: list[bytes] = []
+
+    def on_readable() -> bool:
+        read.append(one.recv(1))
+        return len(read) < 3
+
+    async def scenario() -> None:
+        other.send(b"abcd")
+        await AsyncioPoller().attend(one.fileno(), on_readable)
+        await turns()
+        assert read == [b"a", b"b", b"c"], "called once more after it has said no"
+        await AsyncioPoller().attend(one.fileno(), on_readable)
+        assert read[3:] == [b"d"]
+
+    run(scenario)
+
+
+def test_its_error_comes_out(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, other = pair
+
+    def on_readable() -> bool:
+        raise ValueError("no frame")
+
+    async def scenario() -> None:
+        other.send(b"x")
+        with pytest.raises(ValueError, match="no frame"):
+            await AsyncioPoller().attend(one.fileno(), on_readable)
+        assert asyncio.get_running_loop().remove_reader(one.fileno()) is False
+
+    run(scenario)
+
+
+def test_cancelled_it_is_called_no_more(pair: tuple[socket.socket, socket.socket]) -> None:
+    one, other = pair
+    calls: list[int] = []
+
+    async def scenario() -> None:
+        def on_readable() -> bool:
+            calls.append(1)
+            return False
+
+        task = asyncio.create_task(AsyncioPoller().attend(one.fileno(), on_readable))
+        await turns()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        other.send(b"x")
+        await turns()
+        assert calls == []
+
+    run(scenario)
+
+
+def test_there_is_none_on_trio() -> None:
+    async def made() -> bool:
+        return asyncio_poller() is not None
+
+    assert anyio.run(made, backend="asyncio")
+    assert not anyio.run(made, backend="trio")
+
+
+def test_answers_are_taken_by_the_callback() -> None:
+    """No task of the connection has a turn for an answer; a task that is woken for each costs a turn more."""
+
+    async def scenario() -> None:
+        with_tasks: list[bool] = []
+        async with Pool(TcpNetwork(), Custom(lambda *_: None), limits=PATIENT) as pool:
+            await pool.call(address, request(b"first"), 20)
+            connection = await pool.connection(address, 20)
+            take = connection._take_responses
+
+            def noted(commands: list[Command]) -> list[Command]:
+                with_tasks.append(asyncio.current_task() is not None)
+                assert sniffio.current_async_library() == "asyncio"
+                return take(commands)
+
+            connection._take_responses = noted  # type: ignore[method-assign]
+            for _ in range(3):
+                assert (await pool.call(address, request(b"x"), 20)).body == b"x"
+        assert with_tasks == [False] * 3
+
+    with service() as address:
+        run(scenario)
+
+
+def test_requests_of_the_peer_are_answered_outside_of_tasks() -> None:
+    """What an endpoint does on a request, it can do there: start tasks, make events and cancel scopes."""
+    done: list[str] = []
+
+    async def scenario() -> None:
+        async with anyio.create_task_group() as tasks:
+
+            async def later(connection: Connection, asked: Command) -> None:
+                with anyio.move_on_after(10):
+                    await anyio.lowlevel.checkpoint()
+                connection.reply(asked.reply(body=b"later"))
+
+            def answer(asked: Command, connection: Connection) -> None:
+                anyio.Event().set()
+                anyio.CancelScope()
+                anyio.get_running_tasks()
+                done.append(asked.body.decode())
+                if asked.body == b"soon":
+                    tasks.start_soon(later, connection, asked)
+                else:
+                    connection.reply(asked.reply(body=b"at once"))
+
+            server = await asyncio.start_server(peer, "127.0.0.1", 0)
+            host, port = server.sockets[0].getsockname()
+            async with Pool(TcpNetwork(), Custom(answer), limits=PATIENT) as pool:
+                await pool.connection(f"{host}:{port}", 20)
+                await ended.wait()
+            server.close()
+
+    ended = asyncio.Event()
+
+    async def peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from rmq.protocol.frames import Decoder, encode
+
+        decoder, got = Decoder(), list[Command]()
+        for body in (b"soon", b"now"):
+            writer.write(encode(request(body)))
+            before = len(got)
+            while len(got) == before:
+                got += decoder.feed(await reader.read(65536))
+        assert [bytes(command.body) for command in got] == [b"later", b"at once"]
+        writer.close()
+        ended.set()
+
+    run(scenario)
+    assert done == ["soon", "now"]
+
+
+def test_a_large_answer_and_the_end_of_the_stream() -> None:
+    async def scenario() -> None:
+        async with Pool(TcpNetwork(), Custom(lambda *_: None), limits=PATIENT) as pool:
+            body = bytes(range(256)) * 12_000
+            assert (await pool.call(address, request(body), 20)).body == body
+            with pytest.raises(ConnectionError):
+                await pool.call(address, request(b"bye"), 20)
+            assert (await pool.call(address, request(b"again"), 20)).body == b"again"
+
+    with service() as address:
+        on_asyncio(scenario)
