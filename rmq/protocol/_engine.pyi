@@ -110,3 +110,17 @@ def pack_entries(
     entries_at: int,
 ) -> tuple[int, int]:
     """As `rmq.store.index.pack_entries`."""
+
+def build_batch(
+    batch: bytes,
+    suffix: bytes,
+    place: tuple[int, int, int, int],
+    born: tuple[int, bytes],
+    stored: tuple[int, bytes],
+    reconsume_times: int,
+    topic: bytes,
+) -> tuple[bytes, list[int], list[int], list[int], list[tuple[str, ...]]] | None:
+    """As `rmq.protocol.record.build_batch`: the records, their physical offsets and sizes, and their tags
+    codes and keys as `TagsAndKeys.of_all` gives them. None for a batch that is not plain: not whole, with
+    properties that are not ASCII, or long.
+    """

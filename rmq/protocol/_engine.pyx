@@ -108,7 +108,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 2
+SEAM = 3
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -881,12 +881,19 @@ cdef class Lanes:
 
 
 cdef tuple _keys(SendRun run, Row* row):
+    cdef Marks marks
+    marks.key_at, marks.key_size = row.key_at, row.key_size
+    marks.keys_at, marks.keys_size = row.keys_at, row.keys_size
+    return _keys_of(run.texts, &marks)
+
+
+cdef tuple _keys_of(const char* text, Marks* marks):
     """What the index gets: the unique key, then the others, which are parted by blanks."""
-    cdef const char* p = run.texts + row.keys_at
-    cdef const char* end = p + row.keys_size
+    cdef const char* p = text + marks.keys_at
+    cdef const char* end = p + marks.keys_size
     cdef const char* stop
-    unique = PyUnicode_DecodeASCII(run.texts + row.key_at, row.key_size, NULL) if row.key_size else None
-    if not row.keys_size:
+    unique = PyUnicode_DecodeASCII(text + marks.key_at, marks.key_size, NULL) if marks.key_size else None
+    if not marks.keys_size:
         return (unique,)
     keys = [] if unique is None else [unique]
     while p < end:
@@ -984,3 +991,124 @@ def pack_entries(view, list rows, int64_t count, int64_t used, int64_t slots, in
     finally:
         PyBuffer_Release(&buffer)
     return count, used
+
+
+# ---- batches ----
+
+cdef bint find_marks(const char* text, Py_ssize_t size, Marks* marks) noexcept nogil:
+    """The values that queue and index are made of, as `property_value` finds them; false where the text is not
+    ASCII or has a NUL."""
+    cdef const char* p = text
+    cdef const char* end = text + size
+    cdef const char* stop
+    cdef Py_ssize_t i
+    for i in range(size):
+        if not 0 < <uint8_t>text[i] < 0x80:
+            return 0
+    marks.key_size = marks.keys_size = 0
+    marks.key_at = marks.keys_at = 0
+    marks.code = 0
+    while p < end:
+        stop = <const char*>memchr(p, 2, end - p)
+        if stop == NULL:
+            stop = end
+        if stop - p > 9 and memcmp(p, b"UNIQ_KEY\x01", 9) == 0:
+            marks.key_at = p - text + 9
+            marks.key_size = <uint32_t>(stop - p - 9)
+        elif stop - p > 5 and memcmp(p, b"TAGS\x01", 5) == 0:
+            marks.code = java_hash(p + 5, stop - p - 5)
+        elif stop - p > 5 and memcmp(p, b"KEYS\x01", 5) == 0:
+            marks.keys_at = p - text + 5
+            marks.keys_size = <uint32_t>(stop - p - 5)
+        p = stop + 1
+    return 1
+
+
+def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored, int32_t reconsumed, bytes topic):
+    """As `rmq.protocol.record.build_batch`, but (bytes, positions, sizes, tags codes, keys), or None for a batch
+    that Python has to look at."""
+    cdef const char* base = PyBytes_AS_STRING(batch)
+    cdef const char* suffix_at = PyBytes_AS_STRING(suffix)
+    cdef const char* topic_at = PyBytes_AS_STRING(topic)
+    cdef int32_t queue_id = place[0], sys_flag = place[3]
+    cdef int64_t queue_offset = place[1], position = place[2], born_at = born[0], now = stored[0]
+    cdef bytes born_host = born[1], store_host = stored[1]
+    cdef const char* born_bytes = PyBytes_AS_STRING(born_host)
+    cdef const char* store_bytes = PyBytes_AS_STRING(store_host)
+    cdef Py_ssize_t born_size = PyBytes_GET_SIZE(born_host), store_size = PyBytes_GET_SIZE(store_host)
+    cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(suffix), topic_size = PyBytes_GET_SIZE(topic)
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(batch), at = 0, total = 0, fixed, text_size, after_size, size
+    cdef int64_t length
+    cdef const char* p
+    cdef const char* text
+    cdef char* o
+    cdef Marks marks
+    fixed = HEAD - 16 + born_size + store_size + topic_size + 2
+    while at < end:  # all of it is looked at before anything is made of it
+        if end - at < 22:
+            return None
+        size, length = <int32_t>get32(base + at), <int32_t>get32(base + at + 16)
+        if length < 0 or length > end - at - 22:
+            return None
+        text_size = get16(base + at + 20 + length)
+        if text_size + suffix_size > TEXT_MAX or size != 22 + length + text_size or size > end - at:
+            return None
+        text = base + at + 22 + length
+        total += fixed + length + text_size + suffix_size + (text_size > 0 and text[text_size - 1] != 2)
+        at += size
+    data = PyBytes_FromStringAndSize(NULL, total)
+    o = PyBytes_AS_STRING(data)
+    positions, sizes, codes, keys = [], [], [], []
+    at = 0
+    while at < end:
+        p = base + at
+        length = <int32_t>get32(p + 16)
+        text_size = get16(p + 20 + length)
+        text = p + 22 + length
+        if not find_marks(text, text_size, &marks):
+            return None
+        after_size = suffix_size + (text_size > 0 and text[text_size - 1] != 2)
+        size = fixed + length + text_size + after_size
+        positions.append(position)
+        sizes.append(size)
+        codes.append(marks.code)
+        keys.append(_keys_of(text, &marks) if marks.key_size or marks.keys_size else ())
+        put32(o, <uint32_t>size)
+        put32(o + 4, 0xDAA320A7u)
+        put32(o + 8, rmq_crc(<const uint8_t*>p + 20, length, FOLDS) & 0x7FFFFFFFu)
+        put32(o + 12, <uint32_t>queue_id)
+        memcpy(o + 16, p + 12, 4)
+        put64(o + 20, <uint64_t>queue_offset)
+        put64(o + 28, <uint64_t>position)
+        put32(o + 36, <uint32_t>sys_flag)
+        put64(o + 40, <uint64_t>born_at)
+        o += 48
+        memcpy(o, born_bytes, born_size)
+        o += born_size
+        put64(o, <uint64_t>now)
+        o += 8
+        memcpy(o, store_bytes, store_size)
+        o += store_size
+        put32(o, <uint32_t>reconsumed)
+        put64(o + 4, 0)
+        put32(o + 12, <uint32_t>length)
+        o += 16
+        memcpy(o, p + 20, length)
+        o += length
+        memcpy(o, topic_at, topic_size)
+        o += topic_size
+        o[0] = <char>((text_size + after_size) >> 8)
+        o[1] = <char>(text_size + after_size)
+        o += 2
+        memcpy(o, text, text_size)
+        o += text_size
+        if after_size > suffix_size:
+            o[0] = 2
+            o += 1
+        memcpy(o, suffix_at, suffix_size)
+        o += suffix_size
+        queue_offset += 1
+        position += size
+        at += 22 + length + text_size
+    assert o == PyBytes_AS_STRING(data) + total
+    return data, positions, sizes, codes, keys

@@ -23,7 +23,7 @@ from attrs import evolve
 
 from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
-from rmq.protocol import json
+from rmq.protocol import engine, json
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_HOST_BITS, SYS_PREPARED, SYS_STOREHOST_V6
 from rmq.protocol.properties import MARKERS, TagsAndKeys, due_time, is_indexed, property_value
 from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch, build_record
@@ -102,6 +102,7 @@ class Store(StoreSync, ReplicaStore):
         self._lock: Lock | None = None
         self.recovery: Recovery | None = None
         """What the opening found."""
+        self.batch_twin = None if engine.compiled is None else engine.compiled.build_batch
         # the pending batch
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
@@ -341,33 +342,52 @@ class Store(StoreSync, ReplicaStore):
         sys_flag = shared.sys_flag & _NO_HOST_BITS | self._host_flag
         if len(born_host) == 20:
             sys_flag |= SYS_BORNHOST_V6
-        pieces, positions, sizes, texts = build_batch(
-            batch,
-            suffix,
+        fields = (
             (shared.queue_id, queue.next, commit_log.position, sys_flag),
             (shared.born_timestamp, born_host),
             (now, self.store_host),
             shared.reconsume_times,
             queue.topic_bytes,
         )
+        is_marked = suffix != self._plain_suffix and self._is_marked(suffix)
+        made = None if is_marked or self.batch_twin is None else self.batch_twin(batch, suffix, *fields)
+        if made is not None and made[1]:
+            data, positions, sizes, codes, keys = made
+            if len(data) + _ROOM > commit_log.left:
+                return None
+            commit_log.append(data)
+            return self._batch(queue, shared.topic, positions, sizes, codes, keys)
+        pieces, positions, sizes, texts = build_batch(batch, suffix, *fields)
         if not positions:
             return None
         total = sum(sizes)
         if total + _ROOM > commit_log.left or max(map(len, texts)) + len(suffix) > _PROPERTIES_SURE:
             return None
         commit_log.append_all(pieces, total)
-        if suffix != self._plain_suffix and self._is_marked(suffix):
+        if is_marked:
             texts = [
                 text + suffix if text[-1:] in (b"", b"\x02") else b"%b\x02%b" % (text, suffix)
                 for text in texts
             ]
         codes, keys = self._tags_and_keys.of_all(texts)
+        return self._batch(queue, shared.topic, positions, sizes, codes, keys)
+
+    def _batch(
+        self,
+        queue: ConsumeQueue,
+        topic: str,
+        positions: list[int],
+        sizes: list[int],
+        codes: list[int],
+        keys: list[tuple[str, ...]],
+    ) -> Batch:
+        """Note what queue and index get of a batch."""
         self._units += zip(positions, sizes, codes, strict=True)
         self._owners += [queue] * len(positions)
-        self._entries += zip(repeat(shared.topic), keys, positions, repeat(now))
+        self._entries += zip(repeat(topic), keys, positions, repeat(self._batch_ms))
         first = queue.next
         queue.next += len(positions)
-        return Batch(first, positions, total)
+        return Batch(first, positions, sum(sizes))
 
     def put_run(self, lanes: Lanes, run: SendRun, born_host: bytes) -> bool:
         """Take a run of plain sends as the whole pending batch. False when they are to be put one by one.

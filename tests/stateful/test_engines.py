@@ -35,7 +35,8 @@ from rmq.protocol.command import Command
 from rmq.protocol.fields import java_name, short_name
 from rmq.protocol.frames import Decoder, encode
 from rmq.protocol.headers import SendMessageRequestHeader
-from rmq.protocol.record import host_bytes
+from rmq.protocol.properties import TagsAndKeys
+from rmq.protocol.record import build_batch, encode_batch, host_bytes
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.index import KeyHash, pack_entries
 from rmq.store.store import Store
@@ -286,6 +287,7 @@ class Side:
         )
         host = host_bytes("10.0.0.9:10911")
         self.store = Store(self.disk, self.config, store_host=host, now_ms=lambda: self.now_ms)
+        self.store.batch_twin = None if compiled is None or in_turns else compiled.build_batch
         self.store.load()
         saves = {"new_topics": lambda: None} if waits in ("topics", "both") else {}
         self.broker = make_broker(
@@ -795,3 +797,51 @@ def test_a_view_that_is_too_short_for_the_index_is_refused() -> None:
     for slots, size in ((2, 40 + 8 + 39), (0, 500), (-1, 500)):
         with pytest.raises(ValueError, match="index file"):
             COMPILED.pack_entries(memoryview(bytearray(size)), [(1, 2, 3)], 1, 0, slots, 0, 48)
+
+
+BATCH_TEXTS = [
+    "",
+    "a",
+    "\x02",
+    KEY,
+    f"{KEY}\x02",
+    f"{KEY}\x02TAGS\x01A",
+    "TAGS\x01",
+    "TAGS\x01A\x02TAGS\x01B",
+]
+BATCH_TEXTS += ["TAGS\x01A\x02TAGS\x01", "KEYS\x01a b", "KEYS\x01 ", f"{KEY}\x02KEYS\x01 a  b ", "XTAGS\x01A"]
+BATCH_TEXTS += ["xUNIQ_KEY\x01A", "UNIQ_KEY\x01a\x01b", f"{KEY}\x02é\x01b", "b" * 9_000, "é", "a\0"]
+
+
+@HAS_COMPILED
+@given(
+    st.lists(
+        st.tuples(st.integers(-3, 3), st.binary(max_size=200), st.sampled_from(BATCH_TEXTS)), max_size=5
+    ),
+    st.integers(0, 300),
+    st.sampled_from([8, 20]),
+    st.randoms(),
+)
+def test_batches_are_built_the_same(
+    messages: list[tuple[int, bytes, str]], cut: int, host: int, chance: Random
+) -> None:
+    assert COMPILED is not None
+    data = bytearray(encode_batch(messages))
+    if chance.random() < 0.3:
+        del data[len(data) - min(cut, len(data)) :]
+    if data and chance.random() < 0.3:
+        data[chance.randrange(len(data))] = chance.randrange(256)
+    batch, suffix = bytes(data), b"CLUSTER\x01Cluster"
+    place, born = (3, 7, 1_000, 16 * (host == 20)), (START, bytes(range(host)))
+    fields = place, born, (START + 5, bytes(8)), 2, b"\x06Orders"
+    made = COMPILED.build_batch(batch, suffix, *fields)
+    try:
+        pieces, positions, sizes, texts = build_batch(batch, suffix, *fields)
+    except RemoteProtocolError:
+        assert made is None
+        return
+    codes, keys = TagsAndKeys().of_all(texts)
+    if made is not None:
+        assert made == (b"".join(pieces), positions, sizes, codes, keys)
+    else:
+        assert any(len(text) > 7_000 or not text.isascii() for text in texts)
