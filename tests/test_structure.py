@@ -168,7 +168,10 @@ def test_no_test_waits_for_real_time(source: str) -> None:
         if VIRTUAL_CLOCKS & {argument.arg for argument in test.args.args}:
             continue
         looking = {
-            id(call) for loop in ast.walk(test) if isinstance(loop, ast.While) for call in ast.walk(loop)
+            id(call)
+            for block in ast.walk(test)
+            if isinstance(block, ast.While) or is_virtual(block)
+            for call in ast.walk(block)
         }
         slept = [call for loop in ("trio", "anyio", "asyncio") for call in calls_of(test, loop, "sleep")]
         long = [call.lineno for call in slept if id(call) not in looking and not is_short(call.args[0])]
@@ -186,6 +189,11 @@ def calls_of(tree: ast.AST, module: str, name: str) -> list[ast.Call]:
         and isinstance(node.func.value, ast.Name)
         and node.func.value.id == module
     ]
+
+
+def is_virtual(block: ast.AST) -> bool:
+    """Whether it is a block in virtual time of its own."""
+    return isinstance(block, ast.With) and any("virtual_time()" in ast.unparse(one) for one in block.items)
 
 
 def is_short(seconds: ast.expr) -> bool:

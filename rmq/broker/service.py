@@ -100,6 +100,8 @@ ROUND_SECONDS: Final = 0.1
 """How often a round of the event loop is measured while none is long."""
 REPUT_SECONDS = 0.1
 """For so long records gather before the index gets them."""
+REPUT_PAUSES: Final = (1.0, 16.0)
+"""How long until it is looked for deferred work again, after records came, and at most."""
 REPUT_RECORDS = 500
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 """What may go wrong with a name server; it is tried again."""
@@ -385,9 +387,14 @@ class _Service:
                 log.error("queue files cannot be synced, a recovery will make them again: %s", error)
 
     async def _reput(self) -> None:
+        first, longest = REPUT_PAUSES
+        pause = first
         while True:
-            await self._alarms.reput.wait(anyio.current_time() + 1)
-            await anyio.sleep(REPUT_SECONDS)
+            if await self._alarms.reput.wait(anyio.current_time() + pause):
+                pause = first
+                await anyio.sleep(REPUT_SECONDS)
+            else:
+                pause = min(2 * pause, longest)
             while self.store.dispatch(REPUT_RECORDS):
                 await anyio.lowlevel.checkpoint()
 

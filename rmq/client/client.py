@@ -184,6 +184,7 @@ class Client(Startable):
         self._session: Session | None = None
         self._scope = TaskScope()
         self._made: WeakSet[Startable] = WeakSet()
+        self._now_ms = wall_clock_ms  # rmq.testing has its own
 
     def __repr__(self) -> str:
         return f"<Client {self.client_id} of {';'.join(self._name_servers)}>"
@@ -205,6 +206,7 @@ class Client(Startable):
             self.config,
             unique_ids=UniqueIds(packed, os.getpid(), wall_clock_ms),
             chance=self._chance,
+            now_ms=self._now_ms,
             persistent_name=self._persistent_name,
             observers=Observers(self._plugins),
             on_event=self._on_event,

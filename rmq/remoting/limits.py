@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Callable
 from heapq import nlargest
 from operator import itemgetter
 from typing import Final, Protocol
@@ -114,6 +115,8 @@ class Budget:
         self.held = 0
         self.cuts = 0
         """How many were cut off."""
+        self.on_held: list[Callable[[], None]] = []
+        """Called when somebody holds something after nobody did."""
         self._holders: dict[Holder, int] = {}
 
     @property
@@ -130,6 +133,9 @@ class Budget:
         assert size >= 0
         self.held += size - self._holders.get(holder, 0)
         if size:
+            if not self._holders:
+                for call in self.on_held:
+                    call()
             self._holders[holder] = size
             if self.held > self.most:
                 self._relieve()

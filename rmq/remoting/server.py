@@ -24,7 +24,7 @@ from rmq.remoting.accept import accept_stream
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import AddressRate, Budget, Limits, network_of
-from rmq.remoting.loop import broken_errors
+from rmq.remoting.loop import Alarm, broken_errors
 from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
 from rmq.remoting.stream import Listener, Stream, close_at_once
@@ -128,6 +128,8 @@ class Server:
         self._limits = limits
         self._access = access
         self._budget = budget or Budget()
+        self._held = Alarm()
+        self._budget.on_held.append(self._held.ring)
         self._poller = poller
         self._tls = TlsContexts(tls or TlsConfig())
         if self._tls.mode != "disabled":
@@ -141,7 +143,9 @@ class Server:
         """
         scan_at = anyio.current_time() + self._limits.scan_seconds
         while True:
-            await anyio.sleep(self._limits.stall_scan_seconds)
+            if self._budget.holders() or await self._held.wait(scan_at):
+                stalled_at = anyio.current_time() + self._limits.stall_scan_seconds
+                await anyio.sleep_until(min(stalled_at, scan_at))
             now = anyio.current_time()
             for holder in self._budget.holders():
                 holder.expire(now)

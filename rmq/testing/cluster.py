@@ -3,8 +3,8 @@
     async with Cluster("a", "b", topics={"Orders": 2}) as cluster, cluster.connect() as client:
         ...
 
-It runs in the caller's trio loop and in no thread. Under trio's `MockClock` two hours pass as soon as nobody
-has anything to do before then; wall time, as stamped on messages, goes with that clock.
+It runs in the caller's loop, asyncio or trio, and in no thread. Time is virtual: two hours pass as soon as
+nobody has anything to do before then.
 
 `cluster["a"]` is the front of broker a: what came to it, and what it shall answer in the broker's place.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final
@@ -26,15 +26,17 @@ from rmq.broker import controlled
 from rmq.broker.config import BrokerConfig
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
+from rmq.clock import wall_clock_ms
 from rmq.message import StoredMessage
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.headers import GetRouteInfoRequestHeader
-from rmq.remoting.loop import TaskScope
+from rmq.remoting.loop import TaskScope, current_loop
 from rmq.remoting.network import Network
 from rmq.store.config import StoreConfig
+from rmq.testing.clock import virtual_time
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.front import BrokerFront, Front
 from rmq.testing.network import MemoryNetwork
@@ -52,10 +54,20 @@ STORE: Final = StoreConfig(
     flush_interval_commit_log=10_000,
 )
 """Small files, and loops that seldom have work: each turn of one costs when hours pass at once."""
+SETTLE_SECONDS: Final = 0.001
+"""After it all have done what there was to do, where time is virtual."""
+SELDOM_MS: Final = 60_000
+"""How often brokers write what only a crash would lose: also a loop that seldom has work."""
+CLIENTS: Final = {"pull_suspend_ms": 120_000, "pull_timeout_ms": 150_000}
+"""Settings of clients: a pull that waits is asked again seldom, which is half of what they do when idle."""
 
 
 class Cluster:
     """Name servers and brokers, which run while the block lasts.
+
+    It has the loop in virtual time meanwhile, unless `real_time` is asked for, which uvloop needs. Wall time,
+    as stamped on messages, begins with the machine's and goes with the loop's clock. (Under a mock clock of
+    trio's own, or on another network, it is `START_MS` when that clock stands at 0.)
 
     `topics` are names with their numbers of queues on each broker. `network` is a MemoryNetwork of one's own,
     or another network, whose servers all listen on loopback then. `store` are settings of all stores, and
@@ -69,6 +81,7 @@ class Cluster:
         topics: Mapping[str, int] | None = None,
         network: Network | None = None,
         store: Mapping[str, Any] | None = None,
+        real_time: bool = False,
         **settings: Any,
     ) -> None:
         self.network: Network = MemoryNetwork(seed=1) if network is None else network
@@ -78,7 +91,11 @@ class Cluster:
         self.topics = dict(topics or {})
         self.store, self.settings = dict(store or {}), settings
         self._stops: dict[str, tuple[anyio.Event, anyio.Event]] = {}
+        self._is_real_time = real_time
         self._wall_ms: int | None = None
+        self._epoch_ms = START_MS
+        self._now: Callable[[], float] = anyio.current_time
+        self._has_own_time = False
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._scope = TaskScope()
 
@@ -90,6 +107,12 @@ class Cluster:
         of both."""
         self._folder = tempfile.TemporaryDirectory(prefix="rmq-")
         self._scope = TaskScope()
+        self._time = ExitStack()
+        is_memory = isinstance(self.network, MemoryNetwork) and not self._is_real_time
+        self._has_own_time = self._is_real_time or (is_memory and self._time.enter_context(virtual_time()))
+        self._now = current_loop().now
+        if self._has_own_time:
+            self._epoch_ms = wall_clock_ms() - int(self._now() * 1000)
         await self._scope.__aenter__()
         try:
             for number, front in enumerate(self.name_servers, 1):
@@ -126,6 +149,7 @@ class Cluster:
         try:
             await self._scope.__aexit__(kind, error, trace)
         finally:
+            self._time.close()
             assert self._folder is not None
             self._folder.cleanup()
 
@@ -138,7 +162,7 @@ class Cluster:
 
     def now_ms(self) -> int:
         """Wall time in ms, as brokers see it."""
-        return START_MS + int(anyio.current_time() * 1000) if self._wall_ms is None else self._wall_ms
+        return self._wall_ms or self._epoch_ms + int(self._now() * 1000)
 
     @contextmanager
     def at(self, wall_ms: int) -> Iterator[None]:
@@ -161,6 +185,7 @@ class Cluster:
             "broker_ip1": host,
             "listen_port": port,
             "enable_property_filter": True,
+            "flush_consumer_offset_interval": SELDOM_MS,
         }
         stop, stopped = self._stops[broker] = anyio.Event(), anyio.Event()
         run = partial(
@@ -233,7 +258,11 @@ class Cluster:
             name: settings.pop(name) for name in ("client_id", "credentials", "plugins") if name in settings
         }
         network = self.network.host("10.0.9.1") if isinstance(self.network, MemoryNetwork) else self.network
-        return connect(self.namesrv_address, network=network, config=ClientConfig(**settings), **known)
+        config = ClientConfig(**CLIENTS | settings)
+        client = connect(self.namesrv_address, network=network, config=config, **known)
+        if self._has_own_time:
+            client._now_ms = self.now_ms
+        return client
 
     def sent(self, topic: str) -> list[StoredMessage]:
         """What the brokers hold of a topic, in the order in which they stored it."""
@@ -241,11 +270,12 @@ class Cluster:
         return sorted(found, key=lambda one: (one.store_timestamp, one.physical_offset))
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass; under a MockClock it is gone at once."""
+        """Let time pass, and let all that is due then happen: in virtual time that is done at once."""
         await anyio.sleep(seconds)
+        await anyio.sleep(SETTLE_SECONDS)  # ends when nobody has anything to do any more
 
     def slow(self, seconds: float) -> None:
-        """Have all bytes take so long from now on."""
+        """Have all bytes take so long from now on; 0: no time again."""
         self._memory.latency = (seconds, seconds)
 
     def cut(self, broker: str | None = None) -> None:

@@ -372,7 +372,7 @@ class TestStalls:
             await trio.sleep(110)
             assert [event for event in told if isinstance(event, Stalled)] == []
             seconds = 45
-            await trio.sleep(60)
+            await trio.sleep(55)
             assert client.health().consumers[0].stalls != ()
             seconds = 1
             await trio.sleep(60)

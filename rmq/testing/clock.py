@@ -1,0 +1,139 @@
+"""Virtual time in a loop that runs already: it stands still while tasks have work, and goes on to the next
+timer at once when all of them wait.
+
+Everything that reads the loop's clock is in it: sleeps, time-outs and deadlines of trio, of anyio and of
+asyncio. While a worker thread runs, time passes as real time does, since only it knows how long it takes.
+Sockets are not waited for: a test that talks to others than the cluster wants real time.
+
+trio knows mock clocks, but only gives them to a run that begins; asyncio knows none. So this puts a clock
+into trio's runner, or its own `time` and selector into an asyncio loop written in Python. uvloop has neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import anyio.lowlevel
+
+from rmq.remoting.loop import current_loop, forget_loop
+
+THREAD_SECONDS: Final = 0.001
+"""How long trio's loop waits for a thread before it looks again."""
+
+
+@contextmanager
+def virtual_time() -> Iterator[bool]:
+    """Have the running loop in virtual time for the length of the block, which may be left by another task.
+    Afterwards its clock goes on from where it is, as real time does. Yields whether it was not yet: under a
+    mock clock of trio's, or within another such block, nothing changes.
+
+    Raises RuntimeError on a loop that cannot, as uvloop."""
+    if current_loop().name == "trio":
+        from rmq.testing import trio_clock  # for those who need it
+
+        with trio_clock.virtual_time() as is_new:
+            yield is_new
+        return
+    loop = asyncio.get_running_loop()
+    clock = _times.get(loop)
+    if clock is None:
+        clock = _times[loop] = _AsyncioTime(loop)
+        forget_loop()
+    clock.users += 1
+    if is_new := clock.users == 1:
+        clock.begin()
+    try:
+        yield is_new
+    finally:
+        clock.users -= 1
+        if clock.users == 0:
+            clock.end()
+
+
+_times: WeakKeyDictionary[Any, _AsyncioTime] = WeakKeyDictionary()
+
+
+class _AsyncioTime:
+    """The clock of an asyncio loop, and its selector, which moves the clock where it would wait."""
+
+    def __init__(self, loop: Any) -> None:
+        if not hasattr(loop, "_selector") or not hasattr(loop, "_scheduled"):
+            raise RuntimeError(
+                f"{type(loop).__module__} keeps its own time, which cannot be made virtual: run the test on"
+                " asyncio's own loop, or the cluster in real time"
+            )
+        self.users = 0
+        self._loop = loop
+        self._selector, self._run_in_executor = loop._selector, loop.run_in_executor
+        self._now: float | None = None  # None: time is real
+        self._ahead = 0.0
+        self._threads = 0
+        loop.time = self.time  # for good: who has asked for it may keep it
+
+    def time(self) -> float:
+        """The loop's time."""
+        return time.monotonic() + self._ahead if self._now is None else self._now
+
+    def begin(self) -> None:
+        """From now on time is virtual."""
+        self._now = self.time()
+        self._loop._selector = _Selector(self._selector, self._select)
+        self._loop.run_in_executor = self._in_executor
+
+    def end(self) -> None:
+        """It is real again, from where it is."""
+        self._ahead, self._now = self.time() - time.monotonic(), None
+        self._loop._selector = self._selector
+        self._loop.run_in_executor = self._run_in_executor
+
+    def _select(self, timeout: float | None) -> Any:
+        ready = self._selector.select(0)
+        if ready or (timeout is not None and timeout <= 0):
+            return ready
+        if timeout is None or self._is_a_thread_at_work():
+            began = time.monotonic()
+            ready = self._selector.select(timeout)
+            if timeout is not None:
+                self._now = self.time() + time.monotonic() - began
+            return ready
+        timers = self._loop._scheduled
+        self._now = max(self.time(), timers[0].when() if timers else self.time() + timeout)
+        return ready
+
+    def _in_executor(self, executor: Any, work: Callable[..., Any], *arguments: Any) -> Any:
+        future = self._run_in_executor(executor, work, *arguments)
+        self._threads += 1
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    def _thread_ended(self, _: object) -> None:
+        self._threads -= 1
+
+    def _is_a_thread_at_work(self) -> bool:
+        """anyio has threads of its own, and tells only its tasks of them."""
+        if self._threads:
+            return True
+        backend = sys.modules["anyio._backends._asyncio"]
+        known: Any = getattr(anyio.lowlevel, "_run_vars", {}).get(self._loop, {})
+        made, idle = (
+            known.get(getattr(backend, name, None), ())
+            for name in ("_threadpool_workers", "_threadpool_idle_workers")
+        )
+        return len(made) > len(idle)
+
+
+class _Selector:
+    """A selector that waits in its own way."""
+
+    def __init__(self, selector: Any, select: Callable[[float | None], Any]) -> None:
+        self._inner = selector
+        self.select = select
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
