@@ -91,6 +91,14 @@ def packages(session: nox.Session) -> None:
 
 
 @nox.session
+def runbooks(session: nox.Session) -> None:
+    """The drills of docs/runbooks.md on real processes, the long ones too."""
+    session.install("-e", ".[test]")
+    drills = "tests/system/test_runbooks.py"
+    session.run("python", "-m", "pytest", "-m", "runbooks or not runbooks", drills, *session.posargs)
+
+
+@nox.session
 def crash(session: nox.Session) -> None:
     """Kills brokers under load (RMQ_KILL_CYCLES, 200) and cuts the power (RMQ_CRASH_IMAGES, 20000)."""
     session.install("-e", ".[test]")

@@ -86,6 +86,7 @@ from rmq.store.retention import MOST_FILES
 
 NAME_SERVERS: Final = "name servers"
 """The part of a broker's health that its registration is."""
+NOT_TRIED: Final = "not registered yet"
 CERTIFICATE_SECONDS: Final = 600.0
 """How often the end of the certificate is read again."""
 AWAY_SECONDS: Final = 4.0
@@ -148,6 +149,8 @@ async def run(
     stop = anyio.Event() if stop is None else stop
     also = {} if also is None else also
     health = health or Health()
+    if config.namesrv_addr:
+        health.lacks(NAME_SERVERS, NOT_TRIED)
     async with served_pages(network, config, health) as served:
         ports = await open_ports(network, config, store_config)
         alarms, threads = _Alarms(parse_addresses(config.namesrv_addr)), disk is None
@@ -547,7 +550,7 @@ class _Service:
         known = self.broker.registration.known_by
         known[address] = registered
         if any(known.values()):
-            if NAME_SERVERS in self._health.lacking:
+            if self._health.lacking.get(NAME_SERVERS, NOT_TRIED) != NOT_TRIED:
                 log.info("ready: a name server has taken the registration")
             self._health.has(NAME_SERVERS)
         else:

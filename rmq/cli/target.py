@@ -221,5 +221,7 @@ def confirm(yes: bool, question: str) -> None:
 
 
 def report_done(what: str, addresses: Any) -> None:
-    """Prints what was done, and at which servers."""
-    echo(f"{what} at {', '.join(addresses) or 'no broker'}")
+    """Prints what was done, and at which servers; ends with 1 when there were none."""
+    if not (servers := ", ".join(addresses)):
+        refuse("nothing was done: no broker is registered there; `rmq cluster list` shows those that are")
+    echo(f"{what} at {servers}")

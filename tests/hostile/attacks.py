@@ -469,7 +469,7 @@ def immunity(attacker: Attacker) -> None:
 
 @attack("16 names with line breaks")
 def names(attacker: Attacker) -> None:
-    forged_line = "\n2026-01-01 00:00:00,000 admin who=FORGED\x1b[2J"
+    forged_line = "\n2026-01-01T00:00:00.000Z INFO admin who=FORGED\x1b[2J"
 
     def commands() -> Iterator[Command]:
         for number in itertools.count():

@@ -20,7 +20,7 @@ WINDOWS = int(os.environ.get("RMQ_HOSTILE_WINDOWS", "5"))
 SECONDS = float(os.environ.get("RMQ_HOSTILE_SECONDS", "1"))
 ONLY = os.environ.get("RMQ_HOSTILE_ONLY", "")
 TARGETS = {"compat": compat, "secure": secure}
-FORGED_LINE = "2026-01-01 00:00:00,000 admin"
+FORGED_LINE = "2026-01-01T00:00:00.000Z"
 
 
 @pytest.mark.campaign

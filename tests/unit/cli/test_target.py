@@ -12,7 +12,7 @@ import yaml
 from attrs import evolve
 
 from rmq.cli.output import cell, explained, plain, printable
-from rmq.cli.target import resolve
+from rmq.cli.target import report_done, resolve
 from rmq.client.contexts import Context, Contexts, read_contexts, write_contexts
 from rmq.errors import ConfigError, NoRoute
 from tests.system.shell import ROOT, Shell
@@ -228,3 +228,12 @@ def test_the_tab_key_knows_contexts_and_stays_silent_without_a_cluster(shell: Sh
     assert complete("top") == "plain,topic\n"
     assert complete("context", "use", "p") == "plain,prod\n"
     assert complete("topic", "show", "O") == "\n"
+
+
+def test_what_was_done_nowhere_was_not_done(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        report_done("topic Orders made", [])
+    assert ended.value.code == 1
+    assert "no broker is registered" in capsys.readouterr().err
+    report_done("topic Orders made", ["127.0.0.1:1"])
+    assert capsys.readouterr().out == "topic Orders made at 127.0.0.1:1\n"

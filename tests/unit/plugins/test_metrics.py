@@ -25,6 +25,7 @@ from rmq.broker.plugin_host import PluginHost
 from rmq.broker.tables import drain
 from rmq.client.metrics import ClientMetrics
 from rmq.errors import AccessDenied, ConfigError, PortInUse
+from rmq.health import Health
 from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
@@ -418,6 +419,25 @@ async def test_an_opening_can_be_stopped(tmp_path: Any, monkeypatch: pytest.Monk
             await run(broker_files(tmp_path))  # nobody has the folder
             stop.set()
     assert started[1]
+
+
+async def test_a_broker_is_not_ready_before_it_is_registered(tmp_path: Any) -> None:
+    (port,), health, stop = free_ports(1), Health(), trio.Event()
+    config = BrokerConfig(listen_port=0, vip_channel_enabled=False, namesrv_addr=f"127.0.0.1:{port}")
+    lacking: list[dict[str, str]] = []
+
+    def on_opened(broker: Any) -> None:
+        lacking.append(dict(health.lacking))
+
+    run = partial(service.run, config, broker_files(tmp_path), health=health, stop=stop, on_opened=on_opened)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(partial(namesrv_service.run, NamesrvConfig(listen_port=port)))
+            await nursery.start(run)
+            assert lacking == [{"name servers": "not registered yet"}]
+            assert health.is_ready
+            stop.set()
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_broker_that_no_name_server_knows_is_not_ready(tmp_path: Any, installed: None) -> None:

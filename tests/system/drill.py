@@ -1,0 +1,354 @@
+"""What drills of docs/runbooks.md are made of: servers with settings of their own, traffic, and a shell.
+
+A drill says which section it goes through. `Drill.rmq` runs a command as an operator types it, and at the
+end those that ran are compared with those of the section, so that page and drill cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import anyio
+from attrs import define, field
+
+import rmq
+from tests.ports import free_ports
+from tests.system.shell import ROOT, SMALL, Shell
+
+PAGE: Final = ROOT / "docs" / "runbooks.md"
+PATIENCE_SECONDS: Final = float(os.environ.get("RMQ_DRILL_SECONDS", "120"))
+"""For what takes a second on a machine that does nothing else."""
+TOPIC: Final = "Orders"
+QUICK: Final = {
+    "mappedFileSizeCommitLog": "1048576",
+    "registerNameServerPeriod": "10000",
+    "flushConsumerOffsetInterval": "1000",
+    "haHousekeepingInterval": "5000",
+    "plugins": "metrics",
+    "logLevel": "INFO",
+}
+"""Small files, and what comes every so often comes soon."""
+
+
+def commands_of(section: str) -> list[str]:
+    """The `rmq` commands that a section of the page names in its blocks, by their verbs, in their order."""
+    text = PAGE.read_text("utf-8")
+    (body,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", body, re.MULTILINE | re.DOTALL))
+    lines = [line.strip() for line in blocks.replace("\\\n", " ").splitlines()]
+    return [verbs(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("rmq ")]
+
+
+def verbs(words: Sequence[str]) -> str:
+    """`topic create` of `topic create Orders --queues 4`."""
+    many = {"topic", "group", "cluster", "broker", "store", "acl", "certs", "msg"}
+    if words[0] in many:
+        return " ".join(words[:3] if list(words[:2]) == ["broker", "config"] else words[:2])
+    return words[0]
+
+
+def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
+    """Waits until it holds; a command that fails meanwhile may succeed later."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < end, what()
+        time.sleep(0.1)
+
+
+@define
+class Server:
+    """One process with its file of settings, which a drill may change before the next start."""
+
+    kind: str
+    name: str
+    folder: pathlib.Path
+    settings: dict[str, str]
+    before: tuple[str, ...] = ()
+    """Words before the command, such as a namespace for its files."""
+    python_path: str = f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def file(self) -> pathlib.Path:
+        return self.folder / f"{self.name}.conf"
+
+    @property
+    def store(self) -> pathlib.Path:
+        return pathlib.Path(self.settings["storePathRootDir"])
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.settings['listenPort']}"
+
+    @property
+    def said(self) -> str:
+        return (self.folder / f"{self.name}.log").read_text()
+
+    def launch(self) -> None:
+        """Starts it, and waits for nothing."""
+        self.file.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
+        with (self.folder / f"{self.name}.log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*self.before, sys.executable, "-m", "rmq", self.kind, "-c", str(self.file)],
+                env={**os.environ, "PYTHONPATH": self.python_path, "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def start(self) -> None:
+        """Starts it, and waits until its probe says that it serves."""
+        self.launch()
+        until(self.is_ready, lambda: f"{self.name} is not ready: {self.said[-2000:]}")
+
+    def is_ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.said
+        return self.probe() == 200
+
+    def probe(self) -> int:
+        """The status of /ready; 0 when nothing answers."""
+        try:
+            with urllib.request.urlopen(
+                f"http://127.0.0.1:{self.settings['metricsPort']}/ready", timeout=20
+            ) as got:
+                return int(got.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return 0
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Ends it, as a service manager does; SIGKILL is an accident."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        status = self.process.wait(PATIENCE_SECONDS)
+        assert number is not signal.SIGTERM or status == 0, self.said
+
+
+@define
+class Traffic:
+    """Clients that send numbered messages without a pause until `stop`; `stored` were acknowledged."""
+
+    namesrv: str
+    stored: list[str] = field(factory=list)
+    failures: list[str] = field(factory=list)
+    is_over: bool = False
+    thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self.thread = threading.Thread(target=self._in_thread)
+        self.thread.start()
+        self.go_on()
+
+    def _in_thread(self) -> None:
+        try:
+            anyio.run(self._run)
+        except BaseException as error:
+            self.failures.append(f"the clients ended: {error!r}")
+            raise
+
+    async def _run(self) -> None:
+        async with (
+            rmq.connect(self.namesrv) as client,
+            client.producer("drill") as producer,
+            anyio.create_task_group() as tasks,
+        ):
+            for name in range(4):
+                tasks.start_soon(self._send, producer, name)
+
+    async def _send(self, producer: rmq.Producer, name: int) -> None:
+        number = 0
+        while not self.is_over:
+            number += 1
+            body = f"{name}-{number}"
+            try:
+                await producer.send(rmq.Message(TOPIC, body.encode()))
+                self.stored.append(body)
+            except rmq.RmqError as error:
+                self.failures.append(f"{body}: {error!r}")
+            await anyio.sleep(0.02)
+
+    def go_on(self, count: int = 40) -> None:
+        """Waits until so many more were stored."""
+        wanted = len(self.stored) + count
+        until(lambda: len(self.stored) >= wanted, lambda: f"sends do not go on: {self.failures[-3:]}")
+
+    def stop(self) -> None:
+        self.is_over = True
+        if self.thread is not None:
+            self.thread.join(PATIENCE_SECONDS)
+            assert not self.thread.is_alive()
+
+
+@define
+class Drill:
+    """A cluster, and an operator who follows a section of the page."""
+
+    folder: pathlib.Path
+    section: str
+    servers: dict[str, Server] = field(factory=dict)
+    ran: list[str] = field(factory=list)
+    traffic: Traffic | None = None
+
+    @property
+    def namesrv(self) -> str:
+        names = [server.address for server in self.servers.values() if server.kind == "namesrv"]
+        return ";".join(names)
+
+    # --- servers ---
+
+    def name_server(self, name: str = "names") -> Server:
+        """Starts a name server at ports of its own."""
+        port, metrics = free_ports(2)
+        settings = {
+            "listenPort": str(port),
+            "metricsPort": str(metrics),
+            "kvConfigPath": str(self.folder / name / "kv.json"),
+            "plugins": "metrics",
+        }
+        return self.add(Server("namesrv", name, self.folder, settings))
+
+    def broker(self, name: str, start: bool = True, **settings: str) -> Server:
+        """Starts a broker at ports of its own."""
+        ports = free_ports(5)
+        given = dict(line.split("=") for line in SMALL) | QUICK
+        del given["haEnable"]
+        given |= {
+            "brokerName": name,
+            "namesrvAddr": self.namesrv,
+            "listenPort": str(ports[2]),
+            "haListenPort": str(ports[3]),
+            "metricsPort": str(ports[4]),
+            "storePathRootDir": str(self.folder / name),
+            "brokerIP1": "127.0.0.1",
+        }
+        server = Server("broker", name, self.folder, given | settings)
+        if not start:
+            self.servers[name] = server
+            return server
+        return self.add(server)
+
+    def slave(self, name: str, start: bool = True, **settings: str) -> Server:
+        """Starts the slave of a master, under the name NAME-slave."""
+        own = {"brokerRole": "SLAVE", "brokerId": "1", "brokerName": name}
+        store = {"storePathRootDir": str(self.folder / f"{name}-slave")}
+        server = self.broker(f"{name}-slave", start=False, **own, **store, **settings)
+        if start:
+            server.start()
+        return server
+
+    def add(self, server: Server) -> Server:
+        self.servers[server.name] = server
+        server.start()
+        return server
+
+    def load(self) -> Traffic:
+        """Makes the topic and begins to send."""
+        self.shell.ok("topic", "create", TOPIC, "--queues", "4")
+        self.traffic = Traffic(self.namesrv)
+        self.traffic.start()
+        return self.traffic
+
+    def fill(self, count: int, size: int) -> None:
+        """Sends so many messages of a size to the topic `Ballast`, as if long ago."""
+
+        async def send() -> None:
+            async with rmq.connect(self.namesrv) as client, client.producer("ballast") as producer:
+                for _ in range(0, count, 50):
+                    await producer.send_batch([rmq.Message("Ballast", os.urandom(size)) for _ in range(50)])
+
+        self.shell.ok("topic", "create", "Ballast")
+        anyio.run(send)
+
+    # --- the operator ---
+
+    @property
+    def shell(self) -> Shell:
+        return Shell(self.folder, self.namesrv)
+
+    def rmq(self, *arguments: str) -> str:
+        """A step of the section; it must end with 0."""
+        self.ran.append(verbs(arguments))
+        return self.shell.ok(*arguments)
+
+    def rows(self, *arguments: str) -> Any:
+        """A step of the section, and what it shows."""
+        return json.loads(self.rmq(*arguments, "-o", "json"))
+
+    def wait_until_copied(self, name: str) -> None:
+        """Waits until slaves of a broker have what it has, as `rmq cluster list` shows it."""
+
+        def copied() -> bool:
+            done = self.shell.run("cluster", "list", "-o", "json")
+            if done.exit_code:
+                return False
+            rows = [row for row in json.loads(done.stdout) if row["broker"] == name]
+            lags = [row["lag_bytes"] for row in rows if row["id"] != 0]
+            return bool(lags) and all(lag == 0 for lag in lags)
+
+        until(copied, lambda: f"slaves of {name} do not come near")
+
+    def read(self, group: str = "auditors", wanted: int | None = None) -> Counter[str]:
+        """All bodies of the topic that are there, at least as many as were stored."""
+        assert self.traffic is not None
+        return anyio.run(self._read, group, len(set(self.traffic.stored)) if wanted is None else wanted)
+
+    async def _read(self, group: str, wanted: int) -> Counter[str]:
+        got: Counter[str] = Counter()
+        async with (
+            rmq.connect(self.namesrv) as client,
+            client.consumer(group, {TOPIC: "*"}, consume_from="first") as consumer,
+        ):
+            with anyio.move_on_after(PATIENCE_SECONDS / 2):
+                async for delivery in consumer:
+                    async with delivery as message:
+                        got[message.body.decode()] += 1
+                    if len(got) >= wanted:
+                        break
+        return got
+
+    def check_nothing_is_lost(self) -> None:
+        """Every message that was acknowledged can be read."""
+        assert self.traffic is not None
+        self.traffic.stop()
+        missing = set(self.traffic.stored) - self.read().keys()
+        assert not missing, f"{len(missing)} of {len(self.traffic.stored)}: {sorted(missing)[:9]}"
+
+    def check_page(self) -> None:
+        """What was typed is what the page says, in its order; repetitions count once."""
+        typed = [verb for at, verb in enumerate(self.ran) if at == 0 or self.ran[at - 1] != verb]
+        told = commands_of(self.section)
+        told = [verb for at, verb in enumerate(told) if at == 0 or told[at - 1] != verb]
+        assert typed == told, (typed, told)
+
+
+@contextmanager
+def drill(folder: pathlib.Path, section: str) -> Iterator[Drill]:
+    """A drill of a section of the page; all that it started is stopped at its end."""
+    running = Drill(folder, section)
+    try:
+        yield running
+        running.check_page()
+    finally:
+        if running.traffic is not None:
+            running.traffic.stop()
+        for server in reversed(running.servers.values()):
+            if server.process is not None:
+                server.process.kill()
+                server.process.wait()

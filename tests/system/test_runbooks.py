@@ -1,0 +1,257 @@
+"""The drills of docs/runbooks.md: each section on real processes, under traffic, which loses nothing.
+
+Those that wait for clients with old routes take half a minute or more and are for `nox -s runbooks`.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+from importlib import metadata
+
+import pytest
+
+from tests.system.drill import PAGE, TOPIC, Drill, Server, drill, until
+
+TESTED_ELSEWHERE: dict[str, str] = {}
+
+
+def test_every_section_has_its_drill() -> None:
+    sections = set(re.findall(r"^## (.+)$", PAGE.read_text("utf-8"), re.MULTILINE))
+    here = pathlib.Path(__file__)
+    drills = set(re.findall(r'drill\(tmp_path, "([^"]+)"\)', here.read_text("utf-8")))
+    assert drills | TESTED_ELSEWHERE.keys() == sections
+    for file in TESTED_ELSEWHERE.values():
+        assert (here.parents[2] / file).is_file()
+
+
+def has_table(slave: Server, name: str, words: str) -> bool:
+    """Whether a slave has copied that of its master's tables."""
+    file = slave.store / "config" / f"{name}.json"
+    return file.exists() and words in file.read_text()
+
+
+def restart(run: Drill, server: Server) -> None:
+    """A service manager's restart, and the waiting that the page asks for."""
+    server.end()
+    server.start()
+    run.rmq("cluster", "list")
+    if (slave := run.servers.get("broker-a-slave")) is not None and slave.process is not None:
+        run.wait_until_copied("broker-a")
+
+
+def test_rolling_restart(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Rolling restart") as run:
+        run.name_server("names-1")
+        run.name_server("names-2")
+        run.broker("broker-a", brokerRole="SYNC_MASTER")
+        run.slave("broker-a")
+        run.broker("broker-b")
+        traffic = run.load()
+        for name in ("names-1", "names-2", "broker-a-slave", "broker-a", "broker-b"):
+            restart(run, run.servers[name])
+            traffic.go_on()
+        run.rmq("doctor")
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
+
+
+@pytest.mark.runbooks
+def test_drain(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Drain") as run:
+        run.name_server()
+        broker = run.broker("broker-a")
+        run.broker("broker-b")
+        traffic = run.load()
+        run.rmq("broker", "drain", "broker-a", "--yes")
+        at = ends(run, "broker-a")
+        broker.end()
+        traffic.go_on()
+        broker.start()
+        traffic.go_on()
+        assert ends(run, "broker-a") == at, "it stays drained over a restart"
+        run.rmq("broker", "undrain", "broker-a")
+        until(lambda: ends(run, "broker-a") > at, lambda: "nothing is sent to it again")
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
+
+
+def ends(run: Drill, broker: str) -> int:
+    """How many messages of the topic a broker has taken."""
+    rows = run.shell.rows("topic", "stats", TOPIC)
+    return sum(row["max_offset"] for row in rows if row["broker"] == broker)
+
+
+@pytest.mark.runbooks
+def test_add_a_broker(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Add a broker") as run:
+        run.name_server()
+        run.broker("broker-a")
+        traffic = run.load()
+        run.shell.ok("group", "create", "auditors")
+        file = str(tmp_path / "cluster.yaml")
+        run.rmq("export", file, "--no-offsets")
+        run.broker("broker-b")
+        assert "broker-b" in run.rmq("import", file, "--dry-run")
+        run.rmq("import", file, "--yes")
+        until(
+            lambda: "broker-b" in run.rmq("topic", "route", TOPIC),
+            lambda: "the new broker is not in the route",
+        )
+        until(lambda: ends(run, "broker-b") > 0, lambda: "nothing is sent to it")
+        assert "auditors" in run.shell.ok("group", "list")
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
+
+
+def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Seed a slave") as run:
+        run.name_server()
+        master = run.broker("broker-a")
+        run.load()
+        run.fill(1000, 4000)
+        assert len(list((master.store / "commitlog").iterdir())) > 3
+        slave = run.slave("broker-a")
+        run.rmq("cluster", "list")
+        run.wait_until_copied("broker-a")
+        until(lambda: has_table(slave, "topics", TOPIC), lambda: "the slave has no topics")
+        run.rmq("doctor")
+        assert run.traffic is not None
+        run.traffic.stop()
+        run.wait_until_copied("broker-a")
+        master.end(signal.SIGKILL)
+        run.check_nothing_is_lost()  # by the slave
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("unshare") is None, reason="only root may make a small disk"
+)
+def test_disk_full(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Disk full") as run:
+        run.name_server()
+        broker = run.broker("broker-a", start=False)
+        (store := broker.store).mkdir()
+        mount = 'mount -t tmpfs -o size=64m none "$0" && exec "$@"'
+        broker.before = ("unshare", "--mount", "sh", "-c", mount, str(store))
+        broker.start()
+        assert broker.process is not None
+        inside = ["nsenter", f"--mount=/proc/{broker.process.pid}/ns/mnt"]
+        traffic = run.load()
+        subprocess.run([*inside, "fallocate", "-l", "58M", f"{store}/of-others"], check=True)
+        until(lambda: "NO MESSAGES ARE TAKEN" in broker.said, lambda: "it takes messages on a full disk")
+        run.ran.append("doctor")
+        found = run.shell.run("doctor")
+        assert found.exit_code == 1
+        assert "its disk is 9" in found.stdout
+        stored = len(traffic.stored)
+        assert run.read("readers", stored).keys() >= set(traffic.stored[:stored]), "what is there is read on"
+        run.rmq("broker", "config", "set", "fileReservedTime=24", "--broker", "broker-a")
+        run.rmq("broker", "clean", "--logs", "--broker", "broker-a", "--yes")
+        assert broker.probe() == 200, "consumers are served"
+        subprocess.run([*inside, "mount", "-o", "remount,size=256m", str(store)], check=True)
+        until(lambda: "messages are taken again" in broker.said, lambda: "it takes no messages again")
+        traffic.go_on()
+        run.check_nothing_is_lost()
+
+
+def copy_store(store: pathlib.Path, backup: pathlib.Path) -> None:
+    subprocess.run(["cp", "-a", store, backup], check=True)
+
+
+def test_restore(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Restore") as run:
+        run.name_server()
+        master = run.broker("broker-a")
+        slave = run.slave("broker-a")
+        traffic = run.load()
+        run.wait_until_copied("broker-a")
+        assert run.read("early", wanted=20)
+        traffic.stop()
+        run.wait_until_copied("broker-a")
+        until(lambda: has_table(slave, "consumerOffset", "@early"), lambda: "the slave has no offsets")
+        slave.end()
+        backup = tmp_path / "backup"
+        copy_store(slave.store, backup)
+        run.rmq("store", "check", str(backup))
+        slave.start()
+        for server in (slave, master):  # and then both folders are gone
+            server.end(signal.SIGKILL)
+            shutil.rmtree(server.store)
+        copy_store(backup, master.store)
+        run.rmq("store", "check", str(master.store))
+        master.start()
+        assert run.rows("group", "lag", "early")
+        run.check_nothing_is_lost()
+
+
+def test_upgrade_and_roll_back(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Upgrade and roll back") as run:
+        new = install(tmp_path / "rmq-0.2", "0.2.0")
+        run.name_server()
+        master = run.broker("broker-a", brokerRole="SYNC_MASTER")
+        slave = run.slave("broker-a")
+        run.broker("broker-b")
+        traffic = run.load()
+        old = master.python_path
+        for path, servers in ((new, (slave, master)), (old, (master, slave))):
+            for server in servers:
+                server.python_path = path
+                restart(run, server)
+                traffic.go_on()
+                expected = {one.python_path == new for one in (master, slave)}
+                kinds = {"0.2.0" in row["kind"] for row in of_broker_a(run)}
+                assert kinds == expected
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
+
+
+def of_broker_a(run: Drill) -> list[dict[str, str]]:
+    return [row for row in run.shell.rows("cluster", "list") if row["broker"] == "broker-a"]
+
+
+def install(folder: pathlib.Path, version: str) -> str:
+    """A later version of rmq, as far as anybody can tell; its path."""
+    root = PAGE.parents[1]
+    for name in ("rmq", "plugins"):
+        shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (entries,) = {point.dist for point in metadata.entry_points(group="rmq.plugins")}
+    assert entries is not None
+    (about := folder / f"rmq-{version}.dist-info").mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rmq\nVersion: {version}\n")
+    (about / "entry_points.txt").write_text(entries.read_text("entry_points.txt") or "")
+    return f"{folder}{os.pathsep}{folder / 'plugins'}"
+
+
+def test_replace_a_name_server(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Replace a name server") as run:
+        first = run.name_server("names-1")
+        run.name_server("names-2")
+        run.broker("broker-a")
+        run.broker("broker-b")
+        traffic = run.load()
+        first.end(signal.SIGKILL)
+        shutil.rmtree(tmp_path / "names-1", ignore_errors=True)
+        traffic.go_on()
+        first.start()
+        only_it = run.shell.__class__(run.folder, first.address)
+        until(
+            lambda: len(only_it.rows("cluster", "list")) == 2,
+            lambda: "brokers do not register at the new one",
+        )
+        run.servers["names-2"].end(signal.SIGKILL)
+        traffic.go_on()
+        run.servers["names-2"].start()
+        run.rmq("cluster", "list")
+        until(lambda: run.shell.run("doctor").exit_code == 0, lambda: "the doctor finds something wrong")
+        run.rmq("doctor")
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
