@@ -303,6 +303,7 @@ class PullConsumer(_Entered[async_pull_consumer.PullConsumer]):
     message_queues = _Waiting(async_pull_consumer.PullConsumer.message_queues)
     min_offset = _Waiting(async_pull_consumer.PullConsumer.min_offset)
     max_offset = _Waiting(async_pull_consumer.PullConsumer.max_offset)
+    bounds = _Waiting(async_pull_consumer.PullConsumer.bounds)
     search_offset = _Waiting(async_pull_consumer.PullConsumer.search_offset)
     committed = _Waiting(async_pull_consumer.PullConsumer.committed)
     commit = _Waiting(async_pull_consumer.PullConsumer.commit)

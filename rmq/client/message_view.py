@@ -49,7 +49,7 @@ class PulledMessage(StoredMessage):
     `window` is the window of the consumer that it was pulled for.
     """
 
-    __slots__ = ("_at", "_body", "_buffer", "_properties", "window")
+    __slots__ = ("_at", "_body", "_buffer", "_properties", "_topic_at", "window")
 
     body_max: ClassVar[int | None] = None
     """Bytes that a compressed body may grow to; BODY_MAX when None. `limited` gives a class of each."""
@@ -58,6 +58,7 @@ class PulledMessage(StoredMessage):
     _at: int
     _body: bytes | None
     _properties: dict[str, str] | None
+    _topic_at: int  # where its body ends; 0: not known yet
     window: ProcessQueue | None
 
     @property
@@ -71,7 +72,8 @@ class PulledMessage(StoredMessage):
             body_at = at + _BODY_AT
             if sys_flag & SYS_HOST_BITS:
                 body_at, length = _body_after_v6(buffer, at, sys_flag)
-            body = buffer[body_at : body_at + length]
+            self._topic_at = topic_at = body_at + length
+            body = buffer[body_at:topic_at]
             if crc32(body) & 0x7FFF_FFFF != crc or len(body) != length:
                 raise CorruptRecord(f"the answer of {self.broker_name}", at, f"the body's CRC is not {crc}")
             if sys_flag & SYS_COMPRESSED:
@@ -90,10 +92,12 @@ class PulledMessage(StoredMessage):
         if properties is None:
             buffer, at = self._buffer, self._at
             try:
-                _, sys_flag, length = _BODY.unpack_from(buffer, at)
-                topic_at = at + _BODY_AT + length
-                if sys_flag & SYS_HOST_BITS:
-                    topic_at = sum(_body_after_v6(buffer, at, sys_flag))
+                topic_at = self._topic_at
+                if not topic_at:
+                    _, sys_flag, length = _BODY.unpack_from(buffer, at)
+                    topic_at = at + _BODY_AT + length
+                    if sys_flag & SYS_HOST_BITS:
+                        topic_at = sum(_body_after_v6(buffer, at, sys_flag))
                 start = topic_at + 3 + buffer[topic_at]
                 end = start + (buffer[start - 2] << 8) + buffer[start - 1]
                 if topic_at <= at or end != at + self.size:
@@ -177,7 +181,7 @@ def found_messages(buffer: bytes, broker_name: str) -> list[FoundMessage]:
             raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
         message = FoundMessage.__new__(FoundMessage)
         message._buffer, message._at, message._body, message._properties = buffer, at, None, None
-        message.window = None
+        message._topic_at, message.window = 0, None
         message.size, message.queue_offset, message.broker_name = size, queue_offset, broker_name
         messages.append(message)
         at += size
@@ -208,6 +212,7 @@ def read_messages(
         message._buffer = buffer
         message._at = at
         message._body = message._properties = None
+        message._topic_at = 0
         message.window = window
         message.size = size
         message.queue_offset = last = queue_offset

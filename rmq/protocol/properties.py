@@ -77,9 +77,20 @@ class AlikeProperties:
     def __init__(self) -> None:
         self._known: dict[tuple[bytes, bytes], dict[str, str]] = {}
         self._rest = 0
+        # What the last one was read by: neighbours are mostly alike, and to compare is cheaper than to hash.
+        self._before: bytes | tuple[()] = ()  # nothing begins so
+        self._after = b""
+        self._last: dict[str, str] = {}
 
     def __call__(self, data: bytes) -> dict[str, str]:
         """What `decode_properties` makes of the text of `data`; a map of the caller's own."""
+        before, after = self._before, self._after
+        if data.startswith(before) and data.endswith(after):
+            key = data[len(before) : len(data) - len(after)]
+            if key and b"\x02" not in key:
+                found = self._last.copy()
+                found[PROPERTY_UNIQUE_KEY] = key.decode("utf-8", JAVA)
+                return found
         start = data.find(_UNIQUE_BYTES) + len(_UNIQUE_BYTES)
         stop = data.find(b"\x02", start)
         if stop < 0:
@@ -88,6 +99,8 @@ class AlikeProperties:
         known = self._known.get(around)
         if known is None or start >= stop:
             return self._learn(data, around)
+        self._before, self._after = around
+        self._last = known
         found = known.copy()
         found[PROPERTY_UNIQUE_KEY] = data[start:stop].decode("utf-8", JAVA)
         return found

@@ -36,6 +36,8 @@ def from_scratch(data: bytes) -> dict[str, str]:
 @example([b"UNIQ_KEY\x01a\x02UNIQ_KEY\x01b", b"UNIQ_KEY\x01c\x02UNIQ_KEY\x01b"])
 @example([b"UNIQ_KEY\x01\xc3\x02a\x01b", b"UNIQ_KEY\x01\xa9\x02a\x01b"])
 @example([b"a\x01b", b"a\x01c", b""])
+@example([b"UNIQ_KEY\x01a\x02TAGS\x01t", b"UNIQ_KEY\x01b\x02c\x01d\x02TAGS\x01t"])
+@example([b"UNIQ_KEY\x01a\x02a", b"UNIQ_KEY\x01\x02a", b"UNIQ_KEY\x01UNIQ_KEY\x01\x02a"])
 def test_any_texts_in_any_order(texts: list[bytes]) -> None:
     read = AlikeProperties()
     for text in [*texts, *texts]:
