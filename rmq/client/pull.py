@@ -202,6 +202,7 @@ class Puller:
         self._may_commit = may_commit
         self._broker_id = MASTER_ID
         self._failures = 0
+        self._failure: type[Exception] | None = None
         self._scope = anyio.CancelScope()
         self._room = Alarm()
 
@@ -254,16 +255,19 @@ class Puller:
 
     async def _failed(self, error: Exception) -> None:
         session, queue = self._session, self.window.queue
+        if type(error) is not self._failure:
+            self._failures = 0  # a broker that is back, say, and has not heard of us yet
+            self._failure = type(error)
         # A new group's retry topic is not everywhere yet.
-        level = logging.DEBUG if queue.topic.startswith(RETRY_PREFIX) else logging.WARNING
-        log.log(level, "pull from %s: %s", queue, error)
+        is_known = self._failures > 0 or queue.topic.startswith(RETRY_PREFIX)
+        log.log(logging.DEBUG if is_known else logging.WARNING, "pull from %s: %s", queue, error)
         if isinstance(error, (SubscriptionNotExist, SubscriptionNotLatest)):
             session.heartbeat_soon()
         elif not isinstance(error, CorruptRecord):
             session.refresh_soon(queue.topic)
         self._broker_id = MASTER_ID
         longest = session.config.pull_retry_delay_ms / 1000
-        await anyio.sleep(min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16), longest))
+        await session.rest(min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16), longest))
         self._failures += 1
 
 

@@ -1,7 +1,8 @@
 """Session: what the producers and consumers of one client share, and the loops that keep it fresh.
 
 client ├ pool        one connection to each server: reader and writer
-       ├ heartbeat   30 s, and at once when a group joins, a broker appears, a connection is lost or back
+       ├ heartbeat   30 s, and at once when a group joins, a broker appears, a connection is lost or back;
+       │             every half second to brokers that do not answer
        └ routes      30 s, and at once on failure
 """
 
@@ -57,6 +58,8 @@ from rmq.remoting.pool import Pool
 
 log = logging.getLogger(__name__)
 
+AWAY_SECONDS = 0.5
+"""A broker that does not answer is told so often who we are: its return is noticed by that."""
 LEAST_PAUSE_SECONDS = 0.2
 """Between two rounds of route requests or of heartbeats, however much fails."""
 
@@ -197,6 +200,7 @@ class Session:
         self._warnings: dict[tuple[str, str], str] = {}  # a broker's last word of a group; "": of producers
         self._refusals: dict[str, ResponseError] = {}  # by the groups that the last heartbeat was refused for
         self._silent: set[str] = set()  # addresses that did not answer the last heartbeat
+        self._back = anyio.Event()  # one of them has answered
         self._introduced: dict[str, set[str]] = {}  # producer groups that a broker knows this connection by
         self._lost: set[str] = set()  # addresses whose connection was lost and is not there again
         self._heartbeat_now = Alarm()
@@ -352,16 +356,26 @@ class Session:
         """Let the heartbeat's loop tell all brokers now."""
         self._heartbeat_now.ring()
 
-    async def heartbeat(self) -> None:
-        """Tell all known brokers who we are. Brokers that do not answer are logged; the next heartbeat is
-        for them. For a refusal see `check_admitted`.
+    async def rest(self, seconds: float) -> None:
+        """Sleep so long, or until a broker that was away is back and has been told who we are."""
+        with anyio.move_on_after(seconds):
+            await self._back.wait()
+
+    async def heartbeat(self, *, silent: bool = False) -> None:
+        """Tell all known brokers who we are, or those that did not answer the last time. Brokers that do not
+        answer are logged; the next heartbeat is for them. For a refusal see `check_admitted`.
         """
         with bare_errors():
-            await self._heartbeat_all()
+            await self._heartbeat_all(silent)
 
-    async def _heartbeat_all(self) -> None:
+    async def _heartbeat_all(self, silent: bool) -> None:
         async with self._heartbeat_lock:
-            self._refusals.clear()
+            addresses = self.routes.addresses(slaves=bool(self.members))
+            self._silent.intersection_update(addresses)
+            if silent:
+                addresses = [address for address in addresses if address in self._silent]
+            else:
+                self._refusals.clear()
             data = HeartbeatData(
                 client_id=self.client_id,
                 producer_data_set=[ProducerData(group) for group in self.producers],
@@ -370,7 +384,7 @@ class Session:
             if not data.producer_data_set and not data.consumer_data_set:
                 return
             async with anyio.create_task_group() as tasks:
-                for address in self.routes.addresses(slaves=bool(self.members)):
+                for address in addresses:
                     tasks.start_soon(self._heartbeat_to, address, data)
 
     async def introduce(self, group: str, brokers: Iterable[str]) -> None:
@@ -397,9 +411,11 @@ class Session:
             if address in self._silent:  # back again
                 self._silent.discard(address)
                 self.health.clear(self.routes.name_of(address))
+                self._back.set()
+                self._back = anyio.Event()
         except NETWORK_ERRORS as error:
+            log.log(logging.DEBUG if address in self._silent else logging.WARNING, "heartbeat: %s", error)
             self._silent.add(address)
-            log.warning("heartbeat: %s", error)
         except ResponseError as error:
             parts = _by_group(data)
             if len(parts) == 1 or isinstance(error, PASSING):
@@ -418,9 +434,15 @@ class Session:
 
     async def _keep_heartbeats(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
+        due = self.now() + interval
         while True:
-            await self._heartbeat_now.wait(self.now() + interval)
-            await self.heartbeat()
+            early = min(due, self.now() + AWAY_SECONDS) if self._silent else due
+            has_rung = await self._heartbeat_now.wait(early)
+            if has_rung or self.now() >= due:
+                await self.heartbeat()
+                due = self.now() + interval
+            else:
+                await self.heartbeat(silent=True)
             await anyio.sleep(LEAST_PAUSE_SECONDS)
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:

@@ -241,15 +241,12 @@ async def main():
     async with client, named:
         print(client.client_id, named.client_id, flush=True)
 
-children = []
 for _ in range(2):
     if not (child := os.fork()):
         asyncio.run(main())
         os._exit(0)
-    children.append(child)
-print(client.client_id, named.client_id, flush=True)
-for child in children:
     os.waitpid(child, 0)
+print(client.client_id, named.client_id, flush=True)
 """
 
 
@@ -258,6 +255,7 @@ def test_a_client_made_before_a_fork_and_opened_after_it_has_an_id_of_its_own(na
         [sys.executable, "-c", FORKED, names], capture_output=True, text=True, timeout=60, check=True
     )
     ids = [line.split() for line in done.stdout.splitlines()]
+    assert [len(pair) for pair in ids] == [2, 2, 2], (done.stdout, done.stderr)
     assert [named for _, named in ids] == ["own"] * 3
     pids = {one.partition("@")[2].partition("#")[0] for one, _ in ids}
     chances = {one.partition("#")[2] for one, _ in ids}

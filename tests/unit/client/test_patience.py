@@ -77,8 +77,28 @@ class TestRestart:
                 await cluster.stop("a")
                 await trio.sleep(OUTAGE_SECONDS)
                 await cluster.start("a")
-            assert OUTAGE_SECONDS - 1 < slowest < OUTAGE_SECONDS + 6
+            assert OUTAGE_SECONDS - 1 < slowest < OUTAGE_SECONDS + 2
         assert sorted(bodies(cluster)) == sorted([b"first", *(b"%d" % n for n in range(1, sent + 1))])
+
+    @pytest.mark.parametrize("outage", [0.5, 6, 300])
+    async def test_a_consumer_goes_on_soon_after_the_return_of_its_broker(
+        self, setting: World, clock: MockClock, caplog: pytest.LogCaptureFixture, outage: float
+    ) -> None:
+        """Nobody sends, whose sends would find the broker back."""
+        cluster = setting.cluster
+        async with setting.connect() as client, client.consumer("g", {"T": "*"}) as consumer:
+            await trio.sleep(5)
+            await cluster.stop("a")
+            await trio.sleep(outage)
+            await cluster.start("a")
+            back = trio.current_time()
+            async with setting.connect() as other, other.producer("p") as producer:
+                await producer.send(Message("T", b"again"))
+                async with await anext(consumer) as message:
+                    assert message.body == b"again"
+            assert trio.current_time() - back < 2
+        pulls = [one for one in caplog.messages if one.startswith("pull from")]
+        assert 0 < len(pulls) <= 8, "each queue says once what is wrong, for each error"
 
     async def test_what_was_written_and_lost_is_an_attempt_that_counts(
         self, setting: World, clock: MockClock
