@@ -23,7 +23,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from struct import Struct
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Union
 
 from attrs import define, field
 
@@ -64,6 +64,15 @@ class RecordsWithHeader(list["Record"]):
 Records = list["Record"] | tuple["Record", ...] | Batch
 Ack = tuple["Command", int, Records]
 """A send to acknowledge, the queue id that its producer is told, and its records."""
+Acks = Union[list[Ack], "SendRun"]
+
+
+def _acks_of(run: SendRun) -> list[Ack]:
+    """The sends of a run one by one."""
+    placed = zip(run.commands(), run.placed(), strict=True)
+    return [
+        (request, queue_id, Batch(offset, [position], 0)) for request, (queue_id, position, offset) in placed
+    ]
 
 
 @define(eq=False)
@@ -135,9 +144,9 @@ class Acknowledgement:
     # ---- the batch that is being put ----
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a send needs nothing but the log's write to be answered."""
-        return not (self._waits_for_more or self._topics.unsaved)
+    def takes_runs(self) -> bool:
+        """Whether sends of a run may be answered all alike: none of them waits for its topic to be saved."""
+        return not self._topics.unsaved
 
     def records(self) -> list[Record]:
         """The records of the pending batch whose senders get an answer."""
@@ -149,7 +158,10 @@ class Acknowledgement:
         senders = self.pending
         if senders.run is not None:
             run, senders.run = senders.run, None
-            connection.write(self._answers.of_run(run))
+            if self._waits_for_more:
+                self._park(connection, run)
+            else:
+                connection.write(self._answers.of_run(run))
         elif self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
             self.pending = Senders()
             self._answer(connection, senders)
@@ -250,7 +262,7 @@ class Acknowledgement:
         waiting = self.disk.acks + self.slaves.acks
         return waiting + self.waiting_for_topics if self._new_topics else waiting
 
-    def _park(self, connection: Connection, acks: list[Ack]) -> None:
+    def _park(self, connection: Connection, acks: Acks) -> None:
         # The log's end: right after a commit that of this chunk. Who waited for a topic waits for more than
         # its own records, because positions in a line must not fall; the next sync covers all of them anyway.
         position = self._store.max_physical_offset
@@ -268,7 +280,7 @@ class Acknowledgement:
         else:
             parked.connection.write(self._answers.stored(parked.acks))
 
-    def _await_slave(self, connection: Connection, position: int, acks: list[Ack]) -> None:
+    def _await_slave(self, connection: Connection, position: int, acks: Acks) -> None:
         """Answer now when a slave has it, or when none can be waited for; else park."""
         if self.replicas.offset >= position:
             connection.write(self._answers.stored(acks))
@@ -283,9 +295,9 @@ class Acknowledgement:
         else:
             self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
-    def _unsure(self, connection: Connection, acks: list[Ack], code: ResponseCode) -> None:
+    def _unsure(self, connection: Connection, acks: Acks, code: ResponseCode) -> None:
         """These are stored, but not known to be as safe as they should be: `code` says how."""
-        for ack in acks:
+        for ack in acks if isinstance(acks, list) else _acks_of(acks):
             connection.reply(self._answers.unsure(ack, code))
 
 
@@ -295,7 +307,7 @@ class Parked:
 
     connection: Connection
     position: int
-    acks: list[Ack] = field(repr=False)
+    acks: Acks = field(repr=False)
     deadline: float
     since: float
 
@@ -322,7 +334,7 @@ class ParkedSends:
         self._release = release
         self._line: deque[Parked] = deque()
 
-    def park(self, connection: Connection, position: int, acks: list[Ack], seconds: float) -> None:
+    def park(self, connection: Connection, position: int, acks: Acks, seconds: float) -> None:
         """Keep acknowledgements until the log is safe up to `position`, `seconds` at most. Positions never
         fall.
         """
@@ -473,8 +485,10 @@ class Answers:
         self._parts = tuple([part.replace(b"\0", b"%") for part in marked.split(b"%d")])
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
 
-    def stored(self, acks: Iterable[Ack]) -> bytes:
+    def stored(self, acks: Acks) -> bytes:
         """The frames that say that these are stored."""
+        if not isinstance(acks, list):
+            return self.of_run(acks)
         template, pack = self._template, _PREFIX.pack
         frames = []
         for request, queue_id, records in acks:

@@ -2,7 +2,7 @@
 
 What is plain is decided twice. The engine makes a run of sends that look so, to queues that have lanes; here
 it is decided whether runs may be taken as such now: not when a plug-in wants to see requests or records, nor
-when an answer waits for more than the log, nor when sends are refused. Then a run goes the long way, as the
+while a topic waits to be saved, nor when sends are refused. Then a run goes the long way, as the
 commands that it stands for, and what holds for sends is said in one place, `rmq.broker.send`.
 """
 
@@ -113,7 +113,7 @@ class RunBroker(Broker):
 
     def _takes_runs(self) -> bool:
         """Whether a run may be taken as such now."""
-        return self.lanes.is_open and self.acknowledgement.is_plain and not self.store.has_pending
+        return self.lanes.is_open and self.acknowledgement.takes_runs and not self.store.has_pending
 
     def _take(self, run: SendRun, connection: Connection) -> bool:
         """Put, commit and answer a run; False when that is not done, and it goes the long way."""

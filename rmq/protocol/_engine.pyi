@@ -19,6 +19,12 @@ class SendRun:
     flag: int
     """As a command's: that of a request."""
 
+    def __len__(self) -> int:
+        """How many: `count`."""
+
+    def placed(self) -> list[tuple[int, int, int]]:
+        """Once they are put, (queue id, physical offset, queue offset) of each."""
+
     def commands(self) -> list[Command]:
         """The sends one by one, for the long way."""
 

@@ -108,7 +108,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 3
+SEAM = 4
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -471,6 +471,16 @@ cdef class SendRun:
             self.texts = <char*>more
             self.texts_room = room
         return 0
+
+    def __len__(self):
+        return self.count
+
+    def placed(self):
+        cdef Py_ssize_t i
+        return [
+            ((<Lane>self.lanes[self.rows[i].lane]).queue_id, self.rows[i].position, self.rows[i].queue_offset)
+            for i in range(self.count)
+        ]
 
     def commands(self):
         """The sends one by one."""

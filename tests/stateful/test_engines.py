@@ -528,7 +528,7 @@ def run_traffic(machine: Engines, seed: int, steps: int) -> None:
     """Long traffic of the kind that runs are made for, now and then with what ends them."""
     chance = Random(seed)
     log_size = chance.choice([4_000, 40_000, 1 << 20])
-    waits = chance.choice(["", "", "", "disk", "topics"])
+    waits = chance.choice(["", "", "", "disk", "disk", "slave", "both", "topics"])
     machine.begin(seed=seed, log_size=log_size, waits=waits, plugins=chance.random() < 0.1)
     for _ in range(steps):
         at = chance.randrange(len(PEERS))
@@ -541,12 +541,14 @@ def run_traffic(machine: Engines, seed: int, steps: int) -> None:
             machine.time_passes(ms=chance.choice([1, 40, 1_000, 6_000]), backwards=chance.random() < 0.5)
         elif act < 0.95:
             machine.dispatch(limit=chance.choice([1, 7, 1_000]))
-        elif waits == "disk":
-            machine.synced(back=chance.randrange(3))
-        elif waits == "topics":
+        elif waits == "topics" or (waits == "both" and chance.random() < 0.5):
             machine.topics_saved()
-        else:
+        elif waits:
             machine.delete()
+        if waits in ("disk", "both") and chance.random() < 0.3:
+            machine.synced(back=chance.randrange(3))
+        if waits in ("slave", "both") and chance.random() < 0.3:
+            machine.copied(back=chance.randrange(3))
     machine.teardown()
 
 
@@ -623,10 +625,11 @@ CHANGES += [
 class Pair:
     """A broker of each engine, whose lanes are open."""
 
+    waits: str = ""
     machine: CompiledEngines = attrs.Factory(CompiledEngines)
 
     def __attrs_post_init__(self) -> None:
-        self.machine.begin(seed=1, log_size=1 << 20, waits="", plugins=False)
+        self.machine.begin(seed=1, log_size=1 << 20, waits=self.waits, plugins=False)
         self.give(b"".join(self.frame() for _ in range(16)))
 
     def frame(
@@ -704,6 +707,36 @@ def test_a_topic_that_changes_within_a_chunk_changes_what_follows(code: int) -> 
     request.opaque = pair.machine.opaque
     ten = [b"".join(pair.frame() for _ in range(10)) for _ in range(2)]
     pair.give(ten[0] + encode(request) + ten[1])
+    pair.end()
+
+
+@HAS_COMPILED
+@pytest.mark.parametrize("binary", [False, True])
+@pytest.mark.parametrize("waits", ["disk", "slave", "both"])
+@pytest.mark.parametrize("in_time", [False, True])
+def test_runs_wait_for_disk_and_slave_and_are_told_when_neither_comes(
+    waits: str, binary: bool, in_time: bool
+) -> None:
+    pair = Pair(waits)
+    machine = pair.machine
+    machine.both(lambda side: side.broker.save_topics())
+    machine.time_passes(ms=6_000, backwards=False)
+    pair.give(pair.frame())  # it opens the lanes where a topic had to be saved first
+    machine.time_passes(ms=6_000, backwards=False)
+    machine.answered.clear()
+    assert not machine.sides[0].broker.acknowledgement.waiting
+
+    for _ in range(2):
+        pair.give(b"".join(pair.frame(binary=binary) for _ in range(10)))
+    assert machine.sides[0].broker.acknowledgement.waiting == 20
+    assert not machine.answered
+    if in_time and waits != "slave":
+        machine.synced(back=0)
+    if in_time and waits != "disk":
+        machine.copied(back=0)
+    assert len(machine.answered) == 20 * in_time
+    machine.time_passes(ms=6_000, backwards=False)
+    assert len(machine.answered) == 20
     pair.end()
 
 
