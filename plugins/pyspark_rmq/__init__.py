@@ -27,10 +27,10 @@ class DefaultSource(DataSource):
         return "rmq"
 
     def schema(self) -> StructType:
-        from rmq.spark.options import null_columns
+        from rmq.spark.options import columns, null_columns
         from rmq.spark.schema import spark_schema
 
-        return spark_schema(nullable=null_columns(self.options))
+        return spark_schema(columns(self.options), nullable=null_columns(self.options))
 
     def reader(self, schema: StructType) -> BatchReader:
         from rmq.spark.source import batch_reader

@@ -10,6 +10,7 @@ import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 import attrs
@@ -30,6 +31,11 @@ DEFAULT_GROUP: Final = "rmq-spark"
 """Reads and writes under this group when none is given; nothing is committed for it."""
 
 _ALSO_CALLED: Final = {"subscribe": "topic", "subscribepattern": "topicPattern", "namesrvaddr": "nameServer"}
+_HINTS: Final = {
+    "path": 'the topic as an option: .option("topic", "Orders").load(), as for .load("Orders")',
+    "kafka.bootstrap.servers": "the option nameServer: RocketMQ's name servers, as host:9876;host:9876",
+}
+"""Options of other sources, or what Spark makes of `.load("Orders")` and `.save("Orders")`."""
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
 _STORE_WORDS: Final = {"via", "oncorrupt"}
 _STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger")
@@ -152,6 +158,9 @@ class ReadOptions(ConnectOptions):
         " brokers that its topics had, to fail when one of them is away",
     )
     require_topics: bool = setting(True, help="Fail when `topicPattern` matches no topic at the beginning")
+    columns: str = setting(
+        "", help="The columns to read, separated by commas, as with `.schema`; default: all of them"
+    )
     pull_batch: int = setting(
         1024, help="Messages asked for in a pull; brokers give fewer", validator=between(1, 65_536)
     )
@@ -302,7 +311,7 @@ class StoreOptions:
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Check the options of a read. Raises ConfigError."""
-    options = _load(ReadOptions, given)
+    options = _load(ReadOptions, {name: _as_ms(name, text) for name, text in given.items()})
     _check_connection(options)
     _check_selection(options)
     _check_range(options, streaming)
@@ -312,6 +321,26 @@ def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         raise ConfigError("filter", options.filter, "'*', or tags such as 'paid || refunded'")
     _ = options.max_trigger_delay_ms  # raises when it is no time
     return options
+
+
+def _as_ms(name: str, text: str) -> str:
+    """A time as ms since 1970, from ISO 8601 (of UTC where no zone is named); anything else as it is."""
+    if name.lower() not in ("startingtimestamp", "endingtimestamp") or text.strip().isdigit():
+        return text
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return text
+    return str(round((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000))
+
+
+def columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The columns that the options choose; None for all. For a schema that is asked for before the options
+    are checked. Raises ConfigError when none is named."""
+    text = {key.lower(): value for key, value in given.items()}.get("columns")
+    if text is not None and not _names(text):
+        raise ConfigError("columns", text, "columns, separated by commas")
+    return _names(text) if text is not None else None
 
 
 def null_columns(given: Mapping[str, str]) -> frozenset[str]:
@@ -360,6 +389,8 @@ def _load(cls: type[C], given: Mapping[str, str], source: str = "rmq") -> C:
         name = names.get(lowered) or (_ALSO_CALLED.get(lowered) if source == "rmq" else None)
         if name is not None and name.lower() in names:
             arguments[name] = value
+        elif source == "rmq" and lowered in _HINTS:
+            raise ConfigError(f"option {key}", value, _HINTS[lowered])
         elif lowered not in _SPARKS_OWN or source != "rmq":
             raise ConfigError(f"option {key}", "***", known_options(source, key, names.values()))
     try:

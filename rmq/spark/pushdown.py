@@ -12,20 +12,45 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from attrs import frozen
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-)
 
 from rmq.message import MessageQueue
 from rmq.spark.offsets import Offsets
+
+try:
+    from pyspark.sql.datasource import (
+        EqualNullSafe,
+        EqualTo,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        IsNotNull,
+        LessThan,
+        LessThanOrEqual,
+    )
+    from pyspark.sql.datasource import (
+        Filter as Filter,
+    )
+except ImportError:  # Spark 4.0, which pushes no filters
+
+    class Filter:  # type: ignore[no-redef]
+        """None is ever made."""
+
+    class EqualTo(Filter): ...  # type: ignore[no-redef]
+
+    class EqualNullSafe(Filter): ...  # type: ignore[no-redef]
+
+    class GreaterThan(Filter): ...  # type: ignore[no-redef]
+
+    class GreaterThanOrEqual(Filter): ...  # type: ignore[no-redef]
+
+    class LessThan(Filter): ...  # type: ignore[no-redef]
+
+    class LessThanOrEqual(Filter): ...  # type: ignore[no-redef]
+
+    class In(Filter): ...  # type: ignore[no-redef]
+
+    class IsNotNull(Filter): ...  # type: ignore[no-redef]
+
 
 SPARE_MS: Final = 60_000
 """Store times of a queue or a log go up, except where a clock was set back: by no more than this."""

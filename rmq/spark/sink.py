@@ -12,14 +12,16 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import pyarrow as pa
 from attrs import define, field, frozen
 from pyspark import TaskContext
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import Row, StructType
 
 from rmq.client.outgoing import BATCH, Outgoing
 from rmq.client.producer import Producer
@@ -43,7 +45,6 @@ from rmq.spark.encoding import (
 from rmq.spark.options import MIB, WriteOptions, write_options
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
 
 
@@ -75,6 +76,17 @@ def stream_sink(options: Mapping[str, str], schema: StructType) -> StreamSink:
     return StreamSink(write_options(options), schema)
 
 
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter as StreamWriter
+
+    GIVES_ARROW: bool = True
+    """Whether a stream's writer gets batches: from Spark 4.1 on."""
+except ImportError:
+    StreamWriter = DataSourceStreamWriter  # type: ignore[misc, assignment]
+    GIVES_ARROW = False
+ROWS_OF_A_BATCH: Final = 10_000
+
+
 class BatchSink(DataSourceArrowWriter):
     """Writes a batch."""
 
@@ -90,22 +102,35 @@ class BatchSink(DataSourceArrowWriter):
         _tell(messages)
 
 
-class StreamSink(DataSourceStreamArrowWriter):
+class StreamSink(StreamWriter):
     """Writes the batches of a stream."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
         self._options = options
+        self._rows = None if GIVES_ARROW else to_arrow_schema(schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        batches = iterator if self._rows is None else batches_of(iterator, self._rows)
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
         run_id = self._options.run_id or context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
-        return write_rows(self._options, iterator, f"{run_id}/{batch_id}/{_partition()}")
+        return write_rows(self._options, batches, f"{run_id}/{batch_id}/{_partition()}")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _tell(messages)
+
+
+def batches_of(rows: Iterator[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Rows, as Spark 4.0 gives a stream's writer, as batches."""
+    while some := list(islice(rows, ROWS_OF_A_BATCH)):
+        cells = [{name: _value(row[name]) for name in schema.names} for row in some]
+        yield pa.RecordBatch.from_pylist(cells, schema)
+
+
+def _value(value: Any) -> Any:
+    return list(value.items()) if isinstance(value, dict) else value
 
 
 def _partition() -> int:

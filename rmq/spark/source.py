@@ -14,13 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from attrs import frozen
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError
@@ -46,8 +41,37 @@ from rmq.spark.offsets import (
     split,
 )
 from rmq.spark.options import ReadOptions, ending, read_options, starting
-from rmq.spark.pushdown import SPARE_MS, Conditions, Span, clipped, is_ensured
+from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
 from rmq.spark.schema import asked_schema
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    TELLS_START: bool = True
+    """Whether Spark says from where on when it asks a stream where it ends: from 4.2 on."""
+except ImportError:
+    TELLS_START = False
+
+    class ReadLimit:  # type: ignore[no-redef]
+        """How much a batch may have."""
+
+    class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
+        """All that is there."""
+
+    @frozen
+    class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
+        """So many messages."""
+
+        max_rows: int
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Nothing: Spark itself ends at what was there."""
+
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +102,8 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
 def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
     """The reader of `spark.readStream`. Raises ConfigError."""
     found = read_options(options, streaming=True)
-    return StreamReader(found, asked_schema(schema, nullable=found.null_columns))
+    reader = StreamReader if TELLS_START else UntoldStreamReader
+    return reader(found, asked_schema(schema, nullable=found.null_columns))
 
 
 def _read(options: ReadOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -184,7 +209,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._is_checked = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return StreamReader, (self._options, self._schema)
+        return type(self), (self._options, self._schema)
 
     # --- planning, in the driver ---
 
@@ -346,6 +371,38 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ready = sum(max(offset - begin.get(queue, offset), 0) for queue, offset in end.items())
         waited_ms = (time.monotonic() - self._batch_at) * 1000
         return ready < least and waited_ms < self._options.max_trigger_delay_ms
+
+
+class UntoldStreamReader(StreamReader):
+    """A stream of Spark 4.0 or 4.1, which asks where it ends without saying from where on.
+
+    The place is that of the last answer, for each becomes the start of the next batch. A query that goes on
+    after a pause has none before its first batch: that one takes all that is there, whatever
+    `maxOffsetsPerTrigger` says, and fails where a queue of the checkpoint is not there."""
+
+    _at: dict[str, Any] | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        self._at = super().initialOffset()
+        return self._at
+
+    def latestOffset(self, *_: Any) -> dict[str, Any]:
+        if self._at is None:
+            self._at = self._all_there()
+        else:
+            self._at = super().latestOffset(self._at, self.getDefaultReadLimit())
+        return self._at
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        found = super().partitions(start, end)
+        self._at = end
+        return found
+
+    def _all_there(self) -> dict[str, Any]:
+        bounds = self._bounds()
+        end = {queue: most for queue, (_, most) in bounds.items()}
+        there = {queue: most for queue, (least, most) in bounds.items() if most > least}
+        return offsets_tree(end, self._open().places(there) if there else None)
 
 
 # --- where a read begins and ends ---

@@ -15,13 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from attrs import define, evolve
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from rmq.errors import ConfigError, CorruptRecord
 from rmq.spark.arrays import Array, gather
 from rmq.spark.options import StoreOptions
-from rmq.spark.pushdown import SPARE_MS, Conditions, Span
+from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span
 from rmq.spark.records import HEAD, Batch, Records, decode_batch, each_fitting
 from rmq.spark.runtime import prepare_worker
 from rmq.spark.schema import asked_schema

@@ -9,6 +9,7 @@ import traceback
 
 import attrs
 import pytest
+from pyspark_rmq import DefaultSource
 
 from rmq.client.subscription import Sql
 from rmq.config import java_key
@@ -62,6 +63,28 @@ def test_filters() -> None:
     assert (sql.is_filtered, sql.tags) == (True, frozenset())
 
 
+def test_times_are_ms_or_iso_text() -> None:
+    for text, ms in (
+        ("1700000000000", 1_700_000_000_000),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000_000),
+        ("2023-11-14 23:13:20.5+01:00", 1_700_000_000_500),
+        ("2023-11-14T22:13:20", 1_700_000_000_000),
+    ):
+        options = read_options({**GIVEN, "startingtimestamp": text, "endingTimestamp": text}, streaming=False)
+        assert (options.starting_timestamp, options.ending_timestamp) == (ms, ms)
+
+
+def test_columns_are_those_of_the_schema() -> None:
+    assert DefaultSource({**GIVEN, "Columns": "queueOffset, topic"}).schema().names == [
+        "queueOffset",
+        "topic",
+    ]
+    assert len(DefaultSource(GIVEN).schema().names) == 18
+    for text, says in (("", "columns"), ("bodi", "schema column = 'bodi'")):
+        with pytest.raises(ConfigError, match=says):
+            DefaultSource({**GIVEN, "columns": text}).schema()
+
+
 def test_single_queues() -> None:
     options = read_options({"nameServer": "h:1", "assign": '{"T":{"broker-a":[2,0]}}'}, streaming=False)
     assert options.queues == (MessageQueue("T", "broker-a", 2), MessageQueue("T", "broker-a", 0))
@@ -73,6 +96,8 @@ def test_single_queues() -> None:
     [
         ({"startingOffset": "earliest"}, r"option startingOffset =.*expected startingOffsets"),
         ({"header": "true"}, "expected an option of rmq: nameServer, "),
+        ({"path": "Orders"}, r"option path = 'Orders': expected the topic as an option"),
+        ({"kafka.bootstrap.servers": "h:9092"}, "the option nameServer"),
         ({"nameServer": "localhost"}, "nameServer = 'localhost': expected host:port"),
         ({"groupId": "a/b"}, "group 'a/b'"),
         ({"startingTimestamp": "-5"}, "at least 0"),

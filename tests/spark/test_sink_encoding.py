@@ -9,11 +9,12 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.types import StructType
+from pyspark.sql.types import Row, StructType
 
 from rmq.errors import ConfigError, MessageIllegal
 from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import decode_batch, encode_batch
+from rmq.spark import sink
 from rmq.spark.encoding import (
     RowKeys,
     bodies,
@@ -164,3 +165,18 @@ def test_columns_are_checked(schema: str, topic: str, says: str, spark: Any) -> 
     with pytest.raises(ConfigError, match=says):
         check_write_columns(StructType.fromDDL(schema), topic)
     assert check_write_columns(StructType.fromDDL("body string, properties map<string,string>"), "T")
+
+
+def test_rows_of_an_older_spark_become_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark 4.0 gives a stream's writer rows."""
+    monkeypatch.setattr(sink, "ROWS_OF_A_BATCH", 2)
+    schema = pa.schema(
+        [("body", pa.binary()), ("tags", pa.string()), ("properties", pa.map_(pa.string(), pa.string()))]
+    )
+    rows = [Row(body=b"%d" % at, tags=None, properties={"a": str(at)} if at else None) for at in range(3)]
+    batches = list(sink.batches_of(iter(rows), schema))
+    assert [len(batch) for batch in batches] == [2, 1]
+    assert all(batch.schema == schema for batch in batches)
+    found = pa.Table.from_batches(batches).to_pylist()
+    assert found[2] == {"body": b"2", "tags": None, "properties": [("a", "2")]}
+    assert found[0]["properties"] is None

@@ -15,7 +15,7 @@ from rmq.spark import source
 from rmq.spark.offsets import DataLoss, Offsets, Places, QueueRange, offsets_of, offsets_tree, places_of
 from rmq.spark.options import read_options
 from rmq.spark.schema import arrow_schema
-from rmq.spark.source import StreamReader
+from rmq.spark.source import StreamReader, UntoldStreamReader
 
 A, B, C = (MessageQueue("T", "broker-a", number) for number in (0, 1, 2))
 ALL = ReadAllAvailable()
@@ -24,12 +24,12 @@ ALL = ReadAllAvailable()
 class Stage:
     """A reader, the queues that it sees, and the time that it is."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, kind: type[StreamReader] = StreamReader, **options: object) -> None:
         given = {"nameServer": "h:1", "topic": "T", "startingOffsets": "earliest"}
         more = {key: str(value) for key, value in options.items()}
         self.bounds = {A: (0, 10), B: (0, 20)}
         self.now = 1000.0
-        self.reader = StreamReader(read_options({**given, **more}, streaming=True), arrow_schema(["body"]))
+        self.reader = kind(read_options({**given, **more}, streaming=True), arrow_schema(["body"]))
         self.made_at = 5000
         self.asked: list[Offsets] = []
         self.reader._open = lambda: self  # type: ignore[method-assign, assignment, return-value]
@@ -46,8 +46,8 @@ class Stage:
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
-    def make(**options: object) -> Stage:
-        made = Stage(**options)
+    def make(kind: type[StreamReader] = StreamReader, **options: object) -> Stage:
+        made = Stage(kind, **options)
         monkeypatch.setattr(source.time, "monotonic", lambda: made.now)
         monkeypatch.setattr(source.time, "sleep", lambda seconds: None)
         return made
@@ -145,6 +145,28 @@ def test_a_stream_without_news_asks_ever_less(
     start = made.reader.latestOffset(start, ALL)
     made.reader.latestOffset(start, ALL)
     assert [round(seconds, 3) for seconds in pauses] == [0.1, 0.2, 0.4, 0.8, 1.6, 1.6, 1.6, 1.6, 0.1]
+
+
+def test_a_stream_of_an_older_spark_goes_on_from_its_last_answer(stage: Callable[..., Stage]) -> None:
+    """4.0 and 4.1 do not say from where on."""
+    first = offsets_tree({A: 1, B: 2})
+    made = stage(UntoldStreamReader, maxOffsetsPerTrigger=9)
+    reader: Any = made.reader
+    reader._first = offsets_of(first)
+    assert reader.initialOffset() == first
+    ends = [offsets_of(reader.latestOffset()) for _ in range(4)]
+    assert [sum(end.values()) for end in ends] == [12, 21, 30, 30]
+    again: Any = stage(UntoldStreamReader).reader
+    end = again.latestOffset()
+    assert (offsets_of(end), places_of(end)) == ({A: 10, B: 20}, {A: (6000, 5000), B: (7000, 5000)})
+    assert sum(len(one) for task in again.partitions(first, end) for one in task.value) == 27
+    assert again.latestOffset() == end
+    gone = stage(UntoldStreamReader)
+    del gone.bounds[B]
+    anew: Any = gone.reader
+    with pytest.raises(DataLoss, match="the batch to plan does not know it"):
+        anew.partitions(first, anew.latestOffset())
+    assert type(pickle.loads(pickle.dumps(anew))) is UntoldStreamReader
 
 
 def test_a_limit_is_sparks_to_give(stage: Callable[..., Stage]) -> None:
