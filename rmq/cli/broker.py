@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
+from rmq.cli.placement import emptied
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import as_duration, pairs
 
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 
 READ_ONLY: Final = {"brokerPermission": "4"}
 READ_WRITE: Final = {"brokerPermission": "6"}
-LOOK_SECONDS: Final = 1.0
-"""Between two looks at a broker that is drained."""
-STILL_SECONDS: Final = 31.0
-"""For so long no message must have come: producers ask for routes every 30 s."""
 BROKER = click.argument("broker")
 
 
@@ -163,26 +160,8 @@ def undrain(target: Target, broker: str) -> None:
 
 async def _drain(admin: Admin, broker: str, seconds: float) -> str:
     """What is left in the end, in words; empty when nothing is, or nobody waits."""
-    import anyio
-
     await admin.update_broker_config(READ_ONLY, broker=broker)
-    if not seconds:
-        return ""
-    began = anyio.current_time()
-    before, since = -1, began
-    while True:
-        stored = int((await admin.broker_runtime(broker)).get("msgPutTotalTodayNow", "0"))
-        groups = await admin.broker_consume_stats(broker)
-        now = anyio.current_time()
-        if stored != before:
-            before, since = stored, now
-        waits = [f"group {one.group} has {one.lag} messages left" for one in groups if one.lag]
-        if now - since < STILL_SECONDS:
-            waits.insert(0, f"the last message came {now - since:.0f} s ago (producers notice within 30 s)")
-        if not waits or now - began >= seconds:
-            return ", ".join(waits)
-        echo(", ".join(waits), err=True)
-        await anyio.sleep(LOOK_SECONDS)
+    return await emptied(admin, broker, "", seconds) if seconds else ""
 
 
 def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:

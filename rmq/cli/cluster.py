@@ -10,6 +10,7 @@ import click
 
 from rmq.cli.latency import percentile, timed_send
 from rmq.cli.output import EXIT_FAILED, Format, output_option, refuse, show
+from rmq.cli.placement import plan
 from rmq.cli.target import Target, run, run_admin, target_options
 from rmq.errors import NoPermission, RmqError
 from rmq.protocol.codes import MASTER_ID
@@ -39,7 +40,10 @@ COLUMNS = (
 
 @click.group()
 def cluster() -> None:
-    """Show the clusters, their brokers, and how fast they answer."""
+    """Show the clusters, their brokers, how fast they answer, and how to spread topics over them."""
+
+
+cluster.add_command(plan)
 
 
 @cluster.command("list")

@@ -1,4 +1,4 @@
-"""`rmq topic`: list, look at, make, change and delete topics."""
+"""`rmq topic`: list, look at, make, change, move and delete topics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from attrs import evolve
 
 from rmq.cli.completion import complete_topic
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
+from rmq.cli.placement import move
 from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
 from rmq.cli.values import as_perm, perm_text
 from rmq.message import validate_topic
@@ -24,7 +25,10 @@ QUEUES = click.IntRange(1, QUEUES_MAX)
 
 @click.group()
 def topic() -> None:
-    """List, look at, make, change and delete topics."""
+    """List, look at, make, change, move and delete topics."""
+
+
+topic.add_command(move)
 
 
 @topic.command("list")
