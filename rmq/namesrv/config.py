@@ -25,6 +25,11 @@ class NamesrvConfig(ControllerSettings):
     kv_config_path: str = setting(
         "~/namesrv/kvConfig.json", help="File that keeps the key-value configs.", important=True
     )
+    masters_path: str = setting(
+        "",
+        help="File that keeps which broker was master of each name: for a minute after a start of this name"
+        " server no other takes its place. Empty: none.",
+    )
     config_store_path: str = setting(
         "",
         help="Properties file that takes settings changed at run time; empty: the one given with -c.",

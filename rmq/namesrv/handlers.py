@@ -29,6 +29,7 @@ from rmq.files import SaveSettings
 from rmq.metrics import Metric
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
+from rmq.namesrv.masters import Masters
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks
 from rmq.protocol import headers
@@ -75,10 +76,10 @@ class NameServer(Endpoint):
     """The endpoint of all connections of a name server.
 
     `now_ms` may be any clock that only goes forward. `save_settings` keeps settings changed at run time and
-    raises OSError when it cannot. In cluster test mode `on_lookup` is told what the service
-    has to ask for, and says whether it will.
-    With `cluster` only servers that have its secret register. `clock` is in seconds, for how long a chunk may
-    take. `acceptors` let peers in, by the names of their ports; `budget` bounds what peers may make us hold.
+    raises OSError when it cannot. In cluster test mode `on_lookup` is told what the service has to ask for,
+    and says whether it will. With `cluster` only servers that have its secret register; `masters` knows who
+    led before this start. `clock` is in seconds, for how long a chunk may take. `acceptors` let peers in, by
+    the names of their ports; `budget` bounds what peers may make us hold.
     """
 
     def __init__(
@@ -93,8 +94,10 @@ class NameServer(Endpoint):
         clock: Callable[[], float] = lambda: 0.0,
         acceptors: Mapping[str, Acceptor] | None = None,
         budget: Budget | None = None,
+        masters: Masters | None = None,
     ) -> None:
         self.config = config
+        self._masters = masters or Masters(None, None, now_ms())
         self._cluster = cluster
         limits = RouteLimits(
             config.max_brokers, config.max_queue_entries, topics_of_broker=config.max_topics_of_broker
@@ -245,7 +248,9 @@ class NameServer(Endpoint):
             if request.body:
                 body = RegisterBrokerBody.decode(request.body, compressed=header.compressed)
             is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
+            self._masters.check(who, now_ms)
             result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
+            self._masters.registered(who)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
         return request.reply(
             header=headers.RegisterBrokerResponseHeader(result.ha_server_addr, result.master_addr),
@@ -255,7 +260,9 @@ class NameServer(Endpoint):
     def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.UnRegisterBrokerRequestHeader)
         who = Registration(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
-        if not self.routes.unregister(who):
+        if self.routes.unregister(who):
+            self._masters.unregistered(who)
+        else:
             log.info("%s unregisters a broker that is not known: %s", connection.peer_address, who)
         return request.reply()
 

@@ -17,6 +17,7 @@ import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import NoReturn
 
 import anyio
@@ -38,6 +39,7 @@ from rmq.namesrv.config import NamesrvConfig, kv_config_file
 from rmq.namesrv.handlers import Lookup, NameServer, no_route, route_response
 from rmq.namesrv.host import PluginHost
 from rmq.namesrv.kvconfigs import KvConfigs
+from rmq.namesrv.masters import Masters
 from rmq.plugin import load, named
 from rmq.process import return_large_blocks
 from rmq.profile import applied, cluster_secret
@@ -205,7 +207,15 @@ def _name_server(
         clock=current_loop().now,
         acceptors={"clients": acceptor},
         budget=Budget(config.connection_buffer_bytes),
+        masters=_masters(config),
     )
+
+
+def _masters(config: NamesrvConfig) -> Masters:
+    if not config.masters_path:
+        return Masters(None, None, _now_ms())
+    file = Path(config.masters_path).expanduser()
+    return Masters(partial(replace_file, file), read_file(file), _now_ms())
 
 
 async def _expire(server: NameServer) -> NoReturn:

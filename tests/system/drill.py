@@ -220,6 +220,7 @@ class Drill:
             "listenPort": str(port),
             "metricsPort": str(metrics),
             "kvConfigPath": str(self.folder / name / "kv.json"),
+            "mastersPath": str(self.folder / name / "masters.json"),
             "plugins": "metrics",
         }
         return self.add(Server("namesrv", name, self.folder, settings))

@@ -5,6 +5,7 @@ Those that wait for clients with old routes take half a minute or more and are f
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import re
@@ -128,6 +129,53 @@ def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
         run.wait_until_copied("broker-a")
         master.end(signal.SIGKILL)
         run.check_nothing_is_lost()  # by the slave
+
+
+def test_failover(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Failover") as run:
+        names = run.name_server()
+        old = run.broker("broker-a", brokerRole="SYNC_MASTER", flushDiskType="SYNC_FLUSH")
+        new = run.slave("broker-a", flushDiskType="SYNC_FLUSH")
+        traffic = run.load()
+        run.wait_until_copied("broker-a")
+        until(lambda: has_table(new, "topics", TOPIC), lambda: "the slave has no topics")
+        old.end(signal.SIGKILL)
+        new.end()
+        new.settings |= {"brokerRole": "SYNC_MASTER", "brokerId": "0"}
+        new.start()
+        assert masters(run) == [new.address]
+        run.rmq("cluster", "list")
+        traffic.go_on()
+
+        # Name server and old master start again, and the new one is the last to be heard.
+        names.end(signal.SIGKILL)
+        assert new.process is not None
+        new.process.send_signal(signal.SIGSTOP)
+        try:
+            names.start()
+            old.launch()
+            until(lambda: f"start {old.address} as its slave" in old.said, lambda: f"not told: {old.said}")
+            assert old.probe() == 503
+        finally:
+            new.process.send_signal(signal.SIGCONT)
+        until(lambda: masters(run) == [new.address], lambda: "the new master does not come back")
+        traffic.go_on()
+        assert masters(run) == [new.address]
+        old.end()
+
+        old.settings |= {"brokerRole": "SLAVE", "brokerId": "1", "haDivergedLog": "aside"}
+        old.start()
+        run.rmq("cluster", "list")
+        run.wait_until_copied("broker-a")
+        run.rmq("doctor")
+        traffic.stop()
+        run.check_nothing_is_lost()
+
+
+def masters(run: Drill) -> list[str]:
+    """The addresses of the masters that the name server knows."""
+    done = run.shell.run("cluster", "list", "-o", "json")
+    return [row["address"] for row in json.loads(done.stdout) if row["id"] == 0] if not done.exit_code else []
 
 
 @pytest.mark.skipif(

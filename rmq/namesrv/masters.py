@@ -1,0 +1,81 @@
+"""Masters: which broker led each name last, kept over restarts, so that an older one cannot take over.
+
+After a failover the old master may come back, as when its machine starts again. While the new one lives, the
+name server refuses it. A name server that has just started knows nobody, though, and the first to register
+would be believed: for a minute only the broker that was master last may be it. Off until `mastersPath` names
+a file. RocketMQ's name server has nothing like it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from rmq.errors import RemoteProtocolError, SystemFailure
+from rmq.namesrv.routes import Registration
+from rmq.protocol import json
+from rmq.protocol.codes import MASTER_ID
+
+log = logging.getLogger("rmq.namesrv")
+
+FENCE_MS: Final = 60_000
+"""So long after its start a name server waits for the last master of a name. Brokers register within seconds
+of a name server's return, and every 60 s at least."""
+
+
+class Masters:
+    """The addresses of the last masters, by their cluster and name.
+
+    `save` replaces the file and raises OSError; None keeps nothing and fences nobody. `saved` is what it
+    kept last. `started_ms` is when the name server started, by the clock of `check`.
+
+    Raises RemoteProtocolError when `saved` cannot be read.
+    """
+
+    def __init__(self, save: Callable[[bytes], None] | None, saved: bytes | None, started_ms: int) -> None:
+        self._save = save
+        self._fenced_until = started_ms + FENCE_MS
+        table = json.loads(saved) if saved else {}
+        if not isinstance(table, dict) or not all(isinstance(one, str) for one in table.values()):
+            raise RemoteProtocolError("mastersPath: expected a table of names and addresses")
+        self._last: dict[str, str] = table
+        self._waited_for = set(table)
+
+    def check(self, who: Registration, now_ms: int) -> None:
+        """Raises SystemFailure for a master in whose name another one led when the name server stopped, which
+        has not come back yet and still may."""
+        last = self._last.get(key := _key(who))
+        if who.broker_id != MASTER_ID or last in (None, who.broker_addr) or key not in self._waited_for:
+            return
+        if now_ms < self._fenced_until:
+            left = (self._fenced_until - now_ms) / 1000
+            raise SystemFailure(
+                None,
+                f"master of {who.broker_name} was {last} when this name server stopped: it has {left:.0f} s"
+                f" to come back; if it leads now, start {who.broker_addr} as its slave",
+            )
+
+    def registered(self, who: Registration) -> None:
+        """This broker has registered."""
+        if who.broker_id == MASTER_ID and self._save is not None:
+            self._waited_for.discard(key := _key(who))
+            if self._last.get(key) != who.broker_addr:
+                self._keep({**self._last, key: who.broker_addr})
+
+    def unregistered(self, who: Registration) -> None:
+        """This broker was stopped in good order: another one may lead in its name at once."""
+        if self._last.get(key := _key(who)) == who.broker_addr:
+            self._keep({name: address for name, address in self._last.items() if name != key})
+
+    def _keep(self, table: dict[str, str]) -> None:
+        self._last = table
+        if self._save is not None:
+            try:
+                self._save(json.dumps(table))
+            except OSError as error:
+                log.error("who is master cannot be saved: %s", error)
+
+
+def _key(who: Registration) -> str:
+    return f"{who.cluster}/{who.broker_name}"
