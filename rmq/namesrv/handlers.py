@@ -10,6 +10,7 @@ import hashlib
 import logging
 import zlib
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Final
 
 from attrs import define
@@ -113,6 +114,8 @@ class NameServer(Endpoint):
         self._next_scan_ms = now_ms() + SCAN_MS
         self._handlers = self.handlers()
         self._signed_codes: frozenset[int] = BROKER_CODES
+        self.certificate_end: datetime | None = None
+        """Until when the TLS certificate that peers are shown is valid; None without one."""
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rmq.errors import LocalProtocolError
 from rmq.metrics import Metric, connection_metrics, single
+from rmq.process import VERSION
 
 if TYPE_CHECKING:
     from rmq.message import Message
@@ -48,7 +49,12 @@ class PluginHost:
         routes = self._server.routes
         brokers = sum(len(broker.broker_addrs) for broker in routes.cluster_info().broker_addr_table.values())
         topics = len(routes.topics().topic_list)
+        end = self._server.certificate_end
+        about = "Always 1: the version that this name server is"
+        until = "When the TLS certificate ends, in seconds since 1970; 0 without one"
         return [
+            Metric("build_info", "gauge", about, [((VERSION,), 1)], ("version",)),
+            single("certificate_end_seconds", "gauge", until, 0 if end is None else end.timestamp()),
             single("namesrv_brokers", "gauge", "Brokers that are registered, slaves too", brokers),
             single("namesrv_topics", "gauge", "Topics that have a route", topics),
             *self._server.controller_metrics(),

@@ -57,10 +57,11 @@ from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
 from rmq.remoting.signals import obey
-from rmq.remoting.tls import TlsConfig
+from rmq.remoting.tls import TlsConfig, certificate_end
 from rmq.remoting.websocket import WebSocketAccess
 from rmq.store.disk import Disk
 
+CERTIFICATE_SECONDS = 600.0
 LOOKUP_SECONDS = 3.0
 WAITING_LOOKUPS = 1_000
 RUNNING_LOOKUPS = 64
@@ -114,6 +115,8 @@ async def run(
     async with served_pages(network, config, health) as served, _nursery() as nursery:
         served.pages.update(hooks.pages())
         nursery.start_soon(_expire, server)
+        if tls.tls_cert_path:
+            nursery.start_soon(_look_at_certificate, server, tls.tls_cert_path)
         for name, plugin in hooks.tasks:
             nursery.start_soon(restarting, f"plugin {name}", plugin.run)
         if asks:
@@ -144,6 +147,12 @@ async def run(
             also |= served.listens() | hooks.listens()
         task_status.started(addresses)
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+async def _look_at_certificate(server: NameServer, path: str) -> NoReturn:
+    while True:
+        server.certificate_end = await anyio.to_thread.run_sync(certificate_end, path)
+        await anyio.sleep(CERTIFICATE_SECONDS)
 
 
 async def _entered(

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
 import pytest
 import trustme
@@ -16,8 +17,15 @@ from tests.system.closed.cluster import ENVIRONMENT, ROOT, Closed
 PATIENCE_SECONDS = 20
 
 
-def started(closed: Closed, service: str, *settings: str, said: str = "") -> tuple[int | None, str]:
-    """Starts one more server with changed settings; its status, None when it went on, and what it said."""
+def started(
+    closed: Closed,
+    service: str,
+    *settings: str,
+    said: str = "",
+    meanwhile: Callable[[], object] = lambda: None,
+) -> tuple[int | None, str]:
+    """Starts one more server with changed settings; its status, None when it went on, and what it said.
+    `meanwhile` is done once it has said `said`."""
     folder = closed.folder / ("names" if service == "namesrv" else "master-b")
     own = ("listenPort=0", "storePathRootDir=../spare", "kvConfigPath=../spare.json", "brokerName=spare")
     options = [word for text in (*own, *settings) for word in ("--set", text)]
@@ -34,6 +42,7 @@ def started(closed: Closed, service: str, *settings: str, said: str = "") -> tup
     try:
         while process.poll() is None and time.monotonic() < end and not (said and said in log.read_text()):
             time.sleep(0.05)
+        meanwhile()
         return process.poll(), log.read_text()
     finally:
         process.terminate()
@@ -70,7 +79,17 @@ def test_another_cluster_secret_is_told_by_both_sides(closed: Closed) -> None:
 def test_a_slave_with_another_secret_is_told(closed: Closed) -> None:
     closed.ok("certs", "secret", str(closed.folder / "ha.secret"))
     slave = ("brokerName=broker-b", "brokerRole=SLAVE", "brokerId=2", "haSecretFile=../ha.secret")
-    _, said = started(closed, "broker", *slave, said="it hung up in the middle of the handshake")
+    found: list[str] = []
+
+    def ask() -> None:
+        status, out, _ = closed.rmq("doctor")
+        found.extend((str(status), out))
+
+    _, said = started(
+        closed, "broker", *slave, said="it hung up in the middle of the handshake", meanwhile=ask
+    )
+    assert found[0] == "1"
+    assert "copies nothing" in found[1] or "copy nothing" in found[1], found
     assert "haSecretFile or clusterSecretFile" in said
     assert "it has another secret" in closed.log("master-b")
 

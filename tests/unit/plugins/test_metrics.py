@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,11 @@ from rmq.health import Health
 from rmq.metrics import SECONDS, Histogram, Metric, single
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
+from rmq.namesrv.handlers import NameServer
+from rmq.namesrv.host import PluginHost as NamesrvHost
+from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import hooks_of
+from rmq.process import VERSION
 from rmq.protocol.command import Command
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.http import Asked, serve
@@ -463,3 +468,12 @@ async def test_a_broker_that_no_name_server_knows_is_not_ready(tmp_path: Any, in
                 answer = await said(probed, GET_READY)
             stop.set()
             nursery.cancel_scope.cancel()
+
+
+def test_a_name_server_says_its_version_and_when_its_certificate_ends() -> None:
+    server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
+    server.certificate_end = datetime(2027, 1, 1, tzinfo=UTC)
+    plugin = MetricsPlugin({}, NamesrvHost(server, lambda: 0))
+    found = scraped(plugin)
+    assert value(found, "build_info", version=VERSION) == 1
+    assert value(found, "certificate_end_seconds") == 1_798_761_600
