@@ -112,6 +112,26 @@ def test_add_a_broker(tmp_path: pathlib.Path) -> None:
         run.check_nothing_is_lost()
 
 
+@pytest.mark.runbooks
+def test_move_a_topic(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Move a topic") as run:
+        run.name_server()
+        run.broker("broker-a")
+        traffic = run.load()
+        run.broker("broker-b")
+        run.rmq("cluster", "plan")
+        run.rmq("topic", "move", TOPIC, "--from", "broker-a", "--to", "broker-b", "--yes")
+        at = ends(run, "broker-a")
+        traffic.go_on()
+        assert ends(run, "broker-a") == at
+        assert ends(run, "broker-b") > 0
+        perms = {row["broker"]: row["perm"] for row in run.rows("topic", "route", TOPIC)}
+        assert perms == {"broker-a": "r", "broker-b": "rw"}
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
+
+
 def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
     with drill(tmp_path, "Seed a slave") as run:
         run.name_server()
