@@ -1,5 +1,46 @@
-"""Fakes for tests of rmq and of programs that use it; the same ones that rmq's own tests run on."""
+"""What programs that use rmq test with: a cluster in memory, virtual time, messages for handlers.
 
-from rmq.testing.network import MemoryHost, MemoryListener, MemoryNetwork, MemoryStream
+    async with testing.Cluster("broker-a", topics={"Orders": 4}) as cluster, cluster.connect() as client:
+        ...
+        await cluster.advance(7200)
+        assert cluster.sent("Orders")
 
-__all__ = ["MemoryHost", "MemoryListener", "MemoryNetwork", "MemoryStream"]
+    await handle(testing.message(b"paid 42", tags="paid"))
+
+With pytest there are the fixtures `rmq_cluster` and `rmq_client`: see `pytest_plugin`. rmq's own tests stand
+on the same cluster.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rmq.testing.clock import virtual_time as virtual_time
+    from rmq.testing.cluster import Cluster as Cluster
+    from rmq.testing.messages import message as message
+    from rmq.testing.network import MemoryHost as MemoryHost
+    from rmq.testing.network import MemoryListener as MemoryListener
+    from rmq.testing.network import MemoryNetwork as MemoryNetwork
+    from rmq.testing.network import MemoryStream as MemoryStream
+
+_HOMES = {
+    "Cluster": "cluster",
+    "MemoryHost": "network",
+    "MemoryListener": "network",
+    "MemoryNetwork": "network",
+    "MemoryStream": "network",
+    "message": "messages",
+    "virtual_time": "clock",
+}
+"""Loaded when they are first used: the plug-in of pytest is loaded wherever rmq is installed."""
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'rmq.testing' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"rmq.testing.{_HOMES[name]}"), name)
+    return value

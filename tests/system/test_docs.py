@@ -5,7 +5,6 @@ A block that imports neither loop runs as part of both.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
 import subprocess
@@ -13,6 +12,7 @@ import sys
 
 import pytest
 
+from tests.suites import run_suite
 from tests.system.test_demo import running_dev
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -229,16 +229,27 @@ def test_the_cells_of_the_page_on_notebooks_run(tmp_path: pathlib.Path) -> None:
     assert second.count("\n") == 4
 
 
-def test_the_test_of_the_page_on_testing_passes(tmp_path: pathlib.Path) -> None:
-    (program,) = blocks("docs/testing.md")
-    (tmp_path / "test_orders.py").write_text(program)
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntrio_mode = true\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
+RUNNERS = {
+    "asyncio": ["-p", "no:trio", "-o", "asyncio_mode=auto"],
+    "trio": ["-p", "no:asyncio", "-o", "trio_mode=true"],
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_tests_of_the_page_on_testing_pass(loop: str, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip(f"pytest_{loop}")
+    found = programs("docs/testing.md", loop)
+    assert len(found) == 3
+    for number, program in enumerate(found):
+        (tmp_path / f"test_block_{number}.py").write_text(program)
+    done = run_suite(tmp_path, RUNNERS[loop])
+    assert (done.returncode, "3 passed" in done.stdout) == (0, True), done.stdout
+
+
+def test_the_page_on_testing_has_the_same_test_for_both_loops() -> None:
+    first, second = (
+        [block for block in blocks("docs/testing.md") if loops_of(block) == {loop}] for loop in LOOPS
     )
-    assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
+    (asyncio_form,), (trio_form,) = first, second
+    as_trio = asyncio_form.replace("import asyncio", "import trio")
+    assert as_trio.replace("asyncio.get_running_loop().time", "trio.current_time") == trio_form
