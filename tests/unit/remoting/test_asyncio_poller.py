@@ -31,17 +31,23 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
+def run(scenario: Callable[[], Awaitable[None]], loop: str = "asyncio") -> None:
     """On a loop that anyio has not begun."""
+    factory = pytest.importorskip("uvloop").new_event_loop if loop == "uvloop" else None
 
     async def limited() -> None:
         async with asyncio.timeout(20):
             await scenario()
 
-    asyncio.run(limited())
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(limited())
 
 
-def test_it_is_called_until_it_says_no(pair: tuple[socket.socket, socket.socket]) -> None:
+BOTH = pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+
+
+@BOTH
+def test_it_is_called_until_it_says_no(pair: tuple[socket.socket, socket.socket], loop: str) -> None:
     one, other = pair
     read: list[bytes] = []
 
@@ -57,7 +63,7 @@ def test_it_is_called_until_it_says_no(pair: tuple[socket.socket, socket.socket]
         await AsyncioPoller().attend(one.fileno(), on_readable)
         assert read[3:] == [b"d"]
 
-    run(scenario)
+    run(scenario, loop)
 
 
 def test_its_error_comes_out(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -75,7 +81,8 @@ def test_its_error_comes_out(pair: tuple[socket.socket, socket.socket]) -> None:
     run(scenario)
 
 
-def test_cancelled_it_is_called_no_more(pair: tuple[socket.socket, socket.socket]) -> None:
+@BOTH
+def test_cancelled_it_is_called_no_more(pair: tuple[socket.socket, socket.socket], loop: str) -> None:
     one, other = pair
     calls: list[int] = []
 
@@ -93,7 +100,7 @@ def test_cancelled_it_is_called_no_more(pair: tuple[socket.socket, socket.socket
         await turns()
         assert calls == []
 
-    run(scenario)
+    run(scenario, loop)
 
 
 def test_there_is_none_on_trio() -> None:
@@ -104,7 +111,8 @@ def test_there_is_none_on_trio() -> None:
     assert not anyio.run(made, backend="trio")
 
 
-def test_answers_are_taken_by_the_callback() -> None:
+@BOTH
+def test_answers_are_taken_by_the_callback(loop: str) -> None:
     """No task of the connection has a turn for an answer; a task that is woken for each costs a turn more."""
 
     async def scenario() -> None:
@@ -125,7 +133,7 @@ def test_answers_are_taken_by_the_callback() -> None:
         assert with_tasks == [False] * 3
 
     with service() as address:
-        run(scenario)
+        run(scenario, loop)
 
 
 def test_requests_of_the_peer_are_answered_outside_of_tasks() -> None:
