@@ -41,6 +41,8 @@ class MemberFile:
         self.identity = f"{chance.getrandbits(128):032x}"
         self.incarnation = 0
         self.epochs: Epochs = ()
+        self.last = 0
+        """The last epoch that this broker knew of."""
         data = disk.load(self._path)
         if data is not None:
             self._read(data)
@@ -49,7 +51,7 @@ class MemberFile:
         try:
             table = json.loads(data)
             self.identity, self.incarnation = str(table["identity"]), int(table["incarnation"])
-            self.epochs = as_epochs(table["epochs"])
+            self.epochs, self.last = as_epochs(table["epochs"]), int(table["epoch"])
         except (RemoteProtocolError, TypeError, KeyError, ValueError) as error:
             raise StoreError(f"{self._path} cannot be read: {error!r}") from None
 
@@ -60,9 +62,24 @@ class MemberFile:
 
     def save(self, epochs: Epochs) -> None:
         """Have these epochs, on the disk when this returns."""
-        table = {"identity": self.identity, "incarnation": self.incarnation, "epochs": [*map(list, epochs)]}
+        last = max(self.last, epochs[-1][0]) if epochs else self.last
+        table = {
+            "identity": self.identity,
+            "incarnation": self.incarnation,
+            "epoch": last,
+            "epochs": [*map(list, epochs)],
+        }
         self._disk.replace(self._path, json.dumps(table))
-        self.epochs = epochs
+        self.epochs, self.last = epochs, last
+
+
+def forget_epochs(disk: Disk, folder: str) -> None:
+    """A broker runs without controllers: what comes into its log then is of no epoch, so that a later set has
+    to compare records. Raises StoreError."""
+    if disk.exists(f"{folder}/{FILE}"):
+        file = MemberFile(disk, folder, Random(0))
+        if file.epochs:
+            file.save(())
 
 
 class Control:
@@ -92,6 +109,8 @@ class Control:
         self._cluster = config.broker_cluster_name
         self._is_founder = is_founder
         self.replica: Replica | None = None
+        self.stays = False
+        """The service ends to begin again in another role: name servers are not told that it leaves."""
         self.flushed: Callable[[], int] = lambda: self._flushed
         self._flushed = 0
         self.on_new_master: Callable[[], None] = lambda: None
@@ -101,8 +120,7 @@ class Control:
 
     def register(self) -> Register:
         """What makes this broker a replica of its set."""
-        last = self._file.epochs[-1][0] if self._file.epochs else 0
-        return Register(self._cluster, self._name, self._member, self._is_founder, last)
+        return Register(self._cluster, self._name, self._member, self._is_founder, self._file.last)
 
     def registered(self, answer: Answer) -> str:
         """Take the answer to `register`; returns why it was refused, or empty."""
@@ -116,9 +134,8 @@ class Control:
     def heartbeat(self) -> Heartbeat:
         """What this broker says of itself."""
         replica = self._replica
-        last = self._file.epochs[-1][0] if self._file.epochs else 0
         self._flushed = self.flushed()
-        epoch = max(replica.epoch, last)
+        epoch = max(replica.epoch, self._file.last)
         return Heartbeat(self._name, replica.number, self._file.incarnation, epoch, self._flushed)
 
     def heard(self, answer: Answer, asked_at: float) -> None:
@@ -222,9 +239,11 @@ class Control:
         begin(store, master, log_id)
         found = common_end(self.epochs, store.max_physical_offset, master.epochs, master.end)
         if found is None:
-            raise Diverged(
-                f"our log (epochs {self.epochs}) and the master's ({master.epochs}) share no epoch"
-            )
+            if not master.epochs:
+                raise Diverged("the master does not say where epochs begin in its log")
+            # An epoch of which a log has no record is not in its list. What lies before the first epoch of
+            # both was the same when they came to the set.
+            found = min(self.epochs[0][1], master.epochs[0][1])
         if found < max(master.start, store.min_physical_offset):
             raise Expired(f"our log is the master's up to {found} only, and that has expired")
         return found

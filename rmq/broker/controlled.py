@@ -25,7 +25,7 @@ from attrs import evolve
 from rmq.broker import service
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.control import Control, MemberFile
+from rmq.broker.control import Control, MemberFile, forget_epochs
 from rmq.broker.startup import Stop
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
@@ -86,14 +86,16 @@ async def run(
     beneath: Callable[..., Any] = partial(
         service.run, tls=tls, network=network, disk=disk, now_ms=now_ms, **rest
     )
+    folder = store_config.store_path_root_dir
     if not config.controller_addr:
+        forget_epochs(disk or RealDisk(), folder)
         await beneath(config, store_config, stop=stop, on_opened=on_opened, task_status=task_status)
         return
     check(config, store_config)
     _, wire_tls = applied(config, tls or TlsConfig())
-    lock = (disk or RealDisk()).lock(f"{store_config.store_path_root_dir}/controller.lock")
+    lock = (disk or RealDisk()).lock(f"{folder}/controller.lock")
     try:
-        file = MemberFile(disk or RealDisk(), store_config.store_path_root_dir, random.Random())
+        file = MemberFile(disk or RealDisk(), folder, random.Random())
         file.begin()
         control = Control(
             config,
@@ -175,7 +177,7 @@ class _Controlled:
         try:
             await stop.wait()
         finally:
-            self._is_stopping = True
+            self._is_stopping, self._control.stays = True, False
             self._end()
             self._known.ring()
 
@@ -190,6 +192,7 @@ class _Controlled:
         control, self._ending = self._control, anyio.Event()
         is_master, epoch = control.is_elected, control.epoch
         self._led = epoch if is_master else 0
+        control.stays = False
         config = evolve(self._config, broker_id=0 if is_master else control.number)
         store_config = evolve(
             self._store_config,
@@ -199,7 +202,12 @@ class _Controlled:
         role = "master" if is_master else "slave"
         log.warning("%s: replica %d is a %s in epoch %d", config.broker_name, control.number, role, epoch)
         running = partial(
-            self._beneath, config, store_config, stop=self._ending, on_opened=partial(self._opened, epoch)
+            self._beneath,
+            config,
+            store_config,
+            stop=self._ending,
+            on_opened=partial(self._opened, epoch),
+            pool=self._pool,
         )
         try:
             async with anyio.create_task_group() as nursery:
@@ -291,6 +299,7 @@ class _Controlled:
             return
         wanted = control.epoch if control.is_elected else 0
         if wanted != self._led:
+            control.stays = not self._is_stopping
             self._end()
         elif self._led:
             broker.acknowledgement.replicas.acknowledged()

@@ -124,6 +124,11 @@ class ReplicaState:
             rows["logAside"] = self._store.aside
         return rows if self.control is None else rows | self.control.rows()
 
+    @property
+    def stays(self) -> bool:
+        """Whether the broker ends only to begin again in another role of its controlled set."""
+        return self.control is not None and self.control.stays
+
     # ---- a slave ----
 
     @property

@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
@@ -130,6 +130,7 @@ async def run(
     health: Health | None = None,
     on_opened: Callable[[Broker], None] = lambda broker: None,
     front: Callable[[Endpoint], Endpoint] | None = None,
+    pool: Pool | None = None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Be a broker until `stop` is set, or until cancelled; both stop it gracefully.
@@ -138,9 +139,10 @@ async def run(
     broker or none could be reached, and none when it was stopped before; `also` is filled with what else it
     listens for, and where. Without `disk` files are real and syncs run in a thread; a simulation gives its
     own, and `now_ms`. `on_opened` is given the broker when its store is open. `front` is given the broker and
-    makes the endpoint that clients' connections get in its place: a test's. Raises ConfigError,
-    PluginRefused, PortInUse, StoreLocked, CorruptRecord before `started`, and then nothing is left running;
-    later CorruptRecord when a broken disk lost the log's end.
+    makes the endpoint that clients' connections get in its place: a test's. `pool` outlives the broker, so
+    that name servers do not forget it in between. Raises ConfigError, PluginRefused, PortInUse, StoreLocked,
+    CorruptRecord before `started`, and then nothing is left running; later CorruptRecord when a broken disk
+    lost the log's end.
     """
     check(config, store_config)
     config, tls = applied(config, tls or TlsConfig())
@@ -187,6 +189,7 @@ async def run(
             guard=guard,
             threads=threads,
             health=health,
+            pool=pool,
         )
         served.pages.update(broker.hooks.pages())
         also |= {} if ports.slaves is None else {"slaves": ports.slaves.address}
@@ -269,6 +272,7 @@ class _Service:
         guard: Guard,
         threads: bool,
         health: Health,
+        pool: Pool | None,
     ) -> None:
         self.broker = broker
         self._health = health
@@ -280,6 +284,9 @@ class _Service:
         self._network = network
         self._guard = guard
         self._tls = guard.tls.config
+        self._pool: AbstractAsyncContextManager[Pool] = (
+            nullcontext(pool) if pool else Pool(network, RefusingEndpoint(), tls=self._tls)
+        )
         self._threads = threads
         self._saving, self._saving_made = anyio.Lock(), anyio.Lock()
 
@@ -317,10 +324,7 @@ class _Service:
             inner.start_soon(self._look_at_certificate)
             for name, plugin in self.broker.hooks.tasks:
                 inner.start_soon(restarting, f"plugin {name}", plugin.run)
-            async with (
-                Pool(self._network, RefusingEndpoint(), tls=self._tls) as pool,
-                anyio.create_task_group() as outer,
-            ):
+            async with self._pool as pool, anyio.create_task_group() as outer:
                 serving = partial(
                     serve_listeners,
                     self._ports.clients,
@@ -357,9 +361,10 @@ class _Service:
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
         # answer that there is: a pull what is there, a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")
+        leaving = () if broker.replica.stays else self._alarms.register
         with anyio.move_on_after(STOP_SECONDS):
             async with anyio.create_task_group() as nursery:
-                for address in self._alarms.register:
+                for address in leaving:
                     nursery.start_soon(self._unregister, pool, address)
         broker.held_pulls.finish_pulls()
         broker.commit_pending()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections import Counter
 
+from tests.sim.brokers import BrokerSimulation
 from tests.sim.controllers import HEALING_SECONDS, Simulation
 from tests.sim.sets import SetSimulation
 
@@ -17,13 +18,17 @@ def main() -> int:
     parser = argparse.ArgumentParser("python -m tests.sim")
     parser.add_argument("--seeds", default="0:100000000", help="first:last, the last not included")
     parser.add_argument("--hours", type=float, default=float("inf"), help="of real time")
-    parser.add_argument("--kind", choices=("all", "controllers", "sets"), default="all")
+    parser.add_argument("--kind", choices=("all", "controllers", "sets", "brokers"), default="all")
     options = parser.parse_args()
     first, last = map(int, options.seeds.split(":"))
     logging.disable(logging.CRITICAL)
     began, ran, failed = time.monotonic(), 0, 0
     simulated, faults, accepted = 0.0, Counter[str](), 0
-    kinds = {one.__name__: one for one in (Simulation, SetSimulation) if options.kind in ("all", one.kind)}
+    kinds = {
+        one.__name__: one
+        for one in (Simulation, SetSimulation, BrokerSimulation)
+        if options.kind in ("all", one.kind)
+    }
     for seed in range(first, last):
         passed = time.monotonic() - began
         if passed > options.hours * 3600:

@@ -1,0 +1,257 @@
+"""A broker set as processes whose master is killed under load: what is lost, and how long writes pause.
+
+    python -m tests.system.failover --size 3 --kills 20
+
+Three controllers, a name server and the brokers of one set run as processes on loopback; a producer sends all
+the time, waits for each answer and tries again. The master is killed by SIGKILL (or stopped by SIGSTOP), and
+comes back once another one leads. In the end all that was acknowledged must be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import trio
+from attrs import define, field
+
+import rmq
+from rmq.errors import NETWORK_ERRORS, RmqError
+from rmq.message import Message, MessageQueue
+from rmq.protocol.codes import CONTROLLER_STATUS
+from rmq.protocol.command import Command
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.network import TcpNetwork
+from rmq.remoting.pool import Pool
+from tests.ports import free_ports
+
+PATIENCE = 90.0
+"""Seconds for what must come about; machines of tests are busy."""
+
+
+@define
+class Report:
+    """What came out."""
+
+    acknowledged: list[str] = field(factory=list)
+    lost: list[str] = field(factory=list)
+    gaps: list[float] = field(factory=list)
+    epochs: int = 0
+
+    def text(self) -> str:
+        """In words."""
+        gaps = sorted(self.gaps)
+        found = f"{len(self.acknowledged)} acknowledged, {len(self.lost)} lost, epoch {self.epochs}"
+        if gaps:
+            middle, late = gaps[len(gaps) // 2], gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))]
+            found += f"; without writes p50 {middle:.1f} s, p99 {late:.1f} s, longest {gaps[-1]:.1f} s"
+        return found
+
+
+class Processes:
+    """The processes of a set of `size` brokers."""
+
+    def __init__(self, folder: pathlib.Path, size: int) -> None:
+        self.folder = folder
+        ports = free_ports(4)
+        self.namesrv = f"127.0.0.1:{ports[0]}"
+        self.controllers = [f"127.0.0.1:{port}" for port in ports[1:]]
+        self.brokers = [free_ports(4)[2] for _ in range(size)]  # the port before it and after it are free
+        self.running: dict[int, subprocess.Popen[bytes]] = {}
+
+    def spawn(self, port: int, module: str, settings: dict[str, Any]) -> None:
+        given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        with (self.folder / f"{port}.log").open("ab") as log:
+            self.running[port] = subprocess.Popen(
+                [sys.executable, "-m", module, *given], stdout=log, stderr=log
+            )
+
+    def start(self) -> None:
+        port = int(self.namesrv.rpartition(":")[2])
+        self.spawn(port, "rmq.namesrv", {"listenPort": port, "kvConfigPath": self.folder / "kv.json"})
+        for address in self.controllers:
+            port = int(address.rpartition(":")[2])
+            settings = {
+                "listenPort": port,
+                "controllers": ";".join(self.controllers),
+                "controllerPath": self.folder / f"controller-{port}",
+            }
+            self.spawn(port, "rmq.controller", settings)
+        for port in self.brokers:
+            self.start_broker(port)
+
+    def start_broker(self, port: int) -> None:
+        is_founder = port == self.brokers[0]
+        role = {"durability": "replicated"} if is_founder else {"brokerRole": "SLAVE", "brokerId": 1}
+        settings = {
+            "listenPort": port,
+            "brokerName": "set",
+            "namesrvAddr": self.namesrv,
+            "controllerAddr": ";".join(self.controllers),
+            "storePathRootDir": self.folder / f"broker-{port}",
+            "mappedFileSizeCommitLog": 1 << 22,
+            "flushDiskType": "SYNC_FLUSH",
+            "vipChannelEnabled": "false",
+            **role,
+        }
+        self.spawn(port, "rmq.broker", settings)
+
+    def kill(self, port: int) -> None:
+        process = self.running.pop(port)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for process in self.running.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait()
+
+    async def set_status(self, pool: Pool) -> dict[str, Any]:
+        """The set as the leading controller knows it; empty while nobody leads or knows it."""
+        for address in self.controllers:
+            try:
+                found = json.loads((await pool.call(address, Command.request(CONTROLLER_STATUS), 2.0)).body)
+            except NETWORK_ERRORS:
+                continue
+            if found["leading"] and found["sets"]:
+                status: dict[str, Any] = found["sets"][0]
+                return status
+        return {}
+
+    async def until_in_sync(self, pool: Pool, count: int) -> int:
+        """Wait for so many in sync and a master that lives; returns its port."""
+        with trio.fail_after(PATIENCE):
+            while True:
+                found = await self.set_status(pool)
+                if len(found.get("inSync", ())) >= count and found["master"] in found["inSync"]:
+                    master = next(one for one in found["replicas"] if one["number"] == found["master"])
+                    if master["lives"]:
+                        return int(master["address"].rpartition(":")[2])
+                await trio.sleep(0.2)
+
+
+async def run(
+    folder: pathlib.Path, *, size: int, kills: int, pauses: int = 0, seed: int = 0, load_s: float = 2.0
+) -> Report:
+    """Kill the master so often, and pause it so often, in any order; `load_s` seconds of load lie between."""
+    processes, report, chance = Processes(folder, size), Report(), random.Random(seed)
+    try:
+        processes.start()
+        async with (
+            Pool(TcpNetwork(), RefusingEndpoint()) as pool,
+            rmq.connect(processes.namesrv, config=rmq.ClientConfig(send_timeout_ms=2000)) as client,
+        ):
+            await processes.until_in_sync(pool, size)
+            with trio.fail_after(PATIENCE):
+                while True:
+                    try:
+                        await client.admin.create_topic("T", broker="set", queues=2)
+                        break
+                    except RmqError:
+                        await trio.sleep(0.2)
+            async with trio.open_nursery() as nursery:
+                last = [time.monotonic()]
+                nursery.start_soon(_load, client, report, last)
+                deeds = ["kill"] * kills + ["pause"] * pauses
+                chance.shuffle(deeds)
+                for deed in deeds:
+                    port = await processes.until_in_sync(pool, size)
+                    await trio.sleep(load_s)
+                    await _strike(processes, port, deed, chance, report, last)
+                await processes.until_in_sync(pool, size)
+                await trio.sleep(load_s)
+                report.epochs = (await processes.set_status(pool))["epoch"]
+                nursery.cancel_scope.cancel()
+            stored = await _stored(client)
+            report.lost = [text for text in report.acknowledged if text not in stored]
+    finally:
+        processes.stop()
+    return report
+
+
+async def _strike(
+    processes: Processes, port: int, deed: str, chance: random.Random, report: Report, last: list[float]
+) -> None:
+    """Kill or pause the master, wait until writes go on, and let it come back."""
+    count, struck_at = len(report.acknowledged), time.monotonic()
+    if deed == "kill":
+        processes.kill(port)
+    else:
+        processes.running[port].send_signal(signal.SIGSTOP)
+    with trio.fail_after(PATIENCE):
+        while len(report.acknowledged) <= count + 1:  # one answer may have been on its way
+            await trio.sleep(0.02)
+    report.gaps.append(last[0] - struck_at)
+    if deed == "kill":
+        processes.start_broker(port)
+    else:
+        await trio.sleep(chance.uniform(0, 3))
+        processes.running[port].send_signal(signal.SIGCONT)
+
+
+async def _load(client: rmq.Client, report: Report, last: list[float]) -> None:
+    number = 0
+    async with client.producer("P") as producer:
+        while True:
+            number += 1
+            text = f"message {number}"
+            try:
+                result = await producer.send(Message("T", text.encode()))
+            except RmqError:
+                await trio.sleep(0.05)
+                continue
+            if result.status == "SEND_OK":
+                report.acknowledged.append(text)
+                last[0] = time.monotonic()
+
+
+async def _stored(client: rmq.Client) -> set[str]:
+    """The bodies of all messages that the set hands out."""
+    found: set[str] = set()
+    async with client.pull_consumer("look") as consumer:
+        for queue_id in range(2):
+            queue = MessageQueue("T", "set", queue_id)
+            offset, end = 0, await consumer.max_offset(queue)
+            while offset < end:
+                result = await consumer.pull(queue, offset)
+                found |= {bytes(message.body).decode() for message in result.messages}
+                offset = result.next_offset
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it, and say what came out; the status is 1 when something was lost."""
+    parser = argparse.ArgumentParser("python -m tests.system.failover")
+    parser.add_argument("--size", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--pauses", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="rmq-failover-") as folder:
+        report = trio.run(
+            lambda: run(
+                pathlib.Path(folder),
+                size=options.size,
+                kills=options.kills,
+                pauses=options.pauses,
+                seed=options.seed,
+            )
+        )
+    print(report.text(), *report.lost[:10], sep="\n")
+    return 1 if report.lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
