@@ -38,6 +38,11 @@ EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
 EXIT_TAKEN: Final = 3
 
+PARENT: Final = "RMQ_BROKER_PARENT"
+"""In a broker's environment: the id of the process that looks after it, without which it stops."""
+LOOK_SECONDS: Final = 0.5
+"""How often it looks for that one."""
+
 log = logging.getLogger("rmq.broker")
 
 _EPILOG = """exit status: 0 after SIGTERM or SIGINT, 2 for wrong settings, 3 when the port or the store folder
@@ -187,6 +192,7 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(obey, config, stop, reload=reload, parts=parts))
             nursery.start_soon(tell_supervisor, health)
+            nursery.start_soon(_stop_without_parent, stop)
             async with trio.open_nursery() as inner:
                 addresses = await inner.start(task)
                 if addresses:
@@ -197,6 +203,16 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
                         for line in text.splitlines():
                             log.info("%s", line)
             nursery.cancel_scope.cancel()
+
+
+async def _stop_without_parent(stop: trio.Event) -> None:
+    """Stop when the process that looks after us has gone: it would start another on the same port."""
+    parent = int(os.environ.get(PARENT, "0"))
+    while parent and not stop.is_set():
+        if os.getppid() != parent:
+            log.error("the process %d that looks after this broker has gone: stopping", parent)
+            stop.set()
+        await trio.sleep(LOOK_SECONDS)
 
 
 def _reload(broker: Broker, options: argparse.Namespace) -> None:

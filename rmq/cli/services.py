@@ -17,6 +17,7 @@ from rmq.errors import RmqError
 if TYPE_CHECKING:
     from rmq import embedded
 
+PROCESSES_MAX = 256
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
@@ -30,6 +31,17 @@ def _run_service(service: str, arguments: tuple[str, ...]) -> None:
 def namesrv(arguments: tuple[str, ...]) -> None:
     """Run a name server; `rmq namesrv --help` lists the options."""
     _run_service("namesrv", arguments)
+
+
+def _run_several(arguments: list[str]) -> None:
+    """Runs as many brokers as the arguments say, if more than one, and ends with their status."""
+    place = arguments.index("--processes")
+    text = arguments[place + 1] if place + 1 < len(arguments) else ""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= PROCESSES_MAX):
+        raise click.UsageError(f"--processes is followed by a number from 1 to {PROCESSES_MAX}")
+    from rmq.cli import processes
+
+    sys.exit(processes.main(int(text), arguments[:place] + arguments[place + 2 :]))
 
 
 @click.command(context_settings=PASS_THROUGH)
@@ -50,7 +62,9 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
         from rmq.cli.broker import operations
 
         echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
-        echo("\nWithout a command it runs a broker:\n")
+        echo("\nWithout a command it runs a broker, with --processes N several as one service:\n")
+    if "--processes" in arguments:
+        _run_several(list(arguments))
     _run_service("broker", arguments)
 
 

@@ -1,0 +1,337 @@
+"""`rmq broker --processes N`: several brokers as one service, each a process on a core of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+import trio
+from attrs import define, field, frozen
+
+from rmq.broker.__main__ import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN, PARENT, parse, settings
+from rmq.broker.config import BrokerConfig
+from rmq.cli.output import echo, fail
+from rmq.errors import ConfigError, RmqError
+from rmq.health import Health
+from rmq.loglimit import start_log
+from rmq.plugin import METRICS
+from rmq.remoting.address import split_address
+from rmq.remoting.http import Answer, Asked, Page, served_pages, tell_supervisor
+from rmq.remoting.loop import bare_errors
+from rmq.remoting.network import TcpNetwork
+from rmq.remoting.signals import obey
+from rmq.store.config import StoreConfig
+
+PORTS: Final = 10
+"""From one broker's listenPort to the next one's: VIP is 2 below it, HA 1 above."""
+PAUSE_SECONDS: Final = (1.0, 30.0)
+"""First and longest pause before a broker that died is started again."""
+LASTING_SECONDS: Final = 60.0
+"""A broker that lived so long did not die of its start."""
+PAGE_SECONDS: Final = 8.0
+"""For so long a broker may make its metrics."""
+LINE_BYTES: Final = 1 << 16
+
+_HEALTH: Final = re.compile(r"  health +http://(\S+)/ready")
+_FAMILY: Final = re.compile(r"# (?:HELP|TYPE) (\S+)")
+_SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?")
+
+log = logging.getLogger("rmq.processes")
+
+
+@frozen
+class Member:
+    """One of the brokers: its name, its core (-1: any), and the settings that are its own."""
+
+    name: str
+    core: int
+    own: Mapping[str, str]
+
+
+def members(
+    count: int, config: BrokerConfig, store_config: StoreConfig, cores: Sequence[int]
+) -> list[Member]:
+    """What each of `count` brokers has for its own where the settings are for all: name, ports, folders.
+
+    Cores are given out in turn. Raises ConfigError where one value cannot serve several.
+    """
+    last = config.listen_port + PORTS * (count - 1)
+    if not config.listen_port or last >= 65535:
+        wanted = f"a port with {PORTS * (count - 1) + 1} ports above it, for {count} processes"
+        raise ConfigError("listenPort", config.listen_port, wanted)
+    if store_config.ha_master_address:
+        wanted = "empty with --processes: the slaves learn their masters' addresses from the name servers"
+        raise ConfigError("haMasterAddress", store_config.ha_master_address, wanted)
+    made = []
+    for number in range(count):
+        name = f"{config.broker_name}-{number}"
+        folder = os.path.join(store_config.store_path_root_dir, name)
+        own = {
+            "brokerName": name,
+            "listenPort": str(config.listen_port + PORTS * number),
+            "storePathRootDir": folder,
+            "configStorePath": os.path.join(folder, "config", "broker.properties"),
+            "logFile": "",
+            "logFormat": "json",
+            "metricsAddress": "127.0.0.1",
+            "metricsPort": "0",
+        }
+        if store_config.store_path_commit_log:
+            own["storePathCommitLog"] = os.path.join(store_config.store_path_commit_log, name)
+        made.append(Member(name, cores[number % len(cores)] if cores else -1, own))
+    return made
+
+
+def joined_metrics(pages: Mapping[str, str]) -> str:
+    """The metrics of several processes as one text: rows have the label `process`, a metric has one head."""
+    heads: dict[str, list[str]] = {}
+    rows: dict[str, list[str]] = {}
+    for name, text in pages.items():
+        family = ""
+        for line in text.splitlines():
+            if head := _FAMILY.match(line):
+                family = head[1]
+                if line not in heads.setdefault(family, []):
+                    heads[family].append(line)
+            elif sample := _SAMPLE.match(line):
+                rest = line[sample.end() :]
+                label = f'process="{name}"'
+                if not sample[2]:
+                    label = f"{{{label}}}"
+                elif not rest.startswith("}"):
+                    label = f"{{{label},"
+                else:
+                    label = f"{{{label}"
+                rows.setdefault(family, []).append(sample[1] + label + rest)
+    lines = [line for family, found in rows.items() for line in (*heads.get(family, ()), *found)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def relay(name: str, line: str) -> None:
+    """Write a line of a broker's log, which is an object, to our own log; other lines as they are."""
+    try:
+        fields = json.loads(line)
+        kind, level = str(fields["logger"]), logging.getLevelName(fields["level"])
+        text, trace = str(fields["message"]), str(fields.get("trace", ""))
+    except (ValueError, TypeError, KeyError):
+        kind, level, text, trace = "rmq.broker", logging.INFO, line, ""
+    if not isinstance(level, int):
+        level = logging.INFO
+    logger = logging.getLogger(kind)
+    if logger.isEnabledFor(level):
+        record = logging.LogRecord(kind, level, "", 0, f"[{name}] {text}", None, None)
+        record.exc_text = "\n".join(one.removeprefix("| ") for one in trace.splitlines()) or None
+        logger.handle(record)
+
+
+@define
+class Fleet:
+    """The processes, kept running until all are to end."""
+
+    arguments: list[str]
+    health: Health
+    folder: pathlib.Path
+    """Where they say how they are, by the words of sd_notify(3)."""
+    stop: trio.Event
+    processes: dict[str, trio.Process] = field(factory=dict)
+    pages: dict[str, str] = field(factory=dict)
+    """Their addresses for metrics."""
+    status: int = 0
+    """What to end with."""
+
+    async def keep(self, member: Member) -> None:
+        """Keep one broker running: when it dies it is started again. One that cannot start for its settings
+        or its port before it was ever ready ends all."""
+        pause, was_ready = PAUSE_SECONDS[0], False
+        while not self.stop.is_set():
+            began = trio.current_time()
+            self.health.lacks(member.name, "it starts")
+            status = await self._run(member)
+            was_ready = was_ready or member.name not in self.health.lacking
+            self.pages.pop(member.name, None)
+            self.health.lacks(member.name, f"it ended with {status}")
+            if self.stop.is_set():
+                self.status = self.status or (EXIT_FAILED if status else 0)
+                return
+            log.error("broker %s ended with %d", member.name, status)
+            if status in (EXIT_SETTINGS, EXIT_TAKEN) and not was_ready:
+                self.status = status
+                self.stop.set()
+                return
+            if trio.current_time() - began > LASTING_SECONDS:
+                pause = PAUSE_SECONDS[0]
+            with trio.move_on_after(pause):
+                await self.stop.wait()
+            pause = min(2 * pause, PAUSE_SECONDS[1])
+
+    async def _run(self, member: Member) -> int:
+        """Run it once; returns how it ended."""
+        own = [text for key, value in member.own.items() for text in ("--set", f"{key}={value}")]
+        address = self.folder / member.name
+        address.unlink(missing_ok=True)
+        environment = {**os.environ, PARENT: str(os.getpid()), "NOTIFY_SOCKET": str(address)}
+        environment.pop("WATCHDOG_USEC", None)
+        with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as told:
+            await told.bind(str(address))
+            async with trio.open_nursery() as nursery:
+                process = await trio.lowlevel.open_process(
+                    [sys.executable, "-m", "rmq.broker", *self.arguments, *own],
+                    env=environment,
+                    stdin=None,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                )
+                self.processes[member.name] = process
+                _pin(process.pid, member)
+                if self.stop.is_set():  # while it was being started
+                    process.terminate()
+                nursery.start_soon(self._listen, member, told)
+                async with trio.open_nursery() as reading:
+                    reading.start_soon(_lines, process.stdout, partial(self._said, member))
+                    reading.start_soon(_lines, process.stderr, partial(relay, member.name))
+                    status = await process.wait()
+                nursery.cancel_scope.cancel()
+        del self.processes[member.name]
+        return status
+
+    def _said(self, member: Member, line: str) -> None:
+        """A line of its banner."""
+        if found := _HEALTH.match(line):
+            self.pages[member.name] = found[1]
+        echo(f"{member.name} | {line}")
+
+    async def _listen(self, member: Member, told: trio.socket.SocketType) -> None:
+        """Take what it says of its health."""
+        while True:
+            for line in (await told.recv(LINE_BYTES)).decode("utf-8", "replace").splitlines():
+                key, _, value = line.partition("=")
+                if key == "STATUS" and value == "ready":
+                    self.health.has(member.name)
+                elif key == "STATUS":
+                    self.health.lacks(member.name, value)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Pass a signal on to all that run."""
+        for process in list(self.processes.values()):
+            process.send_signal(number)
+
+    async def end_at_stop(self) -> None:
+        """Have all of them end, together, when that is asked for."""
+        await self.stop.wait()
+        self.tell(signal.SIGTERM)
+
+    async def page(self, asked: Asked) -> Answer:
+        """The metrics of all that run. Each checks the token that the caller brings."""
+        answers: dict[str, tuple[int, bytes]] = {}
+
+        async def ask(name: str, address: str) -> None:
+            answers[name] = await fetch(address, asked)
+
+        async with trio.open_nursery() as nursery:
+            for name, address in sorted(self.pages.items()):
+                nursery.start_soon(ask, name, address)
+        if any(status == 401 for status, _ in answers.values()):
+            more = (("WWW-Authenticate", "Bearer"),)
+            return Answer(b"a token is needed: Authorization: Bearer TOKEN\n", 401, more=more)
+        texts = {name: answers[name][1].decode() for name in sorted(answers) if answers[name][0] == 200}
+        up = "# TYPE rmq_process_up gauge\n"
+        pages = {name: f"{up}rmq_process_up {int(name in texts)}\n" for name in self.processes}
+        joined = joined_metrics({name: page + texts.get(name, "") for name, page in sorted(pages.items())})
+        return Answer(joined.encode(), content_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def fetch(address: str, asked: Asked) -> tuple[int, bytes]:
+    """The status and the body of a broker's page of metrics; status 0 when it does not answer in time."""
+    token = asked.headers.get(b"authorization")
+    lines = [b"GET /metrics?%b HTTP/1.1" % asked.query, b"Host: localhost", b"Connection: close"]
+    lines += [b"Authorization: %b" % token] if token else []
+    data = b""
+    with trio.move_on_after(PAGE_SECONDS) as scope:
+        try:
+            where = split_address(address)
+            async with await trio.open_tcp_stream(where.host, where.port) as stream:
+                await stream.send_all(b"\r\n".join([*lines, b"", b""]))
+                async for piece in stream:
+                    data += piece
+        except (OSError, trio.BrokenResourceError):
+            return 0, b""
+    head, ending, body = data.partition(b"\r\n\r\n")
+    words = head.split(None, 2)
+    if scope.cancelled_caught or not ending or len(words) < 2 or not words[1].isdigit():
+        return 0, b""
+    return int(words[1]), body
+
+
+def _pin(pid: int, member: Member) -> None:
+    if member.core >= 0:
+        try:
+            os.sched_setaffinity(pid, {member.core})
+        except OSError as error:
+            log.warning("broker %s may run on any core: %s", member.name, error)
+
+
+async def _lines(stream: trio.abc.ReceiveStream | None, take: Callable[[str], None]) -> None:
+    """Hand each line to `take`, until the process closes its end."""
+    assert stream is not None
+    rest = b""
+    async with stream:
+        async for piece in stream:
+            *whole, rest = (rest + piece).split(b"\n")
+            for line in whole:
+                take(line.decode("utf-8", "replace"))
+            if len(rest) > LINE_BYTES:
+                take(rest.decode("utf-8", "replace"))
+                rest = b""
+    if rest:
+        take(rest.decode("utf-8", "replace"))
+
+
+def main(count: int, arguments: list[str]) -> int:
+    """Run `count` brokers, each with these arguments of `rmq broker`, until SIGTERM or SIGINT; returns the
+    exit status: as of one broker, and 1 when one of them did not end cleanly."""
+    start_log()
+    try:
+        config, store_config, _ = settings(parse(arguments))
+        start_log(config)
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        return trio.run(_serve, members(count, config, store_config, cores), arguments, config)
+    except (RmqError, OSError) as error:
+        fail(error)
+
+
+async def _serve(brokers: list[Member], arguments: list[str], config: BrokerConfig) -> int:
+    health, stop = Health(), trio.Event()
+    pages: dict[str, Page] = {}
+    with tempfile.TemporaryDirectory(prefix="rmq-") as folder, bare_errors():
+        fleet = Fleet(arguments, health, pathlib.Path(folder), stop)
+        for member in brokers:
+            health.lacks(member.name, "it starts")
+        pages["/metrics"] = pages["/"] = fleet.page
+        parts = partial(_parts, fleet)
+        async with served_pages(TcpNetwork(), config, health) as served, trio.open_nursery() as watch:
+            served.pages.update(pages if METRICS in config.plugins else {})
+            watch.start_soon(
+                partial(obey, config, stop, reload=partial(fleet.tell, signal.SIGHUP), parts=parts)
+            )
+            watch.start_soon(tell_supervisor, health)
+            watch.start_soon(fleet.end_at_stop)
+            async with trio.open_nursery() as keeping:
+                for member in brokers:
+                    keeping.start_soon(fleet.keep, member)
+            watch.cancel_scope.cancel()
+    return fleet.status
+
+
+def _parts(fleet: Fleet) -> str:
+    rows = [f"{name}  process {process.pid}" for name, process in sorted(fleet.processes.items())]
+    return "\n".join([*rows, fleet.health.text()])
