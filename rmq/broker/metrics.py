@@ -178,6 +178,7 @@ def _store(broker: Broker) -> Iterator[Metric]:
     rows: tuple[tuple[str, str, float], ...] = (
         ("commitlog_bytes", "Bytes of the log", high - low),
         ("commitlog_max_offset_bytes", "Physical offset of the log's end", high),
+        ("commitlog_min_offset_bytes", "Physical offset of the log's first byte", low),
         (
             "commitlog_unflushed_bytes",
             "Bytes of the log that are not synced yet",

@@ -34,6 +34,10 @@ SUBCOMMANDS: Final = {
         "Run a controller, which elects masters, or look after running ones: controller status ...",
     ),
     "store": ("rmq.cli.store", "Check, repair or dump the folder of a store, ours or RocketMQ's."),
+    "backup": (
+        "rmq.cli.backup",
+        "Copy the store of a broker that runs; the next time only what is new.",
+    ),
     "pub": ("rmq.cli.pub", "Send messages from the command line, a file or standard input."),
     "sub": ("rmq.cli.sub", "Consume a topic as a member of a group."),
     "request": ("rmq.cli.pub", "Send a message and print the reply of whoever consumes it."),

@@ -1,4 +1,4 @@
-"""`rmq store check|repair|dump DIR`: look into a store's folder, and mend it, without a broker."""
+"""`rmq store check|repair|dump|seed DIR`: look into a store's folder, and mend it, without a broker."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from rmq.cli.backup import seed_command
 from rmq.cli.output import EXIT_FAILED, EXIT_USAGE, echo, echo_json, status_of
 from rmq.clock import wall_clock_ms
 from rmq.errors import ConfigError, RmqError, StoreLocked
@@ -117,6 +118,9 @@ def dump_command(
             ReadOnlyDisk(), folder, commit_log=commit_log or "", topic=topic, start=start, limit=limit
         ):
             echo_json(row, indent=None)
+
+
+store.add_command(seed_command)
 
 
 @contextmanager
