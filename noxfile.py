@@ -128,6 +128,20 @@ def fuzz(session: nox.Session) -> None:
 
 
 @nox.session
+def fuzz_engine(session: nox.Session) -> None:
+    """The compiled engine beside the pure one under AddressSanitizer (RMQ_ENGINE_SEEDS, 200); needs gcc and a
+    checkout in which no engine was built."""
+    built = {"RMQ_ENGINE": "compiled", "CFLAGS": "-fsanitize=address -fno-omit-frame-pointer -g"}
+    session.install("--force-reinstall", "--no-deps", ".", env=built)
+    session.install(".", "--group", "test", env=built)
+    library = session.run("gcc", "-print-file-name=libasan.so", external=True, silent=True)
+    watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
+    seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
+    tests = "tests/stateful/test_engines.py"
+    session.run("python", "-m", "pytest", tests, *session.posargs, env=watched | seeds)
+
+
+@nox.session
 def hostile(session: nox.Session) -> None:
     """Attacks on real brokers beside an honest client (RMQ_HOSTILE_WINDOWS of RMQ_HOSTILE_SECONDS each)."""
     session.install("-e", ".[test]")

@@ -63,6 +63,7 @@ HAS_COMPILED = pytest.mark.skipif(COMPILED is None, reason="it is not built")
 START = 1_795_253_354_000
 ROOT = "/store"
 FOLDERS = ("commitlog", "consumequeue", "index")
+SEEDS = int(os.environ.get("RMQ_ENGINE_SEEDS", "8"))
 PEERS = ("10.0.0.1:40001", "[fd00::7]:40002")
 FOREVER = 1 << 10
 SECRET = "Secret"
@@ -552,13 +553,13 @@ def run_traffic(machine: Engines, seed: int, steps: int) -> None:
     machine.teardown()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_long_traffic_comes_to_the_same_with_the_pure_engine(seed: int) -> None:
     run_traffic(Engines(), seed, 40)
 
 
 @HAS_COMPILED
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(SEEDS))
 def test_long_traffic_comes_to_the_same_with_the_compiled_engine(seed: int) -> None:
     machine = CompiledEngines()
     run_traffic(machine, seed, 60)
@@ -759,7 +760,7 @@ def test_runs_are_taken_as_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @HAS_COMPILED
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(SEEDS // 2))
 def test_damaged_sends_come_to_the_same_with_the_compiled_engine(seed: int) -> None:
     """Each byte of the header may be any other, go, or come twice; the lengths of the frame hold."""
     machine, chance = CompiledEngines(), Random(seed)
