@@ -14,6 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py")
 SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
+SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
 
 
 @nox.session
@@ -96,6 +97,14 @@ def runbooks(session: nox.Session) -> None:
     session.install("-e", ".[test]")
     drills = "tests/system/test_runbooks.py"
     session.run("python", "-m", "pytest", "-m", "runbooks or not runbooks", drills, *session.posargs)
+
+
+@nox.session
+@nox.parametrize("version", ["4.0.1", "4.1.1", "4.2.1", "4.3.0"])
+def spark_versions(session: nox.Session, version: str) -> None:
+    """A batch and streams on each Spark that pyproject.toml allows; needs Java 17 or the extra's."""
+    session.install("-e", ".[test]", f"pyspark=={version}")
+    session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_VERSIONS, *session.posargs)
 
 
 @nox.session

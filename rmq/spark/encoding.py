@@ -204,15 +204,21 @@ def encode(body: pa.Array, properties: pa.Array) -> pa.Array:
     )
 
 
+ROWS_MAX: Final = 1000
+"""Messages of a batch. A broker answers with the ids of all of them in a header: 33 bytes each, and our
+client refuses headers of more than 64 KiB."""
+
+
 def chunks(messages: pa.Array, most: int) -> list[tuple[int, int, pa.Buffer]]:
-    """(first row, end row, bytes) of batches of up to `most` bytes, or of one message that is longer."""
+    """(first row, end row, bytes) of batches of up to `most` bytes and ROWS_MAX rows, or of one message that
+    is longer."""
     offsets = _offsets(messages)
     found: list[tuple[int, int, pa.Buffer]] = []
     data = messages.buffers()[2]
     at = 0
     while at < len(messages):
         end = int(np.searchsorted(offsets, offsets[at] + most, "right")) - 1
-        end = max(end, at + 1)
+        end = min(max(end, at + 1), at + ROWS_MAX)
         found.append((at, end, data.slice(int(offsets[at]), int(offsets[end] - offsets[at]))))
         at = end
     return found

@@ -106,10 +106,12 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReade
     return reader(found, asked_schema(schema, nullable=found.null_columns))
 
 
-def _read(options: ReadOptions, schema: pa.Schema, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+def _read(
+    options: ReadOptions, schema: pa.Schema, partition: InputPartition | None
+) -> Iterator[pa.RecordBatch]:
     from rmq.spark.pull import read_ranges
 
-    if partition.value is None:  # what Spark makes of an empty list of partitions
+    if partition is None or partition.value is None:  # what Spark makes of an empty list of partitions
         return iter(())
     return read_ranges(options, partition.value, schema)
 

@@ -180,3 +180,13 @@ def test_rows_of_an_older_spark_become_batches(monkeypatch: pytest.MonkeyPatch) 
     found = pa.Table.from_batches(batches).to_pylist()
     assert found[2] == {"body": b"2", "tags": None, "properties": [("a", "2")]}
     assert found[0]["properties"] is None
+
+
+def test_a_batch_has_no_more_ids_than_fit_an_answer() -> None:
+    """2,001 tiny messages made an answer whose header a client refuses."""
+    made = pa.array([b"x"] * 2001, pa.binary())
+    assert [(first, end) for first, end, _ in chunks(made, 1 << 19)] == [
+        (0, 1000),
+        (1000, 2000),
+        (2000, 2001),
+    ]

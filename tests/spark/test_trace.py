@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,17 @@ def test_no_traces_at_all(spark: SparkSession, tmp_path: Path) -> None:
     summary = analyse_traces(spark, spark.createDataFrame([], "body binary"), str(tmp_path))
 
     assert (summary.rows, summary.parts) == (0, ())
-    assert "nothing" in (tmp_path / "report.html").read_text()
+    text = (tmp_path / "report.html").read_text()
+    assert "nothing" in text
+    assert "traceTopicEnable=true" in text, "how to switch them on"
+
+
+def test_a_chart_of_zeros_has_an_axis_and_long_names_do_not_overlap() -> None:
+    drawn = line_chart("lag", [Line("a-name-that-is-long", [(0, 0), (1000, 0)]), Line("b", [(0, 0)])], "ms")
+    labels = re.findall(r'text-anchor="end">([^<]*)</text>', drawn)
+    assert labels[1:6] == ["0", "0.25", "0.50", "0.75", "1"]
+    places = [float(x) for x in re.findall(r'<text x="([0-9.]+)" y="22" style', drawn)]
+    assert places[1] - places[0] > 7 * len("a-name-that-is-long")
 
 
 def test_what_others_wrote_is_text_in_the_page() -> None:

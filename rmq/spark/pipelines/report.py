@@ -128,9 +128,10 @@ def bar_chart(title: str, bars: Sequence[tuple[str, float]], unit: str) -> str:
 
 def _figure(title: str, drawn: Iterable[str], names: Sequence[str]) -> str:
     shown: list[str] = []
-    for number, (name, colour) in enumerate(zip(names, _COLOURS, strict=False)):
-        x = LEFT + 8 + number * 90
+    x = LEFT + 8
+    for name, colour in zip(names, _COLOURS, strict=False):
         shown.append(f'<text x="{x}" y="{TOP + 10}" style="fill:{colour}">{escape(name)}</text>')
+        x += max(90, 8 * len(name) + 16)
     view = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
     return f"<h3>{escape(title)}</h3>{view}{''.join(drawn)}{''.join(shown)}</svg>"
 
@@ -163,7 +164,9 @@ def _y(value: float, top: float) -> float:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 4 and 8 times a power of ten."""
+    """The next of 1, 2, 4 and 8 times a power of ten; 1 for a chart of nothing but zeros."""
+    if value <= 0:
+        return 1.0
     power = 1.0
     while power * 8 < value:
         power *= 10

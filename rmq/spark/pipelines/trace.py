@@ -246,11 +246,19 @@ _SAID: Final = {
 }
 
 
+_NO_TRACES: Final = (
+    "The messages that were read have no traces in them. RocketMQ's Java clients write them when they are"
+    " made with enableMsgTrace, into a topic that a broker has with traceTopicEnable=true."
+)
+
+
 def _report(found: Sequence[Latency], windows: DataFrame) -> list[str]:
     """The most frequent topics and groups get charts, all stand in the tables."""
     charted = sorted((one for one in found if one.topic and one.group), key=lambda one: -one.count)[:CHARTS]
     windows_of = _collected(windows, charted)
     parts: list[str] = []
+    if not found:
+        parts.append(heading("No traces", _NO_TRACES))
     for kind, (title, note) in _SAID.items():
         parts.append(heading(title, f"{note} Milliseconds; percentiles of what succeeded."))
         rows = [_shown(one) for one in found if one.kind == kind]
