@@ -73,8 +73,15 @@ def register(spark: SparkSession) -> None:
     """Make `rmq` and `rmqstore` known to a session.
 
     Spark finds them by itself where their modules are installed, and in a `session()` always; this is for
-    sessions whose Python path was extended later (`--py-files`).
+    sessions whose Python path was extended later (`--py-files`). Spark gives such files to the processes that
+    plan batches and to executors, but not to those that plan streams on the driver: so this session's Python
+    processes get the path of rmq as well.
     """
+    context = getattr(spark, "_sc", None)  # a session of Spark Connect has none
+    if context is not None:
+        given = context.environment.get("PYTHONPATH", "")
+        paths = [*_package_path(), *(part for part in given.split(os.pathsep) if part)]
+        context.environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     for module in _SOURCES:
         if importlib.util.find_spec(module) is not None:
             spark.dataSource.register(importlib.import_module(module).DefaultSource)
@@ -167,10 +174,13 @@ def environment(java_home: Path) -> Iterator[None]:
 
 def _python_path() -> list[str]:
     """Where the workers look for modules first: our packages may be on the path of this process only."""
-    specs = (importlib.util.find_spec(name) for name in ("rmq", *_SOURCES))
-    ours = [str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin]
     given = os.environ.get("PYTHONPATH", "")
-    return list(dict.fromkeys(ours + [part for part in given.split(os.pathsep) if part]))
+    return list(dict.fromkeys(_package_path() + [part for part in given.split(os.pathsep) if part]))
+
+
+def _package_path() -> list[str]:
+    specs = (importlib.util.find_spec(name) for name in ("rmq", *_SOURCES))
+    return [str(Path(spec.origin).parent.parent) for spec in specs if spec is not None and spec.origin]
 
 
 # --- Spark's Python processes that read for us ---

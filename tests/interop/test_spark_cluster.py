@@ -1,7 +1,7 @@
 """The two ways of docs/spark.md to a cluster, on a master and a worker of Spark's own on loopback.
 
 No process of the cluster has rmq: what its tasks import they have from what was submitted. A job reads a
-topic of a real broker and the files of its store, and writes to a topic.
+topic of a real broker and the files of its store, and writes to topics, also by a stream.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def store(processes: Processes, tmp_path: pathlib.Path) -> tuple[str, str, str]:
     names, folder = processes.rmq_namesrv(), tmp_path / "store"
     processes.rmq_broker(names, folder, brokerName="here")
     with blocking.connect(names) as client, client.producer("p") as producer:
-        for topic in ("Orders", "OrdersCopy"):
+        for topic in ("Orders", "OrdersCopy", "OrdersStream"):
             producer.send(Message(topic, b"first"))
         queue = MessageQueue("Orders", "here", 0)
         producer.send_batch([Message("Orders", b"m%d" % number) for number in range(COUNT)], queue=queue)
@@ -172,5 +172,6 @@ def check(found: dict[str, Any]) -> None:
     bodies = sorted(["first", *(f"m{number}" for number in range(COUNT))])
     assert found["topic"] == bodies
     assert found["copies"] == sorted(["first", *bodies])
+    assert found["stream"] == COUNT + 2
     assert found["store"] == found["both"] == COUNT + 1
     assert found["driver"]["pid"] != found["executor"]["pid"]
