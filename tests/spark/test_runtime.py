@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from rmq.errors import ConfigError
-from rmq.spark import runtime
+from rmq.spark import register, runtime
 
 
 def fake_java(home: Path, version: str) -> Path:
@@ -166,3 +168,21 @@ def test_workers_run_this_python_with_rmq(spark: SparkSession) -> None:
     import rmq
 
     assert spark.sparkContext.parallelize([1], 1).map(where).collect() == [(sys.executable, rmq.__file__)]
+
+
+def test_registering_gives_the_processes_that_plan_streams_the_path_of_rmq() -> None:
+    """Spark does not give them what --py-files names."""
+    environment = {"PYTHONPATH": os.pathsep.join(("/theirs", "/other"))}
+    registered: list[str] = []
+    spark: Any = SimpleNamespace(
+        _sc=SimpleNamespace(environment=environment),
+        dataSource=SimpleNamespace(register=lambda source: registered.append(source.name())),
+    )
+    register(spark)
+    register(spark)
+    first, *_, theirs, other = environment["PYTHONPATH"].split(os.pathsep)
+    assert (Path(first) / "rmq" / "spark").is_dir()
+    assert (theirs, other) == ("/theirs", "/other")
+    del spark._sc
+    register(spark)  # a session of Spark Connect
+    assert registered == ["rmq", "rmqstore"] * 3
