@@ -4,12 +4,22 @@ network of their own, until all are ready and a message goes through."""
 from __future__ import annotations
 
 import pathlib
+import time
 
 import pytest
 import yaml
 
 from tests.system.chart import containers as of_chart
-from tests.system.containers import DEPLOY, PLACE, Container, Network, make_secrets, network, why_not
+from tests.system.containers import (
+    DEPLOY,
+    PATIENCE_SECONDS,
+    PLACE,
+    Container,
+    Network,
+    make_secrets,
+    network,
+    why_not,
+)
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 
@@ -43,14 +53,15 @@ def send_and_read(net: Network, environment: dict[str, str], tls: list[str]) -> 
     def rmq(*arguments: str) -> str:
         return net.run("-m", "rmq", *arguments, *tls, **environment)
 
-    rmq("topic", "create", "Orders")
-    rmq("pub", "Orders", "paid 42")
-    assert "paid 42" in rmq("sub", "Orders", "--group", "readers", "--from", "earliest", "--max", "1")
-    found = rmq("cluster", "list")
     brokers = sum("broker" in name for name in net.addresses) + sum(
         "slave-" in name for name in net.addresses
     )
-    assert found.count("rmq 0.1") == brokers, found
+    end = time.monotonic() + PATIENCE_SECONDS
+    while (found := rmq("cluster", "list")).count("rmq 0.1") != brokers:  # ready: known to one name server
+        assert time.monotonic() < end, (found, net.logs())
+    rmq("topic", "create", "Orders")
+    rmq("pub", "Orders", "paid 42")
+    assert "paid 42" in rmq("sub", "Orders", "--group", "readers", "--from", "earliest", "--max", "1")
 
 
 def test_the_secure_cluster_of_compose(tmp_path: pathlib.Path) -> None:

@@ -106,7 +106,7 @@ def test_signals_reload_settings_reopen_the_log_and_write_what_goes_on(tmp_path:
         settings[-1] = "fileReservedTime=48\nlistenPort=5"
         conf.write_text("\n".join(settings))
         process.send_signal(signal.SIGHUP)
-        messages = [line["message"] for line in log_lines(log, "need a restart")]
+        messages = [line["message"] for line in log_lines(log, "fileReservedTime is 48 now")]
         assert "fileReservedTime is 48 now, and was 72" in messages
         assert "these settings differ from the file's and need a restart: listenPort" in messages
         for number in (signal.SIGUSR1, signal.SIGQUIT):
