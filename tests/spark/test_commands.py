@@ -141,7 +141,7 @@ def test_required_brokers_are_an_option_of_what_reads_topics() -> None:
     said = [CliRunner().invoke(show, given).output for given in (["--require-brokers", "a,b"], [])]
     assert said == ["a,b\n", "none\n"]
     reading = {name for name in PIPELINES if "--require-brokers" in help_of(name)}
-    assert reading == {"archive", "replay", "resend", "dlq", "trace", "profile"}
+    assert reading == {"archive", "replay", "resend", "dlq", "trace", "profile", "lag"}
 
 
 def help_of(name: str) -> str:
