@@ -66,7 +66,7 @@ SECTIONS: Final = {
     "Run": ("dev", "namesrv", "broker", "controller", "demo", "run"),
     "Messages": ("pub", "sub", "tail", "request", "reply", "bench", "msg", "dlq", "transactions", "spark"),
     "A running cluster": ("cluster", "topic", "group", "acl", "doctor", "export", "import", "admin"),
-    "More": ("certs", "store", "context", "errors", "completion"),
+    "More": ("certs", "store", "backup", "context", "errors", "completion"),
 }
 """Headings of `rmq --help`, and what stands below each."""
 
