@@ -140,6 +140,7 @@ class Bench:
         with pytest.MonkeyPatch.context() as patch:
             if kind == OTHER:
                 patch.setenv("PYTHONPATH", str(self.other))
+                patch.setenv("PYTHONSAFEPATH", "1")  # else the working folder, which is this one, comes first
             broker = start(namesrv, store, brokerName=f"bench-{kind}", **SETTINGS)
         processes.pin = "0"
         return Target(kind, namesrv, broker, broker.port), broker.seconds_to_port
