@@ -15,6 +15,16 @@ settings.register_profile("explore", deadline=None, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "checks"))
 
 
+LONG = ("interop", "crash", "campaign", "packages", "runbooks")
+"""Marks of tests that take as long as they take: pyproject.toml's limit of time is for the others."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if any(item.get_closest_marker(mark) for mark in LONG):
+            item.add_marker(pytest.mark.timeout(0))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What a test logs may hold lone surrogates; its report must be text that another process can be sent:

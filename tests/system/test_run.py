@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -25,9 +26,12 @@ app = rmq.App()
 
 @app.consumer("Runs", group="{group}", model=str, consume_from="first")
 async def handle(text: str) -> None:
-    print("began", text, os.getpid(), flush=True)
+    say(f"began {{text}} {{os.getpid()}}")
     await anyio.sleep({seconds})
-    print("finished", text, flush=True)
+    say(f"finished {{text}}")
+
+def say(line):  # whole: print() may write in pieces, and other workers write to the same pipe
+    os.write(1, (line + chr(10)).encode())
 """
 SECONDS = 60.0
 
@@ -39,13 +43,18 @@ class Running:
     process: subprocess.Popen[str]
 
     def until(self, pattern: str) -> str:
-        """Read its output up to a line that has this; returns the group."""
+        """Read its output up to a line that has this; returns the group. One that does not come ends it."""
         assert self.process.stdout is not None
         seen = []
-        for line in self.process.stdout:
-            seen.append(line)
-            if found := re.search(pattern, line):
-                return found[1] if found.groups() else line
+        limit = threading.Timer(SECONDS, self.process.kill)
+        limit.start()
+        try:
+            for line in self.process.stdout:
+                seen.append(line)
+                if found := re.search(pattern, line):
+                    return found[1] if found.groups() else line
+        finally:
+            limit.cancel()
         pytest.fail(f"it never said {pattern}: {''.join(seen)}")
 
     def end(self, *signals: signal.Signals) -> tuple[int, str]:
