@@ -30,7 +30,7 @@ from rmq.protocol.frames import Decoder, Framed, encode
 from rmq.remoting.endpoint import Endpoint, unsendable
 from rmq.remoting.limits import SMALL_BYTES, Budget, Limits
 from rmq.remoting.loop import Waiter, bare_errors, current_loop, lost_errors
-from rmq.remoting.overdue import Call, overdue
+from rmq.remoting.pending_requests import PendingRequest, timed_out
 from rmq.remoting.stream import Buffer, Outbox, Stream
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Connection:
         self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._is_mute = False  # nothing more is sent: the peer is gone or does not read
         self._reply_bytes = 0  # responses put into the outbox since it was last empty
-        self._pending: dict[int, Call] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
         self._late: Waiter | None = None  # the writer, when it sleeps
@@ -568,7 +568,7 @@ class Connection:
             with self._timer:
                 await anyio.sleep_forever()
             now = self._now()
-            over, self._timer_at = overdue(self._pending, now, now - self._timer_at, spared)
+            over, self._timer_at = timed_out(self._pending, now, now - self._timer_at, spared)
             for opaque in over:
                 waiter, _, code, seconds, _ = self._pending.pop(opaque)
                 waiter.fail(RequestTimeout(self.peer_address, code, seconds))

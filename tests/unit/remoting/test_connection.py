@@ -12,7 +12,7 @@ from rmq.errors import ConnectionLost, LocalProtocolError, RemoteProtocolError, 
 from rmq.protocol.command import ROCKETMQ, Command
 from rmq.protocol.frames import encode
 from rmq.remoting import Connection, Limits
-from rmq.remoting.overdue import Call, overdue
+from rmq.remoting.pending_requests import PendingRequest, timed_out
 from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.testing import MemoryNetwork
 
@@ -123,13 +123,13 @@ async def call_that_times_out(connection: Connection) -> None:
 def test_only_a_timer_that_was_late_spares_calls_and_not_for_long(
     late: float, over: list[int], earliest: float
 ) -> None:
-    pending: dict[int, Call] = {
+    pending: dict[int, PendingRequest] = {
         1: (None, 5.0, CODE, 30.0, 0),
         2: (None, 4.0, CODE, 3.0, 0),
         3: (None, 9.0, CODE, 3.0, 0),
     }
     spared = {2, 7}
-    assert overdue(pending, 5.0, late, spared) == (over, earliest)
+    assert timed_out(pending, 5.0, late, spared) == (over, earliest)
     assert spared == ({1, 2} if late == 0.2 else {2})
 
 

@@ -1,10 +1,10 @@
-"""Which calls of a connection have had their time. Pure."""
+"""Which pending requests of a connection have timed out. Pure."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-Call = tuple[Any, float, int, float, int]
+PendingRequest = tuple[Any, float, int, float, int]
 """Waiter, deadline, code, timeout, and where the frame ends in all that was queued."""
 
 LATE_SECONDS: Final = 0.1
@@ -12,11 +12,13 @@ LATE_SECONDS: Final = 0.1
 SPARED_SECONDS: Final = 3.0
 
 
-def overdue(pending: dict[int, Call], now: float, late: float, spared: set[int]) -> tuple[list[int], float]:
-    """The calls whose time is over, and the earliest deadline of the others.
+def timed_out(
+    pending: dict[int, PendingRequest], now: float, late: float, spared: set[int]
+) -> tuple[list[int], float]:
+    """The requests whose time is over, and the earliest deadline of the others.
 
     A loop that was busy has perhaps not even written the request, nor read the answer that lies there: fifty
-    thousand sends begun at once keep it so for seconds. So when the timer itself wakes `late`, calls get
+    thousand sends begun at once keep it so for seconds. So when the timer itself wakes `late`, requests get
     their time again, at most `SPARED_SECONDS` and once: those that had it are `spared`.
     """
     over, earliest = list[int](), float("inf")
