@@ -5,6 +5,10 @@ little else. Reading a whole record costs 4 µs; finding where it ends and which
 body 0.6 more. So a message keeps the bytes of the answer and reads a part of itself (body; names and
 properties; numbers) when the first attribute of that part is asked for. It is a `StoredMessage` in every
 other respect.
+
+What every consumer does is done by the compiled engine where that is there (`compiled_kind`), for a tenth of
+the work; the functions here are those that it stands for, and what it hands everything back to that is not
+plain.
 """
 
 from __future__ import annotations
@@ -12,16 +16,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 from struct import error as struct_error
-from typing import Any, ClassVar, cast
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 from zlib import crc32
 
 from rmq.client.process_queue import ProcessQueue
 from rmq.errors import CorruptRecord, RemoteProtocolError
-from rmq.message import PROPERTY_RETRY_TOPIC, StoredMessage
+from rmq.message import PROPERTY_RETRY_TOPIC, PROPERTY_UNIQUE_KEY, StoredMessage
+from rmq.protocol import engine
 from rmq.protocol.codes import SYS_COMPRESSED, SYS_HOST_BITS
 from rmq.protocol.json import JAVA
 from rmq.protocol.properties import AlikeProperties
 from rmq.protocol.record import FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part, parts
+
+if TYPE_CHECKING:
+    from rmq.protocol._engine import PulledReader
 
 _START = part("size", "magic", "queue_offset")
 _BODY = part("crc", "sys_flag", "body_size")  # with two IPv4 hosts, as mostly
@@ -53,6 +62,8 @@ class PulledMessage(StoredMessage):
 
     body_max: ClassVar[int | None] = None
     """Bytes that a compressed body may grow to; BODY_MAX when None. `limited` gives a class of each."""
+    reader: ClassVar[PulledReader | None] = None
+    """The compiled engine's way of reading; None for that of this module."""
 
     _buffer: bytes
     _at: int
@@ -118,7 +129,8 @@ class PulledMessage(StoredMessage):
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Made again as a plain one: a class of `limited` has no name of its own."""
         make, kind, *rest = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
-        return (make, kind, *rest) if self.body_max is None else (_plain, (), *rest)
+        has_name = self.body_max is None and self.reader is None
+        return (make, kind, *rest) if has_name else (_plain, (), *rest)
 
     def _decompressed(self, body: bytes, sys_flag: int) -> bytes:
         try:
@@ -143,10 +155,28 @@ def _plain() -> PulledMessage:
     return PulledMessage.__new__(PulledMessage)
 
 
+def compiled_kind(module: ModuleType) -> type[PulledMessage]:
+    """Messages that `module`, the compiled engine, reads."""
+    reader: PulledReader = module.PulledReader(
+        PulledMessage, _read_properties, PROPERTY_UNIQUE_KEY, MESSAGE_MAGIC
+    )
+    members = {
+        "__slots__": (),
+        "reader": reader,
+        "body": property(reader.body, vars(PulledMessage)["body"].fset),
+        "properties": property(reader.properties, vars(PulledMessage)["properties"].fset),
+        "message_id": property(reader.message_id),
+    }
+    return type("PulledMessage", (PulledMessage,), members)
+
+
+_CHOSEN = PulledMessage if engine.compiled is None else compiled_kind(engine.compiled)
+
+
 @lru_cache(maxsize=16)
-def limited(body_max: int) -> type[PulledMessage]:
+def limited(body_max: int, kind: type[PulledMessage] = _CHOSEN) -> type[PulledMessage]:
     """The class of messages whose bodies grow to `body_max` bytes at most."""
-    return type("PulledMessage", (PulledMessage,), {"__slots__": (), "body_max": body_max})
+    return type("PulledMessage", (kind,), {"__slots__": (), "body_max": body_max})
 
 
 class FoundMessage(PulledMessage):
@@ -192,12 +222,28 @@ def read_messages(
     buffer: bytes,
     broker_name: str,
     window: ProcessQueue | None = None,
-    kind: type[PulledMessage] = PulledMessage,
+    kind: type[PulledMessage] = _CHOSEN,
 ) -> tuple[list[PulledMessage], bool]:
     """The messages of a pull's answer, and whether that is all of it: what follows a damaged one is lost.
 
     Raises CorruptRecord when the first is damaged.
     """
+    end = len(buffer)
+    reader = kind.reader
+    messages, at = (
+        _read(buffer, broker_name, window, kind)
+        if reader is None
+        else reader.messages(buffer, broker_name, window, kind)
+    )
+    if at < end and not messages:
+        raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
+    return messages, at == end
+
+
+def _read(
+    buffer: bytes, broker_name: str, window: ProcessQueue | None, kind: type[PulledMessage]
+) -> tuple[list[PulledMessage], int]:
+    """The messages, and where those end that can be read."""
     messages: list[PulledMessage] = []
     add = messages.append
     new = kind.__new__
@@ -219,9 +265,7 @@ def read_messages(
         message.broker_name = broker_name
         add(message)
         at += size
-    if at < end and not messages:
-        raise CorruptRecord(f"the answer of {broker_name}", at, "no message begins here")
-    return messages, at == end
+    return messages, at
 
 
 def to_original_topic(message: PulledMessage) -> None:

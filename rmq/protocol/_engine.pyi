@@ -130,3 +130,25 @@ def build_batch(
     codes and keys as `TagsAndKeys.of_all` gives them. None for a batch that is not plain: not whole, with
     properties that are not ASCII, or long.
     """
+
+# Of a client; it is in `_client.pxi`.
+
+class PulledReader:
+    """Reads pulled messages, as the functions of `rmq.client.message_view` that it stands for."""
+
+    def __init__(self, kind: type[Any], alike: Any, unique_key: str, magic: int) -> None:
+        """`kind` is the class of pulled messages in Python, `alike` the AlikeProperties that it reads by."""
+
+    def messages(
+        self, buffer: bytes, broker_name: str, window: Any, kind: type[Any]
+    ) -> tuple[list[Any], int]:
+        """The messages, of the class `kind`, and where those end that can be read."""
+
+    def body(self, message: Any) -> bytes:
+        """As PulledMessage.body."""
+
+    def properties(self, message: Any) -> dict[str, str]:
+        """As PulledMessage.properties."""
+
+    def message_id(self, message: Any) -> str:
+        """As StoredMessage.message_id."""

@@ -108,7 +108,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 4
+SEAM = 5
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1122,3 +1122,5 @@ def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored
         at += 22 + length + text_size
     assert o == PyBytes_AS_STRING(data) + total
     return data, positions, sizes, codes, keys
+
+include "_client.pxi"

@@ -15,7 +15,7 @@ from typing import Final
 
 from rmq.errors import ConfigError
 
-SEAM: Final = 4
+SEAM: Final = 5
 """Both sides of the seam count it up when what they say to each other changes."""
 VARIABLE: Final = "RMQ_ENGINE"
 

@@ -6,8 +6,6 @@ may ever be able to tell. Here the other broker is given every request by itself
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -29,7 +27,6 @@ from rmq.broker.send import RARE
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import Hooks, StoredEvent
-from rmq.protocol import engine
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.fields import java_name, short_name
@@ -41,25 +38,8 @@ from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.index import KeyHash, pack_entries
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
+from tests.compiled import COMPILED, HAS_COMPILED
 
-
-def compiled_engine() -> ModuleType | None:
-    """The compiled engine: that of these sources, or of the installation that the tests run by."""
-    name = "rmq.protocol._engine"
-    installed = () if engine.compiled else importlib.metadata.distributions(name="rmq")
-    for file in (file for one in installed for file in one.files or ()):
-        if file.match("rmq/protocol/_engine.*.so"):
-            spec = importlib.util.spec_from_file_location(name, file.locate())
-            assert spec is not None
-            assert spec.loader is not None
-            module = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return module if module.SEAM == engine.SEAM else None
-    return engine.compiled
-
-
-COMPILED = compiled_engine()
-HAS_COMPILED = pytest.mark.skipif(COMPILED is None, reason="it is not built")
 START = 1_795_253_354_000
 ROOT = "/store"
 FOLDERS = ("commitlog", "consumequeue", "index")

@@ -15,13 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmq.client.config import ClientConfig
-from rmq.client.message_view import PulledMessage, found_messages, limited, read_messages, to_original_topic
+from rmq.client.message_view import (
+    PulledMessage,
+    compiled_kind,
+    found_messages,
+    limited,
+    read_messages,
+    to_original_topic,
+)
 from rmq.client.pull import PullTemplate
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import MessageQueue, StoredMessage
 from rmq.protocol.bodies import SubscriptionData
 from rmq.protocol.command import Command
+from rmq.protocol.properties import decode_properties
 from rmq.protocol.record import Record, compress, compressed_flag, decode_record, encode_record
+from tests.compiled import COMPILED, HAS_COMPILED
 
 FIELDS = [field.name for field in attrs.fields(StoredMessage) if field.name != "broker_name"]
 V4, V6 = bytes([10, 0, 0, 1, 0, 0, 0x2A, 0x9F]), bytes(15) + bytes([1, 0, 0, 0x2A, 0x9F])
@@ -211,3 +220,111 @@ def test_a_topic_s_length_that_leads_out_of_the_record_is_damage(name: str) -> N
         getattr(one(bytes(data)), name)
     data[at] = 5
     assert getattr(one(bytes(data)), name) == getattr(decode_record(record()), name)
+
+
+# The compiled engine's way of reading against the one in Python.
+
+TEXTS = (
+    "UNIQ_KEY\x01{}",
+    "TAGS\x01t\x02UNIQ_KEY\x01{}\x02WAIT\x01true",
+    "UNIQ_KEY\x01{}\x02TAGS\x01\xe9",
+    "UNIQ_KEY\x01{0}\x02UNIQ_KEY\x01{0}",
+    "NO_UNIQ_KEY\x01{}",
+    "{}",
+    "",
+)
+IDS = ("7F0000010001", "7F0000010002", "", "\xe9", "a\x01b", "a\x02b", "x" * 300, "\x7f", " ")
+PACKED = compress(b"packed", level=5)
+BODIES = (
+    (b"b", 0),
+    (b"body" * 300, 0),
+    (b"", 0),
+    (PACKED, compressed_flag()),
+    (b"not packed", compressed_flag()),
+)
+
+
+def varied(offset: int, text: str, body: tuple[bytes, int], born: bytes, stored: bytes) -> bytes:
+    made = Record("Topic", 3, body[0], text, born_host=born, sys_flag=body[1])
+    made.queue_offset, made.physical_offset, made.store_timestamp = offset, 1 << 40, 1_700_000_000_000
+    return encode_record(made, stored)
+
+
+records = st.builds(
+    varied,
+    st.sampled_from((1, 2, 3, 3, 1 << 40)),
+    st.builds(str.format, st.sampled_from(TEXTS), st.sampled_from(IDS)),
+    st.sampled_from(BODIES),
+    st.sampled_from((V4, V4, V6)),
+    st.sampled_from((V4, V4, V6)),
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    """A pull's answer, here and there damaged, and cut off."""
+    data = bytearray(b"".join(draw(st.lists(records, min_size=1, max_size=6))))
+    for at, value in draw(
+        st.lists(st.tuples(st.integers(0, len(data) - 1), st.integers(0, 255)), max_size=3)
+    ):
+        data[at] = value
+    return bytes(data[: draw(st.one_of(st.just(len(data)), st.integers(0, len(data))))])
+
+
+LOOKS = ("body", "properties", "message_id", "tags", "keys", "topic", "body_crc", "store_host", "body")
+
+
+def looked_at(data: bytes, kind: type[PulledMessage], looks: list[str]) -> list[object]:
+    seen: list[object] = []
+    try:
+        messages, is_whole = read_messages(data, "a", None, kind)
+    except CorruptRecord as error:
+        return [str(error)]
+    seen.append(is_whole)
+    for message in messages:
+        seen.append((message.queue_offset, message.size, message.broker_name, message.window))
+        for name in looks:
+            try:
+                seen.append(getattr(message, name))
+            except (CorruptRecord, RemoteProtocolError) as error:
+                seen.append((type(error), str(error)))
+    return seen
+
+
+@HAS_COMPILED
+@given(data=answers(), looks=st.permutations(LOOKS))
+def test_the_compiled_engine_reads_the_same(data: bytes, looks: list[str]) -> None:
+    assert COMPILED is not None
+    kinds = limited(1 << 20, PulledMessage), limited(1 << 20, compiled_kind(COMPILED))
+    pure, compiled = (looked_at(data, kind, looks) for kind in kinds)
+    assert compiled == pure
+
+
+@HAS_COMPILED
+def test_a_message_that_the_compiled_engine_read_is_one_like_others() -> None:
+    assert COMPILED is not None
+    kind = compiled_kind(COMPILED)
+    text = "TAGS\x01t\x02UNIQ_KEY\x01{}\x02WAIT\x01true"
+    data = b"".join(varied(at, text.format(f"ID{at}"), (b"%d" % at, 0), V4, V4) for at in range(4))
+    messages, _ = read_messages(data, "a", None, kind)
+    assert [one.properties for one in messages] == [
+        decode_properties(text.format(f"ID{at}")) for at in range(4)
+    ]
+    first, second, third, fourth = messages
+    first.properties["TAGS"] = "changed"
+    assert second.tags == "t"
+    third.body, third.properties = b"mine", {"UNIQ_KEY": "mine"}
+    assert (third.body, third.message_id) == (b"mine", "mine")
+    for again in (copy.copy(fourth), pickle.loads(pickle.dumps(fourth))):
+        assert (again.body, again.message_id, again.queue_offset) == (b"3", "ID3", 3)
+    with pytest.raises(AttributeError):
+        fourth.no_such_thing  # noqa: B018
+    for wrong in (5, None, StoredMessage("T", 0, 0, 0, 0, b"", {})):
+        with pytest.raises(TypeError):
+            vars(kind)["body"].fget(wrong)
+    with pytest.raises(AttributeError):
+        COMPILED.PulledReader(StoredMessage, None, "UNIQ_KEY", 0)
+    bare = kind.__new__(kind)
+    for name in ("body", "properties", "message_id"):
+        with pytest.raises(AttributeError):
+            getattr(bare, name)
