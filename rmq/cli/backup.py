@@ -16,7 +16,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 from attrs import asdict, define, field, frozen
@@ -27,6 +27,7 @@ from rmq.store.scan import is_blank, parse
 
 MANIFEST: Final = "backup.json"
 PIECE: Final = 1 << 20
+ZEROS: Final = bytes(PIECE)
 LATE: Final = ("topics.json", "subscriptionGroup.json")
 """Read after the log: a topic of any message in it is among them."""
 UNFINISHED: Final = 3
@@ -85,6 +86,11 @@ def back_up(store: pathlib.Path, log: pathlib.Path, target: pathlib.Path, pace: 
     """
     if not log.is_dir():
         raise StoreError(f"{log} is no folder of a log: is {store} a store, and is it one that has messages?")
+    for source in (store, log):
+        if target.resolve().is_relative_to(source.resolve()):
+            raise StoreError(
+                f"{target} is in {source}, and would be lost with it: take a folder on another disk"
+            )
     manifest = Manifest.load(target)
     if manifest is None:
         if target.exists() and any(target.iterdir()):
@@ -248,9 +254,13 @@ def _copy(source: pathlib.Path, to: pathlib.Path, pace: Pace) -> int:
     size = 0
     with open(source, "rb") as given, open(to, "wb") as file:
         while piece := given.read(PIECE):
-            file.write(piece)
             size += len(piece)
+            if piece == ZEROS:  # of a log file that is not full: no room on the disk for it here either
+                file.seek(size)
+                continue
+            file.write(piece)
             pace(len(piece))
+        file.truncate(size)
         file.flush()
         os.fsync(file.fileno())
     return size
@@ -291,6 +301,14 @@ def paced(
 
 # --- the commands ---
 
+
+def _fail(error: Exception, folder: pathlib.Path) -> NoReturn:
+    """End with the error; one of a write, which has no path, says which folder was written to."""
+    if isinstance(error, OSError) and error.filename is None and error.errno is not None:
+        error = OSError(error.errno, error.strerror, str(folder))
+    fail(error)
+
+
 PATH = click.Path(file_okay=False, path_type=pathlib.Path)
 RATE = click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="MiB a second at most.")
 LOG = click.option("--commitlog", "log", type=PATH, help="Where the store's log is, when not in its folder.")
@@ -321,7 +339,7 @@ def backup_command(
             )
         wrong = list(verify(target)) if verifies else []
     except (RmqError, OSError) as error:
-        fail(error)
+        _fail(error, target)
     for line in wrong:
         echo(line, err=True)
     if wrong:
@@ -345,5 +363,5 @@ def seed_command(
     try:
         total = seed(backup, folder, log or folder / "commitlog", paced((rate or 0) * (1 << 20)))
     except (RmqError, OSError, ValueError) as error:
-        fail(error)
+        _fail(error, folder)
     echo(f"{folder} is seeded with {total} bytes: start the slave on it")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import shutil
 
@@ -162,6 +164,41 @@ def test_a_folder_of_another_log_or_of_something_else_is_left_alone(tmp_path: pa
     with pytest.raises(StoreError, match="is not empty"):
         back_up(*saved(tmp_path / "one"), tmp_path / "other", FREE)
     assert list(verify(target)) == []
+
+
+def test_a_backup_in_the_folder_of_the_store_is_refused(tmp_path: pathlib.Path) -> None:
+    opened(tmp_path / "store").close()
+    fresh, log = saved(tmp_path / "store")
+    log.mkdir(exist_ok=True)
+    with pytest.raises(StoreError, match="on another disk"):
+        back_up(fresh, log, fresh / "backup", FREE)
+    with pytest.raises(StoreError, match="on another disk"):
+        back_up(fresh, log, log / ".." / "commitlog" / "x", FREE)
+    assert not (fresh / "backup").exists()
+
+
+def test_what_is_not_yet_written_of_a_log_file_takes_no_room(tmp_path: pathlib.Path) -> None:
+    store = open_store(RealDisk(), root=str(tmp_path / "store"), mapped_file_size_commit_log=8 << 20)
+    fill(store, 0, 3)
+    back_up(*saved(tmp_path / "store"), tmp_path / "backup", FREE)
+    store.close()
+    (copied,) = (tmp_path / "backup" / "commitlog").iterdir()
+    assert copied.stat().st_size == 8 << 20
+    assert copied.stat().st_blocks * 512 <= 2 << 20
+    assert list(verify(tmp_path / "backup")) == []
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = opened(tmp_path / "store")
+    fill(store, 0, 1)
+    store.close()
+    monkeypatch.setattr(os, "fsync", full)
+    done = CliRunner().invoke(backup_command, [str(tmp_path / "store"), str(tmp_path / "backup")])
+    assert done.exit_code == 1
+    assert f"No space left on device: '{tmp_path / 'backup'}'" in done.output
 
 
 def test_a_slave_is_seeded_with_the_log_and_without_the_masters_own_settings(tmp_path: pathlib.Path) -> None:
