@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
 from typing import Final
 
 from attrs import frozen
@@ -150,6 +149,8 @@ def start_log(config: LogConfig | None = None) -> None:
         return
     made: logging.Handler = logging.StreamHandler()
     if config.log_file:
+        from logging.handlers import RotatingFileHandler  # 3 ms, for those who have a file
+
         most, kept = config.log_file_bytes, config.log_files
         try:
             made = RotatingFileHandler(config.log_file, maxBytes=most, backupCount=kept, encoding="utf-8")

@@ -18,16 +18,21 @@ import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.errors import AccessDenied, RmqError
 
 if TYPE_CHECKING:
+    from attrs import define, frozen
+
     from rmq.message import Message
     from rmq.metrics import Metric
     from rmq.protocol.command import Command
     from rmq.protocol.record import Record
     from rmq.remoting.http import Page
+else:
+    from rmq.late_attrs import define, frozen
+
 
 __all__ = [
     "AccessDenied",

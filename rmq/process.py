@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from importlib import metadata
+from contextlib import suppress
 from typing import Final
 
 from rmq.health import Health
@@ -24,10 +24,14 @@ log = logging.getLogger("rmq")
 
 
 def _version() -> str:
-    try:
-        return metadata.version("rmq")
-    except metadata.PackageNotFoundError:  # run from a checkout
-        return "unknown"
+    """By the name of the installed package's folder of metadata, rmq-0.1.0.dist-info: importlib.metadata
+    would say the same, but takes 15 ms to load."""
+    for folder in sys.path:
+        with suppress(OSError):  # none, or an archive
+            for name in os.listdir(folder or "."):
+                if name.startswith("rmq-") and name.endswith(".dist-info"):
+                    return name.removeprefix("rmq-").removesuffix(".dist-info")
+    return "unknown"  # run from a checkout
 
 
 VERSION: Final = _version()

@@ -8,18 +8,19 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import attrs
 import trio
 
-from rmq.broker import controlled
+from rmq.broker import service
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.metrics import parts_text
 from rmq.config import dump_properties, from_options, is_loopback, load_all, read_file, with_changes
+from rmq.controller.epochs import FILE as EPOCHS_FILE
 from rmq.errors import ConfigError, PortInUse, RmqError, StoreLocked
 from rmq.health import Health
 from rmq.loglimit import start_log
@@ -170,7 +171,7 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
         brokers[:] = [broker]  # with controllers it is opened anew whenever its role changes
 
     task = partial(
-        controlled.run,
+        _way_of_running(config, store_config),
         config,
         store_config,
         tls=tls,
@@ -203,6 +204,16 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
                         for line in text.splitlines():
                             log.info("%s", line)
             nursery.cancel_scope.cancel()
+
+
+def _way_of_running(config: BrokerConfig, store_config: StoreConfig) -> Callable[..., Awaitable[None]]:
+    """The service itself where no controllers have or had a say, who take 20 ms to load."""
+    path = pathlib.Path(store_config.store_path_root_dir) / EPOCHS_FILE
+    if not config.controller_addr and not path.exists():
+        return service.run
+    from rmq.broker import controlled
+
+    return controlled.run
 
 
 async def _stop_without_parent(stop: trio.Event) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.errors import (
     ConnectionLost,
@@ -48,11 +48,15 @@ from rmq.protocol.properties import decode_properties, encode_properties
 from rmq.protocol.signature import unsigned
 
 if TYPE_CHECKING:
+    from attrs import define, frozen
+
     from rmq.broker.clients import Clients
     from rmq.broker.config import Settings
     from rmq.broker.members import Member
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
+else:
+    from rmq.late_attrs import define, frozen
 
 
 log = logging.getLogger("rmq.broker")

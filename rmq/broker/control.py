@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from rmq.broker.ha import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
 from rmq.controller.elections import Heartbeat
-from rmq.controller.replica import Epochs, Replica, as_epochs, common_end
+from rmq.controller.epochs import FILE, Epochs, as_epochs, common_end
+from rmq.controller.replica import Replica
 from rmq.controller.sets import AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
 from rmq.errors import RemoteProtocolError, StoreError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rmq.store.disk import Disk
     from rmq.store.store import Store
 
-FILE: Final = "config/controller.json"
 SAMPLES: Final = 256
 """So many looks at the log's end are kept, to tell since when a slave has what was there."""
 

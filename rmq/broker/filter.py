@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.broker.sql import FilterSyntaxError, compile_sql
 from rmq.broker.tables import Slices, drain
@@ -38,7 +38,11 @@ from rmq.protocol.record import property_bytes
 from rmq.remoting.limits import AddressRate, network_of
 
 if TYPE_CHECKING:
+    from attrs import define, frozen
+
     from rmq.broker.config import Settings
+else:
+    from rmq.late_attrs import define, frozen
 
 
 ALL: Final = "*"

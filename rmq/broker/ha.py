@@ -41,14 +41,16 @@ from collections.abc import Callable, Generator, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import frozen
-
-from rmq.controller.replica import Epochs, as_epochs
+from rmq.controller.epochs import Epochs, as_epochs
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.store.store import Store
+else:
+    from rmq.late_attrs import frozen
 
 
 REPORT: Final = Struct(">q")

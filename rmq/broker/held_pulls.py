@@ -14,12 +14,15 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define
-
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.protocol.command import Command
     from rmq.protocol.headers import PullMessageRequestHeader
     from rmq.remoting.connection import Connection
+else:
+    from rmq.late_attrs import define
+
 
 NEVER = math.inf
 TRIES_OF_A_TURN: Final = 256

@@ -17,17 +17,21 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, evolve, field
+from attrs import evolve, field
 
 from rmq.broker.filter import VERSION_AHEAD_MS, is_tag_type
 from rmq.message import retry_topic
 
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.broker.config import Settings
     from rmq.protocol.bodies import ConsumerData, SubscriptionData
     from rmq.remoting.connection import Connection
 
     Table = dict[tuple[str, str], set[Connection]]
+else:
+    from rmq.late_attrs import define
 
 
 Terms = tuple[str | None, tuple[tuple[str, str], ...]]

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import frozen
-
 from rmq.broker.refusals import error_response
 from rmq.broker.tables import drain
 from rmq.errors import for_code
@@ -36,12 +34,17 @@ from rmq.protocol.headers import (
 )
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.broker.config import Settings
     from rmq.broker.members import Member
     from rmq.broker.tables import Slices, Tables
     from rmq.protocol.bodies import TopicConfig
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
+else:
+    from rmq.late_attrs import frozen
+
 
 _LONG_MAX = 2**63 - 1
 ANSWER_SIZE: Final = MAX_FRAME // 2

@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
-
 from rmq.broker.filter import (
     MessageFilter,
     is_tag_type,
@@ -50,6 +48,8 @@ from rmq.protocol.record import Record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.filter import Filter
     from rmq.broker.tables import Tables
@@ -58,6 +58,8 @@ if TYPE_CHECKING:
     from rmq.remoting.connection import Connection
     from rmq.store.reader import GetResult
     from rmq.store.store import Store
+else:
+    from rmq.late_attrs import frozen
 
 
 _CODES: Final = {

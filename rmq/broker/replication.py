@@ -16,13 +16,12 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import anyio
 from attrs import field, frozen
 
 from rmq.broker.broker import Broker
-from rmq.broker.control import Control
 from rmq.broker.ha import (
     FRAME,
     GREETING_BYTES,
@@ -65,7 +64,7 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
 from rmq.remoting.accept import remove_tls
-from rmq.remoting.address import join_address, split_address, with_scheme
+from rmq.remoting.address import port_before, with_scheme
 from rmq.remoting.loop import Alarm, in_slices, lost_errors
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
@@ -74,6 +73,9 @@ from rmq.remoting.stream import Listener, PrefixedStream, Stream, close_at_once
 from rmq.remoting.tls import TlsContexts
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
+
+if TYPE_CHECKING:
+    from rmq.broker.control import Control
 
 RECEIVE_BYTES = 256 * 1024
 RETRY_SECONDS = 5.0
@@ -368,7 +370,7 @@ class Follower:
                 await _within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
             greeting = self._greeting = await self._greet(stream)
             told = self._master_address()
-            self._master = told or (greeting.address if greeting else _beside(address))
+            self._master = told or (greeting.address if greeting else port_before(address))
             start = await self._align(stream, greeting)
             # Kept before the first byte is copied: after a crash the log must not count as a master's own.
             state = self._broker.replica
@@ -592,9 +594,3 @@ async def _note(stream: Stream) -> dict[str, Any]:
 
 def _is_empty(store: Store) -> bool:
     return store.max_physical_offset == store.min_physical_offset
-
-
-def _beside(ha_address: str) -> str:
-    """Where a RocketMQ broker that hands out its log there answers requests: at the port before."""
-    address = split_address(ha_address)
-    return join_address(address.host, address.port - 1)

@@ -20,10 +20,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-
-from attrs import frozen
+from typing import TYPE_CHECKING
 
 from rmq.errors import RmqError
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 Properties = Mapping[str, str]
 Value = bool | int | float | str | None

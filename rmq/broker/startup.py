@@ -40,7 +40,7 @@ from rmq.remoting.network import Network
 from rmq.remoting.server import Acceptor, open_listeners
 from rmq.remoting.stream import Listener
 from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.websocket import WebSocketAccess
+from rmq.remoting.upgrades import WebSocketAccess
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import Disk
 from rmq.store.store import Store

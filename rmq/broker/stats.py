@@ -11,9 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from attrs import define, field, frozen
+from attrs import field
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+else:
+    from rmq.late_attrs import define, frozen
 
 MINUTE_STEP_MS: Final = 10_000
 HOUR_STEP_MS: Final = 600_000

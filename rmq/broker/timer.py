@@ -27,7 +27,7 @@ from hashlib import blake2b
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from attrs import define, field
+from attrs import field
 
 from rmq.broker.topics import unknown_topic
 from rmq.errors import (
@@ -58,11 +58,15 @@ from rmq.protocol.record import Record, decode_record, property_bytes, record_of
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
+    from attrs import define
+
     from rmq.broker.config import Settings
     from rmq.broker.topics import Topics
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.store.store import Store
+else:
+    from rmq.late_attrs import define
 
 
 PROPERTY_OUT_MS: Final = "TIMER_OUT_MS"

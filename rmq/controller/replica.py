@@ -13,35 +13,16 @@ The rules, of which each is needed:
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from rmq.controller.sets import BrokerSet
+from rmq.controller.epochs import Epochs as Epochs
+from rmq.controller.epochs import as_epochs as as_epochs
+from rmq.controller.epochs import begun as begun
+from rmq.controller.epochs import common_end as common_end
 
-Epochs = tuple[tuple[int, int], ...]
-"""(epoch, physical offset at which it begins), ascending in both."""
-
-
-def begun(epochs: Epochs, epoch: int, start: int) -> Epochs:
-    """The epochs of a log whose next record, at `start`, is of `epoch`; one without any record goes."""
-    return (*(one for one in epochs if one[1] < start), (epoch, start))
-
-
-def common_end(mine: Epochs, my_end: int, others: Epochs, other_end: int) -> int | None:
-    """Up to where two logs are the same; None when they share no epoch, so that nothing is known.
-
-    An epoch has one master, which never cuts its log within it: what two logs have of it is the same.
-    """
-    for number in range(len(mine) - 1, -1, -1):
-        if mine[number] in others:
-            other = others.index(mine[number])
-            return min(_end(mine, number, my_end), _end(others, other, other_end))
-    return None
-
-
-def _end(epochs: Epochs, number: int, end: int) -> int:
-    return min(end, epochs[number + 1][1]) if number + 1 < len(epochs) else end
+if TYPE_CHECKING:
+    from rmq.controller.sets import BrokerSet
 
 
 class Replica:
@@ -151,11 +132,3 @@ class Replica:
             return None
         self._proposed.add(found)
         return found
-
-
-def as_epochs(pairs: Iterable[tuple[int, int]]) -> Epochs:
-    """Epochs from a file or a message. Raises ValueError unless they ascend."""
-    epochs = tuple((int(epoch), int(start)) for epoch, start in pairs)
-    if any(one[0] >= two[0] or one[1] >= two[1] for one, two in itertools.pairwise(epochs)):
-        raise ValueError(f"epochs do not ascend: {epochs}")
-    return epochs

@@ -58,7 +58,7 @@ from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
 from rmq.remoting.signals import obey
 from rmq.remoting.tls import TlsConfig, certificate_end
-from rmq.remoting.websocket import WebSocketAccess
+from rmq.remoting.upgrades import WebSocketAccess
 from rmq.store.disk import Disk
 
 CERTIFICATE_SECONDS = 600.0

@@ -7,10 +7,13 @@ handler looks for; a WebSocket upgrade with the G of GET. Inside TLS it is frame
 from __future__ import annotations
 
 import ssl
-from collections.abc import AsyncIterator, Iterator
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from importlib import import_module
 
 import anyio
+import anyio.to_thread
 import trio
 
 from rmq.errors import RemoteProtocolError
@@ -18,12 +21,13 @@ from rmq.remoting.limits import Limits
 from rmq.remoting.loop import bare_errors, broken, broken_errors, current_loop
 from rmq.remoting.stream import PrefixedStream, Stream
 from rmq.remoting.tls import TlsContexts, tls_server
-from rmq.remoting.websocket import WebSocketAccess, accept_websocket
+from rmq.remoting.upgrades import WebSocketAccess
 
 FRAME = 0x00
 TLS = 0x16
 UPGRADE = ord("G")
 _FIRST_BYTES = 64 * 1024
+_WEBSOCKET = "rmq.remoting.websocket"
 
 
 @asynccontextmanager
@@ -45,6 +49,7 @@ async def accept_stream(
         return
     if current_loop().name != "trio":
         raise RemoteProtocolError("the peer wants a WebSocket, which needs trio; this is asyncio")
+    accept_websocket = await _websocket()
     with bare_errors():
         async with trio.open_nursery() as nursery:
             with _within(limits.handshake_seconds, "did not finish its WebSocket handshake"):
@@ -53,6 +58,19 @@ async def accept_stream(
                 yield stream, b""
             finally:
                 nursery.cancel_scope.cancel()
+
+
+async def _websocket() -> Callable[..., Awaitable[Stream]]:
+    """What makes a stream of a WebSocket. Few servers ever see one: that they need not wait 30 ms for its
+    parsers at every start, the first peer that wants one does; the others are served meanwhile."""
+    if _WEBSOCKET not in sys.modules:
+        try:
+            await anyio.to_thread.run_sync(import_module, _WEBSOCKET)
+        except ImportError as error:
+            raise RemoteProtocolError(f"WebSocket cannot be had here: {error}") from error
+    from rmq.remoting.websocket import accept_websocket
+
+    return accept_websocket
 
 
 @contextmanager

@@ -75,6 +75,13 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def port_before(address: str) -> str:
+    """The same host at the port before: where a RocketMQ broker whose log is handed out at `address` answers
+    requests."""
+    at = split_address(address)
+    return join_address(at.host, at.port - 1)
+
+
 def is_literal(host: str) -> bool:
     """Whether `host` is an IP address, so that no name has to be looked up."""
     try:

@@ -7,14 +7,16 @@ connection's task has its turn for what has to wait only, as with a server's `Po
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import sniffio
 
 from rmq.remoting.loop import current_loop
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class AsyncioPoller:
@@ -34,7 +36,9 @@ class AsyncioPoller:
         Nobody else may wait for the descriptor to be read meanwhile, and it stays open. Cancelled: it is not
         called any more.
         """
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # whoever calls this has loaded it
+
+        loop = get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
         def read() -> None:

@@ -1,33 +1,27 @@
-"""HTTP for those who look after a server: pages by GET, one request a connection, read by h11."""
+"""HTTP for those who look after a server: which pages it has, and where they are served."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Final, NoReturn, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import anyio
-import h11
-from attrs import frozen
 
 from rmq.errors import PortInUse
 from rmq.health import Health
 from rmq.plugin import METRICS
 from rmq.process import Supervisor
 from rmq.remoting.address import join_address
-from rmq.remoting.loop import bare_errors, broken_errors
+from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import Network
-from rmq.remoting.server import Acceptor
-from rmq.remoting.stream import Listener, Stream
 
-READ_BYTES: Final = 4096
-SECONDS: Final = 10.0
-"""For a whole request and its answer."""
-PEERS: Final = 16
-"""At a time, half of them of one address; more are closed at once."""
-SHARE: Final = 0.03
-"""How much of the descriptors that connections may have these may take."""
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
+
 PLAIN: Final = "text/plain; charset=utf-8"
 
 log = logging.getLogger("rmq.http")
@@ -120,6 +114,8 @@ async def served_pages(network: Network, config: Probed, health: Health) -> Asyn
     if METRICS not in config.plugins:
         yield Served({})
         return
+    from rmq.remoting.pages import serve  # with h11: 20 ms, for those who have the port
+
     address = join_address(config.metrics_address, config.metrics_port)
     try:
         listener = await network.listen(address)
@@ -132,69 +128,3 @@ async def served_pages(network: Network, config: Probed, health: Health) -> Asyn
             nursery.start_soon(serve, listener, served.pages)
             yield served
             nursery.cancel_scope.cancel()
-
-
-async def serve(listener: Listener, pages: Mapping[str, Page]) -> NoReturn:
-    """Answer until cancelled; closes the listener then. `pages`, by their paths, may come while it runs.
-
-    What a peer does wrong ends its connection only; so does a page that fails, which is logged.
-    """
-
-    async def answer(stream: Stream) -> None:
-        try:
-            with anyio.move_on_after(SECONDS):
-                await _converse(stream, pages)
-        except broken_errors(h11.LocalProtocolError) as error:
-            log.debug("a request broke off: %s", error)
-
-    try:
-        async with anyio.create_task_group() as nursery:
-            await Acceptor(PEERS, share=SHARE).run(listener, answer, nursery)
-    finally:
-        with anyio.CancelScope(shield=True):
-            await listener.aclose()
-    raise AssertionError("the loop above does not end")
-
-
-async def _converse(stream: Stream, pages: Mapping[str, Page]) -> None:
-    connection = h11.Connection(h11.SERVER)
-    try:
-        request = await _request(stream, connection)
-    except h11.RemoteProtocolError as error:
-        await _send(stream, connection, Answer(b"this is no HTTP request\n", error.error_status_hint))
-        return
-    if request is not None:
-        await _send(stream, connection, await _answer(request, pages))
-
-
-async def _answer(request: h11.Request, pages: Mapping[str, Page]) -> Answer:
-    if request.method != b"GET":
-        return Answer(b"only GET\n", 405)
-    path, _, query = request.target.partition(b"?")
-    page = pages.get(path.decode("ascii", "replace"))
-    if page is None:
-        return Answer(f"only {', '.join(sorted(pages))}\n".encode(), 404)
-    return await page(Asked(query, dict(request.headers)))
-
-
-async def _request(stream: Stream, connection: h11.Connection) -> h11.Request | None:
-    """The request; None when the peer leaves without one."""
-    while True:
-        event = connection.next_event()
-        if event is h11.NEED_DATA:
-            connection.receive_data(bytes(await stream.receive_some(READ_BYTES)))
-        elif isinstance(event, h11.Request):
-            return event
-        else:
-            return None
-
-
-async def _send(stream: Stream, connection: h11.Connection, answer: Answer) -> None:
-    headers = [
-        *answer.more,
-        ("Content-Type", answer.content_type),
-        ("Content-Length", str(len(answer.body))),
-        ("Connection", "close"),
-    ]
-    data = connection.send(h11.Response(status_code=answer.status, headers=headers)) or b""
-    await stream.send_all(data + (connection.send(h11.Data(data=answer.body)) or b""))

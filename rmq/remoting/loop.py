@@ -6,7 +6,6 @@ ask once which loop runs them and keep the functions. On asyncio trio is not loa
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import math
@@ -16,7 +15,7 @@ from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
 
 import anyio
 import anyio.abc
@@ -26,6 +25,9 @@ import attrs
 import sniffio
 
 from rmq.errors import LocalProtocolError
+
+if TYPE_CHECKING:  # trio's programs need not wait 15 ms for it: functions that run on it import it
+    import asyncio
 
 
 class Waiter(Protocol):
@@ -46,8 +48,8 @@ class AsyncioWaiter:
 
     __slots__ = ("_future",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._future: asyncio.Future[Any] = (loop or asyncio.get_running_loop()).create_future()
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[Any] = loop.create_future()
 
     def wait(self) -> Awaitable[Any]:
         return self._future  # a coroutine around it would cost each send two turns more
@@ -129,6 +131,8 @@ _asyncio_loops: tuple[asyncio.AbstractEventLoop | None, Loop | None] = (None, No
 
 def _asyncio_loop() -> Loop:
     global _asyncio_loops
+    import asyncio
+
     running = asyncio.get_running_loop()
     known, loop = _asyncio_loops
     if known is not running or loop is None:
@@ -167,6 +171,8 @@ def poster() -> Callable[..., object]:
         import trio
 
         return trio.lowlevel.current_trio_token().run_sync_soon
+    import asyncio
+
     return asyncio.get_running_loop().call_soon_threadsafe
 
 
@@ -336,6 +342,8 @@ class TaskScope:
         return self
 
     async def _enter_alone(self, on_asyncio: bool) -> None:
+        import asyncio
+
         ready, self._ended = anyio.Event(), anyio.Event()
         if on_asyncio:
             self._opener = None if self._is_detached else asyncio.current_task()
@@ -366,7 +374,9 @@ class TaskScope:
             self._failure = error
             while self._opener is not None and not self._opener.done():
                 if _is_shielded(self._opener, self._around):
-                    await asyncio.sleep(0.01)
+                    from asyncio import sleep
+
+                    await sleep(0.01)
                     continue
                 self._is_cancelled = True
                 self._opener.cancel()
@@ -404,6 +414,8 @@ class TaskScope:
                 raise first from first.__cause__
 
     async def _leave_alone(self, error: BaseException | None) -> None:
+        import asyncio
+
         opener, self._opener = self._opener, None  # who leaves is not cancelled any more
         cancelled = None
         assert self._ended is not None

@@ -29,7 +29,7 @@ from rmq.remoting.network import Network
 from rmq.remoting.poller import Poller
 from rmq.remoting.stream import Listener, Stream, close_at_once
 from rmq.remoting.tls import TlsConfig, TlsContexts
-from rmq.remoting.websocket import WebSocketAccess
+from rmq.remoting.upgrades import WebSocketAccess
 
 if sys.platform != "win32":
     import resource

@@ -6,13 +6,12 @@ and calling the socket costs 21. So does this module on trio, and in asyncio's o
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -21,6 +20,9 @@ from rmq.errors import PortInUse
 from rmq.remoting.address import Address, is_literal, join_address
 from rmq.remoting.loop import Loop, broken, closed, current_loop
 from rmq.remoting.stream import Buffer, ByteStream
+
+if TYPE_CHECKING:
+    import asyncio
 
 if sys.platform == "linux":
     from fcntl import ioctl as _ioctl
@@ -123,7 +125,9 @@ class _AsyncioTcpStream(TcpStream):
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__(sock, loop)
-        self._running = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # whoever calls this has loaded it
+
+        self._running = get_running_loop()
         self._is_registered = False
         self._reading: asyncio.Future[bytes] | None = None
         self._wanted = 0
@@ -143,7 +147,7 @@ class _AsyncioTcpStream(TcpStream):
         try:
             received: bytes = await future
             return received
-        except asyncio.CancelledError:
+        except anyio.get_cancelled_exc_class():
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._unseen = future.result()
             raise
@@ -266,7 +270,8 @@ async def _resolve(address: Address, *, passive: bool = False) -> list[tuple[Any
     flags = socket.AI_PASSIVE if passive else 0
     if is_literal(address.host):  # no thread, no look-up
         flags |= socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-        return list(socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags))
+        host = address.host.encode()  # of a text Python wants to know first whether it is IDNA
+        return list(socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM, flags=flags))
     found = await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=flags)
     return list(found)
 

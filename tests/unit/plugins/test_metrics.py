@@ -37,8 +37,9 @@ from rmq.plugin import hooks_of
 from rmq.process import VERSION
 from rmq.protocol.command import Command
 from rmq.remoting.endpoint import RefusingEndpoint
-from rmq.remoting.http import Asked, serve
+from rmq.remoting.http import Asked
 from rmq.remoting.network import TcpNetwork
+from rmq.remoting.pages import serve
 from rmq.remoting.pool import Pool
 from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.recovery import Recovery

@@ -1,0 +1,69 @@
+"""Which upgrades to a WebSocket a server takes, by their headers Origin and Host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from attrs import field
+
+from rmq.config import is_loopback
+from rmq.remoting.address import is_literal
+
+if TYPE_CHECKING:
+    from attrs import frozen
+else:
+    from rmq.late_attrs import frozen
+
+ANY_ORIGIN: Final = "*"
+
+
+def _lowered(names: Iterable[str]) -> frozenset[str]:
+    return frozenset(name.strip().lower().rstrip("/") for name in names if name.strip())
+
+
+@frozen(kw_only=True)
+class WebSocketAccess:
+    """Which upgrades a server takes: none that a web page makes, unless it is listed.
+
+    A browser lets any page open a WebSocket to any address, one on loopback too, and names the page in the
+    header `Origin`, which the page cannot change (RFC 6455, 10.2). Clients that are no browsers send none. A
+    page whose own name was made to lead to the server's address (DNS rebinding) shows it in `Host`.
+
+    `origins` are the pages that may connect (``https://console.example.com``; ``*``: all of them).
+
+    `hosts` are names under which clients know the server, besides addresses and localhost. Without any, an
+    upgrade without `Origin` may name what it likes, unless it came in over loopback.
+    """
+
+    origins: frozenset[str] = field(default=(), converter=_lowered)
+    hosts: frozenset[str] = field(default=(), converter=_lowered)
+    own: frozenset[str] = field(default=(), converter=_lowered)
+    """Names of the machine: taken as well, but they make the check no stricter."""
+
+    def refusal(self, host: str, headers: Sequence[tuple[bytes, bytes]], local: str) -> str:
+        """Why an upgrade is refused that came to our address `local`; empty: it is not."""
+        origins = [value.decode("latin-1").strip() for name, value in headers if name.lower() == b"origin"]
+        for origin in origins:
+            if ANY_ORIGIN not in self.origins and origin.lower().rstrip("/") not in self.origins:
+                return f"a web page of {origin!r} may not connect: webSocketOrigins does not list it"
+        name = _name_of(host)
+        strict = bool(self.hosts or origins) or is_loopback(local.rpartition(":")[0])
+        if strict and not (_is_safe(name) or name in self.hosts or name in self.own):
+            return (
+                f"it asks for host {host!r}, which is no name of this server: webSocketHosts does not list it"
+            )
+        return ""
+
+
+def _name_of(host: str) -> str:
+    """The name in a `Host` header, without its port."""
+    name, colon, port = host.strip().lower().rpartition(":")
+    if not colon or not (port.isdigit() or not port) or (":" in name and not name.endswith("]")):
+        name = host.strip().lower()
+    return name.removeprefix("[").removesuffix("]").rstrip(".")
+
+
+def _is_safe(name: str) -> bool:
+    """Whether no name service decides where this leads."""
+    return is_literal(name) or name == "localhost" or name.endswith(".localhost")

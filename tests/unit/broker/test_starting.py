@@ -1,0 +1,101 @@
+"""What a broker loads until it answers: its start is little but imports, its memory little but modules."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import trio
+
+from rmq.broker import controlled, service
+from rmq.broker.__main__ import _way_of_running
+from rmq.broker.config import BrokerConfig
+from rmq.errors import RemoteProtocolError
+from rmq.process import VERSION, _version
+from rmq.remoting import accept, websocket
+from rmq.store.config import StoreConfig
+
+NOT_LOADED = (
+    "asyncio cattrs click cryptography email h11 importlib.metadata logging.handlers tomllib trio_websocket"
+    " wsproto yaml rmq.broker.control rmq.broker.controlled rmq.cli rmq.client rmq.controller.sets"
+    " rmq.namesrv rmq.remoting.pages rmq.remoting.websocket rmq.spark rmq.testing"
+)
+
+
+def test_a_broker_that_answers_has_loaded_only_what_every_broker_uses(tmp_path: Path) -> None:
+    """It took twice the CPU and a third more memory when it loaded these too; a test of times would depend on
+    the machine."""
+    code = f"""
+import sys, rmq.broker.__main__ as program
+
+def answering(*_):
+    print(*sorted(set({NOT_LOADED!r}.split()) & sys.modules.keys()))
+    made = sum(isinstance(vars(one).get("__attrs_attrs__"), tuple) for module in list(sys.modules.values())
+               if module.__name__.startswith("rmq.") for one in vars(module).values()
+               if isinstance(one, type) and one.__module__ == module.__name__)
+    print("few" if made < 60 else made)
+    raise SystemExit
+
+program.calm_collector = answering
+program.main("--set listenPort=0 --set haEnable=false --set".split() + [{f"storePathRootDir={tmp_path}"!r}])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines() == ["", "few"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("address", "was_controlled", "way"),
+    [("", False, service.run), ("", True, controlled.run), ("127.0.0.1:9878", False, controlled.run)],
+)
+def test_controllers_have_a_say_where_they_are_set_or_have_left_epochs(
+    tmp_path: Path, address: str, was_controlled: bool, way: Any
+) -> None:
+    if was_controlled:
+        (tmp_path / "config").mkdir()
+        (tmp_path / "config" / "controller.json").write_text("{}")
+    store = StoreConfig(store_path_root_dir=str(tmp_path))
+    assert _way_of_running(BrokerConfig(controller_addr=address), store) is way
+
+
+async def test_the_parsers_of_websockets_are_loaded_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded_in: list[str] = []
+
+    def load(name: str) -> ModuleType:
+        loaded_in.append(trio.to_thread.__name__ if not trio.lowlevel.in_trio_run() else "the loop")
+        sys.modules[name] = websocket
+        return websocket
+
+    monkeypatch.delitem(sys.modules, "rmq.remoting.websocket", raising=False)
+    monkeypatch.setattr(accept, "import_module", load)
+    assert (await accept._websocket()).__name__ == "accept_websocket"
+    assert loaded_in == ["trio.to_thread"]
+    await accept._websocket()
+    assert len(loaded_in) == 1, "once"
+
+
+async def test_without_the_parsers_one_peer_ends_and_not_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(name: str) -> ModuleType:
+        raise ModuleNotFoundError("No module named 'wsproto'")
+
+    monkeypatch.delitem(sys.modules, "rmq.remoting.websocket", raising=False)
+    monkeypatch.setattr(accept, "import_module", load)
+    with pytest.raises(RemoteProtocolError, match="WebSocket cannot be had here: No module named 'wsproto'"):
+        await accept._websocket()
+
+
+def test_the_version_is_the_installed_package_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    try:
+        installed = importlib.metadata.version("rmq")
+    except importlib.metadata.PackageNotFoundError:
+        installed = "unknown"
+    assert installed == VERSION
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
+    assert _version() == "unknown"
+    (tmp_path / "rmq-7.1.dist-info").mkdir()
+    (tmp_path / "rmq_other-8.dist-info").mkdir()
+    assert _version() == "7.1"
