@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rmq.client.health import Health as Health
     from rmq.client.observer import Observer as Observer
     from rmq.client.outgoing import SendResult as SendResult
+    from rmq.client.pipeline import Pipeline as Pipeline
     from rmq.client.producer import Producer as Producer
     from rmq.client.pull_consumer import PullConsumer as PullConsumer
     from rmq.client.pull_consumer import PullResult as PullResult
@@ -93,6 +94,7 @@ _MODULES = {
     "rmq.client.health": "Health",
     "rmq.client.observer": "Observer",
     "rmq.client.outgoing": "SendResult",
+    "rmq.client.pipeline": "Pipeline",
     "rmq.client.producer": "Producer",
     "rmq.client.pull_consumer": "PullConsumer PullResult",
     "rmq.client.retry": "Backoff Retry",

@@ -122,6 +122,15 @@ async def send_batches(producer: rmq.Producer, messages: int, topic: str) -> Non
                 group.start_soon(sender)
 
 
+async def send_by_pipeline(producer: rmq.Producer, messages: int) -> None:
+    message = rmq.Message("Micro", BODY)
+    with Meter("send, pipeline") as meter:
+        async with producer.pipeline() as pipeline:
+            for _ in range(messages):
+                await pipeline.send(message)
+        meter.count = pipeline.stored
+
+
 Consume = Callable[[rmq.Consumer, Callable[[int], None]], Awaitable[None]]
 
 
@@ -183,6 +192,7 @@ async def main(names: str, seconds: float, messages: int) -> None:
         await send_in_flight(producer, seconds)
         async with client.producer(f"{GROUP}-auto", auto_batch=True) as batching:
             await send_in_flight(batching, seconds, how="in flight, auto_batch")
+        await send_by_pipeline(producer, messages)
         await send_batches(producer, messages, "MicroBacklog")
         ways: dict[str, Consume] = {
             "run": by_run,

@@ -23,6 +23,7 @@ from rmq.client.outgoing import (
     reply_to,
     request_properties,
 )
+from rmq.client.pipeline import OnResult, Pipeline
 from rmq.client.sender import Sender
 from rmq.client.session import Session
 from rmq.errors import (
@@ -225,6 +226,17 @@ class Producer(Startable):
                 raise
         return results[0] if len(results) == 1 else joined(results)
 
+    def pipeline(self, window: int = 1000, *, on_result: OnResult | None = None) -> Pipeline:
+        """For many messages, sent without a wait for each result: a block, `async with producer.pipeline() as
+        pipeline`, and in it `await pipeline.send(message)`, which waits only while `window` messages have no
+        result yet. They go in batches, where they may. `on_result(message, result)` is told what became of
+        each, a SendResult or the error; without it the first error comes out of the block. See `Pipeline`.
+
+        Raises InvalidType, ConfigError."""
+        return Pipeline(
+            self._session, self._sender, self.group, window, on_result, self._begin_request, self._end
+        )
+
     async def send_packed(
         self, outgoing: Outgoing, *, queue: MessageQueue | None = None, sharding_key: str | None = None
     ) -> SendResult:
@@ -347,6 +359,10 @@ class Producer(Startable):
     def _begin(self) -> None:
         """Something begins that leaving the block waits for."""
         self._unfinished += 1
+
+    def _begin_request(self) -> None:
+        self._check_open()
+        self._begin()
 
     def _end(self) -> None:
         self._unfinished -= 1

@@ -1,12 +1,18 @@
-# What a client does with each message that it pulled: a part of `_engine.pyx`, which includes it.
+# What a client does with each message that it pulls, and with each that it sends by a pipeline: a part of
+# `_engine.pyx`, which includes it.
 #
 # `PulledReader` stands for four functions of `rmq.client.message_view`. It knows a record with two IPv4 hosts
 # whose body is not compressed, and properties that differ from those of the message before in nothing but
 # their unique key, in ASCII; everything else, and everything damaged, it leaves to the functions in Python.
+# `BatchBody` is filled with messages whose texts are ASCII, that are sent at once and not compressed; what it
+# does not take Python encodes.
 
-from cpython.dict cimport PyDict_Copy, PyDict_GetItem, PyDict_SetItem
+from cpython.bytes cimport PyBytes_CheckExact
+from cpython.dict cimport PyDict_CheckExact, PyDict_Copy, PyDict_GetItem, PyDict_Next, PyDict_SetItem, PyDict_Size
 from cpython.object cimport PyObject, PyTypeObject
-from cpython.ref cimport Py_INCREF
+from cpython.set cimport PySet_Contains
+from cpython.tuple cimport PyTuple_CheckExact, PyTuple_GET_SIZE
+from cpython.unicode cimport PyUnicode_CheckExact, PyUnicode_GET_LENGTH
 
 cdef extern from *:
     """
@@ -34,6 +40,12 @@ cdef extern from "Python.h":
     bint PyType_IsSubtype(PyTypeObject* one, PyTypeObject* other)
     object PyType_GenericAlloc(PyTypeObject* kind, Py_ssize_t count)
     Py_ssize_t PyLong_AsSsize_t(object it) except? -1
+    bint PyLong_CheckExact(object it)
+    int64_t PyLong_AsLongLongAndOverflow(object it, int* overflow) except? -1
+    bint PyUnicode_IS_COMPACT_ASCII(object it)
+    void* PyUnicode_DATA(object it)
+    PyObject* PyTuple_GET_ITEM(object it, Py_ssize_t at)
+    PyTypeObject* Py_TYPE(object it)
 
 cdef enum:
     COMPRESSED_FLAG = 1
@@ -211,3 +223,225 @@ cdef class PulledReader:
             if found != NULL and <object>found:
                 return <object>found
         return self.read_id(message)
+
+cdef enum:
+    BODY_MOST = 1 << 30
+
+cdef class BatchBody:
+    """The body of a batch send, that grows."""
+
+    cdef PyTypeObject* kind
+    cdef object kind_kept, reserved
+    cdef bytes topic
+    cdef object topic_kept, wait_store
+    cdef Py_ssize_t topic_slot, body_slot, tags_slot, keys_slot, properties_slot, flag_slot, level_slot
+    cdef Py_ssize_t wait_slot, at_slot, delay_slot
+    cdef Py_ssize_t least, most, used, room
+    cdef char* out
+    cdef readonly int count
+
+    def __cinit__(self):
+        self.out = NULL
+
+    def __dealloc__(self):
+        PyMem_Free(self.out)
+
+    def __init__(self, kind, reserved, str topic, bint wait_store, Py_ssize_t body_most, Py_ssize_t most):
+        if not isinstance(kind, type) or not isinstance(reserved, frozenset):
+            raise TypeError("kind is a class, reserved a frozenset")
+        self.kind_kept, self.reserved = kind, reserved
+        self.kind = <PyTypeObject*>kind
+        self.topic_kept, self.wait_store = topic, bool(wait_store)
+        self.least, self.most = min(body_most, BODY_MOST), min(most, BODY_MOST)
+        self.topic_slot, self.body_slot = self.slot("topic"), self.slot("body")
+        self.tags_slot, self.keys_slot = self.slot("tags"), self.slot("keys")
+        self.properties_slot, self.flag_slot = self.slot("properties"), self.slot("flag")
+        self.level_slot, self.wait_slot = self.slot("delay_level"), self.slot("wait_store")
+        self.at_slot, self.delay_slot = self.slot("deliver_at_ms"), self.slot("delay_ms")
+
+    cdef Py_ssize_t slot(self, name) except 0:
+        cdef Py_ssize_t offset = rmq_slot_offset(getattr(self.kind_kept, name), self.kind)
+        if offset <= 0:
+            raise TypeError(f"{name} is no slot of {self.kind_kept.__name__}")
+        return offset
+
+    cdef int make_room(self, Py_ssize_t more) except -1:
+        cdef Py_ssize_t room = max(self.used + more, 2 * self.room, 4096)
+        cdef char* out
+        if self.used + more > self.room:
+            out = <char*>PyMem_Realloc(self.out, room)
+            if out == NULL:
+                raise MemoryError()
+            self.out, self.room = out, room
+        return 0
+
+    cdef Py_ssize_t text(self, PyObject* it, char* out, Py_ssize_t room, int least) noexcept:
+        """Write an ASCII text without characters under `least`; -1 for another, or one without room."""
+        cdef const char* p
+        cdef Py_ssize_t i, size
+        if it == NULL or not PyUnicode_CheckExact(<object>it) or not PyUnicode_IS_COMPACT_ASCII(<object>it):
+            return -1
+        p = <const char*>PyUnicode_DATA(<object>it)
+        size = PyUnicode_GET_LENGTH(<object>it)
+        if size > room:
+            return -1
+        for i in range(size):
+            if not least <= p[i] < 0x7f:
+                return -1
+        memcpy(out, p, size)
+        return size
+
+    cdef Py_ssize_t pair(self, const char* name, Py_ssize_t size, PyObject* value, char* out, Py_ssize_t room) noexcept:
+        """Write a property and the separator before the next one."""
+        cdef Py_ssize_t length
+        if room < size + 2:
+            return -1
+        memcpy(out, name, size)
+        out[size] = 1
+        length = self.text(value, out + size + 1, room - size - 2, 0x20)
+        if length <= 0:
+            return -1
+        out[size + 1 + length] = 2
+        return size + length + 2
+
+    cdef Py_ssize_t properties(self, message, PyObject* unique_id, char* out) noexcept:
+        """Write the text of its properties, of TEXT_MAX bytes at most; -1 when they are not plain."""
+        cdef PyObject* own = rmq_slot(message, self.properties_slot)
+        cdef PyObject* keys = rmq_slot(message, self.keys_slot)
+        cdef PyObject* tags = rmq_slot(message, self.tags_slot)
+        cdef PyObject* name
+        cdef PyObject* value
+        cdef Py_ssize_t at = 0, place = 0, size, i
+        cdef Py_ssize_t has_own, has_keys
+        cdef bint has_tags
+        if own == NULL or keys == NULL or tags == NULL:
+            return -1
+        if not PyDict_CheckExact(<object>own) or not PyTuple_CheckExact(<object>keys):
+            return -1
+        has_own, has_keys = PyDict_Size(<object>own), PyTuple_GET_SIZE(<object>keys)
+        if <object>tags is not None and not PyUnicode_CheckExact(<object>tags):
+            return -1
+        has_tags = <object>tags is not None and PyUnicode_GET_LENGTH(<object>tags) > 0
+        if not (has_own or has_keys or has_tags):
+            at = self.pair(b"UNIQ_KEY", 8, unique_id, out, TEXT_MAX - 10)
+            if at < 0:
+                return -1
+            memcpy(out + at, b"WAIT\x01true" if self.wait_store else b"WAIT\x01false", 10)
+            return at + (9 if self.wait_store else 10)
+        while PyDict_Next(<object>own, &place, &name, &value):
+            size = self.text(name, out + at, TEXT_MAX - at - 1, 0x20)
+            if size <= 0 or PySet_Contains(self.reserved, <object>name) != 0:
+                return -1
+            at += size
+            out[at] = 1
+            at += 1
+            size = self.text(value, out + at, TEXT_MAX - at - 1, 0x20)
+            if size < 0:
+                return -1
+            at += size
+            out[at] = 2
+            at += 1
+        if has_keys:
+            if TEXT_MAX - at < 5:
+                return -1
+            memcpy(out + at, b"KEYS\x01", 5)
+            at += 5
+            for i in range(has_keys):
+                size = self.text(PyTuple_GET_ITEM(<object>keys, i), out + at, TEXT_MAX - at - 1, 0x21)
+                if size <= 0:
+                    return -1
+                at += size
+                out[at] = c" "
+                at += 1
+            out[at - 1] = 2
+        if has_tags:
+            size = self.pair(b"TAGS", 4, tags, out + at, TEXT_MAX - at)
+            if size < 0:
+                return -1
+            at += size
+        if TEXT_MAX - at < 11:
+            return -1
+        if self.wait_store:
+            memcpy(out + at, b"WAIT\x01true\x02", 10)
+            at += 10
+        else:
+            memcpy(out + at, b"WAIT\x01false\x02", 11)
+            at += 11
+        size = self.pair(b"UNIQ_KEY", 8, unique_id, out + at, TEXT_MAX - at)
+        return -1 if size < 0 else at + size - 1
+
+    cdef bint is_plain(self, message):
+        cdef PyObject* topic = rmq_slot(message, self.topic_slot)
+        cdef PyObject* wait = rmq_slot(message, self.wait_slot)
+        cdef PyObject* level = rmq_slot(message, self.level_slot)
+        cdef PyObject* at = rmq_slot(message, self.at_slot)
+        cdef PyObject* delay = rmq_slot(message, self.delay_slot)
+        if topic == NULL or wait == NULL or level == NULL or at == NULL or delay == NULL:
+            return 0
+        if not (<object>at is None and <object>delay is None and <object>wait is self.wait_store):
+            return 0
+        if not PyLong_CheckExact(<object>level) or <object>level != 0:
+            return 0
+        return topic == <PyObject*>self.topic_kept or (
+            PyUnicode_CheckExact(<object>topic) and <object>topic == self.topic_kept
+        )
+
+    cdef Py_ssize_t fits(self, Py_ssize_t size):
+        return self.count == 0 or self.used + size <= self.most
+
+    def add(self, message, str unique_id):
+        cdef PyObject* body
+        cdef PyObject* flag
+        cdef Py_ssize_t length, size
+        cdef int64_t number
+        cdef int overflow = 0
+        cdef char* out
+        if Py_TYPE(message) != self.kind or not self.is_plain(message):
+            return -1
+        body, flag = rmq_slot(message, self.body_slot), rmq_slot(message, self.flag_slot)
+        if body == NULL or not PyBytes_CheckExact(<object>body):
+            return -1
+        if flag == NULL or not PyLong_CheckExact(<object>flag):
+            return -1
+        number = PyLong_AsLongLongAndOverflow(<object>flag, &overflow)
+        length = PyBytes_GET_SIZE(<object>body)
+        if overflow or not -2147483648LL <= number <= 2147483647LL or not 0 < length < self.least:
+            return -1
+        self.make_room(22 + length + TEXT_MAX)
+        out = self.out + self.used
+        size = self.properties(message, <PyObject*>unique_id, out + 22 + length)
+        if size < 0:
+            return -1
+        if not self.fits(22 + length + size):
+            return 0
+        self.write(out, <int32_t>number, <object>body, length, size)
+        return self.used
+
+    cdef void write(self, char* out, int32_t flag, object body, Py_ssize_t length, Py_ssize_t size) noexcept:
+        """All but the text, which is written."""
+        put32(out, <uint32_t>(22 + length + size))
+        put64(out + 4, 0)
+        put32(out + 12, <uint32_t>flag)
+        put32(out + 16, <uint32_t>length)
+        memcpy(out + 20, PyBytes_AS_STRING(body), length)
+        out[20 + length] = <char>(size >> 8)
+        out[21 + length] = <char>size
+        self.used += 22 + length + size
+        self.count += 1
+
+    def add_encoded(self, bytes message):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(message)
+        if size > BODY_MOST:
+            raise ValueError("the message is too large")
+        if not self.fits(size):
+            return 0
+        self.make_room(size)
+        memcpy(self.out + self.used, PyBytes_AS_STRING(message), size)
+        self.used += size
+        self.count += 1
+        return self.used
+
+    def take(self):
+        body = PyBytes_FromStringAndSize(self.out, self.used)
+        self.used = self.count = 0
+        return body

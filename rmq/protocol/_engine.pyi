@@ -131,7 +131,7 @@ def build_batch(
     properties that are not ASCII, or long.
     """
 
-# Of a client; it is in `_client.pxi`.
+# Of a client; they are in `_client.pxi`.
 
 class PulledReader:
     """Reads pulled messages, as the functions of `rmq.client.message_view` that it stands for."""
@@ -152,3 +152,29 @@ class PulledReader:
 
     def message_id(self, message: Any) -> str:
         """As StoredMessage.message_id."""
+
+class BatchBody:
+    """The body of a batch send, which takes plain messages as they are; see `rmq.client.batches`."""
+
+    count: int
+
+    def __init__(
+        self,
+        kind: type[Any],
+        reserved: frozenset[str],
+        topic: str,
+        wait_store: bool,
+        body_most: int,
+        most: int,
+    ) -> None:
+        """It takes messages of exactly the class `kind`, to `topic`, whose bodies have less than `body_most`
+        bytes and whose properties have none of the names `reserved`; `most` are its own bytes."""
+
+    def add(self, message: Any, unique_id: str) -> int:
+        """As BatchBody.add."""
+
+    def add_encoded(self, message: bytes) -> int:
+        """As BatchBody.add_encoded."""
+
+    def take(self) -> bytes:
+        """As BatchBody.take."""

@@ -46,9 +46,9 @@ PAIRS = [
 ]
 OF_THE_LOOP = {
     "Client": {"config", "run"},  # the second door is for those who have a task group
-    # for those who bring their own packing
-    "Producer": {"send_packed", "group"},
-    "TransactionalProducer": {"check", "send_packed", "group"},
+    # for those who bring their own packing, and for one task that sends much: the twin has send_many
+    "Producer": {"send_packed", "group", "pipeline"},
+    "TransactionalProducer": {"check", "send_packed", "group", "pipeline"},
     "Consumer": {"group", "take_now"},  # which the twin itself calls
     "PullConsumer": {"group", "pull_raw", "recorded"},
     "Delivery": set(),
