@@ -19,7 +19,14 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from rmq.errors import InvalidMessage, InvalidMessageType, InvalidName, InvalidType, LocalProtocolError
+from rmq.errors import (
+    InvalidMessage,
+    InvalidMessageType,
+    InvalidName,
+    InvalidType,
+    LocalProtocolError,
+    check_type,
+)
 
 # --- properties ---
 
@@ -193,11 +200,19 @@ def _is_system(name: str) -> bool:
 
 @frozen(order=True)
 class MessageQueue:
-    """One queue of a topic on one broker: the unit of order, of allocation and of offsets."""
+    """One queue of a topic on one broker: the unit of order, of allocation and of offsets.
+
+    Raises InvalidType for a field of a wrong type."""
 
     topic: str
     broker_name: str
     queue_id: int
+
+    def __attrs_post_init__(self) -> None:
+        if not (type(self.topic) is type(self.broker_name) is str and type(self.queue_id) is int):
+            check_type("topic", self.topic, str, "the name of a topic as text")
+            check_type("broker_name", self.broker_name, str, "the name of a broker as text")
+            check_type("queue_id", self.queue_id, int, "an int")
 
 
 def _keys(value: str | Iterable[str]) -> tuple[str, ...]:

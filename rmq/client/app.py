@@ -24,12 +24,13 @@ import anyio
 import anyio.abc
 from attrs import frozen
 
-from rmq.client.client import Client, connect
+from rmq.client.client import Client, check_arguments, connect
 from rmq.client.codec import Codec, body_of, codec_of
 from rmq.client.consumer import Consumer
 from rmq.client.outgoing import SendResult
 from rmq.client.producer import Producer
 from rmq.client.retry import Retry
+from rmq.client.servers import parse_name_servers
 from rmq.client.subscription import ConsumerOptions, Sql, subscriptions
 from rmq.errors import ConfigError, InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import PROPERTY_REPLY_TO_CLIENT, Message, StoredMessage, validate_group
@@ -89,6 +90,9 @@ class App:
     ) -> None:
         known = frozenset(inspect.signature(connect).parameters) - {"namesrv"}
         _check_known(settings, known, "rmq.App")
+        if namesrv is not None:
+            parse_name_servers(namesrv)
+        check_arguments(**settings)
         if setup is not None:
             check_callable("setup", setup, "a function of the app that returns an async context manager")
         if drain is not None:

@@ -8,7 +8,7 @@ import random
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType, TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from weakref import WeakSet
 
 import anyio
@@ -88,6 +88,31 @@ class SigningPool(Pool):
         return Prover(self._credentials, wall_clock_ms)
 
 
+_KINDS: Final[dict[str, tuple[type | tuple[type, ...], str]]] = {
+    "context": ((str, NoneType), "the name of a context"),
+    "client_id": ((str, NoneType), "text"),
+    "tls": ((TlsConfig, NoneType), "an rmq.TlsConfig"),
+    "config": ((ClientConfig, NoneType), "an rmq.ClientConfig"),
+    "plugins": (Sequence, "a list of rmq.Observer"),
+}
+
+
+def check_arguments(**arguments: Any) -> None:
+    """Raises InvalidType for an argument of `connect`, but for `namesrv`, that is of a wrong type."""
+    for name, value in arguments.items():
+        if name in _KINDS:
+            check_type(name, value, *_KINDS[name])
+    credentials, network = arguments.get("credentials"), arguments.get("network")
+    if not isinstance(credentials, (Credentials, NoneType)):  # what it holds is no text for a log
+        raise InvalidType("credentials", type(credentials), "rmq.Credentials")
+    for plugin in arguments.get("plugins", ()):
+        check_type("plugins", plugin, Observer, "a list of rmq.Observer")
+    if not (network is None or all(callable(getattr(network, name, None)) for name in ("dial", "listen"))):
+        raise InvalidType("network", network, "a network, with dial and listen, such as rmq.testing's")
+    if arguments.get("on_event") is not None:
+        check_callable("on_event", arguments["on_event"], "a function of an event, such as rmq.Stalled")
+
+
 def connect(
     namesrv: str | Sequence[str] | None = None,
     *,
@@ -120,7 +145,7 @@ def connect(
     """
     config = ClientConfig.from_environment() if config is None else config
     if namesrv is None or context is not None:
-        check_type("context", context, (str, NoneType), "the name of a context")
+        check_arguments(context=context)
         given = Context(namesrv=";".join(parse_name_servers(namesrv)) if namesrv is not None else "")
         found = resolve(given, context, os.environ, with_account=credentials is None)
         namesrv = parse_name_servers(found.namesrv, found.origin)
@@ -156,19 +181,15 @@ class Client(Startable):
         on_event: OnEvent | None = None,
     ) -> None:
         self._name_servers = parse_name_servers(namesrv)
-        for name, value, kinds, expected in (
-            ("client_id", client_id, (str, NoneType), "text"),
-            ("tls", tls, (TlsConfig, NoneType), "an rmq.TlsConfig"),
-            ("config", config, (ClientConfig, NoneType), "an rmq.ClientConfig"),
-            ("plugins", plugins, Sequence, "a list of rmq.Observer"),
-        ):
-            check_type(name, value, kinds, expected)
-        if not isinstance(credentials, (Credentials, NoneType)):  # what it holds is no text for a log
-            raise InvalidType("credentials", type(credentials), "rmq.Credentials")
-        for plugin in plugins:
-            check_type("plugins", plugin, Observer, "a list of rmq.Observer")
-        if on_event is not None:
-            check_callable("on_event", on_event, "a function of an event, such as rmq.Stalled")
+        check_arguments(
+            client_id=client_id,
+            credentials=credentials,
+            tls=tls,
+            config=config,
+            network=network,
+            plugins=plugins,
+            on_event=on_event,
+        )
         self._on_event = on_event
         self._chance = random.Random()
         self._address = local_address(self._name_servers[0])

@@ -21,10 +21,10 @@ from typing import Any, Final
 
 import anyio
 import anyio.lowlevel
-from attrs import evolve, fields_dict, frozen
+from attrs import evolve, fields, fields_dict, frozen
 
 from rmq.config import one_of, read_file, setting
-from rmq.errors import ConfigError
+from rmq.errors import ConfigError, InvalidType
 from rmq.remoting.loop import broken, broken_errors, closed, lost_errors
 from rmq.remoting.stream import Buffer, ByteStream, Stream
 
@@ -39,7 +39,8 @@ class TlsConfig:
     """TLS of one process: what its ports accept, and how it dials others.
 
     A server needs `tls_cert_path` and `tls_key_path` unless the mode is disabled. The fields `tls_client_*`
-    are for dialling only; where they are empty, the others serve for both.
+    are for dialling only; where they are empty, the others serve for both. Raises InvalidType for a field of
+    a wrong type, ConfigError for a value that there is not.
     """
 
     tls_mode: str = setting(
@@ -77,6 +78,13 @@ class TlsConfig:
     tls_insecure_skip_verify: bool = setting(
         False, help="Clients accept any certificate: no protection against impostors; for tests only"
     )
+
+    def __attrs_post_init__(self) -> None:
+        for field in fields(type(self)):
+            kind, expected = (bool, "True or False") if isinstance(field.default, bool) else (str, "text")
+            value = getattr(self, field.name)
+            if not isinstance(value, kind):  # of a password only the type is told
+                raise InvalidType(field.name, type(value) if field.metadata["secret"] else value, expected)
 
     @property
     def scheme(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import rmq
+from rmq.client import blocking
 from rmq.client.config import ClientConfig
 from rmq.client.outgoing import pack
 from rmq.errors import ConfigError, InvalidMessage, InvalidMessageType, InvalidType, RmqError
@@ -277,13 +278,22 @@ def test_addresses_with_a_scheme_or_in_brackets_are_taken(namesrv: str) -> None:
         (("h:1",), {"tls": True}, "tls", "rmq.TlsConfig"),
         (("h:1",), {"plugins": rmq.MessageTrace()}, "plugins", "a list of rmq.Observer"),
         (("h:1",), {"plugins": [rmq.MessageTrace]}, "plugins", "a list of rmq.Observer"),
+        (("h:1",), {"on_event": 5}, "on_event", "a function of an event"),
+        (("h:1",), {"network": 5}, "network", "with dial and listen"),
+        (("h:1",), {"network": "tcp"}, "network", "with dial and listen"),
+        ((), {"context": 5}, "context", "the name of a context"),
     ],
 )
-def test_connect_names_what_it_does_not_take(
-    arguments: tuple[Any, ...], options: dict[str, Any], argument: str, allowed: str
+@pytest.mark.parametrize("call", [rmq.connect, rmq.App, blocking.connect])
+def test_connect_and_app_name_what_they_do_not_take(
+    call: Callable[..., object],
+    arguments: tuple[Any, ...],
+    options: dict[str, Any],
+    argument: str,
+    allowed: str,
 ) -> None:
     with pytest.raises(InvalidType) as raised:
-        rmq.connect(*arguments, **options)
+        call(*arguments, **options)
     explains(raised.value, argument, "", allowed)
     assert "secret" not in str(raised.value)
 
@@ -324,6 +334,19 @@ def test_a_negative_time_is_named(name: str) -> None:
         (lambda: rmq.Letters(where=5), "where", "5", "a function"),  # type: ignore[arg-type]
         (lambda: rmq.Retry(5), "reason", "5", "text"),  # type: ignore[arg-type]
         (lambda: rmq.MessageTrace(5), "topic", "5", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.MessageQueue(5, "b", 0), "topic", "5", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.MessageQueue("T", None, 0), "broker_name", "None", "text"),  # type: ignore[arg-type]
+        (lambda: rmq.MessageQueue("T", "b", "0"), "queue_id", "'0'", "an int"),  # type: ignore[arg-type]
+        (lambda: rmq.MessageQueue("T", "b", True), "queue_id", "True", "an int"),
+        (lambda: rmq.TlsConfig(tls_enable="yes"), "tls_enable", "'yes'", "True or False"),
+        (lambda: rmq.TlsConfig(tls_cert_path=5), "tls_cert_path", "5", "text"),
+        (lambda: rmq.TlsConfig(tls_trust_path=None), "tls_trust_path", "None", "text"),
+        (lambda: rmq.TlsConfig(tls_key_password=b"hush"), "tls_key_password", "bytes", "text"),
+        (lambda: rmq.TlsConfig(tls_mode="on"), "tls_mode", "'on'", "enforcing"),
+        (lambda: rmq.TlsConfig(tls_mode=5), "tls_mode", "5", "enforcing"),
+        (lambda: rmq.App("http://h:1"), "namesrv", "http://", "host:port"),
+        (lambda: rmq.App(drain="9"), "drain", "'9'", "a number"),  # type: ignore[arg-type]
+        (lambda: rmq.App(setup=5), "setup", "5", "a function"),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_made_of_wrong_values(
