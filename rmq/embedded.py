@@ -25,6 +25,7 @@ from rmq.errors import for_code
 from rmq.message import AUTO_CREATE_TOPIC, validate_topic
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
+from rmq.protocol import engine
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import CreateTopicRequestHeader
@@ -87,6 +88,7 @@ async def open(
     and then the name server; the block's own error comes out bare. It may be opened by one task and closed by
     another on asyncio, as fixtures and notebooks do.
     """
+    engine.check()
     folder = pathlib.Path(data_dir).resolve()
     arguments = {
         "listenPort": str(namesrv_port),

@@ -142,6 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start_log()
     options = parse(arguments)
     try:
+        engine.check()
         loaded = settings(options)
         if options.printConfigItem or options.printImportantConfig:
             print(dump_properties(*loaded, important=not options.printConfigItem), end="")

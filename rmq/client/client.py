@@ -34,6 +34,7 @@ from rmq.client.transactional import CheckBack, DiscardedHalf, TransactionalProd
 from rmq.clock import wall_clock_ms
 from rmq.errors import InvalidType, LocalProtocolError, check_callable, check_number, check_type
 from rmq.message import UniqueIds, validate_group, validate_topic, with_namespace
+from rmq.protocol import engine
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
@@ -143,6 +144,7 @@ def connect(
 
     Applications with a task group of their own may write `await nursery.start(client.run)` instead.
     """
+    engine.check()
     config = ClientConfig.from_environment() if config is None else config
     if namesrv is None or context is not None:
         check_arguments(context=context)

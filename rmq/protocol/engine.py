@@ -3,7 +3,8 @@
 The compiled engine takes runs of plain sends as one value each (`SendRun`); all else goes the way of the pure
 one, which is always there. It is an extension module, `_engine.pyx`, that the build makes where it finds a C
 compiler. The environment variable RMQ_ENGINE chooses: `auto` (the compiled one where it is there), `pure`, or
-`compiled`, which makes it an error when it is not there.
+`compiled`, which makes it an error when it is not there. A choice that cannot be had is told by `check`,
+which brokers and clients call as they start: nobody expects an import to fail by a setting.
 """
 
 from __future__ import annotations
@@ -38,6 +39,19 @@ def choose(wanted: str) -> ModuleType | None:
     return None
 
 
-compiled: Final = choose(os.environ.get(VARIABLE, "auto"))
-"""The module of the compiled engine, or None."""
+def _chosen() -> tuple[ModuleType | None, ConfigError | None]:
+    try:
+        return choose(os.environ.get(VARIABLE, "auto")), None
+    except ConfigError as error:
+        return None, error
+
+
+def check() -> None:
+    """Raises ConfigError when RMQ_ENGINE asks for what there is not."""
+    if _problem is not None:
+        raise _problem
+
+
+compiled, _problem = _chosen()
+"""The module of the compiled engine, or None; and why the choice cannot be had."""
 NAME: Final = "pure" if compiled is None else "compiled"

@@ -1,0 +1,35 @@
+"""Which engine is chosen, and what is told of a choice that cannot be had."""
+
+from __future__ import annotations
+
+import pytest
+
+import rmq
+from rmq.broker.__main__ import main
+from rmq.errors import ConfigError
+from rmq.protocol import engine
+
+
+@pytest.mark.parametrize("wanted", ["fast", "", "Pure"])
+def test_a_wrong_choice_is_refused_by_broker_and_client_and_not_by_the_import(
+    wanted: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(engine.VARIABLE, wanted)
+    compiled, problem = engine._chosen()
+    assert compiled is None
+    monkeypatch.setattr(engine, "_problem", problem)
+
+    with pytest.raises(ConfigError, match=r"RMQ_ENGINE = .*expected auto, pure or compiled"):
+        rmq.connect("127.0.0.1:9876")
+    assert main([]) == 2
+    assert capsys.readouterr().err == f"rmq broker: {problem}\n"
+
+
+def test_the_compiled_engine_is_missed_only_by_who_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(name: str) -> object:
+        raise ImportError(f"no {name}")
+
+    monkeypatch.setattr(engine.importlib, "import_module", gone)
+    assert engine.choose("auto") is engine.choose("pure") is None
+    with pytest.raises(ConfigError, match=r"RMQ_ENGINE = 'compiled'.*no rmq\.protocol\._engine"):
+        engine.choose("compiled")
