@@ -30,7 +30,7 @@ from attrs import define, field
 from rmq.broker.refusals import not_written
 from rmq.errors import StoreError
 from rmq.message import dlq_topic, retry_topic
-from rmq.protocol import json
+from rmq.protocol import engine, json
 from rmq.protocol.codes import LANGUAGE, VERSION, LanguageCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.frames import encode
@@ -473,6 +473,7 @@ class Answers:
     def __init__(self, host: bytes, *, region: str, trace_on: bool) -> None:
         prefix = host.hex().upper()
         self._id = f"{prefix}%016X"
+        self._id_prefix = prefix.encode()
         self._region = region
         self._trace_on = "true" if trace_on else "false"
         constants = self._trace_on, _literal(region)
@@ -528,7 +529,7 @@ class Answers:
     def _encoded(self, request: Command, queue_id: int, records: Records) -> bytes:
         if isinstance(records, RecordsWithHeader) or request.serialization != JSON:
             return encode(request.reply(0, None, self._header(queue_id, records)))
-        ids = self._ids(records).encode()
+        ids = self._ids_of_batch(records)
         header = self._batch_template % (queue_id, ids, _first_offset(records), request.opaque)
         return _PREFIX.pack(len(header) + 4, len(header)) + header
 
@@ -546,6 +547,12 @@ class Answers:
             "TRACE_ON": self._trace_on,
             **(records.header if isinstance(records, RecordsWithHeader) else {}),
         }
+
+    def _ids_of_batch(self, records: Records) -> bytes:
+        if engine.compiled is not None and isinstance(records, Batch):
+            ids: bytes = engine.compiled.batch_ids(self._id_prefix, records.physical_offsets)
+            return ids
+        return self._ids(records).encode()
 
     def _ids(self, records: Records) -> str:
         """The offset message ids, as RocketMQ gives them for a batch: separated by commas."""

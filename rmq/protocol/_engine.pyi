@@ -1,7 +1,7 @@
 """What the compiled engine offers. What is not said here is as in the functions that it stands for."""
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, overload
 
 from rmq.protocol.command import Command
 
@@ -95,20 +95,34 @@ class Lanes:
     def counts(self) -> list[tuple[str, int, int]]:
         """Of the run that is being put: (topic, messages, bytes) for each of its queues."""
 
-    def commit(
-        self, now: int
-    ) -> tuple[list[tuple[Any, int, bytes]], list[tuple[str, tuple[str, ...], int, int]]]:
+    def commit(self, now: int) -> tuple[list[tuple[Any, int, bytes]], Rows | None]:
         """The run is in the log: what its queues get, as (queue, how many, units), and the index."""
 
     def rollback(self) -> None:
         """The run is not in the log."""
 
-def key_rows(entries: Iterable[tuple[str, tuple[str, ...], int, int]]) -> list[tuple[int, int, int]]:
-    """As `rmq.store.index.KeyHash.rows`."""
+class Rows:
+    """Rows for the index, (key hash, physical offset, store timestamp) each, in the order of the log."""
+
+    records: int
+    """Of how many records they are; some may have none."""
+
+    def __len__(self) -> int:
+        """How many rows."""
+
+    @overload
+    def __getitem__(self, at: int) -> tuple[int, int, int]: ...
+    @overload
+    def __getitem__(self, at: slice) -> Rows: ...
+    def split(self, records: int) -> tuple[Rows, Rows]:
+        """Those of the first so many records, and the others. These rows are not to be used any more."""
+
+def key_rows(entries: Sequence[tuple[str, tuple[str, ...], int, int] | Rows]) -> Rows:
+    """As `rmq.store.index.KeyHash.rows`; entries may be rows already."""
 
 def pack_entries(
     view: memoryview,
-    rows: list[tuple[int, int, int]],
+    rows: Rows,
     count: int,
     used: int,
     slots: int,
@@ -125,11 +139,15 @@ def build_batch(
     stored: tuple[int, bytes],
     reconsume_times: int,
     topic: bytes,
-) -> tuple[bytes, list[int], list[int], list[int], list[tuple[str, ...]]] | None:
-    """As `rmq.protocol.record.build_batch`: the records, their physical offsets and sizes, and their tags
-    codes and keys as `TagsAndKeys.of_all` gives them. None for a batch that is not plain: not whole, with
-    properties that are not ASCII, or long.
+    is_indexed: bool,
+) -> tuple[bytes, list[int], bytes, Rows | None] | None:
+    """As `rmq.protocol.record.build_batch`: the records, their physical offsets, the units of their queue,
+    and their rows for the index where it `is_indexed`. None for a batch that is not plain: not whole, to a
+    topic or with properties that are not ASCII, or long.
     """
+
+def batch_ids(prefix: bytes, positions: list[int]) -> bytes:
+    """The offset message ids of a batch, separated by commas; each begins with `prefix`."""
 
 # Of a client; they are in `_client.pxi`.
 

@@ -108,7 +108,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 5
+SEAM = 6
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -424,6 +424,7 @@ cdef class Lane:
     cdef bytes stored_name  # after its length
     cdef int32_t queue_id
     cdef int32_t sys_flag
+    cdef uint32_t key_hash  # of what the index has before a key
     cdef int64_t run  # the last run that has it, and as which of its lanes
     cdef int32_t place
     cdef int64_t next, count, size  # of the run that is being put
@@ -604,6 +605,7 @@ cdef class Lanes:
         lane.stored_name = queue.topic_bytes
         lane.queue_id = queue.queue_id
         lane.sys_flag = sys_flag
+        lane.key_hash = before_key(PyBytes_AS_STRING(lane.name), PyBytes_GET_SIZE(lane.name))
         lane.run = -1
         self.table[_key(lane.name, lane.queue_id)] = lane
 
@@ -863,57 +865,30 @@ cdef class Lanes:
         self.pending = None
 
     def commit(self, int64_t now):
-        """The log has the run: (units of each queue, entries for the index)."""
+        """The log has the run: (units of each queue, rows for the index)."""
         cdef SendRun run = self.pending
         cdef Py_ssize_t i
         cdef Row* row
+        cdef Marks marks
         cdef Lane lane
+        cdef Rows rows = Rows() if self.is_indexed else None
         self.pending = None
         units = []
-        entries = []
         for lane in run.lanes:
             piece = PyBytes_FromStringAndSize(NULL, lane.count * 20)
             units.append((lane.queue, lane.count, piece))
             lane.unit = PyBytes_AS_STRING(piece)
-        stamp = now
         for i in range(run.count):
             row = &run.rows[i]
             lane = <Lane>run.lanes[row.lane]
-            put64(lane.unit, <uint64_t>row.position)
-            put32(lane.unit + 8, row.size)
-            put64(lane.unit + 12, <uint64_t><int64_t>row.code)
+            put_unit(lane.unit, row.position, row.size, row.code)
             lane.unit += 20
-            if self.is_indexed and (row.key_size or row.keys_size):
-                keys = _keys(run, row)
-                if keys:
-                    entries.append((lane.topic, keys, row.position, stamp))
-        return units, entries
-
-
-cdef tuple _keys(SendRun run, Row* row):
-    cdef Marks marks
-    marks.key_at, marks.key_size = row.key_at, row.key_size
-    marks.keys_at, marks.keys_size = row.keys_at, row.keys_size
-    return _keys_of(run.texts, &marks)
-
-
-cdef tuple _keys_of(const char* text, Marks* marks):
-    """What the index gets: the unique key, then the others, which are parted by blanks."""
-    cdef const char* p = text + marks.keys_at
-    cdef const char* end = p + marks.keys_size
-    cdef const char* stop
-    unique = PyUnicode_DecodeASCII(text + marks.key_at, marks.key_size, NULL) if marks.key_size else None
-    if not marks.keys_size:
-        return (unique,)
-    keys = [] if unique is None else [unique]
-    while p < end:
-        stop = <const char*>memchr(p, c' ', end - p)
-        if stop == NULL:
-            stop = end
-        if stop > p:
-            keys.append(PyUnicode_DecodeASCII(p, stop - p, NULL))
-        p = stop + 1
-    return tuple(keys)
+            if rows is not None and (row.key_size or row.keys_size):
+                marks.key_at, marks.key_size = row.key_at, row.key_size
+                marks.keys_at, marks.keys_size = row.keys_at, row.keys_size
+                if rows.add_keys(lane.key_hash, run.texts, &marks, row.position, now):
+                    rows.records += 1
+        return units, rows
 
 
 cdef inline bytes _key(bytes name, int32_t queue_id):
@@ -938,61 +913,176 @@ cdef extern from "Python.h":
     const uint8_t* PyUnicode_1BYTE_DATA(object text)
 
 
-cdef inline uint32_t add_to_hash(uint32_t h, str text):
-    cdef Py_ssize_t i, n = len(text)
-    cdef const uint8_t* p = PyUnicode_1BYTE_DATA(text)
+cdef inline uint32_t before_key(const char* topic, Py_ssize_t size) noexcept nogil:
+    """The hash of a topic of ASCII characters and of what is between it and a key."""
+    return 31 * <uint32_t>java_hash(topic, size) + c'#'
+
+
+cdef inline void put_unit(char* unit, int64_t position, uint32_t size, int32_t code) noexcept nogil:
+    put64(unit, <uint64_t>position)
+    put32(unit + 8, size)
+    put64(unit + 12, <uint64_t><int64_t>code)
+
+
+cdef struct KeyRow:
+    int64_t offset
+    int64_t timestamp
+    uint32_t key_hash
+    uint32_t record  # which of the records that the rows are of
+
+
+cdef class Rows:
+    """Rows for the index, in the order of the log: of `records` records, of which some may have none."""
+
+    cdef readonly Py_ssize_t records
+    cdef KeyRow* rows
+    cdef Py_ssize_t count, room
+    cdef Rows owner  # of the memory, where that is not this one
+
+    def __dealloc__(self):
+        if self.owner is None:
+            PyMem_Free(self.rows)
+
+    cdef int add(self, uint32_t key_hash, int64_t offset, int64_t timestamp) except -1:
+        cdef KeyRow* row
+        cdef void* more
+        if self.count == self.room:
+            more = PyMem_Realloc(self.rows, max(16, 2 * self.room) * sizeof(KeyRow))
+            if more == NULL:
+                raise MemoryError
+            self.rows = <KeyRow*>more
+            self.room = max(16, 2 * self.room)
+        row = &self.rows[self.count]
+        row.offset, row.timestamp = offset, timestamp
+        # Java's abs(), with 0 for the one number that has none
+        row.key_hash = key_hash if key_hash < 0x80000000u else (0u - key_hash) & 0x7FFFFFFFu
+        row.record = <uint32_t>self.records
+        self.count += 1
+        return 0
+
+    cdef int add_keys(
+        self, uint32_t before, const char* text, Marks* marks, int64_t offset, int64_t timestamp
+    ) except -1:
+        """What the index gets of a record: its unique key, then the others, which are parted by blanks; how
+        many."""
+        cdef const char* p = text + marks.keys_at
+        cdef const char* end = p + marks.keys_size
+        cdef const char* stop
+        cdef Py_ssize_t count = self.count
+        if marks.key_size:
+            self.add(add_to_hash(before, text + marks.key_at, marks.key_size), offset, timestamp)
+        while p < end:
+            stop = <const char*>memchr(p, c' ', end - p)
+            if stop == NULL:
+                stop = end
+            if stop > p:
+                self.add(add_to_hash(before, p, stop - p), offset, timestamp)
+            p = stop + 1
+        return <int>(self.count - count)
+
+    cdef Rows part(self, Py_ssize_t first, Py_ssize_t stop):
+        cdef Rows part = Rows()
+        part.owner = self if self.owner is None else self.owner
+        part.rows = self.rows + first
+        part.count = part.room = stop - first
+        return part
+
+    def split(self, Py_ssize_t records):
+        """Those of the first so many records, and the others."""
+        cdef Py_ssize_t at = 0, i
+        cdef Rows first, rest
+        records = max(0, min(records, self.records))
+        while at < self.count and self.rows[at].record < <uint32_t>records:
+            at += 1
+        first, rest = self.part(0, at), self.part(at, self.count)
+        first.records, rest.records = records, self.records - records
+        for i in range(rest.count):
+            rest.rows[i].record -= <uint32_t>records
+        return first, rest
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, at):
+        cdef Py_ssize_t i
+        cdef KeyRow* row
+        if isinstance(at, slice):
+            start, stop, step = at.indices(self.count)
+            if step != 1:
+                raise ValueError("rows have no steps")
+            return self.part(start, max(start, stop))
+        i = at + self.count if at < 0 else at
+        if not 0 <= i < self.count:
+            raise IndexError
+        row = &self.rows[i]
+        return row.key_hash, row.offset, row.timestamp
+
+
+cdef inline uint32_t add_to_hash(uint32_t h, const char* p, Py_ssize_t n) noexcept nogil:
+    cdef Py_ssize_t i
     for i in range(n):
-        h = 31 * h + p[i]
+        h = 31 * h + <uint8_t>p[i]
     return h
 
 
 def key_rows(entries):
-    """As `rmq.store.index.KeyHash.rows`."""
-    cdef uint32_t h, of_topic = 0
+    """As `rmq.store.index.KeyHash.rows`, also for entries that are rows already."""
+    cdef uint32_t h, before = 0
     cdef str topic, last = None, key
     cdef tuple keys
-    rows = []
-    for topic, keys, offset, timestamp in entries:
+    cdef Rows given, rows = Rows()
+    cdef Py_ssize_t i
+    if len(entries) == 1 and isinstance(entries[0], Rows):
+        return entries[0]
+    for entry in entries:
+        if isinstance(entry, Rows):
+            given = <Rows>entry
+            for i in range(given.count):
+                rows.add(given.rows[i].key_hash, given.rows[i].offset, given.rows[i].timestamp)
+            continue
+        topic, keys, offset, timestamp = entry
         if topic is not last:
             last = topic
-            of_topic = 31 * add_to_hash(0, topic) + c'#' if PyUnicode_IS_ASCII(topic) else 0
+            if PyUnicode_IS_ASCII(topic):
+                before = before_key(<const char*>PyUnicode_1BYTE_DATA(topic), len(topic))
         for key in keys:
             if PyUnicode_IS_ASCII(topic) and PyUnicode_IS_ASCII(key):
-                h = add_to_hash(of_topic, key)
+                h = add_to_hash(before, <const char*>PyUnicode_1BYTE_DATA(key), len(key))
             else:
                 h = java_text_hash(f"{topic}#{key}") & 0xFFFFFFFF
-            rows.append((h if h < 0x80000000u else (0u - h) & 0x7FFFFFFFu, offset, timestamp))
+            rows.add(h, offset, timestamp)
     return rows
 
 
-def pack_entries(view, list rows, int64_t count, int64_t used, int64_t slots, int64_t begin, int64_t entries_at):
+def pack_entries(view, Rows rows, int64_t count, int64_t used, int64_t slots, int64_t begin, int64_t entries_at):
     """As `rmq.store.index.pack_entries`."""
     cdef Py_buffer buffer
     cdef char* base
     cdef char* at
     cdef char* slot
-    cdef int64_t key_hash, offset, timestamp, seconds, last
+    cdef KeyRow* row
+    cdef Py_ssize_t i
+    cdef int64_t seconds, last
     if slots <= 0 or count < 0:
         raise ValueError("an index file without slots")
     PyObject_GetBuffer(view, &buffer, PyBUF_WRITABLE)
     try:
-        if buffer.len < entries_at + (count + len(rows)) * 20 or entries_at < 40 + 4 * slots:
+        if buffer.len < entries_at + (count + rows.count) * 20 or entries_at < 40 + 4 * slots:
             raise ValueError("entries past the end of an index file")
         base = <char*>buffer.buf
         at = base + entries_at + count * 20
-        for key_hash, offset, timestamp in rows:
-            if key_hash < 0:
-                raise ValueError("a hash below 0")
-            slot = base + 40 + (key_hash % slots) * 4
+        for i in range(rows.count):
+            row = &rows.rows[i]
+            slot = base + 40 + (row.key_hash % slots) * 4
             last = <int32_t>get32(slot)
             if not 0 < last <= count:
                 last = 0
                 used += 1
             seconds = 0
-            if begin > 0 and timestamp > begin:
-                seconds = min((timestamp - begin) // 1000, 0x7FFFFFFF)
-            put32(at, <uint32_t>key_hash)
-            put64(at + 4, <uint64_t>offset)
+            if begin > 0 and row.timestamp > begin:
+                seconds = min((row.timestamp - begin) // 1000, 0x7FFFFFFF)
+            put32(at, row.key_hash)
+            put64(at + 4, <uint64_t>row.offset)
             put32(at + 12, <uint32_t>seconds)
             put32(at + 16, <uint32_t>last)
             put32(slot, <uint32_t>count)
@@ -1034,9 +1124,11 @@ cdef bint find_marks(const char* text, Py_ssize_t size, Marks* marks) noexcept n
     return 1
 
 
-def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored, int32_t reconsumed, bytes topic):
-    """As `rmq.protocol.record.build_batch`, but (bytes, positions, sizes, tags codes, keys), or None for a batch
-    that Python has to look at."""
+def build_batch(
+    bytes batch, bytes suffix, tuple place, tuple born, tuple stored, int32_t reconsumed, bytes topic, bint is_indexed
+):
+    """As `rmq.protocol.record.build_batch`, but (bytes, positions, units, rows for the index), or None for a
+    batch that Python has to look at."""
     cdef const char* base = PyBytes_AS_STRING(batch)
     cdef const char* suffix_at = PyBytes_AS_STRING(suffix)
     cdef const char* topic_at = PyBytes_AS_STRING(topic)
@@ -1047,12 +1139,19 @@ def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored
     cdef const char* store_bytes = PyBytes_AS_STRING(store_host)
     cdef Py_ssize_t born_size = PyBytes_GET_SIZE(born_host), store_size = PyBytes_GET_SIZE(store_host)
     cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(suffix), topic_size = PyBytes_GET_SIZE(topic)
-    cdef Py_ssize_t end = PyBytes_GET_SIZE(batch), at = 0, total = 0, fixed, text_size, after_size, size
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(batch), at = 0, total = 0, fixed, text_size, after_size, size, count = 0
     cdef int64_t length
+    cdef uint32_t before
+    cdef Rows rows = Rows() if is_indexed else None
+    cdef char* unit
     cdef const char* p
     cdef const char* text
     cdef char* o
     cdef Marks marks
+    for size in range(topic_size):
+        if topic_at[size] & 0x80:
+            return None
+    before = before_key(topic_at + 1, topic_size - 1)
     fixed = HEAD - 16 + born_size + store_size + topic_size + 2
     while at < end:  # all of it is looked at before anything is made of it
         if end - at < 22:
@@ -1066,9 +1165,12 @@ def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored
         text = base + at + 22 + length
         total += fixed + length + text_size + suffix_size + (text_size > 0 and text[text_size - 1] != 2)
         at += size
+        count += 1
+    units = PyBytes_FromStringAndSize(NULL, count * 20)
+    unit = PyBytes_AS_STRING(units)
     data = PyBytes_FromStringAndSize(NULL, total)
     o = PyBytes_AS_STRING(data)
-    positions, sizes, codes, keys = [], [], [], []
+    positions = []
     at = 0
     while at < end:
         p = base + at
@@ -1080,9 +1182,11 @@ def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored
         after_size = suffix_size + (text_size > 0 and text[text_size - 1] != 2)
         size = fixed + length + text_size + after_size
         positions.append(position)
-        sizes.append(size)
-        codes.append(marks.code)
-        keys.append(_keys_of(text, &marks) if marks.key_size or marks.keys_size else ())
+        put_unit(unit, position, <uint32_t>size, marks.code)
+        unit += 20
+        if rows is not None:
+            rows.add_keys(before, text, &marks, position, now)
+            rows.records += 1
         put32(o, <uint32_t>size)
         put32(o + 4, 0xDAA320A7u)
         put32(o + 8, rmq_crc(<const uint8_t*>p + 20, length, FOLDS) & 0x7FFFFFFFu)
@@ -1121,6 +1225,24 @@ def build_batch(bytes batch, bytes suffix, tuple place, tuple born, tuple stored
         position += size
         at += 22 + length + text_size
     assert o == PyBytes_AS_STRING(data) + total
-    return data, positions, sizes, codes, keys
+    return data, positions, units, rows
+
+
+def batch_ids(bytes prefix, list positions):
+    """The offset message ids of a batch, separated by commas."""
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(prefix), count = len(positions)
+    cdef char* p
+    if not count:
+        return b""
+    ids = PyBytes_FromStringAndSize(NULL, count * (size + 17) - 1)
+    p = PyBytes_AS_STRING(ids)
+    for i in range(count):
+        if i:
+            p[0] = c','
+            p += 1
+        memcpy(p, PyBytes_AS_STRING(prefix), size)
+        hexadecimal(<uint64_t><int64_t>positions[i], p + size)
+        p += size + 16
+    return ids
 
 include "_client.pxi"

@@ -10,14 +10,20 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from struct import Struct
+from typing import TYPE_CHECKING, Any, Union
 
 from rmq.errors import StoreError
 from rmq.message import java_hash
 from rmq.protocol import engine
 from rmq.store.disk import Disk, Segment
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from rmq.protocol._engine import Rows as CompiledRows
 
 log = logging.getLogger("rmq.store")
 
@@ -33,6 +39,7 @@ Entry = tuple[str, tuple[str, ...], int, int]  # topic, keys, physical offset, s
 
 
 Row = tuple[int, int, int]  # key hash, physical offset, store timestamp
+Rows = Union[list[Row], "CompiledRows"]
 
 
 class KeyHash:
@@ -95,7 +102,7 @@ class KeyHash:
 
 
 def pack_entries(
-    view: memoryview, rows: list[Row], count: int, used: int, slots: int, begin: int, entries_at: int
+    view: memoryview, rows: Iterable[Row], count: int, used: int, slots: int, begin: int, entries_at: int
 ) -> tuple[int, int]:
     """Write rows into a file that has `count` entries (with the one that is never used) and `used` slots in
     use, and whose first entry has the time `begin`; returns both numbers as they are then.
@@ -120,14 +127,19 @@ def pack_entries(
     return count, used
 
 
-_pack_chosen = pack_entries if engine.compiled is None else engine.compiled.pack_entries
-
-
 class IndexFile:
     """One file. Times are ms; `begin_*` and `end_*` are of its first and last entry."""
 
-    def __init__(self, path: str, segment: Segment, slots: int, capacity: int) -> None:
+    def __init__(
+        self,
+        path: str,
+        segment: Segment,
+        slots: int,
+        capacity: int,
+        pack: Callable[..., tuple[int, int]] = pack_entries,
+    ) -> None:
         self.path = path
+        self._pack_entries = pack
         self.segment = segment
         self._slots = slots
         self._capacity = capacity
@@ -152,7 +164,7 @@ class IndexFile:
         self.begin_offset = self.end_offset = last.end_offset
         self._write_header(self.segment.writable(self._entries_at))
 
-    def add(self, rows: list[Row]) -> int:
+    def add(self, rows: Rows) -> int:
         """Add rows until full; returns how many. Raises DiskFull."""
         rows = rows[: self._capacity - self.count]
         if not rows:
@@ -174,8 +186,8 @@ class IndexFile:
         self._write_header(view)
         return len(rows)
 
-    def _pack(self, view: memoryview, rows: list[Row]) -> None:
-        self.count, self.slot_count = _pack_chosen(
+    def _pack(self, view: memoryview, rows: Rows) -> None:
+        self.count, self.slot_count = self._pack_entries(
             view, rows, self.count, self.slot_count, self._slots, self.begin_timestamp, self._entries_at
         )
 
@@ -207,9 +219,18 @@ class IndexFile:
 
 
 class Index:
-    """All index files, oldest first. One thread uses it; `sync` may run in another."""
+    """All index files, oldest first. One thread uses it; `sync` may run in another. `compiled` is the engine
+    that hashes and packs, if not this module.
+    """
 
-    def __init__(self, disk: Disk, folder: str, slots: int, capacity: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: str,
+        slots: int,
+        capacity: int,
+        compiled: ModuleType | None = engine.compiled,
+    ) -> None:
         self._disk = disk
         self._folder = folder
         self._slots = slots
@@ -217,7 +238,8 @@ class Index:
         self._size = HEADER + 4 * slots + _ENTRY_SIZE * capacity
         self.files: list[IndexFile] = []
         self.hash = KeyHash()
-        self._rows_of = self.hash.rows if engine.compiled is None else engine.compiled.key_rows
+        self._rows_of: Callable[[Any], Rows] = self.hash.rows if compiled is None else compiled.key_rows
+        self._pack_entries = pack_entries if compiled is None else compiled.pack_entries
         self._filled: list[IndexFile] = []
 
     def load(self, synced_ms: int | None) -> None:
@@ -233,7 +255,7 @@ class Index:
                 log.warning("index file %s has not the configured size: it is made again from the log", path)
                 self._discard(names[number:])
                 return
-            file = IndexFile(path, self._disk.open(path, self._size), self._slots, self._capacity)
+            file = self._file(path, self._disk.open(path, self._size))
             if synced_ms is None:
                 self.files.append(file)
                 continue
@@ -247,6 +269,9 @@ class Index:
             if newest:
                 self._discard(names[number + 1 :])
                 return
+
+    def _file(self, path: str, segment: Segment) -> IndexFile:
+        return IndexFile(path, segment, self._slots, self._capacity, self._pack_entries)
 
     def _discard(self, names: Iterable[str]) -> None:
         for name in names:
@@ -262,7 +287,7 @@ class Index:
         """The end time of the newest full file; 0 without any."""
         return max((file.end_timestamp for file in self.files if file.is_full), default=0)
 
-    def add(self, entries: Iterable[Entry], now_ms: int) -> None:
+    def add(self, entries: Sequence[Entry | CompiledRows], now_ms: int) -> None:
         """Index records, in log order. Raises StoreError."""
         rows = self._rows_of(entries)
         while rows:
@@ -280,7 +305,7 @@ class Index:
             path = os.path.join(self._folder, _stamp(now_ms))
         segment = self._disk.open(path, self._size)
         try:
-            file = IndexFile(path, segment, self._slots, self._capacity)
+            file = self._file(path, segment)
             if last is not None:
                 file.follow(last)
         except BaseException:

@@ -31,6 +31,10 @@ _SYNC_ALL_FROM = 64  # the files of more queues than that are synced by one sync
 _TRIM_AT_ONCE = 500
 
 
+EncodedUnits = tuple[ConsumeQueue, int, bytes]
+"""A queue, how many units it gets, and these."""
+
+
 class Arrival(NamedTuple):
     """A queue got messages: `next_queue_offset` is the offset after the last of them."""
 
@@ -137,8 +141,8 @@ class Queues:
                 at += UNIT
         return arrivals
 
-    def take_run(self, units: list[tuple[ConsumeQueue, int, bytes]], timestamp: int) -> list[Arrival]:
-        """Hand encoded units, so many each, to their queues."""
+    def take_encoded(self, units: list[EncodedUnits], timestamp: int) -> list[Arrival]:
+        """Hand encoded units to their queues, whose `next` may count them already."""
         arrivals = []
         for queue, count, data in units:
             tail = queue.tail
@@ -149,8 +153,10 @@ class Queues:
                 self._full.append(queue)
             tail += data
             self._gathered_bytes += len(data)
-            queue.next = queue.end = queue.end + count
-            arrivals.append(Arrival(queue.topic, queue.queue_id, queue.end))
+            end = queue.end = queue.end + count
+            if queue.next < end:
+                queue.next = end
+            arrivals.append(Arrival(queue.topic, queue.queue_id, end))
         return arrivals
 
     def restart(self, queue: ConsumeQueue, index: int) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rmq.errors import CorruptRecord, StoreError
 from rmq.protocol.properties import has_unit, unit_code
@@ -23,6 +24,9 @@ from rmq.store.retention import Retention
 from rmq.store.scan import Scan, Scanned, why_no_record
 from rmq.store.segments import Progress, no_progress
 from rmq.store.view import StoreView
+
+if TYPE_CHECKING:
+    from rmq.protocol._engine import Rows
 
 
 class ReplicaStore(StoreView):
@@ -75,7 +79,7 @@ class ReplicaStore(StoreView):
             self._raw_whole = records[-1].position + records[-1].size
             self._log.timestamp = self._batch_ms = records[-1].store_timestamp
         arrivals = self._take_units()
-        self._index_later(entries_of(records))
+        self._index_later(list(entries_of(records)))
         self._queues.keep_up(self._log.timestamp)
         if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
             self.cut_partial()
@@ -173,7 +177,7 @@ class ReplicaStore(StoreView):
     def _take_units(self) -> list[Arrival]:
         raise NotImplementedError
 
-    def _index_later(self, entries: Iterable[Entry]) -> None:
+    def _index_later(self, entries: Sequence[Entry | Rows]) -> None:
         raise NotImplementedError
 
     def _vouch_for_less(self, checkpoint: Checkpoint) -> None:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from rmq.errors import StoreError
 from rmq.protocol.properties import index_keys, is_indexed
 from rmq.store.commitlog import CommitLog
 from rmq.store.index import Entry, Index
 from rmq.store.scan import Scan, Scanned, next_good
+
+if TYPE_CHECKING:
+    from rmq.protocol._engine import Rows
 
 _AROUND_MS = 2000  # the index knows seconds
 _MANY = 1 << 20
@@ -25,16 +29,20 @@ log = logging.getLogger("rmq.store")
 
 
 class Reput:
-    """`behind` is the physical offset to read on from, or None when the backlog holds all that is missing."""
+    """`behind` is the physical offset to read on from, or None when the backlog holds all that is missing.
+    `may_get_rows`: entries may be rows, of the compiled engine.
+    """
 
-    def __init__(self, commit_log: CommitLog, index: Index) -> None:
+    def __init__(self, commit_log: CommitLog, index: Index, *, may_get_rows: bool = False) -> None:
         self._log = commit_log
         self._index = index
-        self._backlog: deque[Entry] = deque()
+        self._backlog: deque[Entry | Rows] = deque()
+        self._may_get_rows = may_get_rows
+        self._in_rows = 0  # records of the backlog beside the number of its entries
         self.behind: int | None = None
 
     def __len__(self) -> int:
-        return len(self._backlog)
+        return len(self._backlog) + self._in_rows
 
     @property
     def is_idle(self) -> bool:
@@ -44,6 +52,7 @@ class Reput:
     def start(self, *, again: bool = False) -> None:
         """Find where the index ends in the log. `again`: the last record there may be indexed in part."""
         self._backlog.clear()
+        self._in_rows = 0
         end = self._index.end_offset
         last = self._log.record(end) if end >= 0 and not again else None
         self.behind = max(self._log.start, end + len(last) if last is not None else end)
@@ -55,10 +64,13 @@ class Reput:
         if self.behind is not None:
             self.behind = max(self.behind, log_start)
 
-    def add(self, entries: Iterable[Entry]) -> None:
+    def add(self, entries: Sequence[Entry | Rows]) -> None:
         """Take the entries of records that were just committed."""
-        if self.behind is None:
-            self._backlog.extend(entries)
+        if self.behind is not None:
+            return
+        self._backlog.extend(entries)
+        if self._may_get_rows:
+            self._in_rows += sum(entry.records - 1 for entry in entries if not isinstance(entry, tuple))
 
     def step(self, limit: int, now_ms: int) -> bool:
         """Index up to `limit` records; True when more are left. A failed write is logged, and tried again
@@ -68,18 +80,37 @@ class Reput:
             if self.behind is not None:
                 self._catch_up(limit, now_ms)
             elif self._backlog:
-                batch = list(islice(self._backlog, limit))
-                self._index.add(batch, now_ms)
-                if len(batch) == len(self._backlog):
-                    self._backlog.clear()
-                else:
-                    for _ in batch:
-                        self._backlog.popleft()
+                self._index.add(self._take(limit), now_ms)
         except StoreError as error:
             log.error("the index cannot be written, queries by key miss records until it can: %s", error)
             self.start(again=True)  # the log has what is missing, so the memory need not
             return False
         return not self.is_idle
+
+    def _take(self, limit: int) -> list[Entry | Rows]:
+        """The entries of the oldest records, `limit` at most."""
+        backlog = self._backlog
+        if limit >= len(self):
+            batch = list(backlog)
+            backlog.clear()
+            self._in_rows = 0
+            return batch
+        if not self._in_rows:
+            return [backlog.popleft() for _ in range(limit)]
+        batch = []
+        while limit > 0:
+            entry = backlog.popleft()
+            count = 1
+            if not isinstance(entry, tuple):
+                if entry.records > limit:
+                    entry, rest = entry.split(limit)
+                    backlog.appendleft(rest)
+                    self._in_rows -= 1  # the rest is an entry of its own
+                count = entry.records
+                self._in_rows -= count - 1
+            limit -= count
+            batch.append(entry)
+        return batch
 
     def _catch_up(self, limit: int, now_ms: int) -> None:
         assert self.behind is not None

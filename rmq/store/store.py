@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,11 +31,11 @@ from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
 from rmq.store.config import BrokerRole, StoreConfig, delay_table
-from rmq.store.consumequeue import ConsumeQueue, Unit
+from rmq.store.consumequeue import UNIT_FORM, ConsumeQueue, Unit
 from rmq.store.disk import Disk, Lock
 from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
-from rmq.store.queues import Arrival, Queues
+from rmq.store.queues import Arrival, EncodedUnits, Queues
 from rmq.store.reader import Limits
 from rmq.store.recovery import Recoverer, Recovery
 from rmq.store.replica import ReplicaStore
@@ -47,7 +47,9 @@ from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
 
 if TYPE_CHECKING:
-    from rmq.protocol._engine import Lanes, SendRun
+    from types import ModuleType
+
+    from rmq.protocol._engine import Lanes, Rows, SendRun
 
 log = logging.getLogger("rmq.store")
 
@@ -72,7 +74,7 @@ class Batch(NamedTuple):
 
 class Store(StoreSync, ReplicaStore):
     """One folder of files. `store_host` is this broker's address in records, 8 or 20 bytes; `now_ms` the
-    wall clock.
+    wall clock; `compiled` the engine, if not the pure one.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class Store(StoreSync, ReplicaStore):
         store_host: bytes,
         now_ms: Callable[[], int],
         memory_bytes: int | None = None,
+        compiled: ModuleType | None = engine.compiled,
     ) -> None:
         root = config.store_path_root_dir
         self.config = config
@@ -95,6 +98,7 @@ class Store(StoreSync, ReplicaStore):
         self._delays = delay_table(config.message_delay_level)
         self._memory = _physical_memory() if memory_bytes is None else memory_bytes
         self._limits = self._make_limits()
+        self._compiled = compiled
         self._make_parts()
         self._files = ConfigFiles(disk, os.path.join(root, "config"))
         self._abort: AbortFile | None = None
@@ -102,11 +106,11 @@ class Store(StoreSync, ReplicaStore):
         self._lock: Lock | None = None
         self.recovery: Recovery | None = None
         """What the opening found."""
-        self.batch_twin = None if engine.compiled is None else engine.compiled.build_batch
         # the pending batch
         self._units: list[Unit] = []
         self._owners: list[ConsumeQueue] = []  # the queue of each unit
-        self._entries: list[Entry] = []
+        self._encoded: list[EncodedUnits] = []  # they come before those
+        self._entries: list[Entry | Rows] = []
         self._lanes: Lanes | None = None  # of a run, which is the whole batch then
         self._tags_and_keys = TagsAndKeys()
         self._plain_suffix = b""
@@ -121,8 +125,9 @@ class Store(StoreSync, ReplicaStore):
         disk, config, root = self.disk, self.config, self._root
         self._log = CommitLog(disk, config.commit_log_path, config.mapped_file_size_commit_log)
         self._queues = Queues(disk, root, config.queue_file_size, self._now_ms)
-        self._index = Index(disk, os.path.join(root, "index"), config.max_hash_slot_num, config.max_index_num)
-        self._reput = Reput(self._log, self._index)
+        sizes = config.max_hash_slot_num, config.max_index_num
+        self._index = Index(disk, os.path.join(root, "index"), *sizes, self._compiled)
+        self._reput = Reput(self._log, self._index, may_get_rows=self._compiled is not None)
         self.retention = Retention(disk, self._log, self._queues, self._index, self._reput)
 
     def _make_limits(self) -> Limits:
@@ -350,13 +355,10 @@ class Store(StoreSync, ReplicaStore):
             queue.topic_bytes,
         )
         is_marked = suffix != self._plain_suffix and self._is_marked(suffix)
-        made = None if is_marked or self.batch_twin is None else self.batch_twin(batch, suffix, *fields)
-        if made is not None and made[1]:
-            data, positions, sizes, codes, keys = made
-            if len(data) + _ROOM > commit_log.left:
-                return None
-            commit_log.append(data)
-            return self._batch(queue, shared.topic, positions, sizes, codes, keys)
+        if self._compiled is not None and not is_marked:
+            made = self._compiled.build_batch(batch, suffix, *fields, self.config.message_index_enable)
+            if made is not None and made[1]:
+                return self._put_made(queue, *made)
         pieces, positions, sizes, texts = build_batch(batch, suffix, *fields)
         if not positions:
             return None
@@ -370,24 +372,30 @@ class Store(StoreSync, ReplicaStore):
                 for text in texts
             ]
         codes, keys = self._tags_and_keys.of_all(texts)
-        return self._batch(queue, shared.topic, positions, sizes, codes, keys)
-
-    def _batch(
-        self,
-        queue: ConsumeQueue,
-        topic: str,
-        positions: list[int],
-        sizes: list[int],
-        codes: list[int],
-        keys: list[tuple[str, ...]],
-    ) -> Batch:
-        """Note what queue and index get of a batch."""
         self._units += zip(positions, sizes, codes, strict=True)
         self._owners += [queue] * len(positions)
-        self._entries += zip(repeat(topic), keys, positions, repeat(self._batch_ms))
+        self._entries += zip(repeat(shared.topic), keys, positions, repeat(now))
         first = queue.next
         queue.next += len(positions)
-        return Batch(first, positions, sum(sizes))
+        return Batch(first, positions, total)
+
+    def _put_made(
+        self, queue: ConsumeQueue, data: bytes, positions: list[int], units: bytes, rows: Rows | None
+    ) -> Batch | None:
+        """Take a batch as the compiled engine has made it, if it fits."""
+        if len(data) + _ROOM > self._log.left:
+            return None
+        self._log.append(data)
+        count, first = len(positions), queue.next
+        if self._owners:  # in their order
+            self._units += UNIT_FORM.iter_unpack(units)
+            self._owners += [queue] * count
+        else:
+            self._encoded.append((queue, count, units))
+        queue.next = first + count
+        if rows is not None:
+            self._entries.append(rows)
+        return Batch(first, positions, len(data))
 
     def put_run(self, lanes: Lanes, run: SendRun, born_host: bytes) -> bool:
         """Take a run of plain sends as the whole pending batch. False when they are to be put one by one.
@@ -464,16 +472,22 @@ class Store(StoreSync, ReplicaStore):
 
     def _take_units(self) -> list[Arrival]:
         if self._lanes is not None:
-            run, self._entries = self._lanes.commit(self._batch_ms)
+            encoded, rows = self._lanes.commit(self._batch_ms)
             self._lanes = None
-            return self._queues.take_run(run, self._batch_ms)
-        if not self._units:
-            return []
-        units, owners = self._units, self._owners
-        self._units, self._owners = [], []
-        return self._queues.take(units, owners, self._batch_ms)
+            if rows is not None:
+                self._entries = [rows]
+            return self._queues.take_encoded(encoded, self._batch_ms)
+        arrivals: list[Arrival] = []
+        if self._encoded:
+            encoded, self._encoded = self._encoded, []
+            arrivals = self._queues.take_encoded(encoded, self._batch_ms)
+        if self._units:
+            units, owners = self._units, self._owners
+            self._units, self._owners = [], []
+            arrivals += self._queues.take(units, owners, self._batch_ms)
+        return arrivals
 
-    def _index_later(self, entries: Iterable[Entry]) -> None:
+    def _index_later(self, entries: Sequence[Entry | Rows]) -> None:
         if self.config.message_index_enable:
             self._reput.add(entries)
             if len(self._reput) > COUNT_BACKLOG:
@@ -483,7 +497,9 @@ class Store(StoreSync, ReplicaStore):
         # The offsets that `put` gave out are given out again: nobody was told of them.
         for queue in self._owners:
             queue.next = queue.end
-        self._units, self._owners, self._entries = [], [], []
+        for queue, _, _ in self._encoded:
+            queue.next = queue.end
+        self._units, self._owners, self._encoded, self._entries = [], [], [], []
         if self._lanes is not None:
             self._lanes.rollback()
             self._lanes = None
@@ -512,6 +528,7 @@ class Store(StoreSync, ReplicaStore):
         # Units of the pending batch go too; their records are in the log all the same.
         kept = [at for at, queue in enumerate(self._owners) if queue.topic != topic]
         self._units, self._owners = [self._units[at] for at in kept], [self._owners[at] for at in kept]
+        self._encoded = [units for units in self._encoded if units[0].topic != topic]
         self._queues.remove_topic(topic)
 
     def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from rmq.broker.acknowledgement import Answers
 from rmq.broker.config import BrokerConfig
 from rmq.broker.runs import RunBroker, make_broker
 from rmq.broker.send import RARE
@@ -35,8 +36,9 @@ from rmq.protocol.headers import SendMessageRequestHeader
 from rmq.protocol.properties import TagsAndKeys
 from rmq.protocol.record import build_batch, encode_batch, host_bytes
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
+from rmq.store.consumequeue import UNIT_FORM
 from rmq.store.index import KeyHash, pack_entries
-from rmq.store.store import Store
+from rmq.store.store import Batch, Store
 from rmq.testing.disk import MemoryDisk
 from tests.compiled import COMPILED, HAS_COMPILED
 
@@ -267,8 +269,11 @@ class Side:
             **sizes,  # type: ignore[arg-type]
         )
         host = host_bytes("10.0.0.9:10911")
-        self.store = Store(self.disk, self.config, store_host=host, now_ms=lambda: self.now_ms)
-        self.store.batch_twin = None if compiled is None or in_turns else compiled.build_batch
+        if in_turns:
+            compiled = None
+        self.store = Store(
+            self.disk, self.config, store_host=host, now_ms=lambda: self.now_ms, compiled=compiled
+        )
         self.store.load()
         saves = {"new_topics": lambda: None} if waits in ("topics", "both") else {}
         self.broker = make_broker(
@@ -280,7 +285,7 @@ class Side:
             clock=lambda: self.now_ms / 1000,
             chance=Random(seed),
             wake=Wakeups(**saves),
-            compiled=None if in_turns else compiled,
+            compiled=compiled,
         )
         self.events: list[tuple[Any, ...]] = []
         if plugins:
@@ -791,7 +796,11 @@ def test_the_index_is_packed_the_same(
     assert COMPILED is not None
     entries = [(topic, tuple(keys), offset, timestamp) for topic, keys, offset, timestamp in entries]
     rows = KeyHash().rows(entries)
-    assert COMPILED.key_rows(entries) == rows
+    made = COMPILED.key_rows(entries)
+    assert list(made) == rows
+    assert list(made[1:]) == rows[1:]
+    halves = entries[: len(entries) // 2], entries[len(entries) // 2 :]
+    assert list(COMPILED.key_rows([COMPILED.key_rows(halves[0]), *halves[1]])) == rows
 
     entries_at = 40 + 4 * slots
     files = [bytearray(entries_at + 20 * (count + len(rows))) for _ in range(2)]
@@ -801,16 +810,17 @@ def test_the_index_is_packed_the_same(
             file[40 + 4 * number : 44 + 4 * number] = slot
     place = count, 3, slots, begin, entries_at
     ours = pack_entries(memoryview(files[0]), rows, *place)
-    assert COMPILED.pack_entries(memoryview(files[1]), rows, *place) == ours
+    assert COMPILED.pack_entries(memoryview(files[1]), made, *place) == ours
     assert files[0] == files[1]
 
 
 @HAS_COMPILED
 def test_a_view_that_is_too_short_for_the_index_is_refused() -> None:
     assert COMPILED is not None
+    rows = COMPILED.key_rows([("Orders", ("k",), 2, 3)])
     for slots, size in ((2, 40 + 8 + 39), (0, 500), (-1, 500)):
         with pytest.raises(ValueError, match="index file"):
-            COMPILED.pack_entries(memoryview(bytearray(size)), [(1, 2, 3)], 1, 0, slots, 0, 48)
+            COMPILED.pack_entries(memoryview(bytearray(size)), rows, 1, 0, slots, 0, 48)
 
 
 BATCH_TEXTS = [
@@ -848,7 +858,7 @@ def test_batches_are_built_the_same(
     batch, suffix = bytes(data), b"CLUSTER\x01Cluster"
     place, born = (3, 7, 1_000, 16 * (host == 20)), (START, bytes(range(host)))
     fields = place, born, (START + 5, bytes(8)), 2, b"\x06Orders"
-    made = COMPILED.build_batch(batch, suffix, *fields)
+    made = COMPILED.build_batch(batch, suffix, *fields, True)
     try:
         pieces, positions, sizes, texts = build_batch(batch, suffix, *fields)
     except RemoteProtocolError:
@@ -856,6 +866,27 @@ def test_batches_are_built_the_same(
         return
     codes, keys = TagsAndKeys().of_all(texts)
     if made is not None:
-        assert made == (b"".join(pieces), positions, sizes, codes, keys)
+        units = [UNIT_FORM.pack(*unit) for unit in zip(positions, sizes, codes, strict=True)]
+        assert made[:3] == (b"".join(pieces), positions, b"".join(units))
+        entries = [("Orders", own, at, START + 5) for own, at in zip(keys, positions, strict=True)]
+        assert made[3].records == len(positions)
+        assert list(made[3]) == KeyHash().rows(entries)
+        count = chance.randrange(-1, len(positions) + 2)
+        parts = made[3].split(count)
+        count = max(0, min(count, len(positions)))
+        assert [part.records for part in parts] == [count, len(positions) - count]
+        assert list(parts[0]) == KeyHash().rows(entries[:count])
+        again = parts[1].split(1)[0]
+        assert list(again) == KeyHash().rows(entries[count : count + 1])
+        assert COMPILED.build_batch(batch, suffix, *fields, False)[3] is None
     else:
         assert any(len(text) > 7_000 or not text.isascii() for text in texts)
+
+
+@HAS_COMPILED
+@given(st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=40), st.sampled_from([8, 20]))
+def test_the_ids_of_a_batch_are_the_same(positions: list[int], host: int) -> None:
+    assert COMPILED is not None
+    answers = Answers(bytes(range(host)), region="r", trace_on=True)
+    ids = COMPILED.batch_ids(bytes(range(host)).hex().upper().encode(), positions)
+    assert ids.decode() == answers._ids(Batch(0, positions, 0))
