@@ -264,6 +264,7 @@ class Assignments:
         self._lost: list[MessageQueue] = []  # with their locks, and not told yet
         self._is_complete = True
         self._is_stopped = False
+        self._progress = Alarm()
         self._local: LocalOffsets | None = None
         if options.broadcasting:
             directory = session.config.offsets_dir
@@ -472,8 +473,10 @@ class Assignments:
             self._template(queue),
             may_commit=partial(self._commits_by_pulls, queue),
             on_messages=self._on_messages,
+            on_progress=self._progress.ring,
             on_offset_moved=self.start,
         )
+        self._progress.ring()
         self._set_limits()
         self._tasks.start_soon(puller.run)
 
@@ -548,6 +551,11 @@ class Assignments:
         while True:
             await anyio.sleep(self._session.config.commit_interval_ms / 1000)
             await self.commit()
+            if not any(self._is_open(puller.window) for puller in self.pullers.values()):
+                await self._progress.wait()  # of a queue with messages, nobody says when they end
+
+    def _is_open(self, window: ProcessQueue) -> bool:
+        return len(window) > 0 or (self._options.auto_commit and window.commit_offset != window.committed)
 
     async def commit(self, *, asked: bool = False) -> None:
         """Tell the brokers, or the file, how far we are in all queues. What fails is logged and told next

@@ -181,6 +181,8 @@ class Deliveries:
         self._options = options
         self._dispatch = dispatch
         self._metrics = metrics
+        self.came = Alarm()
+        """Rung when a pull has brought messages."""
         self._empty: Alarm | None = None  # only while somebody waits: `release` runs for each message
 
     # --- in flight ---
@@ -218,6 +220,8 @@ class Deliveries:
         if not stalls.seconds:
             return
         while True:
+            if not (stalls.has_found or any(map(len, windows()))):
+                await self.came.wait()
             await anyio.sleep(stalls.seconds / STALL_LOOKS)
             before = dict(stalls.current)
             for stalled in stalls.look(self._session.now(), windows(), self.in_flight):

@@ -98,6 +98,7 @@ class GroupMember:
             or PROPERTY_REPLY_TO_CLIENT in messages[0].properties
         )
         self.dispatch.put(messages)
+        self.deliveries.came.ring()
 
     # --- joining and leaving ---
 

@@ -188,15 +188,18 @@ class Puller:
         *,
         may_commit: Callable[[], bool],
         on_messages: Callable[[Sequence[PulledMessage]], None],
+        on_progress: Callable[[], None],
         on_offset_moved: Callable[[MessageQueue, int], None],
     ) -> None:
         """While `may_commit()`, each pull commits what can be. `on_messages` gets what a pull brought,
-        which is in the window already; `on_offset_moved(queue, next_offset)` is told that what was asked for
+        which is in the window already, `on_progress` is called when the window begins elsewhere;
+        `on_offset_moved(queue, next_offset)` is told that what was asked for
         is not there: the queue is to go on at another offset, and this puller ends.
         """
         self.window = window
         self._session = session
         self._on_messages = on_messages
+        self._on_progress = on_progress
         self._on_offset_moved = on_offset_moved
         self._template = template
         self._may_commit = may_commit
@@ -247,9 +250,12 @@ class Puller:
         if messages:
             next_offset = max(answer.next_offset, messages[-1].queue_offset + 1)
             window.add([m.queue_offset for m in messages], [m.size for m in messages], next_offset)
+            self._on_progress()
             self._on_messages(messages)
         else:
-            window.next_offset = answer.next_offset
+            if answer.next_offset != asked:
+                window.next_offset = answer.next_offset
+                self._on_progress()
             if answer.next_offset <= asked and session.now() - began < HURRIED_SECONDS:
                 await anyio.sleep(FIRST_PAUSE_SECONDS)
 

@@ -9,6 +9,7 @@ client ├ pool        one connection to each server: reader and writer
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -332,16 +333,23 @@ class Session:
 
     async def _keep_routes(self) -> None:
         interval = self.config.poll_name_server_interval_ms / 1000
-        due = self.now() + interval
+        due, ended = self.now() + interval, -math.inf
         while True:
             await self._refresh_now.wait(due)
+            await self._rest_after(ended)
             topics, self._stale = list(self._stale), {}
             if self.now() >= due:
                 topics = self.routes.topics()
                 due = self.now() + interval
             for topic in topics:
                 await self._try_refresh(topic)
-            await anyio.sleep(LEAST_PAUSE_SECONDS)
+            ended = self.now()
+
+    async def _rest_after(self, ended: float) -> None:
+        """Sleep until the least pause after a round is over."""
+        pause = ended + LEAST_PAUSE_SECONDS - self.now()
+        if pause > 0:
+            await anyio.sleep(pause)
 
     async def _try_refresh(self, topic: str) -> None:
         try:
@@ -434,16 +442,17 @@ class Session:
 
     async def _keep_heartbeats(self) -> None:
         interval = self.config.heartbeat_interval_ms / 1000
-        due = self.now() + interval
+        due, ended = self.now() + interval, -math.inf
         while True:
             early = min(due, self.now() + AWAY_SECONDS) if self._silent else due
             has_rung = await self._heartbeat_now.wait(early)
+            await self._rest_after(ended)
             if has_rung or self.now() >= due:
                 await self.heartbeat()
                 due = self.now() + interval
             else:
                 await self.heartbeat(silent=True)
-            await anyio.sleep(LEAST_PAUSE_SECONDS)
+            ended = self.now()
 
     async def leave(self, *, producer: str | None = None, consumer: str | None = None) -> None:
         """Leave a group: tell all brokers, and take it out of the heartbeat, which would join it again."""

@@ -44,6 +44,11 @@ class Stalls:
     _places: set[_Place] = field(factory=set)
     _moved: float = 0.0  # when something was last seen to have ended
 
+    @property
+    def has_found(self) -> bool:
+        """Whether the last look found anything unfinished."""
+        return bool(self._places)
+
     def restart(self, message: PulledMessage) -> None:
         """Somebody says that a message goes on: its time begins anew."""
         if message.window is not None:

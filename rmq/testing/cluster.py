@@ -51,15 +51,30 @@ STORE: Final = StoreConfig(
     mapped_file_size_consume_queue=6000,
     max_hash_slot_num=1000,
     max_index_num=4000,
-    flush_interval_commit_log=10_000,
+    flush_interval_commit_log=60_000,
+    clean_resource_interval=60_000,
 )
 """Small files, and loops that seldom have work: each turn of one costs when hours pass at once."""
 SETTLE_SECONDS: Final = 0.001
 """After it all have done what there was to do, where time is virtual."""
 SELDOM_MS: Final = 60_000
 """How often brokers write what only a crash would lose: also a loop that seldom has work."""
-CLIENTS: Final = {"pull_suspend_ms": 120_000, "pull_timeout_ms": 150_000}
-"""Settings of clients: a pull that waits is asked again seldom, which is half of what they do when idle."""
+CLIENTS: Final = {
+    "pull_suspend_ms": 600_000,
+    "pull_timeout_ms": 630_000,
+    "rebalance_interval_ms": 600_000,
+    "heartbeat_interval_ms": SELDOM_MS,
+    "poll_name_server_interval_ms": SELDOM_MS,
+}
+"""Settings of clients: what they do again and again while nothing happens, they do seldom. What happens is
+told at once: messages, new members, connections that are lost."""
+BROKERS: Final = {
+    "enable_property_filter": True,
+    "flush_consumer_offset_interval": SELDOM_MS,
+    "register_name_server_period": SELDOM_MS,
+    "max_suspend_time_mills": CLIENTS["pull_suspend_ms"],
+}
+"""Settings of brokers, of the same kind."""
 
 
 class Cluster:
@@ -184,13 +199,11 @@ class Cluster:
             "broker_name": broker,
             "broker_ip1": host,
             "listen_port": port,
-            "enable_property_filter": True,
-            "flush_consumer_offset_interval": SELDOM_MS,
         }
         stop, stopped = self._stops[broker] = anyio.Event(), anyio.Event()
         run = partial(
             controlled.run,
-            BrokerConfig(**own | self.settings | settings),
+            BrokerConfig(**BROKERS | own | self.settings | settings),
             evolve(STORE, **self.store | dict(store or {})),
             network=network,
             disk=disk,

@@ -479,3 +479,37 @@ async def test_a_picture_of_a_client(setting: World, clock: MockClock) -> None:
         ]
     with pytest.raises(rmq.LocalProtocolError):
         setting.connect().health()
+
+
+async def test_who_was_idle_for_long_commits_and_tells_of_stalls_as_others(
+    setting: World, clock: MockClock
+) -> None:
+    """The loops for both sleep while there is nothing to look at."""
+    events: list[object] = []
+    front = setting.cluster["a"]
+    client = rmq.connect(setting.names, network=setting.network, on_event=events.append)
+    async with (
+        client,
+        client.producer("p") as producer,
+        client.consumer("g", {"T": "wanted"}, consume_from="first") as consumer,
+    ):
+        for number in range(3):
+            await trio.sleep(1000)
+            await producer.send(rmq.Message("T", b"x", tags="wanted"), queue=MessageQueue("T", "a", 0))
+            async with await anext(consumer) as message:
+                assert message.queue_offset == 2 * number
+            await trio.sleep(6)
+            assert front.offsets("g", "T")[0] == 2 * number + 1
+            # What is filtered out counts as consumed, too.
+            await producer.send(rmq.Message("T", b"x", tags="other"), queue=MessageQueue("T", "a", 0))
+            await trio.sleep(60)
+            assert front.offsets("g", "T")[0] == 2 * number + 2
+        assert not [event for event in events if isinstance(event, rmq.Stalled)]
+        await trio.sleep(1000)
+        await producer.send(rmq.Message("T", b"x", tags="wanted"), queue=MessageQueue("T", "a", 0))
+        async with await anext(consumer):
+            await trio.sleep(42)
+            (stalled,) = [event for event in events if isinstance(event, rmq.Stalled)]
+            assert stalled.queue_offset == 6
+        await trio.sleep(10)
+        assert client.health().consumers[0].stalls == ()

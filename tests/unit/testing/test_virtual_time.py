@@ -54,7 +54,7 @@ def test_sixteen_tries_over_five_hours_come_to_the_second(run: Run) -> None:
                 await consumer.run(handle)
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert pauses == [pytest.approx(level, abs=1.1) for level in LEVELS]
-        assert time.process_time() - began < 10  # 2.5 s
+        assert time.process_time() - began < 5  # 0.8 s
 
     try:
         run(main)
@@ -78,7 +78,7 @@ def test_a_delay_of_two_hours_ends_after_two_hours(run: Run) -> None:
             (message,) = cluster.sent("Orders")
             assert message.body == b"late"
             assert message.store_timestamp - message.born_timestamp == pytest.approx(7_200_000, abs=1100)
-            assert time.process_time() - began < 2  # 0.2 s
+            assert time.process_time() - began < 1.5  # 0.3 s
         assert time.time() - wall < 60
 
     run(main)
