@@ -30,6 +30,7 @@ ASYNC_PLACES = (
     "rmq/broker/__main__.py",
     "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
+    "rmq/broker/ha_guard.py",  # the proof of a secret, on a stream
     "rmq/embedded.py",
     "rmq/spark/cluster.py",
     "rmq/spark/pull.py",

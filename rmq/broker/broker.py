@@ -34,6 +34,7 @@ from rmq.broker.replica_state import TABLE_CODES, DeliveryProgress, ReplicaState
 from rmq.broker.schedule import Schedule
 from rmq.broker.send import Send
 from rmq.broker.stats import Stats
+from rmq.broker.table_stream import FollowedTables
 from rmq.broker.tables import Slices, TableFiles, Tables, drain
 from rmq.broker.timer import Recall, Timers
 from rmq.broker.topics import Topics
@@ -125,6 +126,8 @@ class Broker(Endpoint):
         self._make_callers(address)
         self.delivery = DeliveryProgress(self.schedule, self.timers, self.offsets)
         take_progress = self.delivery.take
+        save = self.wake.new_topics or self.save_topics
+        self.followed = FollowedTables(self.files, tables, store, self.delivery, self._on_topics_change, save)
         self.replica = ReplicaState(store, address=address, chance=self._chance, take_progress=take_progress)
         self.registration = Registration(
             self.settings,
@@ -149,7 +152,9 @@ class Broker(Endpoint):
         self.topics = Topics(
             settings, save=partial(save, "topics"), now_ms=now_ms, on_change=self._on_topics_change
         )
-        self.groups = Groups(settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms)
+        self.groups = Groups(
+            settings, save=partial(save, "subscriptionGroup"), now_ms=now_ms, on_change=self._tell_slaves
+        )
         self.offsets = Offsets(settings, self.topics, store, group_exists=self.groups.exists)
         self.filters = FilterTable(settings, now_ms, self.clock)
         self.clients = Clients(
@@ -553,18 +558,6 @@ class Broker(Endpoint):
         """Cut the log where the master's differs from it. Raises StoreError."""
         self.store.truncate(physical_offset)
 
-    def copy_table(self, name: str, body: bytes) -> None:
-        """Take a table of the master's, by the name of its file. Raises RemoteProtocolError, StoreError."""
-        drain(self.copying_table(name, body))
-
-    def copying_table(self, name: str, body: bytes) -> Slices[None]:
-        """As `copy_table`, in slices."""
-        changed = yield from self.files.copying(name, body)
-        if name == "consumerOffset":
-            self.delivery.keep()
-        if changed and name == "topics":
-            self._on_topics_change()
-
     # ---- for the parts and the plugins ----
 
     def put(self, record: Record) -> None:
@@ -577,6 +570,10 @@ class Broker(Endpoint):
     def _on_topics_change(self) -> None:
         self.send.topics_changed()
         self.wake.register()
+        self._tell_slaves()
+
+    def _tell_slaves(self) -> None:
+        self.acknowledgement.replicas.grown()
 
     def _ask_producer(self, group: str, topic: str, request: Command) -> bool:
         """Send a check-back, which holds the message, to some live producer of the group that may send to its

@@ -41,8 +41,6 @@ from rmq.errors import (
     ResponseError,
 )
 from rmq.profile import applied, cluster_secret
-from rmq.protocol.bodies import TopicConfig
-from rmq.protocol.codes import PERM_READ, PERM_WRITE
 from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.loop import Alarm, bare_errors
@@ -58,8 +56,6 @@ BEAT_SECONDS: Final = 0.3
 """Between two heartbeats."""
 ASK_SECONDS: Final = 1.0
 COMPLAIN_SECONDS: Final = 10.0
-NEW_TOPIC_MS: Final = 60_000
-"""A topic whose last message is younger, and that is not in the table, was made before its master died."""
 
 
 async def run(
@@ -231,7 +227,6 @@ class _Controlled:
             store.flush()
             if control.is_elected and control.epoch == epoch:
                 control.lead(store.max_physical_offset)
-            self._adopt_topics(broker)
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
         control.flushed = lambda: store.flushed_offset
@@ -239,20 +234,6 @@ class _Controlled:
         self._look()
         self._beat.ring()
         self._on_opened(broker)
-
-    def _adopt_topics(self, broker: Broker) -> None:
-        """Make the topics again that were made so shortly before the master died that only their messages
-        came here."""
-        store, table, found = broker.store, broker.topics.table, dict[str, int]()
-        for topic, queue_id in store.queues():
-            if topic in table or broker.topics.is_system(topic):
-                continue
-            last = store.max_offset(topic, queue_id) - 1
-            if last >= 0 and self._now_ms() - store.message_time(topic, queue_id, last) < NEW_TOPIC_MS:
-                found[topic] = max(found.get(topic, 0), queue_id + 1)
-        for topic, queues in found.items():
-            log.warning("topic %s came with its messages only: it is made again, %d queues", topic, queues)
-            broker.topics.update(TopicConfig(topic, queues, queues, PERM_READ | PERM_WRITE))
 
     # ---- the controllers ----
 

@@ -53,10 +53,17 @@ class Groups(VersionedTable[SubscriptionGroupConfig]):
     """
 
     def __init__(
-        self, settings: Settings, *, save: Callable[[bytes], None], now_ms: Callable[[], int]
+        self,
+        settings: Settings,
+        *,
+        save: Callable[[bytes], None],
+        now_ms: Callable[[], int],
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         from_start = {name: SubscriptionGroupConfig(name) for name in SYSTEM_GROUPS}
-        super().__init__("group", "subscriptionGroupTable", from_start, save=save, now_ms=now_ms)
+        super().__init__(
+            "group", "subscriptionGroupTable", from_start, save=save, now_ms=now_ms, on_change=on_change
+        )
         self._settings = settings
 
     def get(self, group: str, account: str = "", *, says: bool = True) -> SubscriptionGroupConfig | None:

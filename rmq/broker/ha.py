@@ -10,8 +10,8 @@ bytes are JSON. The first one says which log the master has and where it begins 
 ask, by `question`, which record begins at an offset, and is answered by size and hash. Its first report opens
 the copying at exactly that offset. From then on notes come between the frames, about the log so far: `safe`
 is up to where producers may have been told that their messages are stored (null: everywhere), `progress` how
-far delayed messages are delivered. A RocketMQ master takes HELLO for a report that says nothing, and a
-RocketMQ slave never sends it.
+far delayed messages are delivered; rows of tables come the same way (`rmq.broker.table_stream`). A RocketMQ
+master takes HELLO for a report that says nothing, and a RocketMQ slave never sends it.
 
 Where there is a secret, both sides prove that they have it before the first byte of replication:
 
@@ -159,8 +159,9 @@ class MasterSession:
 
     `acknowledged` is how far the slave's log reaches by its own word, -1 before its first report. `greet`
     gives what one of our slaves is told first; it may raise StoreError. `safe` and `progress` are told it
-    with the log. `admit` takes number and epoch of a replica of a controlled set that names itself, and
-    raises RemoteProtocolError when it is none of ours; `number` is its number, 0 for others.
+    with the log, and before the next bytes of the log what `tables`, given the time, has to tell. `admit`
+    takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
+    when it is none of ours; `number` is its number, 0 for others.
     """
 
     def __init__(
@@ -174,6 +175,7 @@ class MasterSession:
         safe: Callable[[], int | None] = lambda: None,
         progress: Callable[[], Mapping[str, Any]] = dict,
         admit: Callable[[int, int], None] | None = None,
+        tables: Callable[[float], Mapping[str, Any] | None] = lambda now: None,
     ) -> None:
         self.number = 0
         self._admit = admit
@@ -181,6 +183,7 @@ class MasterSession:
         self._greet = greet
         self._safe = safe
         self._progress = progress
+        self._tables = tables
         self._is_ours = False  # the slave said HELLO
         self._questions = 0
         self._notes: deque[bytes] = deque()  # to be sent before anything else
@@ -263,6 +266,9 @@ class MasterSession:
             return b""
         if self._is_ours and (news := self._due_news(now)):
             return news
+        if self._is_ours and (note := self._tables(now)):
+            self._sent_at = now
+            return encode_note(note)
         limit = self._store.max_physical_offset if most is None else most
         if limit > self._next:
             body = self._store.read_raw(self._next, min(self._frame_bytes, limit - self._next))

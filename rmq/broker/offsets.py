@@ -15,11 +15,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables import Slices, drain
+from rmq.broker.tables import Changes, Slices, drain
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.plugin import account_of
@@ -132,6 +132,7 @@ class Offsets:
     ) -> None:
         self._settings = settings
         self.is_changed = False
+        self.changes = Changes()
         self._group_exists = group_exists
         self._topics = topics
         self._store = store
@@ -187,7 +188,7 @@ class Offsets:
         if self._kept:
             self._keep(key, queues)
         queues[queue_id] = offset
-        self.is_changed = True
+        self._changed((key,))
 
     def put(self, group: str, topic: str, offsets: dict[int, int]) -> None:
         """Set the group's offsets in a topic: queue id -> offset."""
@@ -197,7 +198,7 @@ class Offsets:
             queues = self._added(topic, group)
         self._keep(key, queues)
         queues.update(offsets)
-        self.is_changed = True
+        self._changed((key,))
 
     def of(self, group: str, topic: str) -> dict[int, int]:
         """The group's offsets in a topic; empty when it has none."""
@@ -210,7 +211,7 @@ class Offsets:
             if f"{topic}@{to_group}" not in self._table:
                 self._added(topic, to_group)
             self._table[f"{topic}@{to_group}"] = dict(offsets)
-            self.is_changed = True
+            self._changed((f"{topic}@{to_group}",))
 
     def _added(self, topic: str, group: str) -> dict[int, int]:
         """A new pair. Raises ResponseError when there are too many: then none but the broker's own comes."""
@@ -291,7 +292,7 @@ class Offsets:
             del self._table[f"{topic}@{group}"]
             _remove(topics_of, group, topic)
             _remove(self._groups_of, topic, group)
-            self.is_changed = True
+            self._changed((f"{topic}@{group}",))
 
     def _at_most_end(self, key: str, topic: str, queue_id: int, offset: int, client: str) -> int:
         end = self._store.max_offset(topic, queue_id)
@@ -340,9 +341,49 @@ class Offsets:
                 break
             if count % SLICE_OFFSETS == SLICE_OFFSETS - 1:
                 yield
+        self.changes.add(self._table.keys() | table.keys())
         self._table, self._topics_of = table, None
         self.is_changed |= changed
         return changed
+
+    # --- rows for slaves ---
+
+    def _changed(self, keys: Collection[str]) -> None:
+        self.is_changed = True
+        self.changes.add(keys)
+
+    def names(self) -> list[str]:
+        """The names of all rows, `topic@group`."""
+        return list(self._table)
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """As `to_json`, with those of these rows that are there."""
+        return drain(encode_offsets({name: self._table[name] for name in names if name in self._table}))
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that no row has."""
+        return [name for name in names if name not in self._table]
+
+    def rows_of(self, text: bytes) -> tuple[_Table, None]:
+        """The rows of such a text; they have no version. Raises RemoteProtocolError."""
+        return drain(decode_offsets(text)), None
+
+    def follow(self, rows: _Table, version: None, gone: Collection[str] | None) -> bool:
+        """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
+        Returns whether that changes anything.
+        """
+        if gone is None:
+            gone = self._table.keys() - rows.keys()
+        removed = [name for name in gone if name in self._table]
+        changed = {name: queues for name, queues in rows.items() if self._table.get(name) != queues}
+        for name in removed:
+            del self._table[name]
+        if removed or changed.keys() - self._table.keys():
+            self._topics_of = None
+        self._table.update(changed)
+        if removed or changed:
+            self._changed([*removed, *changed])
+        return bool(removed or changed)
 
     def _check_ends(self) -> None:
         for key, queues in self._table.items():

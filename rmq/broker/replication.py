@@ -13,25 +13,17 @@ record that both have, by asking for single records, and does what `rmq.broker.h
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import anyio
-from attrs import field, frozen
 
 from rmq.broker.broker import Broker
 from rmq.broker.ha import (
     FRAME,
-    GREETING_BYTES,
     HELLO,
-    MAGIC,
-    NONCE_BYTES,
     NOTE,
-    PROOF_BYTES,
-    SECRET_KEY,
-    Challenge,
     Diverged,
     Expired,
     MasterLog,
@@ -46,7 +38,9 @@ from rmq.broker.ha import (
     named_hello,
     question,
 )
+from rmq.broker.ha_guard import HANDSHAKE_SECONDS, Guard, exactly, link_errors, within
 from rmq.broker.replica_state import LOG_ID_FIELD, SLAVE_FIELD
+from rmq.broker.table_stream import OFFSETS_SECONDS, TableFeed
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -63,14 +57,12 @@ from rmq.protocol.bodies import KVTable
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import ViewMessageRequestHeader
-from rmq.remoting.accept import remove_tls
 from rmq.remoting.address import port_before, with_scheme
-from rmq.remoting.loop import Alarm, in_slices, lost_errors
+from rmq.remoting.loop import Alarm, in_slices
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor
-from rmq.remoting.stream import Listener, PrefixedStream, Stream, close_at_once
-from rmq.remoting.tls import TlsContexts
+from rmq.remoting.stream import Listener, Stream, close_at_once
 from rmq.store.config import DivergedLog
 from rmq.store.store import Store
 
@@ -83,7 +75,7 @@ RETRY_SECONDS = 5.0
 SOON_SECONDS = 0.5
 """The same in a controlled set, where controllers say who is master."""
 COPY_SECONDS = 10.0
-"""How often a slave copies its master's tables, as RocketMQ's; in a controlled set each second."""
+"""How often a slave copies its master's tables, as RocketMQ's, when that does not tell them by the link."""
 REQUEST_SECONDS = 5.0
 HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
@@ -99,8 +91,6 @@ DIVERGED_ADVICE = (
     " slave the master. To give our log up: set haDivergedLog=aside here, which moves it to a folder of its"
     " own, or stop this slave and move its store away"
 )
-HANDSHAKE_SECONDS = 20.0
-"""For TLS and proof together; a slave without TLS says nothing for its first 5 s."""
 REMOTE = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
 
 COPIED = {
@@ -114,67 +104,6 @@ COPIED = {
 log = logging.getLogger("rmq.ha")
 
 T = TypeVar("T")
-
-
-@frozen
-class Guard:
-    """What a peer must pass before it gets the log: TLS, the proof of a secret, both or, as in RocketMQ,
-    nothing.
-    """
-
-    tls: TlsContexts
-    secret: bytes = field(default=b"", repr=False)
-    others: tuple[bytes, ...] = field(default=(), repr=False)
-
-    @property
-    def is_restricted(self) -> bool:
-        """Whether a peer must pass TLS or a proof before it counts as a slave."""
-        return bool(self.secret) or self.tls.mode != "disabled"
-
-    async def admitted(self, raw: Stream) -> Stream:
-        """A slave's stream, past TLS and proof. Raises RemoteProtocolError, and what streams raise."""
-        stream, first = await remove_tls(raw, self.tls)
-        stream = PrefixedStream(first, stream)
-        if self.secret:
-            challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=True, others=self.others)
-            magic = await _exactly(stream, len(MAGIC))
-            challenge.greeted(magic + await _exactly(stream, NONCE_BYTES) if magic == MAGIC else magic)
-            await stream.send_all(challenge.greeting)
-            challenge.check(await _exactly(stream, PROOF_BYTES))
-            await stream.send_all(challenge.proof())
-        return stream
-
-    async def introduce(self, stream: Stream) -> None:
-        """Prove to a master that we are its slave; have it prove that it is the master. Raises as above."""
-        challenge = Challenge(self.secret, os.urandom(NONCE_BYTES), master=False)
-        await stream.send_all(challenge.greeting)
-        challenge.greeted(await _exactly(stream, GREETING_BYTES))
-        await stream.send_all(challenge.proof())
-        challenge.check(await _exactly(stream, PROOF_BYTES))
-
-
-async def _exactly(stream: Stream, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        try:
-            piece = await stream.receive_some(count - len(data))
-        except _transport_errors():
-            piece = b""  # who refuses a proof does not take leave
-        if not piece:
-            raise RemoteProtocolError(f"it hung up in the middle of the handshake (is {SECRET_KEY} right?)")
-        data += piece
-    return data
-
-
-def _transport_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
-    """What a link that breaks raises, and those others: to be caught."""
-    return (*lost_errors(), OSError, *others)
-
-
-async def _within(seconds: float, work: Callable[[Stream], Awaitable[T]], stream: Stream) -> T:
-    with anyio.move_on_after(seconds):
-        return await work(stream)
-    raise RemoteProtocolError(f"it did not finish the handshake within {seconds:g} s")
 
 
 # ---- master ----
@@ -194,8 +123,8 @@ async def serve_slaves(broker: Broker, listener: Listener, guard: Guard, accepto
 async def _welcome(broker: Broker, guard: Guard, raw: Stream) -> None:
     """Serve a peer that may be served. Who may not is told nothing of the log."""
     try:
-        stream = await _within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
-    except _transport_errors(RemoteProtocolError) as error:
+        stream = await within(HANDSHAKE_SECONDS, guard.admitted, raw) if guard.is_restricted else raw
+    except link_errors(RemoteProtocolError) as error:
         log.warning("no slave: %s is refused: %s", raw.peer, error)
         await close_at_once(raw)
     else:
@@ -210,7 +139,7 @@ async def _serve_slave(broker: Broker, stream: Stream) -> None:
     try:
         async with stream:
             await _both(link.read, link.write)
-    except _transport_errors(RemoteProtocolError, StoreError) as error:
+    except link_errors(RemoteProtocolError, StoreError) as error:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
         broker.acknowledgement.replicas.leave(link.session)
@@ -232,6 +161,7 @@ class _SlaveLink:
             greet=broker.replica.greeting,
             safe=broker.replica.safe_offset,
             progress=broker.delivery.now,
+            tables=TableFeed(broker.followed.tables).note,
             admit=None if broker.replica.control is None else broker.replica.control.admit,
         )
         self._replicas = broker.acknowledgement.replicas
@@ -247,7 +177,7 @@ class _SlaveLink:
         while True:
             while frame := self.session.frame(anyio.current_time()):
                 await self._stream.send_all(frame)
-            await self._grown.wait(anyio.current_time() + self._heartbeat_seconds)
+            await self._grown.wait(anyio.current_time() + min(self._heartbeat_seconds, OFFSETS_SECONDS))
 
     async def read(self, scope: anyio.CancelScope) -> None:
         """Take what the slave reports; cancels `scope` when it hangs up."""
@@ -280,7 +210,7 @@ async def _both(
         nonlocal failure
         try:
             await work()
-        except _transport_errors(RmqError) as error:
+        except link_errors(RmqError) as error:
             failure = failure or error
             scope.cancel()
 
@@ -332,7 +262,7 @@ class Follower:
                 except CorruptRecord as error:
                     self._stop(address, f"its log came damaged, look at it with `rmq store check`: {error}")
                     pause = DAMAGED_SECONDS
-                except _transport_errors(*REMOTE, StoreError, ConfigError) as error:
+                except link_errors(*REMOTE, StoreError, ConfigError) as error:
                     log.warning("the link to master %s has ended: %s", address, error)
                 finally:
                     self._broker.replica.is_following = False
@@ -367,7 +297,7 @@ class Follower:
         async with open_stream(self._network, target, tls=self._guard.tls) as stream:
             self._local = stream.local
             if self._guard.secret:
-                await _within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
+                await within(HANDSHAKE_SECONDS, self._guard.introduce, stream)
             greeting = self._greeting = await self._greet(stream)
             told = self._master_address()
             self._master = told or (greeting.address if greeting else port_before(address))
@@ -376,6 +306,7 @@ class Follower:
             state = self._broker.replica
             state.follow(greeting or MasterLog("", 0, 0))
             state.stopped, state.is_following = "", True
+            self._broker.followed.begin()
             await self._copy_log(address, stream, start)
 
     def _master_address(self) -> str:
@@ -514,14 +445,18 @@ class Follower:
             return start if _is_empty(store) else store.max_physical_offset
 
         def on_disk() -> int:
-            return start if _is_empty(store) else store.flushed_offset
+            return start if _is_empty(store) else broker.followed.reportable(store.flushed_offset)
+
+        def noted(note: dict[str, Any]) -> None:
+            broker.followed.take(note)
+            broker.replica.take_note(note)
 
         session = SlaveSession(
             broker.append_raw,
             reach,
             anyio.current_time(),
             safe=on_disk if broker.replica.flushes_copies else reach,
-            noted=None if self._greeting is None else broker.replica.take_note,
+            noted=None if self._greeting is None else noted,
             heartbeat_s=heartbeat,
             silence_s=silence,
         )
@@ -550,17 +485,22 @@ class Follower:
     # ---- tables ----
 
     async def copy(self) -> NoReturn:
-        """Copy the master's tables, again and again, while our log follows its."""
-        state = self._broker.replica
+        """Copy the master's tables, again and again, while our log follows its. Those that it tells by the
+        link are not asked for; what is asked says which slave we are.
+        """
+        state, followed = self._broker.replica, self._broker.followed
         while True:
             for name, code in COPIED.items():
                 if not state.is_following or not self._master:
                     break
+                if followed.is_fed and name in followed.tables:
+                    continue
                 try:
                     await self._copy_table(name, code)
                 except (*REMOTE, StoreError) as error:
                     log.warning("%s of master %s is not copied: %s", name, self._master, error)
-            await anyio.sleep(COPY_SECONDS if state.is_following and self._control is None else 1.0)
+            slow = state.is_following and (followed.is_fed or self._control is None)
+            await anyio.sleep(COPY_SECONDS if slow else 1.0)
 
     async def _copy_table(self, name: str, code: int) -> None:
         answer = await self._ask(code)
@@ -569,7 +509,7 @@ class Follower:
                 raise RemoteProtocolError("it is of another log than the one that we copy")
             if name == "delayOffset":
                 return  # it comes with the log, or it would be ahead of what we have of the log
-        await in_slices(self._broker.copying_table(name, answer.body))
+        await in_slices(self._broker.followed.copying(name, answer.body))
 
     async def _ask(self, code: int) -> Command:
         ids = {SLAVE_FIELD: f"{self._broker.config.broker_id} {self._local}"}
@@ -586,10 +526,10 @@ class Follower:
 
 async def _note(stream: Stream) -> dict[str, Any]:
     """The master's next note. Raises RemoteProtocolError for anything else."""
-    offset, size = FRAME.unpack(await _exactly(stream, FRAME.size))
+    offset, size = FRAME.unpack(await exactly(stream, FRAME.size))
     if offset != NOTE or not 0 <= size <= NOTE_BYTES:
         raise RemoteProtocolError("the master begins to send before it was asked to")
-    return decode_note(await _exactly(stream, size))
+    return decode_note(await exactly(stream, size))
 
 
 def _is_empty(store: Store) -> bool:

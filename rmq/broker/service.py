@@ -43,8 +43,9 @@ import anyio.to_thread
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.flusher import Flusher
+from rmq.broker.ha_guard import Guard
 from rmq.broker.refusals import FlowControl
-from rmq.broker.replication import Follower, Guard, serve_slaves
+from rmq.broker.replication import Follower, serve_slaves
 from rmq.broker.startup import (
     Opening,
     Ports,
@@ -473,6 +474,7 @@ class _Service:
             self.broker.acknowledgement.topics_not_saved(error)
             raise
         self.broker.acknowledgement.topics_saved()
+        self.broker.wake.follower()
 
     async def _save_made(self, name: str) -> None:
         """Save a table if rows of it were made. Raises StoreError."""
@@ -518,8 +520,7 @@ class _Service:
     async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
         """Keep one name server informed: at once, each period, and when topics change."""
         alarm, period = self._alarms.register[address], self.broker.config.register_period
-        failures = 0
-        force = True
+        failures, force = 0, True
         while True:
             await self._may_register()
             try:

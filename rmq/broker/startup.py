@@ -22,8 +22,8 @@ from attrs import frozen
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
+from rmq.broker.ha_guard import Guard
 from rmq.broker.plugin_host import PluginHost
-from rmq.broker.replication import Guard
 from rmq.broker.runs import make_broker
 from rmq.config import parse_addresses
 from rmq.errors import ConfigError, PortInUse

@@ -14,7 +14,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from functools import partial
 from itertools import count
 from json.encoder import encode_basestring
@@ -77,6 +77,49 @@ class Quota:
     def count(self, account: str) -> int:
         """How many of them an account has."""
         return self._counts.get(account, 0)
+
+
+CHANGES_KEPT: Final = 100_000
+
+
+class Changes:
+    """Which rows of a table have changed, were made or deleted, in the order of their last change, for those
+    who copy the table. Nothing is kept before the first of them begins. `serial` numbers the last change.
+    """
+
+    def __init__(self) -> None:
+        self.serial = 0
+        self.forgotten = 0
+        """Changes up to this one are not known any more: who has not seen them copies all."""
+        self._at: dict[str, int] = {}
+        self._is_followed = False
+
+    def begin(self) -> int:
+        """Somebody copies all rows now; returns what he has then seen."""
+        self._is_followed = True
+        return self.serial
+
+    def add(self, names: Iterable[str]) -> None:
+        """These rows have changed."""
+        if not self._is_followed:
+            return
+        for name in names:
+            self.serial += 1
+            self._at.pop(name, None)
+            self._at[name] = self.serial
+        if len(self._at) > CHANGES_KEPT:
+            self.forgotten = self.serial
+            self._at.clear()
+
+    def since(self, serial: int) -> list[str]:
+        """The rows that have changed after the change of this number, which is not forgotten."""
+        assert serial >= self.forgotten
+        names = []
+        for name, at in reversed(self._at.items()):
+            if at <= serial:
+                break
+            names.append(name)
+        return names[::-1]
 
 
 SLICE_ROWS: Final = 50
@@ -149,6 +192,7 @@ class VersionedTable(ABC, Generic[Row]):
         self.made = 0
         self.unsaved: dict[str, int] = {}  # name -> the value of `made` with it
         self.quota = Quota()
+        self.changes = Changes()
         self._start_rows = dict(from_start)
         self._noun = noun
         self._text = TableText(field)
@@ -185,8 +229,46 @@ class VersionedTable(ABC, Generic[Row]):
 
     def _take(self, data: bytes) -> None:
         rows, self.data_version = self._parsed(data)
+        self.changes.add(self.table.keys() | rows.keys())
         self.table = self._start_rows | rows
         self._text.forget()
+
+    def names(self) -> list[str]:
+        """The names of all rows."""
+        return list(self.table)
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """As `to_json`, with those of these rows that are there."""
+        return self._body({name: self.table[name] for name in names if name in self.table}).to_json()
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that no row has."""
+        return [name for name in names if name not in self.table]
+
+    def rows_of(self, text: bytes) -> tuple[dict[str, Row], DataVersion]:
+        """The rows of such a text, and the version. Raises RemoteProtocolError."""
+        return self._parsed(text)
+
+    def follow(self, rows: Mapping[str, Row], version: DataVersion, gone: Collection[str] | None) -> bool:
+        """A slave's: have these rows of the master's, and those not that are gone; with None, all others are.
+        What changes is `unsaved`. Returns whether something does.
+        """
+        self.data_version = version
+        if gone is None:
+            rows = self._start_rows | dict(rows)
+            gone = self.table.keys() - rows.keys()
+        removed = {name for name in gone if name in self.table and name not in self.from_start}
+        changed = {name for name, row in rows.items() if self.table.get(name) != row} | removed
+        if not changed:
+            return False
+        if removed:
+            self.table = {name: row for name, row in self.table.items() if name not in removed}
+        self.table.update(rows)
+        self.made += 1
+        self.unsaved |= dict.fromkeys(changed, self.made)
+        self.changes.add(changed)
+        self._on_change()
+        return True
 
     def text(self) -> Slices[bytes]:
         """As `to_json`, in slices; the table as it is now."""
@@ -206,7 +288,7 @@ class VersionedTable(ABC, Generic[Row]):
         """Remove a row; whether it was there. Raises StoreError, and then nothing has changed."""
         if name not in self.table:
             return False
-        self._put({kept: row for kept, row in self.table.items() if kept != name}, now)
+        self._put({kept: row for kept, row in self.table.items() if kept != name}, now, (name,))
         self.quota.gone(name)
         self._is_full = False
         log.info("%s %s deleted", self._noun, name)
@@ -214,11 +296,11 @@ class VersionedTable(ABC, Generic[Row]):
 
     def _set(self, name: str, row: Row, now: int | None) -> None:
         """Put or replace a row. Raises as `delete`."""
-        self._put({**self.table, name: row}, now)
+        self._put({**self.table, name: row}, now, (name,))
         self.quota.gone(name)
         log.info("%s %s set: %s", self._noun, name, row)
 
-    def _put(self, table: dict[str, Row], now: int | None) -> None:
+    def _put(self, table: dict[str, Row], now: int | None, changed: Collection[str]) -> None:
         before = self.table, self.data_version
         self.table = table
         self.data_version = self.data_version.following(self._now_ms() if now is None else now)
@@ -228,6 +310,7 @@ class VersionedTable(ABC, Generic[Row]):
             self.table, self.data_version = before
             raise
         self.unsaved = {}
+        self.changes.add(changed)
         self._on_change()
 
     # ---- rows made on first use ----
@@ -254,6 +337,7 @@ class VersionedTable(ABC, Generic[Row]):
         self.data_version = self.data_version.following(self._now_ms())
         self.made += 1
         self.unsaved |= dict.fromkeys(names, self.made)
+        self.changes.add(names)
         self._on_change()
 
 

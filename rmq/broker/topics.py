@@ -205,7 +205,7 @@ class Topics(VersionedTable[TopicConfig]):
         """Take over from a name server which topics are ordered. Raises as `update`."""
         if any(topic.order != (name in ordered) for name, topic in self.table.items()):
             table = {name: attrs.evolve(kept, order=name in ordered) for name, kept in self.table.items()}
-            self._put(table, None)
+            self._put(table, None, table)
 
     def _body(self, rows: dict[str, TopicConfig]) -> Body:
         return TopicConfigSerializeWrapper(rows, self.data_version)

@@ -347,7 +347,7 @@ class Trial:
         while data := self.session.frame(1.0):
             self.follower.received(data, 1.0)
         for name, code in COPIED.items():
-            broker.copy_table(name, rig.one(Command.request(code)).body)
+            broker.followed.copy(name, rig.one(Command.request(code)).body)
         for name, data in broker.saves().items():
             self.slave.store.save_config(name, data)
         for name, data in rig.broker.saves().items():

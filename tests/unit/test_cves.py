@@ -179,7 +179,7 @@ def test_cve_2019_17572_a_slave_takes_no_such_topic_from_its_master() -> None:
     table = {topic: TopicConfig(topic, 1, 1) for topic in ("../../x", "/etc/x", "Orders")}
     body = TopicConfigSerializeWrapper(table, DataVersion(1, 1)).to_json()
     with suppress(RmqError):
-        rig.broker.copy_table("topics", body)
+        rig.broker.followed.copy("topics", body)
     record = Record("../../x", 0, b"body", born_host=bytes(8))
     with pytest.raises(CorruptRecord):
         rig.broker.append_raw(0, memoryview(encode_record(record, bytes(8))))

@@ -10,6 +10,7 @@ import trio.testing
 
 from rmq.broker import controlled
 from rmq.broker.config import BrokerConfig
+from rmq.broker.table_stream import OFFSETS_SECONDS
 from rmq.errors import ConfigError, RmqError
 from rmq.message import Message
 from rmq.store.config import FlushDiskType, StoreConfig
@@ -133,12 +134,43 @@ async def test_a_new_master_delivers_what_is_delayed_and_serves_groups_from_wher
         async with client.producer("P") as producer:
             assert await found.send(producer, "now")
             await producer.send(Message("T", b"delayed", delay_level=4))  # 30 s
-            await trio.sleep(3)  # tables are copied each second
             await found.kill(first)
             assert await found.master() is second
             assert found.stored(second) == ["now"]
             await trio.sleep(40)
             assert found.stored(second) == ["now", "delayed"]
+
+
+async def test_a_new_master_has_what_was_made_and_deleted_just_before(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await found.master()
+        for name in ("T", "Gone"):
+            await client.admin.create_topic(name, broker="s", queues=1)
+            await client.admin.create_group(f"of-{name}", broker="s")
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer, client.pull_consumer("of-T") as consumer:
+            await producer.send(Message("Gone", b"x"))
+            (queue,) = await consumer.message_queues("T")
+            await trio.sleep(5)
+            await client.admin.create_topic("New", broker="s", queues=3)
+            await client.admin.delete_topic("Gone")
+            await client.admin.delete_group("of-Gone")
+            await client.admin.create_group("New", broker="s", retry_max_times=3)
+            assert await found.send(producer, "now")
+            await consumer.commit(queue, 1)
+            await trio.sleep(OFFSETS_SECONDS + 0.1)
+            await found.kill(first)
+            assert await found.master() is second
+            broker = second.broker
+            assert broker is not None
+            assert broker.topics.table["New"].write_queue_nums == 3
+            assert "Gone" not in broker.topics.table
+            assert broker.groups.table["New"].retry_max_times == 3
+            assert "of-Gone" not in broker.groups.table
+            assert broker.offsets.of("of-T", "T") == {0: 1}
 
 
 async def test_without_controllers_a_master_stops_taking_messages_until_they_are_back(

@@ -19,7 +19,8 @@ from trio.testing import MockClock
 from rmq.broker import service
 from rmq.broker.config import BrokerConfig
 from rmq.broker.ha import Diverged, MasterLog
-from rmq.broker.replication import Follower, Guard
+from rmq.broker.ha_guard import Guard
+from rmq.broker.replication import Follower
 from rmq.errors import RemoteProtocolError, ResponseError
 from rmq.namesrv import service as namesrv
 from rmq.namesrv.config import NamesrvConfig

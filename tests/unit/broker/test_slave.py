@@ -120,8 +120,8 @@ def test_a_slave_forgets_the_topics_and_groups_that_its_master_has_deleted() -> 
 
 
 def copy_tables(master: Rig, to: Rig) -> None:
-    to.broker.copy_table("topics", master.broker.topics.to_json())
-    to.broker.copy_table("subscriptionGroup", master.broker.groups.to_json())
+    to.broker.followed.copy("topics", master.broker.topics.to_json())
+    to.broker.followed.copy("subscriptionGroup", master.broker.groups.to_json())
 
 
 def test_a_slave_s_state_is_shown() -> None:
@@ -188,7 +188,7 @@ def test_transactions_are_where_the_log_says_not_where_the_master_is() -> None:
         pass
     ahead = master.broker.offsets.get("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0)
     assert ahead == 4
-    rig.broker.copy_table("consumerOffset", master.broker.offsets.to_json())
+    rig.broker.followed.copy("consumerOffset", master.broker.offsets.to_json())
     mine = rig.broker.offsets.get("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0)
     assert mine == told["transactions"]["RMQ_SYS_TRANS_HALF_TOPIC"] == 0
 

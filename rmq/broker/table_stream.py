@@ -1,0 +1,199 @@
+"""Topics, groups and offsets in the replication stream, as notes between the frames of the log. Pure.
+
+A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
+Topics and groups go before any byte of the log that was written after the change: a slave that has a message
+has its topic, and has forgotten what its master has. Offsets follow within `OFFSETS_SECONDS`.
+
+A note has the name of the table, `rows`, which are the text of its file with these rows only, and `gone`, the
+names of deleted rows; or, in a piece of a whole table, `whole`: whether it is the first piece, and the last.
+Who does not know such notes passes over them, and copies tables by requests on, as RocketMQ's slaves do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from attrs import define
+
+from rmq.broker.tables import Slices, drain
+from rmq.errors import RemoteProtocolError
+
+if TYPE_CHECKING:
+    from rmq.broker.replica_state import DeliveryProgress
+    from rmq.broker.tables import Changes, TableFiles, Tables
+    from rmq.store.store import Store
+
+ROWS: Final = 500
+"""At most so many rows are in a note; its making and taking hold the loop for a few ms."""
+OFFSETS_SECONDS: Final = 0.2
+"""Between two notes about offsets, which change all the time."""
+OFFSETS: Final = "consumerOffset"
+TOPICS: Final = "topics"
+
+
+class StreamedTable(Protocol):
+    """A table whose rows are told to slaves; texts are in the form of its file."""
+
+    changes: Changes
+
+    def names(self) -> list[str]:
+        """The names of all rows."""
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """The text with those of these rows that are there."""
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that no row has."""
+
+    def rows_of(self, text: bytes) -> tuple[dict[str, Any], Any]:
+        """The rows of a text, and the version of the table. Raises RemoteProtocolError."""
+
+    def follow(self, rows: dict[str, Any], version: Any, gone: Collection[str] | None) -> bool:
+        """Have these rows, and none that are gone, or with None no others; whether that changes anything."""
+
+
+@define
+class _Told:
+    """What one slave knows of one table."""
+
+    name: str
+    table: StreamedTable
+    serial: int = -1
+    left: list[str] = []  # noqa: RUF008 - replaced, never changed
+    is_whole: bool = False
+
+    def note(self) -> dict[str, Any] | None:
+        changes, is_first = self.table.changes, False
+        if self.serial < changes.forgotten:
+            self.serial, self.left = changes.begin(), self.table.names()
+            self.is_whole = is_first = True
+        elif not self.left:
+            if self.serial == changes.serial:
+                return None
+            self.left, self.is_whole = changes.since(self.serial), False
+            self.serial = changes.serial
+        names, self.left = self.left[:ROWS], self.left[ROWS:]
+        note: dict[str, Any] = {"table": self.name, "rows": self.table.text_of(names).decode()}
+        if self.is_whole:
+            return note | {"whole": [is_first, not self.left]}
+        return note | {"gone": self.table.missing(names)}
+
+
+class TableFeed:
+    """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock."""
+
+    def __init__(self, tables: Mapping[str, StreamedTable]) -> None:
+        self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
+        self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
+        self._offsets_at = -OFFSETS_SECONDS
+
+    def note(self, now: float) -> dict[str, Any] | None:
+        """The next note, None when there is none now. It goes out before any more of the log."""
+        for told in self._urgent:
+            if note := told.note():
+                return note
+        for told in self._offsets:
+            if (told.left or now - self._offsets_at >= OFFSETS_SECONDS) and (note := told.note()):
+                self._offsets_at = now
+                return note
+        return None
+
+
+class FollowedTables:
+    """A slave's: takes what its master tells, by the link or as whole texts. `tables` are known by the names
+    of their files.
+
+    `is_fed`: the master tells by the link, so that nothing has to be asked for. `on_topics` is called when
+    a text has changed topics, `save_topics` when the link has.
+    """
+
+    def __init__(
+        self,
+        files: TableFiles,
+        tables: Tables,
+        store: Store,
+        delivery: DeliveryProgress,
+        on_topics: Callable[[], None],
+        save_topics: Callable[[], None],
+    ) -> None:
+        self.tables: Final[Mapping[str, StreamedTable]] = {
+            TOPICS: tables.topics,
+            "subscriptionGroup": tables.groups,
+            OFFSETS: tables.offsets,
+        }
+        self.is_fed = False
+        self._files = files
+        self._topics = tables.topics
+        self._store = store
+        self._on_topics = on_topics
+        self._save_topics = save_topics
+        self._delivery = delivery
+        self._collected: dict[str, dict[str, Any]] = {}
+        self._held: int | None = None
+
+    # ---- by the link ----
+
+    def begin(self) -> None:
+        """There is a new link to a master."""
+        self.is_fed = False
+        self._collected.clear()
+
+    def take(self, note: Mapping[str, Any]) -> None:
+        """Take a note if it is about a table. Raises RemoteProtocolError."""
+        name = note.get("table")
+        table = self.tables.get(name) if isinstance(name, str) else None
+        if table is None or not isinstance(name, str):
+            return
+        text, whole, gone = note.get("rows"), note.get("whole"), note.get("gone", [])
+        if not isinstance(text, str) or not isinstance(gone, list):
+            raise RemoteProtocolError(f"the master's note about the table {name} cannot be read")
+        rows, version = table.rows_of(text.encode())
+        self.is_fed = True
+        missing: Collection[str] | None = [str(one) for one in gone]
+        if isinstance(whole, list) and len(whole) == 2:
+            is_first, is_last = whole
+            collected = {} if is_first else self._collected.get(name, {})
+            collected |= rows
+            if not is_last:
+                self._collected[name] = collected
+                return
+            self._collected.pop(name, None)
+            rows, missing = collected, None
+        if table.follow(rows, version, missing):
+            self._changed(name)
+
+    def _changed(self, name: str) -> None:
+        if name == OFFSETS:
+            self._delivery.keep()
+        if name == TOPICS:
+            if self._held is None:
+                self._held = self._store.max_physical_offset
+            self._save_topics()
+
+    def reportable(self, physical_offset: int) -> int:
+        """How much of the log up to there may be reported as kept: nothing that came after a topic which is
+        not saved yet.
+        """
+        if not self._topics.unsaved:
+            self._held = None
+        return physical_offset if self._held is None else min(physical_offset, self._held)
+
+    # ---- by requests ----
+
+    def copy(self, name: str, text: bytes) -> None:
+        """Take the text of a table. Raises RemoteProtocolError, StoreError."""
+        drain(self.copying(name, text))
+
+    def copying(self, name: str, text: bytes) -> Slices[None]:
+        """As `copy`, in slices; given up when the master begins to tell by the link, which is newer."""
+        work = self._files.copying(name, text)
+        try:
+            while not (self.is_fed and name in self.tables):
+                next(work)
+                yield
+        except StopIteration as done:
+            if name == OFFSETS:
+                self._delivery.keep()
+            if name == TOPICS and done.value:
+                self._on_topics()
