@@ -12,7 +12,7 @@ nox.needs_version = ">=2024.10"
 nox.options.sessions = ["lint", "types", "layers", "tests"]
 nox.options.reuse_existing_virtualenvs = True
 
-CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py")
+CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py", "hatch_build.py")
 SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
 SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
 from rmq.cli import command
-from rmq.cli.spark import job
+from rmq.cli.spark import analyses, job
 from rmq.errors import ConfigError
 from rmq.message import MessageQueue
 from rmq.spark.cluster import Cluster
@@ -80,6 +80,8 @@ def test_the_command_starts_spark_after_its_last_sample(
     assert (done.exit_code, seen) == (0, [3]), done.output
     assert "billing" in done.output
 
+    patient, soon = analyses.source_options, {"pullTimeoutMs": "500"}
+    monkeypatch.setattr(analyses, "source_options", lambda target: patient(target) | soon)
     lost = CliRunner().invoke(command, ["spark", "lag", str(folder), "-n", pair.names])  # nobody is there
     assert (lost.exit_code, seen) == (1, [3])
     assert lost.output.startswith("rmq: ")

@@ -15,6 +15,7 @@ from rmq.broker.config import BrokerConfig
 from rmq.errors import ConfigError
 from rmq.namesrv.config import NamesrvConfig
 from rmq.profile import applied, protect_files
+from rmq.protocol import engine
 from rmq.remoting.tls import TlsConfig
 from rmq.store.config import BrokerRole, StoreConfig
 
@@ -126,3 +127,10 @@ def test_the_banner_names_all_ports() -> None:
     also = {"slaves": "0.0.0.0:10912", "metrics": "127.0.0.1:5557"}
     text = banner(BrokerConfig(), StoreConfig(), TlsConfig(), ["127.0.0.1:10911"], also)
     assert "  slaves        0.0.0.0:10912\n  metrics       127.0.0.1:5557\n" in text
+
+
+@pytest.mark.parametrize("name", ["pure", "compiled"])
+def test_the_banner_names_the_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "NAME", name)
+    text = banner(BrokerConfig(), StoreConfig(), TlsConfig(), ["127.0.0.1:10911"])
+    assert f"  engine        {name}" in text.splitlines()
