@@ -86,7 +86,7 @@ class Senders:
     at_once: list[Ack] = field(factory=list)
     returned: list[Command] = field(factory=list)
     run: SendRun | None = None
-    """Sends that the compiled engine has put, which is the whole batch then."""
+    """Sends that the compiled engine has put, the whole batch then, which could not be written."""
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.at_once) + len(self.returned)
@@ -156,19 +156,21 @@ class Acknowledgement:
     def committed(self, connection: Connection) -> None:
         """The pending batch is written: answer its senders, or let them wait for what is missing."""
         senders = self.pending
-        if senders.run is not None:
-            run, senders.run = senders.run, None
-            if self._waits_for_more:
-                self._park(connection, run)
-            else:
-                connection.write(self._answers.of_run(run))
-        elif self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
+        if self._waits_for_more or self._topics.unsaved or senders.at_once or senders.returned:
             self.pending = Senders()
             self._answer(connection, senders)
         elif senders.waiting:  # nothing is missing, as for most: spare them another `Senders`
             acks, senders.waiting = senders.waiting, []
             connection.write(self._answers.stored(acks))
         connection.flush()  # the books that follow are ours
+
+    def run_committed(self, connection: Connection, run: SendRun) -> None:
+        """As `committed`, for a run that was the whole batch."""
+        if self._waits_for_more:
+            self._park(connection, run)
+        else:
+            connection.write(self._answers.of_run(run))
+        connection.flush()
 
     def refused(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be written: nobody of it is told success."""

@@ -72,6 +72,10 @@ class RunBroker(Broker):
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
+        if requests[0].__class__ is self._run_class and len(requests) == 1 and self._takes_runs():
+            run: Any = requests[0]
+            if self._take(run, connection):  # for a chunk of one send each call is felt
+                return 1
         if self._run_class in map(type, requests):
             taken = self._handle_runs(requests, connection)
         else:
@@ -119,25 +123,45 @@ class RunBroker(Broker):
         """Put, commit and answer a run; False when that is not done, and it goes the long way."""
         if run.largest > self.send.body_max or self.flow.refusal(self.now_ms()) is not None:
             return False
-        self._chunk_at = self.work_clock()
+        store, clock = self.store, self.work_clock
+        began = clock()
         host = connection.state.get("host") or host_of(connection)
         try:
-            if not self.store.put_run(self.lanes, run, host):
+            if not store.put_run(self.lanes, run, host):
                 return False
         except StoreError:
             return False  # who sends is told so one by one
+        counts = self.lanes.counts()
+        written = clock()
+        try:
+            arrivals = store.commit()
+        except StoreError as error:
+            self._run_not_written(run, counts, error, connection)
+            return True
+        seconds = clock() - written
+        self.acknowledgement.run_committed(connection, run)
+        self.flow.wrote(seconds)
+        for topic, count, size in counts:
+            self.stats.put(topic, count, size)
+        self.stats.stored(seconds * 1000, run.count)
+        self.histograms.write.observe(clock() - began, run.count)
+        if self.held_pulls.count:  # what else waits for arrivals waits for topics without lanes
+            self._arrived(arrivals)
+        self.acknowledgement.replicas.grown()
+        self.wake.reput()
+        return True
+
+    def _run_not_written(
+        self, run: SendRun, counts: list[tuple[str, int, int]], error: StoreError, connection: Connection
+    ) -> None:
+        for topic, count, size in counts:
+            self.send.count(topic, count, size)
+        self.acknowledgement.pending.run = run
         self._connection = connection
         try:
-            for topic, count, size in self.lanes.counts():
-                self.send.count(topic, count, size)
-            self.acknowledgement.pending.run = run
-            self.commit_pending()
-        except BaseException:
-            self._forget()
-            raise
+            self._not_written(error)
         finally:
             self._connection = None
-        return True
 
     def _open_lanes(self) -> None:
         """For the queues that sends look for, if such sends are plain."""

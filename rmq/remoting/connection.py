@@ -365,9 +365,7 @@ class Connection:
     def _ask(self) -> None:
         """Whether a large body shall come; one that shall not is read and dropped."""
         head, self._decoder.head = self._decoder.head, None
-        if head is None:
-            return
-        if head.flag & FLAG_RESPONSE and head.opaque in self._pending:
+        if head is None or (head.flag & FLAG_RESPONSE and head.opaque in self._pending):
             return
         refusal = self._endpoint.on_head(head, self._decoder.head_body, self)
         if refusal is not None:
@@ -386,6 +384,9 @@ class Connection:
 
     def _take_responses(self, commands: list[Command]) -> list[Command]:
         """Wake the calls whose responses are here; returns the requests."""
+        if len(commands) == 1 and not commands[0].flag & FLAG_RESPONSE:
+            self._is_eager = True
+            return commands
         requests = [command for command in commands if not command.flag & FLAG_RESPONSE]
         responses = len(commands) - len(requests)
         if responses:

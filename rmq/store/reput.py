@@ -70,7 +70,9 @@ class Reput:
             return
         self._backlog.extend(entries)
         if self._may_get_rows:
-            self._in_rows += sum(entry.records - 1 for entry in entries if not isinstance(entry, tuple))
+            for entry in entries:
+                if not isinstance(entry, tuple):
+                    self._in_rows += entry.records - 1
 
     def step(self, limit: int, now_ms: int) -> bool:
         """Index up to `limit` records; True when more are left. A failed write is logged, and tried again
