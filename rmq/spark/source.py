@@ -208,6 +208,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_at: float | None = None
         self._told: set[str] = set()
         self._made: dict[str, Any] | None = None
+        self._begins: Offsets = {}
         self._is_checked = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -236,23 +237,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._end(known, self._newest)
         if self._target is not None:
             end = _up_to(self._target, known, end)
-        if not self._is_checked:
-            self._check_places(known, places_of(start), bounds, known)
-            self._is_checked = True
-        if self._waits(begin, end):
+        places = places_of(start)
+        waits = self._waits(begin, end)
+        look = [queue for queue, at in end.items() if at != known.get(queue, at) and not waits]
+        begins = self._made_again(known, places, bounds, look if self._is_checked else known)
+        self._is_checked = True
+        if waits and not begins:
             return start
+        begin |= begins
         if isinstance(limit, ReadMaxRows):
             end = limited(begin, end, limit.max_rows)
-        if end == known:
+        if end == known and not begins:
             self._poll_seconds = min(2 * self._poll_seconds, POLL_SECONDS_MAX)
             return start  # also when it is of version 1: another text would be a batch
         self._batch_at = time.monotonic()
         self._poll_seconds = POLL_SECONDS
-        places = places_of(start)
-        moved = {queue: at for queue, at in end.items() if at > max(known.get(queue, 0), begin.get(queue, 0))}
-        self._check_places(known, places, bounds, moved)
-        kept = {queue: place for queue, place in places.items() if queue not in moved}
+        moved = {
+            queue: at
+            for queue, at in end.items()
+            if at > begin.get(queue, 0) or (queue in begins and at > bounds[queue][0])
+        }
+        gone = moved.keys() | begins.keys()
+        kept = {queue: place for queue, place in places.items() if queue not in gone}
         self._made = offsets_tree(end, kept | (self._open().places(moved) if moved else {}))
+        self._begins = begins
         return self._made
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
@@ -260,16 +268,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         first, last = offsets_of(start), offsets_of(end)
-        wanted = [queue for queue, offset in last.items() if offset != first.get(queue, 0)]
+        was, now = places_of(start), places_of(end)
+        wanted = [
+            queue
+            for queue, at in last.items()
+            if (at, now.get(queue)) != (first.get(queue, 0), was.get(queue))
+        ]
         try:
             bounds = self._bounds(wanted)
         except BrokersAway:
             if self._options.fail_on_data_loss:
                 raise
             bounds = self._bounds()  # what cannot be read is skipped, and logged
+        begins = self._begins
         if end != self._made:  # the checkpoint's batch, which another process planned
-            self._check_places(first, places_of(start), bounds, first)
-            self._check_places(last, places_of(end), bounds, last)
+            begins = self._made_again(first, was, bounds, wanted)
+            # What it was to read is gone where its end is another message now; the next batch begins anew.
+            first |= {queue: last[queue] for queue in self._made_again(last, now, bounds, wanted)}
+        first |= {queue: at for queue, at in begins.items() if at <= last.get(queue, 0)}
         return _partitions(plan(first, last, bounds), self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -341,19 +357,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._told = set(losses)
         return {**gone, **newest}
 
-    def _check_places(
+    def _made_again(
         self, offsets: Offsets, places: Places, bounds: Bounds, queues: Iterable[MessageQueue]
-    ) -> None:
-        """Raise DataLoss where the message before an offset is another than when it was read."""
+    ) -> Offsets:
+        """Where to begin in the queues in which the message before an offset is not the one that was read:
+        with the first message that was stored later than that one.
+
+        Raises DataLoss where there are any, unless losses are to be skipped."""
         look = {
             queue: offsets[queue]
             for queue in queues
-            if queue in offsets
-            and queue in places
-            and queue in bounds
-            and bounds[queue][0] < offsets[queue] <= bounds[queue][1]
+            if queue in places and queue in bounds and bounds[queue][0] < offsets.get(queue, 0)
         }
-        found = self._open().places(look) if look else {}
+        there = {queue: at for queue, at in look.items() if at <= bounds[queue][1]}
+        found = self._open().places(there) if there else {}
         losses = [
             f"{queue} was deleted and made again: message {look[queue] - 1} was stored at {places[queue]},"
             f" now another one is there, stored at {place} (physical offset, time in ms)"
@@ -362,8 +379,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ]
         if losses and self._options.fail_on_data_loss:
             raise lost(losses)
+        shorter = look.keys() - there.keys()
+        begins = {}
+        for queue in [*shorter, *(queue for queue, place in found.items() if place != places[queue])]:
+            least, most = bounds[queue]
+            at = self._open().at_time([queue], places[queue][1] + 1)[queue]
+            begins[queue] = min(max(at, least), most)
         for loss in losses:
-            log.warning("read on, since failOnDataLoss is false: %s", loss)
+            log.warning("skipped, since failOnDataLoss is false: %s", loss)
+        for queue, at in begins.items():
+            log.warning("%s is read from message %d on, the first that was stored later", queue, at)
+        return begins
 
     def _waits(self, begin: Offsets, end: Offsets) -> bool:
         """Whether there are too few messages for a batch, and not for too long."""

@@ -264,6 +264,11 @@ def test_a_topic_that_was_deleted_and_made_again_is_not_read_on(two: Two, topic:
         reader.latestOffset(start, ReadAllAvailable())
     assert sum(latest(reader, offsets_of(start)).values()) == 4 * EACH, "version 1 does not know"
     reader.stop()
+    lenient = stream(two, topic, failOnDataLoss=False)
+    end = lenient.latestOffset(start, ReadAllAvailable())
+    planned = lenient.partitions(start, end)
+    lenient.stop()
+    assert sum(len(one) for task in planned for one in task.value) == 4 * EACH, "all of the new topic"
 
 
 def test_lag_is_not_sampled_without_a_broker(two: Two, topic: str, tmp_path: pathlib.Path) -> None:

@@ -40,6 +40,10 @@ class Stage:
         self.asked.append(offsets)
         return {queue: (self.made_at + 100 * at, self.made_at) for queue, at in offsets.items()}
 
+    def at_time(self, queues: list[MessageQueue], timestamp_ms: int) -> Offsets:
+        """All messages of a queue have one store time."""
+        return {queue: self.bounds[queue][0 if timestamp_ms <= self.made_at else 1] for queue in queues}
+
     def latest(self, start: Offsets, limit: Any = ALL) -> Offsets:
         return offsets_of(self.reader.latestOffset(offsets_tree(start), limit))
 
@@ -85,9 +89,61 @@ def test_a_query_that_begins_again_looks_at_all_places(stage: Callable[..., Stag
     planned.made_at = 9000
     with pytest.raises(DataLoss, match="made again"):
         planned.reader.partitions(offsets_tree({}), first)
-    lenient = stage(failOnDataLoss=False)
-    lenient.made_at = 9000
-    assert lenient.reader.latestOffset(first, ALL) == first
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning_if_loss_is_allowed(
+    stage: Callable[..., Stage], caplog: pytest.LogCaptureFixture
+) -> None:
+    first = stage().reader.latestOffset(offsets_tree({}), ALL)
+    made = stage(failOnDataLoss=False)
+    made.made_at, made.bounds = 9000, {A: (0, 30), B: (0, 5)}  # one longer than before, the other shorter
+    end = made.reader.latestOffset(first, ALL)
+    assert (offsets_of(end), places_of(end)) == ({A: 30, B: 5}, {A: (12000, 9000), B: (9500, 9000)})
+    (tasks,) = ([task.value[0] for task in reader.partitions(first, end)] for reader in [made.reader])
+    assert tasks == [QueueRange(A, 0, 30), QueueRange(B, 0, 5)]
+    assert "is read from message 0 on" in caplog.text
+    assert made.reader.latestOffset(end, ALL) == end, "and goes on as ever"
+    # Another process plans the same batch, from the checkpoint.
+    again = stage(failOnDataLoss=False)
+    again.made_at, again.bounds = 9000, dict(made.bounds)
+    assert [task.value[0] for task in again.reader.partitions(first, end)] == tasks
+
+
+def test_a_topic_that_was_made_again_with_as_many_messages_is_read_in_parts(
+    stage: Callable[..., Stage],
+) -> None:
+    first = stage().reader.latestOffset(offsets_tree({}), ALL)
+    made = stage(failOnDataLoss=False)
+    made.made_at = 9000
+    start, found = first, []
+    for _ in range(4):
+        end = made.reader.latestOffset(start, ReadMaxRows(10))
+        found += [one for task in made.reader.partitions(start, end) for one in task.value]
+        start = end
+    read = {queue: sum(len(one) for one in found if one.queue == queue) for queue in (A, B)}
+    assert read == {A: 10, B: 20}, "each message of the new ones once"
+
+
+def test_a_queue_that_lost_its_end_goes_on_with_what_comes(stage: Callable[..., Stage]) -> None:
+    first = stage().reader.latestOffset(offsets_tree({}), ALL)
+    made = stage(failOnDataLoss=False)
+    made.bounds[B] = (0, 15)  # the same messages, without the last five
+    end = made.reader.latestOffset(first, ALL)
+    assert (offsets_of(end), places_of(end)[B]) == ({A: 10, B: 15}, (6500, 5000))
+    assert made.reader.partitions(first, end) == []
+    assert made.reader.latestOffset(end, ALL) == end, "no batches of nothing"
+
+
+def test_a_planned_batch_whose_topic_was_made_again_is_skipped(stage: Callable[..., Stage]) -> None:
+    first = stage().reader.latestOffset(offsets_tree({}), ALL)
+    made = stage(failOnDataLoss=False)
+    made.made_at = 9000
+    assert made.reader.partitions(offsets_tree({}), first) == []
+    later = made.reader.latestOffset(first, ALL)
+    assert [task.value[0] for task in made.reader.partitions(first, later)] == [
+        QueueRange(A, 0, 10),
+        QueueRange(B, 0, 20),
+    ]
 
 
 def test_a_checkpoint_of_version_1_goes_on_and_a_pause_costs_no_look_at_places(
