@@ -13,9 +13,9 @@ from typing import Any, Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal, start_blocking_portal
+from attrs import evolve
 
 from rmq.client.client import Client, connect
-from rmq.client.config import ClientConfig
 from rmq.client.pull_consumer import PullConsumer
 from rmq.client.routes import Route
 from rmq.errors import NETWORK_ERRORS, NoRoute, ResponseError, RmqError
@@ -40,7 +40,8 @@ PAUSE_SECONDS = 0.2
 def client_of(options: ConnectOptions, **settings: Any) -> Client:
     """A client of the cluster that the options name. Raises ConfigError."""
     timeout = options.request_timeout_ms
-    config = ClientConfig(request_timeout_ms=timeout, poll_name_server_interval_ms=ROUTES_MS, **settings)
+    ours = {"mqClientApiTimeout": timeout, "pollNameServerInterval": ROUTES_MS}
+    config = evolve(options.client_config(**ours), **settings)
     return connect(
         options.name_server, credentials=options.credentials(), tls=options.tls_config(), config=config
     )

@@ -17,6 +17,7 @@ import attrs
 from attrs import frozen
 from attrs.validators import optional
 
+from rmq.client.config import ClientConfig
 from rmq.client.subscription import ALL, Sql
 from rmq.config import at_least, between, java_key, load, one_of, parse_addresses, setting
 from rmq.errors import ConfigError
@@ -30,12 +31,18 @@ MIB: Final = 1024 * KIB
 DEFAULT_GROUP: Final = "rmq-spark"
 """Reads and writes under this group when none is given; nothing is committed for it."""
 
-_ALSO_CALLED: Final = {"subscribe": "topic", "subscribepattern": "topicPattern", "namesrvaddr": "nameServer"}
+_ALSO_CALLED: Final = {
+    "startingoffsetsbytimestampstrategy": "timestampStrategy",
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "namesrvaddr": "nameServer",
+}
 _HINTS: Final = {
     "path": 'the topic as an option: .option("topic", "Orders").load(), as for .load("Orders")',
     "kafka.bootstrap.servers": "the option nameServer: RocketMQ's name servers, as host:9876;host:9876",
 }
 """Options of other sources, or what Spark makes of `.load("Orders")` and `.save("Orders")`."""
+_CLIENT_PREFIX: Final = "client."
 _SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
 _STORE_WORDS: Final = {"via", "oncorrupt"}
 _STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger")
@@ -69,10 +76,18 @@ class ConnectOptions:
         " broker that has stopped, nor its queues",
     )
 
+    client: tuple[tuple[str, str], ...] = setting(
+        (), help="Any setting of the client, as `client.<its name>`: `client.pollNameServerInterval`"
+    )
+
     @property
     def required_brokers(self) -> frozenset[str]:
         """The names in `require_brokers`."""
         return frozenset(_names(self.require_brokers))
+
+    def client_config(self, **settings: Any) -> ClientConfig:
+        """The settings of the client: `settings`, over them those of the options."""
+        return load(ClientConfig, arguments={**settings, **dict(self.client)}, environment={})
 
     def credentials(self) -> Credentials | None:
         """The account, or None. Raises ConfigError when the file of the secret cannot be read."""
@@ -122,6 +137,15 @@ class ReadOptions(ConnectOptions):
     )
     ending_timestamp: int | None = setting(
         None, help="Batch: end before what was stored then", unit="ms", validator=optional(at_least(0))
+    )
+    starting_offsets_by_timestamp: str = setting(
+        "", help="The same for each queue, as JSON `{topic:{broker:{queue:ms}}}`"
+    )
+    ending_offsets_by_timestamp: str = setting("", help="Batch: likewise")
+    timestamp_strategy: str = setting(
+        "latest",
+        help="What a time means after which a queue has no message: `latest`, its end, or an `error`",
+        validator=one_of("latest", "error"),
     )
     max_offsets_per_trigger: int = setting(
         0, help="Stream: at most so many messages a batch, shared out by lag; 0: all", validator=at_least(0)
@@ -222,6 +246,20 @@ class ReadOptions(ConnectOptions):
     def queues(self) -> tuple[MessageQueue, ...]:
         """The queues of `assign`."""
         return _assigned(self.assign) if self.assign else ()
+
+    @property
+    def starting_times(self) -> int | Offsets | None:
+        """Where to begin in ms since 1970, for all queues or for each; None: not by time."""
+        return self._times(self.starting_timestamp, "starting_offsets_by_timestamp")
+
+    @property
+    def ending_times(self) -> int | Offsets | None:
+        """Where to end, likewise."""
+        return self._times(self.ending_timestamp, "ending_offsets_by_timestamp")
+
+    def _times(self, one: int | None, name: str) -> int | Offsets | None:
+        text = getattr(self, name)
+        return parse_offsets(text, java_key(name)) if text else one
 
     @property
     def max_trigger_delay_ms(self) -> int:
@@ -384,19 +422,37 @@ def _load(cls: type[C], given: Mapping[str, str], source: str = "rmq") -> C:
     """The options of a class, by their names in any case. Raises ConfigError."""
     names = {java_key(field).lower(): java_key(field) for field in attrs.fields(cls)}  # type: ignore[arg-type]
     arguments: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for key, value in given.items():
         lowered = key.lower()
         name = names.get(lowered) or (_ALSO_CALLED.get(lowered) if source == "rmq" else None)
-        if name is not None and name.lower() in names:
+        if name is not None and name.lower() in names and name != "client":
             arguments[name] = value
+        elif source == "rmq" and lowered.startswith(_CLIENT_PREFIX):
+            settings[key[len(_CLIENT_PREFIX) :]] = value
         elif source == "rmq" and lowered in _HINTS:
             raise ConfigError(f"option {key}", value, _HINTS[lowered])
         elif lowered not in _SPARKS_OWN or source != "rmq":
             raise ConfigError(f"option {key}", "***", known_options(source, key, names.values()))
     try:
-        return load(cls, arguments=arguments, environment={})
+        found = load(cls, arguments=arguments, environment={})
+        return attrs.evolve(found, client=_client_settings(settings)) if settings else found  # type: ignore[misc]
     except ConfigError as error:
         raise ConfigError(error.key, error.value, error.expected, f"an option of {source}") from None
+
+
+def _client_settings(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The settings of the client by their keys; Spark gives them in lower case. Raises ConfigError."""
+    keys = {java_key(field).lower(): java_key(field) for field in attrs.fields(ClientConfig)}
+    keys |= {field.name: java_key(field) for field in attrs.fields(ClientConfig)}
+    for name in given:
+        if name.lower() not in keys:
+            raise ConfigError(
+                f"{_CLIENT_PREFIX}{name}", "***", known_options("the client", name, set(keys.values()))
+            )
+    found = {keys[name.lower()]: value for name, value in given.items()}
+    load(ClientConfig, arguments=found, environment={})  # raises when a value is none
+    return tuple(sorted(found.items()))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -447,6 +503,14 @@ def _check_range(options: ReadOptions, streaming: bool) -> None:
         raise ConfigError("startingTimestamp", options.starting_timestamp, "no startingOffsets beside it")
     if options.ending_offsets and options.ending_timestamp is not None:
         raise ConfigError("endingTimestamp", options.ending_timestamp, "no endingOffsets beside it")
+    for edge in ("starting", "ending"):
+        by_queue = getattr(options, f"{edge}_offsets_by_timestamp")
+        _ = getattr(options, f"{edge}_times")  # raises when it is no JSON of times
+        if by_queue and (
+            getattr(options, f"{edge}_offsets") or getattr(options, f"{edge}_timestamp") is not None
+        ):
+            key = java_key(f"{edge}_offsets_by_timestamp")
+            raise ConfigError(key, by_queue[:200], f"no {edge}Offsets or {edge}Timestamp beside it")
     first, last = options.starting_timestamp, options.ending_timestamp
     if first is not None and last is not None and first > last:
         raise ConfigError("endingTimestamp", last, f"a time from startingTimestamp ({first}) on")
@@ -476,15 +540,15 @@ def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
         raise ConfigError(
             "minOffsetsPerTrigger", options.min_offsets_per_trigger, f"at most {most}, the maximum"
         )
-    if options.ending_offsets or options.ending_timestamp is not None:
+    if options.ending_offsets or options.ending_times is not None:
         wanted = "none: a stream has no end; use trigger(availableNow=True) or a batch"
-        raise ConfigError("endingOffsets", options.ending_offsets or options.ending_timestamp, wanted)
-    moves = start == LATEST or options.starting_timestamp is not None
+        raise ConfigError("endingOffsets", options.ending_offsets or options.ending_times, wanted)
+    moves = start == LATEST or options.starting_times is not None
     moves = moves or (isinstance(start, dict) and LATEST in start.values())
     if moves and not (options.state_location or options.group_id):
         raise ConfigError(
-            "startingOffsets" if options.starting_timestamp is None else "startingTimestamp",
-            options.starting_timestamp or options.starting_offsets or "latest",
+            "startingOffsets" if options.starting_times is None else "startingTimestamp",
+            options.starting_times or options.starting_offsets or "latest",
             "stateLocation or groupId beside it, where the first offsets are kept: a crash in the first batch"
             " would find others, and messages between them would never be read",
         )
@@ -493,7 +557,7 @@ def _check_stream(options: ReadOptions, start: str | int | Offsets) -> None:
 def starting(options: ReadOptions, *, streaming: bool) -> str | int | Offsets:
     """Where to begin: EARLIEST, LATEST, "group", or offsets (some of them EARLIEST or LATEST)."""
     text = options.starting_offsets
-    if options.starting_timestamp is not None:
+    if options.starting_times is not None:
         return "timestamp"
     if not text:
         return LATEST if streaming else EARLIEST
@@ -504,7 +568,7 @@ def starting(options: ReadOptions, *, streaming: bool) -> str | int | Offsets:
 
 def ending(options: ReadOptions) -> str | int | Offsets:
     """Where a batch ends: LATEST, "timestamp", or offsets (some of them LATEST)."""
-    if options.ending_timestamp is not None:
+    if options.ending_times is not None:
         return "timestamp"
     found = _bound("endingOffsets", options.ending_offsets or "latest")
     if found == EARLIEST:

@@ -32,7 +32,7 @@ from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_HOST_BITS, S
 from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part
 from rmq.spark.arrays import Array, at_every_byte, decode_utf8, gather, offsets_and_bytes, take_bytes
 from rmq.spark.properties import Properties
-from rmq.spark.schema import COLUMNS, arrow_schema
+from rmq.spark.schema import COLUMNS, MORE_COLUMNS, arrow_schema
 
 Data: TypeAlias = bytes | memoryview | Array
 
@@ -353,6 +353,13 @@ class Records:
         offsets, names, values = self._properties.unrepeated()
         return pa.MapArray.from_arrays(pa.array(offsets), names, values, COLUMNS["properties"][1])
 
+    def headers(self) -> pa.Array:
+        """All properties as lists, also those whose names are repeated."""
+        found = self._properties
+        struct = MORE_COLUMNS["headers"][1].value_type
+        pairs = pa.StructArray.from_arrays([found.names, found.values], fields=list(struct))
+        return pa.ListArray.from_arrays(pa.array(found.offsets), pairs).cast(MORE_COLUMNS["headers"][1])
+
 
 def _offset(name: str) -> int:
     """Where a field of the head begins."""
@@ -380,6 +387,7 @@ _BUILDERS: Final[dict[str, Callable[[Records], pa.Array]]] = {
     "keys": lambda records: records.property(PROPERTY_KEYS),
     "msgId": Records.message_ids,
     "properties": Records.properties,
+    "headers": Records.headers,
     "bornTimestamp": lambda records: records.time(records.head["born_timestamp"]),
     "storeTimestamp": Records.store_times,
     "bornHost": Records.born_hosts,

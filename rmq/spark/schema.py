@@ -1,16 +1,17 @@
 """The 18 columns of a message, in Spark's and in Arrow's types.
 
-A reader may ask for any of them in any order with `.schema(...)`; only those are decoded. That is how columns
-are pruned: Spark does not tell a Python data source which ones a query uses.
+A reader may ask for any of them in any order, and in any case, with `.schema(...)`; only those are decoded.
+That is how columns are pruned: Spark does not tell a Python data source which ones a query uses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -30,6 +31,17 @@ _LONG = (LongType(), pa.int64())
 _TIME = (TimestampType(), pa.timestamp("us", tz="UTC"))
 
 _MAP = pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False))
+
+_HEADERS = ArrayType(
+    StructType([StructField("key", StringType(), False), StructField("value", StringType(), False)]), False
+)
+_HEADERS_ARROW = pa.list_(
+    pa.field(
+        "element",
+        pa.struct([pa.field("key", pa.string(), False), pa.field("value", pa.string(), False)]),
+        False,
+    )
+)
 
 COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
     "topic": _STRING,
@@ -53,6 +65,12 @@ COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {
 }
 """Name -> (Spark's type, Arrow's type)."""
 
+MORE_COLUMNS: Final[dict[str, tuple[DataType, pa.DataType]]] = {"headers": (_HEADERS, _HEADERS_ARROW)}
+"""Columns that are there for those who name them: `headers` has what `properties` has, in its order and with
+all values of a name that is there several times."""
+
+_OWN_NAMES: Final = {name.lower(): name for name in (*COLUMNS, *MORE_COLUMNS)}
+
 MAY_BE_NULL: Final = frozenset({"tags", "keys"})
 """The columns that a message may lack. That the others are never null saves Spark a look at each value."""
 
@@ -67,7 +85,7 @@ def spark_schema(
     """
     return StructType(
         [
-            StructField(name, _types(name)[0], _may_be_null(name, nullable))
+            StructField(_own_name(name), _types(name)[0], _may_be_null(name, nullable))
             for name in (COLUMNS if columns is None else columns)
         ]
     )
@@ -88,13 +106,30 @@ def asked_schema(schema: StructType, *, nullable: Collection[str] | bool = False
     may be.
     """
     names: list[str] = schema.fieldNames()
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    lowered = [name.lower() for name in names]
+    repeated = sorted({name for name in names if lowered.count(name.lower()) > 1})
     if repeated or not names:
         raise ConfigError("schema", ", ".join(repeated), "each column once, and at least one")
     return pa.schema([_asked_field(field, _may_be_null(field.name, nullable)) for field in schema.fields])
 
 
+def own_names(schema: pa.Schema) -> pa.Schema:
+    """The schema with its columns called as they are here: users may write them in any case."""
+    return pa.schema([field.with_name(_own_name(field.name)) for field in schema])
+
+
+def renamed(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The batches with the column names of `schema`, which are the same but for their case."""
+    for batch in batches:
+        yield batch if batch.schema.names == schema.names else batch.rename_columns(schema.names)
+
+
+def _own_name(name: str) -> str:
+    return _OWN_NAMES.get(name.lower(), name)
+
+
 def _may_be_null(name: str, nullable: Collection[str] | bool) -> bool:
+    name = _own_name(name)
     return name in MAY_BE_NULL or (nullable if isinstance(nullable, bool) else name in nullable)
 
 
@@ -107,11 +142,21 @@ def _asked_field(field: StructField, nullable: bool) -> pa.Field:
         raise ConfigError(f"schema column {field.name}", "not null", "a column that may be null")
     if isinstance(asked, MapType) and asked.valueContainsNull:
         arrow = pa.map_(pa.string(), pa.string())
+    if isinstance(asked, ArrayType):
+        arrow = _nullable_as(asked, arrow)
     return pa.field(field.name, arrow, field.nullable)
+
+
+def _nullable_as(asked: ArrayType, arrow: pa.DataType) -> pa.DataType:
+    """The list of `headers` with what may be null as it was asked for: a schema in text says that all may."""
+    parts = asked.elementType
+    assert isinstance(parts, StructType)
+    fields = [pa.field(part.name, pa.string(), part.nullable) for part in parts.fields]
+    return pa.list_(pa.field("element", pa.struct(fields), asked.containsNull))
 
 
 def _types(name: str) -> tuple[DataType, pa.DataType]:
     try:
-        return COLUMNS[name]
+        return {**COLUMNS, **MORE_COLUMNS}[_own_name(name)]
     except KeyError:
-        raise ConfigError("schema column", name, f"one of {', '.join(COLUMNS)}") from None
+        raise ConfigError("schema column", name, f"one of {', '.join((*COLUMNS, *MORE_COLUMNS))}") from None

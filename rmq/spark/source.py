@@ -6,43 +6,35 @@ in its checkpoint, and whatever of a range is missing raises DataLoss (or is ski
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit
 
 from attrs import frozen
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmq.errors import ConfigError
-from rmq.files import read_file, replace_file
 from rmq.message import MessageQueue
 from rmq.spark.cluster import BrokersAway, Cluster
 from rmq.spark.offsets import (
-    EARLIEST,
-    LATEST,
     Bounds,
     Offsets,
     Places,
     Plan,
     join,
-    keep,
     limited,
     lost,
     offsets_of,
     offsets_tree,
     places_of,
     plan,
-    read_kept,
     split,
 )
-from rmq.spark.options import ReadOptions, ending, read_options, starting
+from rmq.spark.options import ReadOptions, read_options
 from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span, clipped, is_ensured
-from rmq.spark.schema import asked_schema
+from rmq.spark.ranges import batch_bounds, first_offsets
+from rmq.spark.schema import asked_schema, own_names, renamed
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -77,10 +69,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-FILE_NAME: Final = "startingOffsets.json"
-"""In `stateLocation`: the first offsets of a stream."""
-BROKERS_NAME: Final = "brokers.json"
-"""In `stateLocation`: the brokers that the topics of a batch had, in all runs together."""
 POLL_SECONDS: Final = 0.1
 """Spark asks for new messages without a pause; this is the pause. It doubles when nothing came."""
 POLL_SECONDS_MAX: Final = 1.6
@@ -113,7 +101,7 @@ def _read(
 
     if partition is None or partition.value is None:  # what Spark makes of an empty list of partitions
         return iter(())
-    return read_ranges(options, partition.value, schema)
+    return renamed(read_ranges(options, partition.value, own_names(schema)), schema)
 
 
 def _partitions(found: Plan, options: ReadOptions) -> list[InputPartition]:
@@ -431,149 +419,3 @@ class UntoldStreamReader(StreamReader):
         end = {queue: most for queue, (_, most) in bounds.items()}
         there = {queue: most for queue, (least, most) in bounds.items() if most > least}
         return offsets_tree(end, self._open().places(there) if there else None)
-
-
-# --- where a read begins and ends ---
-
-
-def batch_bounds(cluster: Cluster, options: ReadOptions) -> tuple[Offsets, Offsets]:
-    """The first and the last offsets of a batch, fixed now.
-
-    Raises BrokersAway when a broker does not come back that is known to have messages of it, and ConfigError
-    when what is chosen is not there."""
-    first, last = starting(options, streaming=False), ending(options)
-    queues = _chosen(cluster, options, (first, last))
-    start = _resolved(cluster, queues, first, options.starting_timestamp)
-    end = _resolved(cluster, queues, last, options.ending_timestamp)
-    return start, end
-
-
-def _chosen(
-    cluster: Cluster, options: ReadOptions, offsets: Iterable[str | int | Offsets]
-) -> list[MessageQueue]:
-    """The queues to read from the beginning on: those of brokers that options, offsets or the state of an
-    earlier batch name are waited for.
-    """
-    named = {queue for one in offsets if isinstance(one, dict) for queue in one}
-    folder = _folder(options.state_location) if options.state_location else None
-    had = _brokers_had(folder / BROKERS_NAME) if folder is not None else frozenset()
-    try:
-        queues = cluster.queues({*options.queues, *named}, brokers=had)
-    except BrokersAway as error:
-        if had - options.required_brokers and folder is not None:
-            raise BrokersAway(f"{error} (of those that {folder / BROKERS_NAME} names)") from None
-        raise
-    _check_chosen(queues, options)
-    now = frozenset(queue.broker_name for queue in queues)
-    if folder is not None and not now <= had:
-        _keep_brokers(folder / BROKERS_NAME, had | now)
-    return queues
-
-
-def _check_chosen(queues: list[MessageQueue], options: ReadOptions) -> None:
-    """Raise ConfigError when what the options choose is not there."""
-    if missing := set(options.queues) - set(queues):
-        raise ConfigError("assign", _listed(missing), "queues that their topics have")
-    if not queues and options.topic_pattern and options.require_topics:
-        wanted = "a pattern that matches a topic (or requireTopics=false)"
-        raise ConfigError("topicPattern", options.topic_pattern, wanted)
-
-
-def _listed(queues: Iterable[MessageQueue]) -> str:
-    return ", ".join(sorted(f"{q.topic}/{q.broker_name}/{q.queue_id}" for q in queues)[:5])
-
-
-def _brokers_had(path: Path) -> frozenset[str]:
-    """The brokers that an earlier batch found. Raises ConfigError when the file cannot be read."""
-    try:
-        return frozenset(json.loads(read_file(path) or b'{"brokers":[]}')["brokers"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError("stateLocation", str(path), f"a file that a batch wrote ({error})") from None
-
-
-def _keep_brokers(path: Path, brokers: Iterable[str]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, json.dumps({"v": 1, "brokers": sorted(brokers)}).encode())
-    except OSError as error:
-        raise ConfigError("stateLocation", str(path.parent), f"a folder to write to ({error})") from None
-
-
-def first_offsets(cluster: Cluster, options: ReadOptions) -> Offsets:
-    """The first offsets of a stream: the ones kept before, else those that the options say, kept from now on
-    in `stateLocation` or by the broker as committed offsets of `groupId`.
-
-    Raises ConfigError when the folder cannot be used, or holds the offsets of another query."""
-    if options.state_location:
-        return _kept_in_file(cluster, options)
-    wanted = starting(options, streaming=True)
-    moves = wanted in (LATEST, "timestamp") or (isinstance(wanted, dict) and LATEST in wanted.values())
-    queues = _chosen(cluster, options, (wanted,))
-    if not moves:
-        return _resolved(cluster, queues, wanted, None)
-    recorded = cluster.recorded(queues)
-    kept = {queue: offset for queue, offset in recorded.items() if offset is not None}
-    if len(kept) < len(queues):
-        found = _resolved(cluster, queues, wanted, options.starting_timestamp)
-        fresh = {queue: offset for queue, offset in found.items() if queue not in kept}
-        cluster.commit(fresh)
-        kept |= fresh
-    return kept
-
-
-def _resolved(
-    cluster: Cluster, queues: list[MessageQueue], wanted: str | int | Offsets, timestamp_ms: int | None
-) -> Offsets:
-    if wanted == "timestamp":
-        assert timestamp_ms is not None
-        return cluster.at_time(queues, timestamp_ms)
-    if isinstance(wanted, dict):
-        _check_named(queues, wanted)
-    bounds = cluster.bounds(queues)
-    if wanted == "group":
-        committed = cluster.committed(queues)
-        return {queue: bounds[queue][0] if (at := committed[queue]) is None else at for queue in queues}
-    marks = wanted if isinstance(wanted, dict) else dict.fromkeys(queues, int(wanted))
-    named = {EARLIEST: 0, LATEST: 1}
-    return {queue: bounds[queue][named[at]] if at < 0 else at for queue, at in marks.items()}
-
-
-def _check_named(queues: list[MessageQueue], offsets: Offsets) -> None:
-    for what, found in (("lacks", set(queues) - set(offsets)), ("also names", set(offsets) - set(queues))):
-        if found:
-            raise ConfigError(
-                "offsets",
-                f"JSON that {what} {len(found)} queues: {_listed(found)}",
-                "all queues of the topics, no others",
-            )
-
-
-# --- the file ---
-
-
-def _kept_in_file(cluster: Cluster, options: ReadOptions) -> Offsets:
-    path = _folder(options.state_location) / FILE_NAME
-    kept = read_kept(path)
-    if kept is None:
-        wanted = starting(options, streaming=True)
-        queues = cluster.queues(options.queues)
-        _check_chosen(queues, options)
-        found = _resolved(cluster, queues, wanted, options.starting_timestamp)
-        kept = keep(path, found)
-        log.info("the first offsets are kept in %s", path)
-    chosen = set(options.topics)
-    others = sorted({queue.topic for queue in kept} - chosen)
-    if others and not options.topic_pattern:
-        raise ConfigError(
-            "stateLocation",
-            options.state_location,
-            f"a folder of this query's own: {path} is of the topics {', '.join(others)}",
-        )
-    return kept
-
-
-def _folder(location: str) -> Path:
-    parts = urlsplit(location)
-    if len(parts.scheme) > 1 and parts.scheme != "file":
-        raise ConfigError("stateLocation", location, "a folder that the driver sees as a file system's")
-    return Path(unquote(parts.path) if parts.scheme == "file" else location)

@@ -24,7 +24,7 @@ from rmq.spark.options import StoreOptions
 from rmq.spark.pushdown import SPARE_MS, Conditions, Filter, Span
 from rmq.spark.records import HEAD, Batch, Records, decode_batch, each_fitting
 from rmq.spark.runtime import prepare_worker
-from rmq.spark.schema import asked_schema
+from rmq.spark.schema import asked_schema, own_names, renamed
 from rmq.spark.store_files import (
     ChunkScan,
     Damage,
@@ -73,7 +73,8 @@ class StoreReader(DataSourceReader):
 
     def __init__(self, options: StoreOptions, schema: StructType) -> None:
         self._options = options
-        self._schema = asked_schema(schema, nullable=options.may_be_null)
+        self._asked = asked_schema(schema, nullable=options.may_be_null)
+        self._schema = own_names(self._asked)
         self._batch = Batch(options.batch_rows, options.batch_bytes)
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -97,7 +98,7 @@ class StoreReader(DataSourceReader):
             found = self._read_queue(partition)
         else:  # Spark's stand-in for a plan without parts
             return
-        for batch in found:
+        for batch in renamed(found, self._asked):
             if batch.num_rows:
                 yield batch
 

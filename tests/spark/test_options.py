@@ -74,6 +74,27 @@ def test_times_are_ms_or_iso_text() -> None:
         assert (options.starting_timestamp, options.ending_timestamp) == (ms, ms)
 
 
+def test_times_of_each_queue() -> None:
+    text = '{"T":{"a":{"0":1700000000000,"1":5}}}'
+    given = {**GIVEN, "startingOffsetsByTimestamp": text, "startingOffsetsByTimestampStrategy": "error"}
+    options = read_options(given, streaming=False)
+    queues = [MessageQueue("T", "a", number) for number in (0, 1)]
+    assert options.starting_times == dict(zip(queues, (1_700_000_000_000, 5), strict=True))
+    assert (options.ending_times, options.timestamp_strategy) == (None, "error")
+
+
+def test_settings_of_the_client_go_through() -> None:
+    given = {**GIVEN, "client.sendmsgtimeout": "1234", "client.send_window": "7", "requestTimeoutMs": "9"}
+    for options in (read_options(given, streaming=False), write_options(given)):
+        config = options.client_config(mqClientApiTimeout=options.request_timeout_ms)
+        assert (config.send_timeout_ms, config.send_window, config.request_timeout_ms) == (1234, 7, 9)
+        assert hash(options)
+    with pytest.raises(ConfigError, match=r"client.sendTimeout .*or sendMsgTimeout|expected sendMsgTimeout"):
+        read_options({**GIVEN, "client.sendTimeout": "1"}, streaming=False)
+    with pytest.raises(ConfigError, match="sendWindow"):
+        read_options({**GIVEN, "client.sendWindow": "0"}, streaming=False)
+
+
 def test_columns_are_those_of_the_schema() -> None:
     assert DefaultSource({**GIVEN, "Columns": "queueOffset, topic"}).schema().names == [
         "queueOffset",
@@ -119,6 +140,9 @@ def test_single_queues() -> None:
         ({"endingOffsets": '{"T":{"a":{"0":-2}}}'}, "a batch begins there"),
         ({"startingOffsets": "group"}, "groupId"),
         ({"startingOffsets": "earliest", "startingTimestamp": "5"}, "startingTimestamp"),
+        ({"startingTimestamp": "5", "startingOffsetsByTimestamp": '{"T":{"a":{"0":1}}}'}, "beside it"),
+        ({"endingOffsetsByTimestamp": '{"T":1}'}, "endingOffsetsByTimestamp"),
+        ({"timestampStrategy": "never"}, "timestampStrategy"),
         ({"startingTimestamp": "yesterday"}, "whole number of ms"),
         ({"filter": "a", "filterSql": "b"}, "only one"),
         ({"filter": "||"}, "filter"),
@@ -143,6 +167,7 @@ def test_mistakes_in_a_batch(more: dict[str, str], says: str) -> None:
         ({"startingOffsets": "latest"}, "stateLocation or groupId"),
         ({"startingOffsets": '{"T":{"a":{"0":-1}}}'}, "stateLocation or groupId"),
         ({"startingTimestamp": "1000"}, "stateLocation or groupId"),
+        ({"startingOffsetsByTimestamp": '{"T":{"a":{"0":1}}}'}, "stateLocation or groupId"),
         ({"startingOffsets": "earliest", "endingOffsets": "latest"}, "no end"),
         ({"startingOffsets": "earliest", "endingTimestamp": "5"}, "no end"),
         ({"startingOffsets": "earliest", "pushdown": "true"}, "batches only"),

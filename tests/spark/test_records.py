@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import BinaryType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
 from rmq.errors import ConfigError, CorruptRecord
 from rmq.protocol.codes import SYS_COMPRESSED
 from rmq.protocol.record import Record
 from rmq.spark.records import decode_batch, record_starts
-from rmq.spark.schema import COLUMNS, arrow_schema, asked_schema, spark_schema
+from rmq.spark.schema import COLUMNS, arrow_schema, asked_schema, own_names, renamed, spark_schema
 from tests.spark.records import MAGIC, V4, V6, encoded, records, rows_of
 
 
@@ -176,6 +176,31 @@ def test_names_that_begin_alike_are_told_apart() -> None:
     found = rows(decode_batch(data, np.array(starts), broker_name="b"))
     assert found == rows_of(data, starts, "b")
     assert found[0]["properties"] == {"propertyA": "a", "propertyC": "c", "propertyB": "last"}
+
+
+def test_headers_have_repeated_names_in_their_order() -> None:
+    texts = ["a\x011\x02b\x012\x02a\x013", "", "c\x01\xe4"]
+    data, starts = encoded([simple(properties=text) for text in texts])
+    lists = [
+        row["headers"] for row in rows(decode_batch(data, starts, arrow_schema(["headers"]), broker_name=""))
+    ]
+    pairs = [[(one["key"], one["value"]) for one in row] for row in lists]
+    parts = StructType([StructField("key", StringType()), StructField("value", StringType())])
+    asked = StructType([StructField("headers", ArrayType(parts))])
+    found = decode_batch(data, starts, asked_schema(asked), broker_name="")
+    assert found.schema.equals(to_arrow_schema(asked)), "as a schema in text says it"
+    assert pairs == [[("a", "1"), ("b", "2"), ("a", "3")], [], [("c", "\xe4")]]
+
+
+def test_a_schema_names_columns_in_any_case() -> None:
+    fields = [("QUEUEID", IntegerType(), False), ("Body", BinaryType(), True)]
+    asked = asked_schema(StructType([StructField(*field) for field in fields]))
+    assert (asked.names, own_names(asked).names) == (["QUEUEID", "Body"], ["queueId", "body"])
+    data, starts = encoded([simple()])
+    (batch,) = renamed([decode_batch(data, starts, own_names(asked), broker_name="")], asked)
+    assert batch.schema == asked
+    with pytest.raises(ConfigError, match="each column once"):
+        asked_schema(StructType([StructField("body", BinaryType()), StructField("BODY", BinaryType())]))
 
 
 def test_times_that_microseconds_cannot_tell_are_cut() -> None:

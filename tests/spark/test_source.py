@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue, StoredMessage
-from rmq.spark.source import FILE_NAME
+from rmq.spark.ranges import FILE_NAME
 from tests.spark.cluster import Pair, running
 
 if TYPE_CHECKING:
@@ -153,6 +153,17 @@ def test_a_range_by_offsets_by_time_and_in_pieces(spark: SparkSession, pair: Pai
         range(300, 310)
     )
     assert bodies(batch(spark, {**options, "endingTimestamp": str(last[0] + 1)})) == numbers(range(300))
+    times = json.dumps({"Ranges": {pair.broker: {"0": last[0] + 1, "1": 5}}})
+    by_queue = batch(spark, {**options, "startingOffsetsByTimestamp": times})
+    assert bodies(by_queue) == numbers(range(1, 300, 2), range(300, 310))
+    future = json.dumps({"Ranges": {pair.broker: {"0": 5, "1": last[0] + 10**9}}})
+    late = {**options, "startingOffsetsByTimestamp": future}
+    assert batch(spark, late).count() in (155, 156), "Java's brokers give the last message for what is later"
+    with pytest.raises(PySparkException, match=r"Ranges/.*/1 had a message"):
+        batch(spark, {**late, "timestampStrategy": "error"}).count()
+    upper = spark.read.format("rmq").options(**options).schema("BODY binary, QUEUEID int").load()
+    assert upper.columns == ["BODY", "QUEUEID"]
+    assert upper.where("queueid = 1").count() == 155
 
 
 _ENDS = {"from": {"0": 10, "1": -2}, "to": {"0": 60, "1": 150}}
