@@ -14,6 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py", "hatch_build.py")
 SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
+LAKEHOUSE = "tests/interop/test_lakehouse.py"
 SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
 
 
@@ -105,6 +106,23 @@ def spark_versions(session: nox.Session, version: str) -> None:
     """A batch and streams on each Spark that pyproject.toml allows; needs Java 17 or the extra's."""
     session.install("-e", ".[test]", f"pyspark=={version}")
     session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_VERSIONS, *session.posargs)
+
+
+@nox.session
+def iceberg(session: nox.Session) -> None:
+    """A topic into an Iceberg table, on the newest Spark that it has; needs Java 17 and Maven Central."""
+    session.install("-e", ".[test]", "pyspark~=4.1.0")
+    jar = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
+    environment = {"RMQ_LAKEHOUSE": f"iceberg:{jar}"}
+    session.run("python", "-m", "pytest", "-s", "-m", "interop", LAKEHOUSE, *session.posargs, env=environment)
+
+
+@nox.session
+def delta(session: nox.Session) -> None:
+    """The same into a Delta table, on the newest Spark that Delta has."""
+    session.install("-e", ".[test]", "pyspark~=4.2.0")
+    environment = {"RMQ_LAKEHOUSE": "delta:io.delta:delta-spark_4.2_2.13:4.4.0"}
+    session.run("python", "-m", "pytest", "-s", "-m", "interop", LAKEHOUSE, *session.posargs, env=environment)
 
 
 @nox.session

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rmq.spark.pipelines.lag import record_lag, report_lag
     from rmq.spark.pipelines.profile import profile_topics
     from rmq.spark.pipelines.replay import Run, replay
+    from rmq.spark.pipelines.tables import archive_table, compact_table, read_table
     from rmq.spark.pipelines.trace import analyse_traces
     from rmq.spark.runtime import register, session
     from rmq.spark.sink import without_duplicates
@@ -25,12 +26,15 @@ _PLACES = {
     "Run": "pipelines.replay",
     "analyse_traces": "pipelines.trace",
     "archive": "pipelines.archive",
+    "archive_table": "pipelines.tables",
     "audit_store": "pipelines.audit",
     "compact": "pipelines.archive",
+    "compact_table": "pipelines.tables",
     "count_letters": "pipelines.dead_letters",
     "dead_letters": "pipelines.dead_letters",
     "profile_topics": "pipelines.profile",
     "read_archive": "pipelines.archive",
+    "read_table": "pipelines.tables",
     "record_lag": "pipelines.lag",
     "register": "runtime",
     "replay": "pipelines.replay",
@@ -44,12 +48,15 @@ __all__ = [
     "Run",
     "analyse_traces",
     "archive",
+    "archive_table",
     "audit_store",
     "compact",
+    "compact_table",
     "count_letters",
     "dead_letters",
     "profile_topics",
     "read_archive",
+    "read_table",
     "record_lag",
     "register",
     "replay",

@@ -505,12 +505,10 @@ def _check_range(options: ReadOptions, streaming: bool) -> None:
         raise ConfigError("endingTimestamp", options.ending_timestamp, "no endingOffsets beside it")
     for edge in ("starting", "ending"):
         by_queue = getattr(options, f"{edge}_offsets_by_timestamp")
-        _ = getattr(options, f"{edge}_times")  # raises when it is no JSON of times
-        if by_queue and (
-            getattr(options, f"{edge}_offsets") or getattr(options, f"{edge}_timestamp") is not None
-        ):
-            key = java_key(f"{edge}_offsets_by_timestamp")
-            raise ConfigError(key, by_queue[:200], f"no {edge}Offsets or {edge}Timestamp beside it")
+        others = getattr(options, f"{edge}_offsets"), getattr(options, f"{edge}_timestamp")
+        if by_queue and others != ("", None):
+            wanted = f"no {edge}Offsets or {edge}Timestamp beside it"
+            raise ConfigError(f"{edge}OffsetsByTimestamp", by_queue[:200], wanted)
     first, last = options.starting_timestamp, options.ending_timestamp
     if first is not None and last is not None and first > last:
         raise ConfigError("endingTimestamp", last, f"a time from startingTimestamp ({first}) on")

@@ -60,8 +60,12 @@ def _lag(sources: Any) -> int:
 
 
 def lag_of(end: str | None, latest: str | None) -> int:
-    """How many messages are between two offsets as the progress of a query has them."""
-    ends, latests = json.loads(end or "null"), json.loads(latest or "null")
+    """How many messages are between two offsets as the progress of a query has them; 0 where Spark does not
+    know: before the first batch, and in 4.1 always, whose newest offsets are no JSON."""
+    try:
+        ends, latests = json.loads(end or "null"), json.loads(latest or "null")
+    except ValueError:
+        return 0
     if ends is None or latests is None:  # before the first batch
         return 0
     known, newest = offsets_of(ends), offsets_of(latests)

@@ -1,0 +1,107 @@
+"""Topics into Iceberg and Delta: append, MERGE, a batch that comes again; `nox -s iceberg` and `nox -s delta`
+bring the Spark and the jar that fit each other."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.spark.cluster import Pair, running
+
+pytest.importorskip("pyspark")
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.interop
+
+PACKAGES = os.environ.get("RMQ_LAKEHOUSE", "")
+"""``iceberg`` or ``delta``, a colon, and the Maven coordinates or the path of its jar."""
+FORM, _, JAR = PACKAGES.partition(":")
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    from rmq.spark import session
+
+    if FORM not in ("iceberg", "delta"):
+        pytest.skip("RMQ_LAKEHOUSE names no jar")
+    settings = {
+        "spark.jars" if JAR.endswith(".jar") else "spark.jars.packages": JAR,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    if FORM == "iceberg":
+        settings |= {
+            "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+            "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+            "spark.sql.catalog.lake.type": "hadoop",
+            "spark.sql.catalog.lake.warehouse": str(tmp_path_factory.mktemp("lake")),
+        }
+    else:
+        settings |= {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        }
+    started = session("lakehouse", master="local[2]", settings=settings)
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    with running(tmp_path_factory.mktemp("broker")) as opened:
+        yield opened
+
+
+def test_a_topic_becomes_a_table_each_message_once(
+    spark: SparkSession, pair: Pair, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rmq.spark import archive_table, compact_table, read_table
+    from rmq.spark.pipelines import tables
+
+    print(f"Spark {spark.version}, {JAR}")
+    pair.make_topic("Lake", 2)
+    target = "lake.shop.orders" if FORM == "iceberg" else str(tmp_path / "orders")
+
+    def run(**more: str) -> Any:
+        return archive_table(
+            spark,
+            pair.options("Lake", **more),
+            target,
+            to=FORM,
+            checkpoint=str(tmp_path / "checkpoint"),  # type: ignore[arg-type]
+        )
+
+    def bodies() -> list[str]:
+        rows = read_table(spark, target, to=FORM).select("body").collect()  # type: ignore[arg-type]
+        return sorted(bytes(row.body).decode() for row in rows)
+
+    pair.send("Lake", 40)
+    assert run().rows == 40
+    take = tables._Job.take
+
+    def die_after_writing(job: Any, frame: Any, batch_id: int) -> None:
+        take(job, frame, batch_id)
+        raise RuntimeError("killed before Spark knows")
+
+    pair.send("Lake", 10, first=40)
+    with monkeypatch.context() as patched:
+        patched.setattr(tables._Job, "take", die_after_writing)
+        with pytest.raises(Exception, match="killed before Spark knows"):
+            run()
+    run()
+    assert bodies() == sorted(f"b{number}" for number in range(50))
+    assert compact_table(spark, target, to=FORM) > 0  # type: ignore[arg-type]
+    assert bodies() == sorted(f"b{number}" for number in range(50))
+    # What comes a second time by another way is merged by the message's place.
+    rows = spark.read.format("rmq").options(**pair.options("Lake")).load()
+    rows.selectExpr("*", f"{tables.DATE_UTC} AS date").createOrReplaceTempView("coming")
+    pair.send("Lake", 6, first=50)
+    name = target if FORM == "iceberg" else f"delta.`{target}`"
+    same = " AND ".join(f"t.{c} = s.{c}" for c in ("topic", "brokerName", "queueId", "queueOffset"))
+    spark.sql(f"MERGE INTO {name} t USING coming s ON {same} WHEN NOT MATCHED THEN INSERT *")
+    assert bodies() == sorted(f"b{number}" for number in range(56))
