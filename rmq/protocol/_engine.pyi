@@ -1,6 +1,6 @@
 """What the compiled engine offers. What is not said here is as in the functions that it stands for."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, overload
 
 from rmq.protocol.command import Command
@@ -148,6 +148,21 @@ def build_batch(
 
 def batch_ids(prefix: bytes, positions: list[int]) -> bytes:
     """The offset message ids of a batch, separated by commas; each begins with `prefix`."""
+
+def choose(
+    units: bytes | bytearray | memoryview,
+    log_start: int,
+    log_end: int,
+    old: int,
+    most: tuple[int, int],
+    most_old: tuple[int, int],
+    matches: Callable[[int], bool] | None,
+) -> tuple[int, int, int, int, int, list[tuple[int, int]]]:
+    """As `rmq.store.reader.choose`."""
+
+def gather(view: memoryview, first: int, ranges: list[tuple[int, int]], total: int) -> bytes | None:
+    """The bytes of ranges of addresses, `total` of them, from a view that begins at the address `first`; None
+    when they are not all in it."""
 
 # Of a client; they are in `_client.pxi`.
 

@@ -7,7 +7,7 @@ comes from a peer is read between two pointers, `p` and `end`, and nothing is re
 `end`. Each limit here is one at which Python still takes the plain way.
 """
 
-from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 
 from cpython.mem cimport PyMem_Free, PyMem_Malloc, PyMem_Realloc
@@ -108,7 +108,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 6
+SEAM = 7
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -161,6 +161,9 @@ cdef inline uint32_t get32(const char* p) noexcept nogil:
 cdef inline uint32_t get16(const char* p) noexcept nogil:
     cdef const uint8_t* b = <const uint8_t*>p
     return (<uint32_t>b[0] << 8) | b[1]
+
+cdef inline uint64_t get64(const char* p) noexcept nogil:
+    return (<uint64_t>get32(p) << 32) | get32(p + 4)
 
 cdef inline void put32(char* p, uint32_t v) noexcept nogil:
     p[0] = <char>(v >> 24)
@@ -1244,5 +1247,87 @@ def batch_ids(bytes prefix, list positions):
         hexadecimal(<uint64_t><int64_t>positions[i], p + size)
         p += size + 16
     return ids
+
+
+# ---- pulls ----
+
+cdef enum:
+    NO_MATCH = 0
+    REMOVING = 1
+    FOUND = 2
+
+cdef struct Range:
+    int64_t start, stop
+
+
+def choose(units, int64_t log_start, int64_t log_end, int64_t old, tuple most, tuple most_old, matches):
+    """As `rmq.store.reader.choose`."""
+    cdef Py_buffer buffer
+    cdef const char* p
+    cdef const char* end
+    cdef int64_t most_count = most[0], most_bytes = most[1], old_count = most_old[0], old_bytes = most_old[1]
+    cdef int64_t physical = 0, size, count = 0, total = 0, looked = 0, start = -1, stop = -1
+    cdef int status = NO_MATCH
+    cdef bint is_old
+    ranges = []
+    PyObject_GetBuffer(units, &buffer, PyBUF_SIMPLE)
+    try:
+        p = <const char*>buffer.buf
+        end = p + buffer.len - buffer.len % 20
+        while p < end:
+            physical = <int64_t>get64(p)
+            size = <int32_t>get32(p + 8)
+            if count:
+                is_old = physical < old
+                if count >= (old_count if is_old else most_count):
+                    break
+                if size > (old_bytes if is_old else most_bytes) - total:
+                    break
+            looked += 1
+            p += 20
+            if matches is not None and not matches(<int64_t>get64(p - 8)):
+                if not count:
+                    status = NO_MATCH
+                continue
+            if physical < log_start or size <= 0 or physical > log_end - size:
+                if not count:
+                    status = REMOVING
+                continue
+            if physical != stop:  # a file's first record never follows: a blank is between
+                if count:
+                    ranges.append((start, stop))
+                start = physical
+            stop = physical + size
+            count += 1
+            total += size
+            status = FOUND
+    finally:
+        PyBuffer_Release(&buffer)
+    if count:
+        ranges.append((start, stop))
+    return status, count, total, looked, physical, ranges
+
+
+def gather(view, int64_t first, list ranges, int64_t total):
+    """The bytes of ranges of addresses, `total` of them, from a view that begins at the address `first`; None
+    when they are not all in it."""
+    cdef Py_buffer buffer
+    cdef int64_t start, stop, left = total
+    cdef char* p
+    if total < 0:
+        return None
+    data = PyBytes_FromStringAndSize(NULL, total)
+    p = PyBytes_AS_STRING(data)
+    PyObject_GetBuffer(view, &buffer, PyBUF_SIMPLE)
+    try:
+        for start, stop in ranges:
+            if start < first or stop < start or stop - first > buffer.len or stop - start > left:
+                return None
+            memcpy(p, <const char*>buffer.buf + (start - first), stop - start)
+            p += stop - start
+            left -= stop - start
+    finally:
+        PyBuffer_Release(&buffer)
+    return None if left else data
 
 include "_client.pxi"

@@ -190,6 +190,13 @@ class CommitLog:
             views.append(file[start - first : stop - first])
         return views
 
+    def file_view(self, physical_offset: int) -> tuple[int, memoryview]:
+        """Where the file begins that holds a byte of the log, and a view of the whole of it."""
+        first = physical_offset - physical_offset % self.file_size
+        found = self.segments.read(first, self.file_size)
+        assert found is not None, "the byte is in the log"
+        return first, found
+
     def record(self, physical_offset: int) -> memoryview | None:
         """The record that starts there, or None when none does; any number may be asked."""
         head = self.read(physical_offset, 48)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from attrs import field
@@ -12,6 +12,8 @@ from rmq.store.consumequeue import UNIT, UNIT_FORM, ConsumeQueue
 from rmq.store.disk import Bytes
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from attrs import define
 else:
     from rmq.late_attrs import define
@@ -26,6 +28,8 @@ OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
 NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
 NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
+_STATUSES = (NO_MATCHED_MESSAGE, MESSAGE_WAS_REMOVING, FOUND)
+_SMALL_BYTES = 4_096  # records that are smaller are copied together
 _SCAN_BYTES = 16_000  # Java looks at no more than this many bytes of units in one call
 
 Matches = Callable[[int], bool]
@@ -44,7 +48,7 @@ class GetResult:
     next_queue_offset: int
     min_offset: int = 0
     max_offset: int = 0
-    buffers: list[memoryview] = field(factory=list)
+    buffers: Sequence[Bytes] = field(factory=list)
     count: int = 0
     size: int = 0
     suggests_slave: bool = False
@@ -90,8 +94,12 @@ class Wanted:
     looks: int = _SCAN_BYTES // UNIT
 
 
-def read_queue(queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Wanted) -> GetResult:
-    """Read from an offset that the queue holds. Bounds and the next offset are Java's, unit by unit."""
+def read_queue(
+    queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Wanted, compiled: ModuleType | None = None
+) -> GetResult:
+    """Read from an offset that the queue holds. Bounds and the next offset are Java's, unit by unit.
+    `compiled` is the engine that does it, if not this module.
+    """
     scan = max(_SCAN_BYTES, wanted.count * UNIT) // UNIT
     if wanted.matches is None and wanted.matches_record is None:
         # Nothing is skipped but what is gone, so more units than the limits allow need not be looked at.
@@ -103,24 +111,63 @@ def read_queue(queue: ConsumeQueue, log: CommitLog, limits: Limits, wanted: Want
     if not units:
         result.status, result.next_queue_offset = OFFSET_FOUND_NULL, queue.next_file(wanted.offset)
         return result
-    result.buffers = log.read_ranges(_choose(units, log, limits, wanted, result))
+    count, size, matches, matches_record = wanted.count, wanted.size, wanted.matches, wanted.matches_record
+    log_end = log.end
+    old = log_end - limits.memory  # records before it count as being on disk
+    most = min(count, limits.count_in_memory), min(size, limits.bytes_in_memory)
+    most_old = min(count, limits.count_in_disk), min(size, limits.bytes_in_disk)
+    if matches_record is not None:
+        test = _of_log(log, matches_record)
+        chosen = choose(units, log.start, log_end, old, most, most_old, matches, test)
+    elif compiled is None:
+        chosen = choose(units, log.start, log_end, old, most, most_old, matches)
+    else:
+        chosen = compiled.choose(units, log.start, log_end, old, most, most_old, matches)
+    status, result.count, result.size, looked, last, ranges = chosen
+    result.status = _STATUSES[status]
+    result.next_queue_offset += looked
+    result.suggests_slave = log_end - last > limits.memory
+    if compiled is None:
+        result.buffers = log.read_ranges(ranges)
+    else:
+        result.buffers = _buffers(log, ranges, result.size, compiled)
     return result
 
 
-def _choose(
-    units: Bytes, log: CommitLog, limits: Limits, wanted: Wanted, result: GetResult
-) -> list[tuple[int, int]]:
-    """Go through the units and fill in `result`; returns the ranges of the log that hold its records.
+def _buffers(
+    log: CommitLog, ranges: list[tuple[int, int]], size: int, compiled: ModuleType
+) -> Sequence[Bytes]:
+    """The bytes of ranges of the log: of many that are small as one copy, which costs less than each by
+    itself."""
+    if len(ranges) > 1 and size < _SMALL_BYTES * len(ranges):
+        first, view = log.file_view(ranges[0][0])
+        data: bytes | None = compiled.gather(view, first, ranges, size)
+        if data is not None:  # else they are in several files
+            return [data]
+    return log.read_ranges(ranges)
 
+
+Chosen = tuple[int, int, int, int, int, list[tuple[int, int]]]
+
+
+def choose(
+    units: Bytes,
+    log_start: int,
+    log_end: int,
+    old: int,
+    most: tuple[int, int],
+    most_old: tuple[int, int],
+    matches: Matches | None,
+    matches_record: Callable[[int, int], bool] | None = None,
+) -> Chosen:
+    """Go through units; returns the place in _STATUSES, how many messages and bytes are taken, how many units
+    were looked at, where the last one's record is, and the ranges of the log that hold the records.
+
+    `most` and `most_old` are the most messages and bytes, of records before `old` the latter.
     Records that follow each other in one file make one range. It is one long loop because it runs for each
     message that anyone reads.
     """
-    matches, matches_record = wanted.matches, wanted.matches_record
-    log_start, log_end = log.start, log.end
-    old = log_end - limits.memory  # records before it count as being on disk
-    most = min(wanted.count, limits.count_in_memory), min(wanted.size, limits.bytes_in_memory)
-    most_old = min(wanted.count, limits.count_in_disk), min(wanted.size, limits.bytes_in_disk)
-    status = NO_MATCHED_MESSAGE
+    status = 0
     ranges: list[tuple[int, int]] = []
     start = stop = -1
     count = total = looked = physical = 0
@@ -131,13 +178,13 @@ def _choose(
                 break
         looked += 1
         if matches is not None and not matches(code):
-            status = status if count else NO_MATCHED_MESSAGE
+            status = status if count else 0
             continue
         if physical < log_start or physical + size > log_end or size <= 0:
-            status = status if count else MESSAGE_WAS_REMOVING
+            status = status if count else 1
             continue
-        if matches_record is not None and not _record_matches(log, physical, size, matches_record):
-            status = status if count else NO_MATCHED_MESSAGE
+        if matches_record is not None and not matches_record(physical, size):
+            status = status if count else 0
             continue
         if physical != stop:  # a file's first record never follows: a blank is between
             if count:
@@ -146,13 +193,15 @@ def _choose(
         stop = physical + size
         count += 1
         total += size
-        status = FOUND
+        status = 2
     if count:
         ranges.append((start, stop))
-    result.status, result.count, result.size = status, count, total
-    result.next_queue_offset += looked
-    result.suggests_slave = log_end - physical > limits.memory
-    return ranges
+    return status, count, total, looked, physical, ranges
+
+
+def _of_log(log: CommitLog, matches: MatchesRecord) -> Callable[[int, int], bool]:
+    """A test of a record as a test of its place."""
+    return lambda physical, size: _record_matches(log, physical, size, matches)
 
 
 def _record_matches(log: CommitLog, physical: int, size: int, matches: MatchesRecord) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rmq.errors import OffsetOutOfRange
 from rmq.message import StoredMessage
@@ -25,6 +25,9 @@ from rmq.store.reader import (
 )
 from rmq.store.reput import Reput
 from rmq.store.scan import parse
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 COUNT_BACKLOG = 20_000
 """Records that a look-up or `close` indexes in one go, and how many may wait before `commit` indexes some."""
@@ -49,6 +52,7 @@ class StoreView:
     _queues: Queues
     _index: Index
     _reput: Reput
+    _compiled: ModuleType | None
     _served = 0  # bytes read since the mapped pages were let go
 
     @property
@@ -93,7 +97,7 @@ class StoreView:
         if queue is None or not queue.start <= queue_offset < queue.end:
             return outside(queue, queue_offset, self._corrects_offsets())
         wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks)
-        result = read_queue(queue, self._log, self._limits, wanted)
+        result = read_queue(queue, self._log, self._limits, wanted, self._compiled)
         self._served += result.size
         if self._served > _RELAX_BYTES:
             self._served = 0

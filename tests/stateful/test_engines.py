@@ -28,16 +28,17 @@ from rmq.broker.send import RARE
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import AccessDenied, RemoteProtocolError
 from rmq.plugin import Hooks, StoredEvent
-from rmq.protocol.codes import FLAG_ONEWAY, RequestCode
+from rmq.protocol.codes import FLAG_ONEWAY, PULL_SUBSCRIPTION, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.fields import java_name, short_name
 from rmq.protocol.frames import Decoder, encode
-from rmq.protocol.headers import SendMessageRequestHeader
+from rmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeader
 from rmq.protocol.properties import TagsAndKeys
 from rmq.protocol.record import build_batch, encode_batch, host_bytes
 from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.store.consumequeue import UNIT_FORM
 from rmq.store.index import KeyHash, pack_entries
+from rmq.store.reader import choose
 from rmq.store.store import Batch, Store
 from rmq.testing.disk import MemoryDisk
 from tests.compiled import COMPILED, HAS_COMPILED
@@ -277,7 +278,12 @@ class Side:
         self.store.load()
         saves = {"new_topics": lambda: None} if waits in ("topics", "both") else {}
         self.broker = make_broker(
-            BrokerConfig(broker_name="a", broker_cluster_name="Cluster", region_id="Région"),
+            BrokerConfig(
+                broker_name="a",
+                broker_cluster_name="Cluster",
+                region_id="Région",
+                enable_property_filter=True,
+            ),
             self.store,
             address="10.0.0.9:10911",
             ha_address="10.0.0.9:10912",
@@ -437,6 +443,24 @@ class Engines(RuleBasedStateMachine):
         data = b"".join(send(kind, Random(seed), 0) for kind, seed in requests)
         assert self.both(lambda side: side.receive(0, data + rest))
 
+    @rule(
+        topic=st.sampled_from(["Orders", "Orders", "New1", "%RETRY%readers"]),
+        queue_id=st.integers(0, 4),
+        offset=st.integers(0, 60),
+        most=st.sampled_from([0, 1, 4, 32, 1_000]),
+        expression=st.sampled_from(["*", "*", "TagA", "T || x", "color = 'blue'"]),
+    )
+    def pulled(self, topic: str, queue_id: int, offset: int, most: int, expression: str) -> None:
+        self.opaque += 1
+        fields = ["readers", topic, queue_id, offset, most, PULL_SUBSCRIPTION, 0, 0, expression, 0]
+        names = [java_name(field) for field in attrs.fields(PullMessageRequestHeader)]
+        ext = dict(zip(names, map(_text, fields), strict=False))
+        ext["expressionType"] = "SQL92" if "=" in expression else "TAG"
+        request = Command.request(RequestCode.PULL_MESSAGE, ext)
+        request.opaque = self.opaque
+        self.asked.append(self.opaque)
+        self.both(lambda side: side.receive(1, encode(request)))
+
     @precondition(lambda self: self.waits in ("disk", "both"))
     @rule(back=st.integers(0, 3))
     def synced(self, back: int) -> None:
@@ -527,6 +551,9 @@ def run_traffic(machine: Engines, seed: int, steps: int) -> None:
             machine.time_passes(ms=chance.choice([1, 40, 1_000, 6_000]), backwards=chance.random() < 0.5)
         elif act < 0.95:
             machine.dispatch(limit=chance.choice([1, 7, 1_000]))
+        elif act < 0.97:
+            queue_id, offset, most = chance.randrange(4), chance.randrange(60), chance.choice([1, 32, 1_000])
+            machine.pulled("Orders", queue_id, offset, most, chance.choice(["*", "TagA"]))
         elif waits == "topics" or (waits == "both" and chance.random() < 0.5):
             machine.topics_saved()
         elif waits:
@@ -890,3 +917,61 @@ def test_the_ids_of_a_batch_are_the_same(positions: list[int], host: int) -> Non
     answers = Answers(bytes(range(host)), region="r", trace_on=True)
     ids = COMPILED.batch_ids(bytes(range(host)).hex().upper().encode(), positions)
     assert ids.decode() == answers._ids(Batch(0, positions, 0))
+
+
+SMALL = st.integers(0, 400)
+UNITS = st.lists(
+    st.tuples(
+        SMALL | st.sampled_from([-1, 1 << 40, -(1 << 63), (1 << 63) - 1]),
+        st.sampled_from([100, 100, 60, 0, -5, 0x7FFFFFFF, -(1 << 31)]) | st.integers(1, 120),
+        st.sampled_from([0, 7, -7, 1 << 40]),
+    ),
+    max_size=20,
+)
+BOUND = st.tuples(st.integers(0, 12), st.sampled_from([0, 99, 300, 1 << 62]))
+
+
+@HAS_COMPILED
+@given(UNITS, st.booleans(), st.tuples(SMALL, SMALL, SMALL), BOUND, BOUND, st.sampled_from([None, {7, 0}]))
+def test_what_a_pull_gets_is_chosen_and_gathered_the_same(
+    units: list[tuple[int, int, int]],
+    in_a_row: bool,
+    log: tuple[int, int, int],
+    most: tuple[int, int],
+    most_old: tuple[int, int],
+    codes: set[int] | None,
+) -> None:
+    assert COMPILED is not None
+    if in_a_row:
+        at = 0
+        for number, (_, size, code) in enumerate(units):
+            units[number] = at, size, code
+            at += size % 100
+    data = b"".join(UNIT_FORM.pack(*unit) for unit in units)
+    matches = None if codes is None else codes.__contains__
+    ours = choose(data, *log, most, most_old, matches)
+    for form in (data, bytearray(data), memoryview(data)):
+        assert COMPILED.choose(form, *log, most, most_old, matches) == ours
+
+    size, ranges = ours[2], ours[5]
+    file = memoryview(bytes(range(200)))
+    for first in (0, 150, 300):
+        pieces = [bytes(file[max(0, start - first) : max(0, stop - first)]) for start, stop in ranges]
+        expected = b"".join(pieces) if all(start >= first for start, _ in ranges) else b""
+        whole = expected if len(expected) == size else None
+        assert COMPILED.gather(file, first, ranges, size) == whole
+    assert COMPILED.gather(file, 0, ranges, size + 1) is None
+    assert not ranges or COMPILED.gather(file, 0, ranges, size - 1) is None
+
+
+@HAS_COMPILED
+def test_a_pull_of_many_ranges_is_one_buffer() -> None:
+    pair = Pair()
+    for _ in range(3):
+        pair.give(b"".join(pair.frame() for _ in range(16)))
+    first, other = (side.store.get("Orders", 1, 0, 32) for side in pair.machine.sides)
+    assert first.count == other.count >= 8
+    assert len(first.buffers) == 1
+    assert len(other.buffers) == other.count
+    assert first.buffers[0] == b"".join(other.buffers)
+    pair.end()
