@@ -1,0 +1,293 @@
+"""The loads of `benchmarks.peers`: requests built once, a window of them in flight on one connection.
+
+    python -m benchmarks.peers.wires WIRE PORT SIZE WINDOW BATCH WARM SECONDS
+
+Each wire sends the same bytes again and again and counts the acknowledgements, so that the load costs a
+microsecond a message whoever the broker is. Prints {"event": "measuring"} after the warm-up and one line of
+results at the end. A refusal ends it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.frames import encode
+from rmq.protocol.headers import SendMessageRequestHeader
+from rmq.protocol.record import encode_batch
+
+TOPIC = "Peers"
+READ_BYTES = 1 << 18
+
+
+class Wire:
+    """A connection to a broker: `requests` are sent in turn, each with `batch` messages."""
+
+    requests: tuple[bytes, ...]
+
+    def __init__(self, port: int, size: int, batch: int) -> None:
+        self.batch = max(batch, 1)
+        self.is_batch = batch > 0
+        self.body = os.urandom(size // 2).hex().encode()
+        self.sock = socket.create_connection(("127.0.0.1", port), 20)
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._rest = b""
+        self._frames: list[bytes] = []
+        self.open()
+
+    def open(self) -> None:
+        """Say hello, make the topic and `requests`."""
+        raise NotImplementedError
+
+    def answered(self, data: bytes) -> int:
+        """How many messages these bytes acknowledge. Raises ValueError for a refusal."""
+        raise NotImplementedError
+
+    def frames(self, data: bytes) -> list[bytes]:
+        """The whole frames behind their lengths of four bytes; the rest is kept for the next call."""
+        data, at, found = self._rest + data, 0, []
+        while len(data) - at >= 4:
+            (size,) = struct.unpack_from(">I", data, at)
+            if len(data) - at < 4 + size:
+                break
+            found.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._rest = data[at:]
+        return found
+
+    def ask(self, frame: bytes) -> bytes:
+        """Send a frame and wait for the next one."""
+        self.sock.sendall(struct.pack(">I", len(frame)) + frame)
+        return self.next_frame()
+
+    def next_frame(self) -> bytes:
+        """The next frame that comes."""
+        while not self._frames:
+            data = self.sock.recv(READ_BYTES)
+            if not data:
+                raise ValueError("the broker hung up")
+            self._frames += self.frames(data)
+        return self._frames.pop(0)
+
+
+class Rmq(Wire):
+    """RocketMQ's remoting: SEND_MESSAGE_V2, or SEND_BATCH_MESSAGE, with a JSON header."""
+
+    def open(self) -> None:
+        now = int(time.time() * 1000)
+        properties = "UNIQ_KEY\x01" + "7F0000010B2C18B4AAC2000000000000\x02"
+        code, body = RequestCode.SEND_MESSAGE_V2, self.body
+        if self.is_batch:
+            code, body = RequestCode.SEND_BATCH_MESSAGE, encode_batch([(0, body, properties)] * self.batch)
+        self.requests = tuple(
+            encode(
+                Command.request(
+                    code,
+                    SendMessageRequestHeader(
+                        "peers", TOPIC, "TBW102", 4, queue, 0, now, 0, properties, 0, batch=self.is_batch
+                    ),
+                    body,
+                )
+            )
+            for queue in range(4)
+        )
+
+    def answered(self, data: bytes) -> int:
+        found = self.frames(data)
+        if not all(b'"code":0' in frame for frame in found):
+            raise ValueError(next(frame for frame in found if b'"code":0' not in frame))
+        return len(found) * self.batch
+
+
+class Nats(Wire):
+    """NATS: PUB with a reply subject, which JetStream answers; one request a message."""
+
+    def open(self) -> None:
+        hello = {"verbose": False, "pedantic": False, "headers": True, "lang": "raw", "version": "1"}
+        config = json.dumps({"name": TOPIC, "subjects": [TOPIC], "storage": "file"}).encode()
+        self.sock.sendall(
+            b"CONNECT %b\r\nSUB made 1\r\nPUB $JS.API.STREAM.CREATE.%b made %d\r\n%b\r\n"
+            % (json.dumps(hello).encode(), TOPIC.encode(), len(config), config)
+        )
+        told = b""
+        while b"stream_create_response" not in told:
+            told += self.sock.recv(READ_BYTES)
+        self.sock.sendall(b"SUB acks 2\r\n")
+        self.requests = (b"PUB %b acks %d\r\n%b\r\n" % (TOPIC.encode(), len(self.body), self.body),)
+
+    def answered(self, data: bytes) -> int:
+        data = self._rest + data
+        if b'"error"' in data or b"-ERR" in data:
+            raise ValueError(data[:200])
+        if data.startswith(b"PING\r\n") or b"\r\nPING\r\n" in data:
+            self.sock.sendall(b"PONG\r\n")
+        end = data.rfind(b"\r\n") + 2
+        self._rest = data[end:]
+        return data.count(b'"seq":', 0, end)
+
+
+class Redis(Wire):
+    """Redis: XADD of one field, pipelined."""
+
+    def open(self) -> None:
+        parts = (b"XADD", TOPIC.encode(), b"*", b"b", self.body)
+        self.sock.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%b\r\n" % (len(TOPIC), TOPIC.encode()))
+        assert self.sock.recv(100).startswith(b":")
+        self.requests = (b"*5\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts),)
+
+    def answered(self, data: bytes) -> int:
+        if b"ERR" in data:
+            raise ValueError(data[:200])
+        return data.count(b"-")  # one in each id
+
+
+class Kafka(Wire):
+    """Kafka: Produce version 3 with acks=1, a record batch of one message or of many."""
+
+    def open(self) -> None:
+        topic = struct.pack(">h", len(TOPIC)) + TOPIC.encode()
+        while True:  # it makes the topic when it is asked for it, and says that it leads it a moment later
+            told = self.ask(struct.pack(">hhih", 3, 1, 1, -1) + struct.pack(">i", 1) + topic)
+            at = told.find(topic)
+            if at > 0 and told[at - 2 : at] == b"\0\0" and told[at + len(topic) + 1 :][:4] == b"\0\0\0\4":
+                break
+            time.sleep(0.2)
+        records = b"".join(self._record(number) for number in range(self.batch))
+        now = int(time.time() * 1000)
+        rest = struct.pack(">hiqqqhii", 0, self.batch - 1, now, now, -1, -1, -1, self.batch) + records
+        stored = struct.pack(">ibI", -1, 2, crc32c(rest)) + rest
+        batch = struct.pack(">qi", 0, len(stored)) + stored
+        requests = []
+        for partition in range(4):
+            frame = struct.pack(">hhih", 0, 3, 7, -1) + struct.pack(">hhi", -1, 1, 30_000)
+            frame += struct.pack(">i", 1) + topic + struct.pack(">iii", 1, partition, len(batch)) + batch
+            requests.append(struct.pack(">I", len(frame)) + frame)
+        self.requests = tuple(requests)
+        self._error_at = 4 + 4 + len(topic) + 4 + 4
+
+    def _record(self, number: int) -> bytes:
+        inner = b"\0\0" + varint(number) + varint(-1) + varint(len(self.body)) + self.body + varint(0)
+        return varint(len(inner)) + inner
+
+    def answered(self, data: bytes) -> int:
+        found = self.frames(data)
+        for frame in found:
+            if frame[self._error_at : self._error_at + 2] != b"\0\0":
+                raise ValueError(f"error {frame[self._error_at : self._error_at + 2]!r}")
+        return len(found) * self.batch
+
+
+class Rabbit(Wire):
+    """RabbitMQ's stream protocol: Publish with one message or many, confirmed by their ids."""
+
+    def open(self) -> None:
+        def text(value: str) -> bytes:
+            return struct.pack(">h", len(value)) + value.encode()
+
+        def command(key: int, *parts: bytes) -> bytes:
+            return self.ask(struct.pack(">HHI", key, 1, 1) + b"".join(parts))
+
+        command(0x11, struct.pack(">i", 0))
+        command(0x12)
+        login = b"\0guest\0guest"
+        told = command(0x13, text("PLAIN"), struct.pack(">i", len(login)), login)
+        if told[8:10] != b"\0\1":
+            raise ValueError(f"refused: {told!r}")
+        tune = self.next_frame()
+        self.sock.sendall(struct.pack(">I", len(tune)) + tune)
+        command(0x15, text("/"))
+        command(0x0D, text(TOPIC), struct.pack(">i", 0))
+        told = command(0x01, b"\1", text(""), text(TOPIC))
+        if told[8:10] != b"\0\1":
+            raise ValueError(f"refused: {told!r}")
+        messages = b"".join(
+            struct.pack(">QI", number, len(self.body)) + self.body for number in range(self.batch)
+        )
+        frame = struct.pack(">HHBi", 0x02, 1, 1, self.batch) + messages
+        self.requests = (struct.pack(">I", len(frame)) + frame,)
+
+    def answered(self, data: bytes) -> int:
+        count = 0
+        for frame in self.frames(data):
+            key, _ = struct.unpack_from(">HH", frame)
+            if key == 0x03:
+                count += int(struct.unpack_from(">i", frame, 5)[0])
+            elif key != 0x17:  # a heartbeat
+                raise ValueError(f"{key:#x}: {frame[:40]!r}")
+        return count
+
+
+def varint(value: int) -> bytes:
+    """Kafka's: zigzag, seven bits a byte."""
+    value = (value << 1) ^ (value >> 63)
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes(out) + bytes([value])
+
+
+def crc32c(data: bytes) -> int:
+    """Castagnoli's CRC, which Kafka's record batches have."""
+    table = []
+    for number in range(256):
+        for _ in range(8):
+            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
+        table.append(number)
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
+    return crc ^ 0xFFFFFFFF
+
+
+WIRES: dict[str, Callable[[int, int, int], Wire]] = {
+    "rmq": Rmq,
+    "kafka": Kafka,
+    "nats": Nats,
+    "redis": Redis,
+    "rabbitmq": Rabbit,
+}
+
+
+def run(wire: Wire, window: int, warm: float, seconds: float) -> tuple[int, float]:
+    """Keep the window full; how many messages were acknowledged after the warm-up, and in how long."""
+    sock, requests, turn = wire.sock, wire.requests, 0
+    room = max(window // wire.batch, 1)
+    ring = b"".join(requests[number % len(requests)] for number in range(len(requests) * room))
+    size = len(requests[0])
+    assert all(len(request) == size for request in requests)
+    free, owed, counted, begin = room, 0, 0, 0.0
+    start = time.perf_counter()
+    while True:
+        if free:
+            sock.sendall(memoryview(ring)[turn * size : (turn + free) * size])
+            turn = (turn + free) % len(requests)
+            free = 0
+        data = sock.recv(READ_BYTES)
+        if not data:
+            raise ValueError("the broker hung up")
+        got = wire.answered(data) + owed
+        free, owed = divmod(got, wire.batch)
+        now = time.perf_counter()
+        if begin:
+            counted += free * wire.batch
+            if now - begin >= seconds:
+                return counted, now - begin
+        elif now - start >= warm:
+            begin = now
+            print(json.dumps({"event": "measuring"}), flush=True)
+
+
+if __name__ == "__main__":
+    name, *numbers = sys.argv[1:]
+    port, size, window, batch, warm, seconds = map(float, numbers)
+    wire = WIRES[name](int(port), int(size), int(batch))
+    count, took = run(wire, int(window), warm, seconds)
+    print(json.dumps({"messages": count, "rate": count / took}), flush=True)
