@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rmq.spark.decode import decoded, undecoded
+    from rmq.spark.metrics import StreamMetrics, watch_streams
     from rmq.spark.pipelines.archive import archive, compact, read_archive
     from rmq.spark.pipelines.audit import audit_store
     from rmq.spark.pipelines.dead_letters import count_letters, dead_letters, resend
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 # Name -> the module that has it.
 _PLACES = {
     "Run": "pipelines.replay",
+    "StreamMetrics": "metrics",
     "analyse_traces": "pipelines.trace",
     "archive": "pipelines.archive",
     "archive_table": "pipelines.tables",
@@ -32,6 +35,7 @@ _PLACES = {
     "compact_table": "pipelines.tables",
     "count_letters": "pipelines.dead_letters",
     "dead_letters": "pipelines.dead_letters",
+    "decoded": "decode",
     "profile_topics": "pipelines.profile",
     "read_archive": "pipelines.archive",
     "read_table": "pipelines.tables",
@@ -41,11 +45,14 @@ _PLACES = {
     "report_lag": "pipelines.lag",
     "resend": "pipelines.dead_letters",
     "session": "runtime",
+    "undecoded": "decode",
+    "watch_streams": "metrics",
     "without_duplicates": "sink",
 }
 
 __all__ = [
     "Run",
+    "StreamMetrics",
     "analyse_traces",
     "archive",
     "archive_table",
@@ -54,6 +61,7 @@ __all__ = [
     "compact_table",
     "count_letters",
     "dead_letters",
+    "decoded",
     "profile_topics",
     "read_archive",
     "read_table",
@@ -63,6 +71,8 @@ __all__ = [
     "report_lag",
     "resend",
     "session",
+    "undecoded",
+    "watch_streams",
     "without_duplicates",
 ]
 

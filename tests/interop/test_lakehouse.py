@@ -93,7 +93,7 @@ def test_a_topic_becomes_a_table_each_message_once(
         patched.setattr(tables._Job, "take", die_after_writing)
         with pytest.raises(Exception, match="killed before Spark knows"):
             run()
-    run()
+    assert run().skipped == (FORM == "iceberg"), "Delta's log passes over it by itself"
     assert bodies() == sorted(f"b{number}" for number in range(50))
     assert compact_table(spark, target, to=FORM) > 0  # type: ignore[arg-type]
     assert bodies() == sorted(f"b{number}" for number in range(50))
@@ -103,5 +103,7 @@ def test_a_topic_becomes_a_table_each_message_once(
     pair.send("Lake", 6, first=50)
     name = target if FORM == "iceberg" else f"delta.`{target}`"
     same = " AND ".join(f"t.{c} = s.{c}" for c in ("topic", "brokerName", "queueId", "queueOffset"))
+    if FORM == "iceberg":
+        spark.catalog.refreshTable(target)
     spark.sql(f"MERGE INTO {name} t USING coming s ON {same} WHEN NOT MATCHED THEN INSERT *")
     assert bodies() == sorted(f"b{number}" for number in range(56))

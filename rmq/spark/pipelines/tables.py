@@ -102,6 +102,7 @@ def archive_table(
 def read_table(spark: SparkSession, target: str, *, to: Form) -> DataFrame:
     """The rows of a table that `archive_table` wrote, each once, also while batches are merged."""
     if to == "iceberg":
+        spark.catalog.refreshTable(target)  # sessions remember tables as they were, for half a minute
         return spark.table(target)
     if to == "delta":
         return spark.read.format("delta").load(target) if _is_path(target) else spark.table(target)
@@ -186,12 +187,14 @@ class _Job:
     def _iceberg(self, frame: DataFrame, query: str, batch_id: int) -> bool:
         from pyspark.sql import functions as F
 
-        if not self.spark.catalog.tableExists(self.target):
+        session = frame.sparkSession  # the query's own, whose memory of the table is not that of ours
+        if not session.catalog.tableExists(self.target):
             columns = [F.col(name) for name in self.partition]
-            maker = self.spark.createDataFrame([], frame.schema).writeTo(self.target).using("iceberg")
+            maker = session.createDataFrame([], frame.schema).writeTo(self.target).using("iceberg")
             (maker.partitionedBy(*columns) if columns else maker).create()
         else:
-            snapshots = self.spark.table(f"{self.target}.snapshots").where(
+            session.catalog.refreshTable(self.target)
+            snapshots = session.table(f"{self.target}.snapshots").where(
                 (F.col("summary")[QUERY] == query) & (F.col("summary")[BATCH].cast("long") >= batch_id)
             )
             if snapshots.count():
@@ -222,6 +225,7 @@ def compact_table(spark: SparkSession, target: str, *, to: Form, least: int = 2)
         catalog, _, table = target.partition(".")
         options = f"map('min-input-files', '{least}')"
         call = f"CALL {catalog}.system.rewrite_data_files(table => '{table}', options => {options})"
+        spark.catalog.refreshTable(target)
         (row,) = spark.sql(call).collect()
         return int(row["rewritten_data_files_count"])
     folder = _Folder(spark, target)

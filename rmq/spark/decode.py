@@ -1,0 +1,161 @@
+"""decoded(): bodies of messages as values, by a schema in JSON, Avro or Protobuf; and what cannot be read.
+
+All is done by Spark's own expressions: no row goes through Python.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, get_args
+
+from rmq.errors import ConfigError
+from rmq.message import dlq_topic, validate_group
+from rmq.protocol.properties import DLQ_ORIGIN_MESSAGE_ID, DLQ_ORIGIN_TOPIC, DLQ_REASON
+from rmq.spark.pipelines.replay import own_properties
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import StructType
+
+Form = Literal["json", "avro", "protobuf"]
+Bad = Literal["null", "fail", "dlq"]
+
+REASON: Final = "decodeError"
+"""The column that says what is wrong with a row, with bad="dlq"."""
+REGISTRY_SECONDS: Final = 10.0
+_UNREAD: Final = "_unread"
+_FRAME_BYTES: Final = 5
+_JARS: Final = {"avro": "spark-avro_2.13", "protobuf": "spark-protobuf_2.13"}
+
+
+def decoded(
+    frame: DataFrame,
+    schema: str | StructType,
+    *,
+    form: Form = "json",
+    bad: Bad = "null",
+    message: str = "",
+    framed: bool = False,
+    into: str = "value",
+) -> DataFrame:
+    """The rows with one column more, `into`: the `body` as a value.
+
+    `schema` is a Spark schema (a StructType, or text such as ``id long, amount double``) for `json`, an Avro
+    schema for `avro`, the path of a descriptor file (``protoc --descriptor_set_out``) for `protobuf`, whose
+    `message` names the type. A path of a file with it will do, and so will the URL of a schema registry
+    whose answer has it as ``schema`` (``https://host/subjects/orders-value/versions/latest``); it is read
+    now, once. `framed` says that five bytes of such a registry come before each value (a zero and a number).
+
+    `bad` says what becomes of a body that the schema does not fit: `null`: its value is null; `fail`: the
+    query fails and names topic, queue and offset; `dlq`: a column ``decodeError`` has the reason, null for
+    good rows, from which `undecoded` makes dead letters. A null body is none.
+
+    Avro and Protobuf need Spark's own packages in the session (``spark.jars.packages``:
+    org.apache.spark:spark-avro_2.13 or spark-protobuf_2.13 of Spark's version). Raises ConfigError without
+    them, and for a schema that cannot be read."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import functions as F
+
+    for key, given, known in (("form", form, get_args(Form)), ("bad", bad, get_args(Bad))):
+        if given not in known:
+            raise ConfigError(key, given, f"one of {', '.join(known)}")
+    if taken := {into, *((REASON,) if bad == "dlq" else ())} & set(frame.columns):
+        raise ConfigError("into", ", ".join(sorted(taken)), "a column that the rows do not have")
+    body = F.substring("body", _FRAME_BYTES + 1, 1 << 30) if framed else F.col("body")
+    try:
+        found = frame.withColumn(into, _value(body, schema, form, message))
+    except PySparkException as error:
+        if form in _JARS and ("NOT_LOADED" in str(error) or "JavaPackage" in str(error)):
+            package = f"org.apache.spark:{_JARS[form]} of this Spark's version in spark.jars.packages"
+            raise ConfigError("form", form, package) from None
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError("schema", str(schema)[:200], f"a schema for {form} ({reason})") from None
+    value = F.col(into)
+    is_bad = F.col("body").isNotNull() & value.isNull()
+    if form == "json":
+        # What the parser could not read stands in a field of its own, which nobody wants to see.
+        is_bad = is_bad | value[_UNREAD].isNotNull()
+        value = value.dropFields(_UNREAD)
+    why = F.lit(f"the body does not fit the {form} schema")
+    if bad == "fail":
+        place = F.format_string(
+            "message %d of queue %d of %s, topic %s: %s", "queueOffset", "queueId", "brokerName", "topic", why
+        )
+        return found.withColumn(into, F.when(is_bad, F.raise_error(place)).otherwise(value))
+    if bad == "dlq":
+        found = found.withColumn(REASON, F.when(is_bad, why))
+        is_bad = F.col(REASON).isNotNull()
+    return found.withColumn(into, F.when(~is_bad, value))
+
+
+def undecoded(frame: DataFrame, group: str) -> DataFrame:
+    """Of what `decoded` gave with bad="dlq" the rows that could not be read, as dead letters of `group`: for
+    the sink `rmq`, from where `dead_letters`, `rmq dlq` and `rmq spark resend` have them.
+
+    In a stream write both within one `foreachBatch`. The dead letter topic of the group must be there. Raises
+    InvalidName for a group that cannot be one."""
+    from pyspark.sql import functions as F
+
+    validate_group(group)
+    place = F.format_string("undecoded/%s@%s-%d@%d", "topic", "brokerName", "queueId", "queueOffset")
+    marks = F.create_map(
+        F.lit(DLQ_ORIGIN_TOPIC), "topic", F.lit(DLQ_ORIGIN_MESSAGE_ID), "msgId", F.lit(DLQ_REASON), REASON
+    )
+    return frame.where(F.col(REASON).isNotNull()).select(
+        "body",
+        "tags",
+        "keys",
+        F.map_concat(own_properties("DLQ_"), marks).alias("properties"),
+        F.lit(dlq_topic(group)).alias("topic"),
+        place.alias("rowKey"),
+        "msgId",
+    )
+
+
+def _value(body: Column, schema: str | StructType, form: Form, message: str) -> Column:
+    """The body by the schema: null, or for JSON something in the field `_unread`, where it does not fit."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructType
+
+    if form == "json":
+        found = schema if isinstance(schema, StructType) else _struct(_text(schema))
+        whole = StructType([*found.fields]).add(_UNREAD, StringType())
+        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _UNREAD}
+        return F.from_json(body.cast("string"), whole, options)
+    if not isinstance(schema, str):
+        raise ConfigError("schema", type(schema).__name__, f"text, a file or a URL for {form}")
+    if form == "avro":
+        from pyspark.sql.avro.functions import from_avro
+
+        return from_avro(body, _text(schema), {"mode": "PERMISSIVE"})
+    from pyspark.sql.protobuf.functions import from_protobuf
+
+    if not message:
+        raise ConfigError("message", "", "the name of the message's type in the descriptor file")
+    return from_protobuf(body, message, schema, {"mode": "PERMISSIVE"})
+
+
+def _struct(text: str) -> StructType:
+    from pyspark.sql.types import StructType
+
+    if text.lstrip().startswith("{"):
+        return StructType.fromJson(json.loads(text))
+    found = StructType.fromDDL(text)
+    assert isinstance(found, StructType)
+    return found
+
+
+def _text(schema: str) -> str:
+    """The schema's text, which may be in a file or at a registry. Raises ConfigError."""
+    if schema.startswith(("http://", "https://")):
+        try:
+            with urllib.request.urlopen(schema, timeout=REGISTRY_SECONDS) as answer:
+                found = json.load(answer)["schema"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError("schema", schema, f"a registry's answer with `schema` ({error!r})") from None
+        return found if isinstance(found, str) else json.dumps(found)
+    if "\n" not in schema and len(schema) < 4096 and Path(schema).is_file():
+        return Path(schema).read_text("utf-8")
+    return schema

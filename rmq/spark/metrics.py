@@ -1,0 +1,196 @@
+"""Metrics of Spark's streams for Prometheus: what each query has read, how fast, and how far it is behind.
+
+Spark calls its source of a stream by a class name only, also on its page; here its topics and brokers are
+labels.
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from rmq.errors import ConfigError
+from rmq.metrics import Kind, Metric
+from rmq.spark.offsets import Offsets, offsets_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PREFIX = "rmq_spark_"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class StreamMetrics(StreamingQueryListener):
+    """Counts what Spark tells of the queries of a session: `watch_streams` makes it one's listener.
+
+    A query is known by its name, or by its id where it has none; its rows stay when it has ended, for what
+    scrapes seldom."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._running: Counter[str] = Counter()
+        self._failures: Counter[str] = Counter()
+        self._rows: Counter[str] = Counter()
+        self._batches: Counter[str] = Counter()
+        self._rates: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+        self._behind: dict[str, dict[tuple[str, str], int]] = {}
+        self._server: http.server.ThreadingHTTPServer | None = None
+        self._spark: SparkSession | None = None
+
+    # --- what Spark tells, in a thread of its own ---
+
+    def onQueryStarted(self, event: Any) -> None:
+        with self._lock:
+            name = self._names[str(event.runId)] = event.name or str(event.id)
+            self._running[name] += 1
+            self._failures[name] += 0
+
+    def onQueryProgress(self, event: Any) -> None:
+        progress = event.progress
+        name = progress.name or str(progress.id)
+        behind: Counter[tuple[str, str]] = Counter()
+        for source in progress.sources:
+            behind.update(_behind(source.endOffset, source.latestOffset))
+        with self._lock:
+            self._rows[name] += progress.numInputRows
+            self._batches[name] += 1
+            self._rates[name] = _number(progress.processedRowsPerSecond)
+            self._seconds[name] = _number(progress.durationMs.get("triggerExecution", 0)) / 1000
+            self._behind[name] = dict(behind)
+
+    def onQueryIdle(self, event: Any) -> None:
+        """Nothing has come."""
+
+    def onQueryTerminated(self, event: Any) -> None:
+        with self._lock:
+            name = self._names.pop(str(event.runId), str(event.id))
+            self._running[name] -= 1
+            self._failures[name] += event.exception is not None
+
+    # --- for those who look ---
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics as they are now; names without prefix."""
+        with self._lock:
+            behind = [
+                ((name, *place), float(lag))
+                for name, found in self._behind.items()
+                for place, lag in found.items()
+            ]
+            by_query: list[tuple[str, Kind, str, Mapping[str, float]]] = [
+                ("running", "gauge", "Whether the query runs.", dict(self._running)),
+                (
+                    "failures_total",
+                    "counter",
+                    "Runs of the query that ended in an error.",
+                    dict(self._failures),
+                ),
+                ("rows_total", "counter", "Messages that the query has read.", dict(self._rows)),
+                ("batches_total", "counter", "Batches that the query has done.", dict(self._batches)),
+                ("rows_per_second", "gauge", "Messages a second of the last batch.", dict(self._rates)),
+                ("batch_seconds", "gauge", "What the last batch took.", dict(self._seconds)),
+            ]
+        for name, kind, help, values in by_query:
+            rows = [((query,), float(value)) for query, value in values.items()]
+            yield Metric(name, kind, help, rows, ("query",))
+        text = "Messages that the brokers had beyond the end of the last batch."
+        yield Metric("offsets_behind_latest", "gauge", text, behind, ("query", "topic", "broker"))
+
+    def text(self) -> str:
+        """The metrics in Prometheus' text format."""
+        lines = []
+        for metric in self.collect():
+            name = PREFIX + metric.name
+            lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
+            for values, number in metric.rows:
+                labels = ",".join(
+                    f'{label}="{_escaped(value)}"' for label, value in zip(metric.labels, values, strict=True)
+                )
+                lines.append(f"{name}{{{labels}}} {number}")
+        return "\n".join(lines) + "\n"
+
+    @property
+    def port(self) -> int:
+        """Where /metrics is served; 0 when it is not."""
+        return self._server.server_port if self._server is not None else 0
+
+    def close(self) -> None:
+        """Listen and serve no longer."""
+        if self._spark is not None:
+            self._spark.streams.removeListener(self)
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+        self._spark = self._server = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _serve(self, host: str, port: int) -> None:
+        metrics = self
+
+        class Page(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                body = metrics.text().encode() if self.path.split("?")[0] == "/metrics" else b""
+                self.send_response(200 if body else 404)
+                self.send_header("Content-Type", CONTENT_TYPE)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        try:
+            self._server = http.server.ThreadingHTTPServer((host, port), Page)
+        except OSError as error:
+            raise ConfigError("port", port, f"a port to listen on ({error.strerror})") from None
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+
+def watch_streams(spark: SparkSession, *, port: int | None = None, host: str = "127.0.0.1") -> StreamMetrics:
+    """Count what the streams of a session do from now on, until `close` or the end of the block; with `port`
+    (0: a free one) also as ``http://host:port/metrics`` for Prometheus. Raises ConfigError when the port
+    cannot be had."""
+    metrics = StreamMetrics()
+    if port is not None:
+        metrics._serve(host, port)
+    spark.streams.addListener(metrics)
+    metrics._spark = spark
+    return metrics
+
+
+def _behind(end: str | None, latest: str | None) -> Mapping[tuple[str, str], int]:
+    """How many messages are between two offsets of our source, by topic and broker; nothing of another's."""
+    ends, latests = _offsets(end), _offsets(latest)
+    found: Counter[tuple[str, str]] = Counter()
+    for queue, newest in latests.items():
+        found[queue.topic, queue.broker_name] += max(newest - ends.get(queue, newest), 0)
+    return found
+
+
+def _offsets(text: str | None) -> Offsets:
+    try:
+        return offsets_of(json.loads(text or "{}"))
+    except (ValueError, ConfigError):
+        return {}
+
+
+def _number(value: Any) -> float:
+    return float(value) if value is not None and value == value else 0.0  # a batch of no time has NaN
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
