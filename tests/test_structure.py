@@ -31,6 +31,7 @@ ASYNC_PLACES = (
     "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/broker/ha_guard.py",  # the proof of a secret, on a stream
+    "rmq/broker/saver.py",  # writes the tables, a part of the service
     "rmq/embedded.py",
     "rmq/spark/cluster.py",
     "rmq/spark/pull.py",

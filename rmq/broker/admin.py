@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from rmq.broker.groups import check_group
@@ -35,6 +36,7 @@ from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
+    from rmq.broker.pending_changes import PendingChanges
     from rmq.broker.tables import Tables
     from rmq.protocol.command import Command
     from rmq.store.store import Store
@@ -50,8 +52,9 @@ class Admin:
     """Handles what administrators ask: topics, groups and settings changed, state and metrics told, files
     removed.
 
-    `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
-    metrics, and `delay_offsets()` the table of delayOffset.json.
+    `changes` has them answered when they are saved. `commit_pending()` commits what the running chunk has
+    put, `gauges()` gives more rows of the runtime metrics, and `delay_offsets()` the table of
+    delayOffset.json.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Admin:
         store: Store,
         tables: Tables,
         *,
+        changes: PendingChanges,
         commit_pending: Callable[[], None],
         gauges: Callable[[], Mapping[str, str]],
         delay_offsets: Callable[[], Mapping[int, int]],
@@ -67,6 +71,7 @@ class Admin:
     ) -> None:
         self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
+        self._changes = changes
         self._commit_pending = commit_pending
         self._gauges = gauges
         self._delay_offsets = delay_offsets
@@ -99,7 +104,7 @@ class Admin:
 
     # --- topics ---
 
-    def _on_update_topic(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_update_topic(self, request: Command, connection: Any, now: int) -> Command | None:
         self._refuse_on_slave("topics")
         header = request.read(CreateTopicRequestHeader)
         self._check_topic(header.topic)
@@ -114,20 +119,29 @@ class Admin:
             header.order,
         )
         log.info("topic %s is set by %s", header.topic, connection.peer_address)
-        self._topics.update(made, now)
-        return request.reply()
+        undo = self._topics.change(header.topic, made, now)
+        return self._changes.answer("topics", request, connection, undo)
 
-    def _on_delete_topic(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_delete_topic(self, request: Command, connection: Any, now: int) -> Command | None:
         self._refuse_on_slave("topics")
         topic = request.read(DeleteTopicRequestHeader).topic
         self._check_topic(topic)
         log.info("topic %s is deleted by %s", topic, connection.peer_address)
         self._commit_pending()  # a message of the same chunk must not write into files that are gone
-        self._topics.delete(topic, now)
+        if self._topics.get(topic) is None:
+            self._forget_topic(topic)
+            return request.reply()
+        undo, then = self._topics.change(topic, None, now), partial(self._forget_topic, topic)
+        return self._changes.answer("topics", request, connection, undo, then)
+
+    def _forget_topic(self, topic: str) -> None:
+        if self._topics.get(topic) is not None:
+            log.warning("topic %s was made again while it was being deleted: its messages stay", topic)
+            return
+        self._commit_pending()  # as above
         self._store.remove_topic(topic)
         self._offsets.delete_topic(topic)
         self._stats.delete_topic(topic)
-        return request.reply()
 
     def _check_topic(self, topic: str) -> None:
         check_name(topic)
@@ -156,26 +170,34 @@ class Admin:
 
     # --- groups ---
 
-    def _on_update_group(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_update_group(self, request: Command, connection: Any, now: int) -> Command | None:
         self._refuse_on_slave("groups")
         config = bodies.SubscriptionGroupConfig.from_request(request.body)
         check_group(config)
-        self._groups.update(config, now)
-        return request.reply()
+        undo = self._groups.change(config.group_name, config, now)
+        return self._changes.answer("subscriptionGroup", request, connection, undo)
 
     def _on_all_groups(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self._groups.to_json())
 
-    def _on_delete_group(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_delete_group(self, request: Command, connection: Any, now: int) -> Command | None:
         self._refuse_on_slave("groups")
         header = request.read(DeleteSubscriptionGroupRequestHeader)
         group = header.group_name
-        if not self._groups.delete(group, now):
+        if group not in self._groups.table:
             log.warning("group %s is to be deleted but does not exist", group)
-        if header.remove_offset:
+            self._forget_group(group, header.remove_offset)
+            return request.reply()
+        undo, then = (
+            self._groups.change(group, None, now),
+            partial(self._forget_group, group, header.remove_offset),
+        )
+        return self._changes.answer("subscriptionGroup", request, connection, undo, then)
+
+    def _forget_group(self, group: str, removes_offsets: bool) -> None:
+        if removes_offsets:
             self._offsets.delete_group(group)
         self._stats.delete_group(group)
-        return request.reply()
 
     # --- settings ---
 

@@ -25,6 +25,7 @@ from rmq.broker.groups import Expiry, Groups
 from rmq.broker.locks import Locks
 from rmq.broker.metrics import Histograms, gauges_of
 from rmq.broker.offsets import Offsets
+from rmq.broker.pending_changes import PendingChanges
 from rmq.broker.progress import LongAnswers, Progress
 from rmq.broker.pull import Pull
 from rmq.broker.query import Query
@@ -120,6 +121,7 @@ class Broker(Endpoint):
         self._complain_at = 0.0
         self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
+        self.changes = PendingChanges(self.files, self._respond, self.wake.new_topics)
         tables = self._make_tables()
         self._make_writers(tables)
         self._make_readers(tables)
@@ -220,6 +222,7 @@ class Broker(Endpoint):
             settings,
             store,
             tables,
+            changes=self.changes,
             commit_pending=self.commit_pending,
             gauges=partial(gauges_of, self),
             delay_offsets=lambda: self.schedule.progress,

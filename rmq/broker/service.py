@@ -46,6 +46,7 @@ from rmq.broker.flusher import Flusher
 from rmq.broker.ha_guard import Guard
 from rmq.broker.refusals import FlowControl
 from rmq.broker.replication import Follower, serve_slaves
+from rmq.broker.saver import Saver
 from rmq.broker.startup import (
     Opening,
     Ports,
@@ -289,7 +290,7 @@ class _Service:
             nullcontext(pool) if pool else Pool(network, RefusingEndpoint(), tls=self._tls)
         )
         self._threads = threads
-        self._saving, self._saving_made = anyio.Lock(), anyio.Lock()
+        self._saver = Saver(broker, self._blocking, self._alarms.new_topics)
 
     # ---- the tree ----
 
@@ -315,8 +316,8 @@ class _Service:
             for loop in (
                 self._deadlines,
                 self._expire,
-                self._persist,
-                self._save_new_topics,
+                self._saver.persist,
+                self._saver.save_wanted,
                 self._long_answers,
             ):
                 inner.start_soon(_enduring, loop)
@@ -352,7 +353,7 @@ class _Service:
                 await stop.wait()
                 await self._stop(pool)
                 outer.cancel_scope.cancel()
-            await self._save()
+            await self._saver.save()
             inner.cancel_scope.cancel()
 
     async def _stop(self, pool: Pool) -> None:
@@ -370,7 +371,7 @@ class _Service:
         broker.held_pulls.finish_pulls()
         broker.commit_pending()
         with suppress(StoreError):  # their senders have been told
-            await self._save_topics()
+            await self._saver.save_topics()
         try:
             broker.on_synced(await self._blocking(self.store.flush))
         finally:
@@ -451,53 +452,10 @@ class _Service:
             # Wall time may be set: look again after a minute whatever it said.
             await alarm.wait(anyio.current_time() + min(seconds, 60))
 
-    async def _persist(self) -> None:
-        while True:
-            await anyio.sleep(self.broker.config.flush_consumer_offset_interval / 1000)
-            await self._save()
-
     async def _long_answers(self) -> None:
         while True:
             await in_slices(self.broker.long_answers.finish())
             await self._alarms.long_answers.wait()
-
-    async def _save_new_topics(self) -> None:
-        """Save topics made on first use at once: their senders wait."""
-        while True:
-            await self._alarms.new_topics.wait()
-            await self._save_topics()
-
-    async def _save_topics(self) -> None:
-        try:
-            await self._save_made("topics")
-        except StoreError as error:
-            self.broker.acknowledgement.topics_not_saved(error)
-            raise
-        self.broker.acknowledgement.topics_saved()
-        self.broker.wake.follower()
-
-    async def _save_made(self, name: str) -> None:
-        """Save a table if rows of it were made. Raises StoreError."""
-        table = self.broker.files.versioned[name]
-        async with self._saving_made:
-            if table.unsaved:
-                made = table.made
-                await self._blocking(await in_slices(self.broker.files.saving(name)))
-                table.saved(made)
-
-    async def _save(self) -> None:
-        for save in (self._save_topics, partial(self._save_made, "subscriptionGroup")):
-            try:
-                await save()
-            except StoreError as error:
-                log.error("a table cannot be saved, trying again: %s", error)
-        async with self._saving:
-            saves = await in_slices(self.broker.saving())
-            try:
-                await self._blocking(partial(self.store.save_configs, saves))
-            except StoreError as error:
-                log.error("%s cannot be saved, trying again: %s", ", ".join(saves), error)
-                self.broker.files.not_saved(saves)
 
     async def _look_at_certificate(self) -> None:
         while True:

@@ -171,7 +171,7 @@ Row = TypeVar("Row", bound=Body)
 class VersionedTable(ABC, Generic[Row]):
     """Rows by name, and a data version that grows with each change; name servers and slaves compare it.
 
-    What an administrator changes is saved, by `save`, before the call returns. A row made on first use is
+    `update` and `delete` save, by `save`, before they return. A row made on first use, or by `change`, is
     `unsaved` until the table is saved with all others made meanwhile; `made` counts these. `from_start` are
     rows that are always there. `noun` is what the log calls a row; `on_change` is called after each change.
     """
@@ -313,6 +313,27 @@ class VersionedTable(ABC, Generic[Row]):
         self.changes.add(changed)
         self._on_change()
 
+    def change(self, name: str, row: Row | None, now: int | None = None) -> Callable[[], None]:
+        """Put or replace a row, or with None remove it; it is saved later, and `unsaved` until then. Returns
+        what takes that back, if the row was not changed again.
+        """
+        before = self.table.get(name)
+        log.info("%s %s %s", self._noun, name, "deleted" if row is None else f"set: {row}")
+        self._place(name, row, now)
+
+        def undo() -> None:
+            if self.table.get(name) is row:
+                self._place(name, before, None)
+
+        return undo
+
+    def _place(self, name: str, row: Row | None, now: int | None) -> None:
+        table = {**self.table, name: row}
+        self.table = {name: row for name, row in table.items() if row is not None}
+        self.quota.gone(name)
+        self._is_full = False
+        self._grown((name,), now)
+
     # ---- rows made on first use ----
 
     def renew(self) -> None:
@@ -333,8 +354,8 @@ class VersionedTable(ABC, Generic[Row]):
         self._is_full = False
         self._grown(names)
 
-    def _grown(self, names: Collection[str]) -> None:
-        self.data_version = self.data_version.following(self._now_ms())
+    def _grown(self, names: Collection[str], now: int | None = None) -> None:
+        self.data_version = self.data_version.following(self._now_ms() if now is None else now)
         self.made += 1
         self.unsaved |= dict.fromkeys(names, self.made)
         self.changes.add(names)

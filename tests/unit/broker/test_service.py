@@ -34,10 +34,16 @@ from rmq.errors import (
 from rmq.health import Health
 from rmq.metrics import Histogram
 from rmq.plugin import Host, Plugin, PluginRefused
-from rmq.protocol.bodies import ConsumerData, HeartbeatData, ProducerData, SubscriptionData
+from rmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+)
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, RequestCode, ResponseCode
 from rmq.protocol.command import ROCKETMQ, Command
-from rmq.protocol.headers import GetConsumerRunningInfoRequestHeader
+from rmq.protocol.headers import CreateTopicRequestHeader, GetConsumerRunningInfoRequestHeader
 from rmq.protocol.record import decode_records, host_bytes
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
@@ -62,6 +68,15 @@ SMALL = {
     "max_hash_slot_num": 64,
     "max_index_num": 1024,
 }
+
+
+UPDATE_TOPIC = Command.request(
+    RequestCode.UPDATE_AND_CREATE_TOPIC,
+    CreateTopicRequestHeader("Made", "TBW102", 3, 3, 6, "SINGLE_TAG", 0, order=False),
+)
+UPDATE_GROUP = Command.request(
+    RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=SubscriptionGroupConfig("Made").to_json()
+)
 
 
 class Inbox(Endpoint):
@@ -227,6 +242,27 @@ async def test_what_is_committed_is_persisted_in_time(
         await running.ask(pull(sys_flag=PULL_SUBSCRIPTION | 1, commit_offset=1))
         await trio.sleep(5.1)
         assert b'"Orders@readers":{0:1}' in (disk.load("/store/config/consumerOffset.json") or b"")
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("topics", UPDATE_TOPIC),
+        ("subscriptionGroup", UPDATE_GROUP),
+    ],
+)
+async def test_a_change_of_an_administrator_is_on_the_disk_when_it_is_answered(
+    autojump_clock: Any, network: MemoryNetwork, disk: MemoryDisk, name: str, made: Command
+) -> None:
+    async with broker(network, disk) as running:
+        assert (await running.ask(made, timeout=1)).code == 0
+        assert b'"Made"' in (disk.load(f"/store/config/{name}.json") or b"")
+        disk.fail("write", name, times=3)
+        refused = await running.ask(made)
+        assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "write failed" in (refused.remark or "")
+        disk.heal()
+        assert (await running.ask(made)).code == 0
 
 
 # --- name servers ---
