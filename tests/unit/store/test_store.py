@@ -11,6 +11,7 @@ import pytest
 import rmq.store.disk
 from rmq.errors import CorruptRecord, DiskFull, OffsetOutOfRange, StoreError, StoreLocked
 from rmq.message import tags_code
+from rmq.protocol import engine
 from rmq.protocol.record import decode_record, decode_records
 from rmq.store.config import BrokerRole, StoreConfig
 from rmq.store.disk import RealDisk
@@ -468,7 +469,9 @@ def test_neighbours_are_joined_up_to_the_end_of_a_file() -> None:
     store = open_store()
     for number in range(6):
         send(store, record(f"{number}", queue_id=number % 3))
-    assert len(store.get("Orders", 0, 0, 32).buffers) == 2
+    apart = store.get("Orders", 0, 0, 32)
+    assert len(apart.buffers) == (2 if engine.compiled is None else 1)  # which copies small ones together
+    assert [message.body for buffer in apart.buffers for message in decode_records(buffer)] == [b"0", b"3"]
     store = open_store(mapped_file_size_consume_queue=20_000)
     fill(store, 60)
     across = store.get("Orders", 0, 30, 20)
