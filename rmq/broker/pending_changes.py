@@ -85,6 +85,19 @@ class PendingChanges:
         then()
         return request.reply()
 
+    def save_now(self) -> None:
+        """Save at once what waits, and answer: for whoever stands in the loop and cannot wait."""
+        for name in dict.fromkeys(change.name for change in self._changes):
+            table = self._files.versioned[name]
+            made = table.made
+            try:
+                drain(self._files.saving(name))()
+            except StoreError as error:
+                self.not_saved(name, error)
+            else:
+                table.saved(made)
+                self.saved(name, made)
+
     def saved(self, name: str, made: int) -> None:
         """All of the table up to this value of its `made` is in its file."""
         for change in self._take(name, made):

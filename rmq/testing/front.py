@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from typing import Any, Final, TypeVar, cast
 
+from rmq.broker.broker import Broker
 from rmq.errors import TopicNotExist, for_code
 from rmq.message import AUTO_CREATE_TOPIC, MessageQueue, StoredMessage
 from rmq.protocol.bodies import (
@@ -152,10 +153,13 @@ class Front(Endpoint):
         return self.do(lambda: self._asked(request, wire or self._wire))
 
     def _asked(self, request: Command, wire: Wire) -> Command:
-        self.server.handle(Decoder().feed(encode(request)), cast(Connection, wire))
+        self._hand_over(request, wire)
         answers = [one for one in wire.take() if one.is_response and one.opaque == request.opaque]
         assert len(answers) == 1, f"request {request.code} is not answered at once"
         return answers[0]
+
+    def _hand_over(self, request: Command, wire: Wire) -> None:
+        self.server.handle(Decoder().feed(encode(request)), cast(Connection, wire))
 
     def answer(self, request: Command, connection: Connection) -> Command | None:
         """Have the server handle a request that a script has taken: its answer, which the peer does not get.
@@ -228,6 +232,11 @@ class BrokerFront(Front):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
+
+    def _hand_over(self, request: Command, wire: Wire) -> None:
+        super()._hand_over(request, wire)
+        if isinstance(self.server, Broker):
+            self.server.changes.save_now()
 
     def _ok(self, code: int, header: Any = None, body: bytes = b"") -> Command:
         answer = self.ask(code, header, body)
