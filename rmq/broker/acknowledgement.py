@@ -9,8 +9,10 @@ What must hold, in this order, before a producer hears of success:
 4. a slave has the log that far, with brokerRole=SYNC_MASTER; the answer is SLAVE_NOT_AVAILABLE when none is
    near enough to be waited for, FLUSH_SLAVE_TIMEOUT after slaveTimeout.
 
-Who sends with WAIT=false, and a consumer that sends a message back, needs 1 and 2 only. An answer of 3 or 4
-that is not success still has the message's id: the message is stored, its safety is not known.
+Who sends with WAIT=false, a consumer that sends a message back, and who ends a transaction needs 1 and 2
+only, but in a set with controllers: there a slave may become master at any time, and must have what was
+answered. An answer of 3 or 4 that is not success still has the message's id: the message is stored, its
+safety is not known.
 
 What waits is a row in a line, without a task or a timer of its own: a sync or a slave's report answers all
 that it covers, and `step` those whose deadline has passed. When the broker stops, what a last sync does not
@@ -28,6 +30,7 @@ from typing import TYPE_CHECKING, Final, Union
 from attrs import define, field
 
 from rmq.broker.refusals import not_written
+from rmq.broker.replicas import Replicas
 from rmq.errors import StoreError
 from rmq.message import dlq_topic, retry_topic
 from rmq.protocol import engine, json
@@ -40,8 +43,6 @@ from rmq.store.store import Batch
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
-    from rmq.broker.control import Control
-    from rmq.broker.ha import MasterSession
     from rmq.broker.metrics import Histograms
     from rmq.broker.topics import Topics
     from rmq.metrics import Histogram
@@ -64,7 +65,19 @@ class RecordsWithHeader(list["Record"]):
 Records = list["Record"] | tuple["Record", ...] | Batch
 Ack = tuple["Command", int, Records]
 """A send to acknowledge, the queue id that its producer is told, and its records."""
-Acks = Union[list[Ack], "SendRun"]
+
+
+@define(eq=False)
+class Answered:
+    """Requests, other than sends, that are answered without a header once the log is safe."""
+
+    requests: list[Command]
+
+    def __len__(self) -> int:
+        return len(self.requests)
+
+
+Acks = Union[list[Ack], Answered, "SendRun"]
 
 
 def _acks_of(run: SendRun) -> list[Ack]:
@@ -79,7 +92,7 @@ def _acks_of(run: SendRun) -> list[Ack]:
 class Senders:
     """Who gets an answer for one chunk: `waiting`, sends to be answered when the log is as safe as the
     settings ask; `at_once`, sends with WAIT=false, when the log is written; `returned`, messages that a
-    consumer sent back, likewise.
+    consumer sent back, likewise. In a set with controllers all of them wait.
     """
 
     waiting: list[Ack] = field(factory=list)
@@ -184,6 +197,9 @@ class Acknowledgement:
     def _answer(self, connection: Connection, senders: Senders) -> None:
         if self._topics.unsaved:
             senders = self._hold_for_topics(connection, senders)
+        if self.replicas.control is not None:
+            self._park_all(connection, senders)
+            return
         waiting, at_once = senders.waiting, senders.at_once
         if waiting and self._waits_for_more:
             self._park(connection, waiting)
@@ -193,6 +209,20 @@ class Acknowledgement:
             connection.write(self._answers.stored(at_once))
         for request in senders.returned:
             connection.reply(request.reply())
+
+    def _park_all(self, connection: Connection, senders: Senders) -> None:
+        if acks := senders.waiting + senders.at_once:
+            self._park(connection, acks)
+        if senders.returned:
+            self._park(connection, Answered(senders.returned))
+
+    def answer(self, request: Command, connection: Connection) -> Command | None:
+        """The answer to a request whose effect is in the log now; None when it comes later, as in a set with
+        controllers, where replicas must have the log so far."""
+        if self.replicas.control is None:
+            return request.reply()
+        self._park(connection, Answered([request]))
+        return None
 
     # ---- topics that a send has made ----
     # Else a broker that is killed would keep acknowledged messages in topics that it does not know. Saving
@@ -280,12 +310,12 @@ class Acknowledgement:
         elif self._replicates:
             self._await_slave(parked.connection, parked.position, parked.acks)
         else:
-            parked.connection.write(self._answers.stored(parked.acks))
+            self._safe(parked.connection, parked.acks)
 
     def _await_slave(self, connection: Connection, position: int, acks: Acks) -> None:
         """Answer now when a slave has it, or when none can be waited for; else park."""
         if self.replicas.offset >= position:
-            connection.write(self._answers.stored(acks))
+            self._safe(connection, acks)
         elif not self.replicas.are_near(position):
             self._unsure(connection, acks, ResponseCode.SLAVE_NOT_AVAILABLE)
         else:
@@ -293,12 +323,23 @@ class Acknowledgement:
 
     def _on_slave(self, parked: Parked, in_time: bool) -> None:
         if in_time:
-            parked.connection.write(self._answers.stored(parked.acks))
+            self._safe(parked.connection, parked.acks)
         else:
             self._unsure(parked.connection, parked.acks, ResponseCode.FLUSH_SLAVE_TIMEOUT)
 
+    def _safe(self, connection: Connection, acks: Acks) -> None:
+        if isinstance(acks, Answered):
+            for request in acks.requests:
+                connection.reply(request.reply())
+        else:
+            connection.write(self._answers.stored(acks))
+
     def _unsure(self, connection: Connection, acks: Acks, code: ResponseCode) -> None:
         """These are stored, but not known to be as safe as they should be: `code` says how."""
+        if isinstance(acks, Answered):
+            for request in acks.requests:
+                connection.reply(request.reply(code, "it is written, but not known to be at the replicas"))
+            return
         for ack in acks if isinstance(acks, list) else _acks_of(acks):
             connection.reply(self._answers.unsure(ack, code))
 
@@ -374,64 +415,6 @@ class ParkedSends:
         return parked
 
 
-class Replicas:
-    """The links to slaves. A slave that lacks haSlaveFallbehindMax bytes of the log or more counts as absent.
-
-    `on_advance(offset)` is called when a slave has reported, with how far the log is on some slave.
-    """
-
-    def __init__(self, settings: Settings, on_advance: Callable[[int], None]) -> None:
-        self._settings = settings
-        self._on_advance = on_advance
-        self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
-        self.control: Control | None = None
-        """In a controlled set: what decides how far the log is safe, in place of the links' reports."""
-
-    def join(self, session: MasterSession, peer: str, wake: Callable[[], None]) -> None:
-        """A slave's link is up; `wake` is called when the log has grown."""
-        self._links[session] = peer, wake
-
-    def leave(self, session: MasterSession) -> None:
-        """A slave's link has ended: nobody waits for it any more, whatever it has acknowledged."""
-        # `offset` may fall by this. Who waits stays in line: another slave, or this one when it comes back,
-        # may still have the log that far before their deadline.
-        del self._links[session]
-
-    def __len__(self) -> int:
-        return len(self._links)
-
-    @property
-    def offset(self) -> int:
-        """The physical offset up to which some slave has the log, or all in sync; -1 without slaves."""
-        if self.control is not None:
-            return self.control.safe_offset()
-        return max((session.acknowledged for session in self._links), default=-1)
-
-    def are_near(self, position: int) -> bool:
-        """Whether a slave is near enough to the log's end that waiting for it makes sense."""
-        if self.control is not None:
-            return not self.control.refusal()
-        offset = self.offset
-        return offset >= 0 and position - offset < self._settings.store.ha_slave_fallbehind_max
-
-    def grown(self) -> None:
-        """The log has grown: wake the links."""
-        for _, wake in self._links.values():
-            wake()
-
-    def acknowledged(self) -> None:
-        """A slave has reported how far it has the log."""
-        if self.control is not None:
-            for session in self._links:
-                if session.number:
-                    self.control.report(session.number, session.acknowledged)
-        self._on_advance(self.offset)
-
-    def rows(self) -> dict[str, int]:
-        """Each slave's address and how far it has the log."""
-        return {peer: session.acknowledged for session, (peer, _) in self._links.items()}
-
-
 # ---- answers as bytes ----
 
 _PREFIX: Final = Struct(">ii")
@@ -488,7 +471,7 @@ class Answers:
         self._parts = tuple([part.replace(b"\0", b"%") for part in marked.split(b"%d")])
         self._binary_size = len(self._binary_fields + 16 * b"0" + _QUEUE_ID + _QUEUE_OFFSET) + 8
 
-    def stored(self, acks: Acks) -> bytes:
+    def stored(self, acks: list[Ack] | SendRun) -> bytes:
         """The frames that say that these are stored."""
         if not isinstance(acks, list):
             return self.of_run(acks)

@@ -131,12 +131,9 @@ class Broker(Endpoint):
         save = self.wake.new_topics or self.save_topics
         self.followed = FollowedTables(self.files, tables, store, self.delivery, self._on_topics_change, save)
         self.replica = ReplicaState(store, address=address, chance=self._chance, take_progress=take_progress)
+        sign = sign or (lambda command: command)
         self.registration = Registration(
-            self.settings,
-            self.topics,
-            address=address,
-            ha_address=ha_address,
-            sign=sign or (lambda command: command),
+            self.settings, self.topics, address=address, ha_address=ha_address, sign=sign
         )
         self.settings.watch(self.wake.register)  # they are told the permission
         self._load()
@@ -172,14 +169,6 @@ class Broker(Endpoint):
             store.config.message_delay_level, store, self._commit, on_earlier=self.wake.schedule
         )
         self.timers = Timers(store, self._commit, on_earlier=self.wake.schedule)
-        self.transactions = Transactions(
-            settings,
-            store,
-            self.offsets,
-            host=store.store_host,
-            ask=self._ask_producer,
-            commit=self._commit,
-        )
         self.acknowledgement = Acknowledgement(
             settings,
             store,
@@ -188,6 +177,15 @@ class Broker(Endpoint):
             histograms=self.histograms,
             on_deadline=self._on_deadline,
             on_sync_wanted=self.wake.flush,
+        )
+        self.transactions = Transactions(
+            settings,
+            store,
+            self.offsets,
+            host=store.store_host,
+            ask=self._ask_producer,
+            commit=self._commit,
+            answer=self.acknowledgement.answer,
         )
         self.flow = FlowControl(settings, store, self.acknowledgement, self.clock)
         self.send = Send(

@@ -104,6 +104,7 @@ class Transactions:
     `ask(group, topic, request)` sends a check-back about a message for `topic` to a live producer of the
     group that may send to it, and says whether there was one.
     `commit()` commits what was put and tells who waits for it; it raises StoreError.
+    `answer` gives the answer to an end that is in the log, or sees to it that it comes.
     """
 
     def __init__(
@@ -115,6 +116,7 @@ class Transactions:
         host: bytes,
         ask: Callable[[str, str, Command], bool],
         commit: Callable[[], None],
+        answer: Callable[[Command, Connection], Command | None] = lambda request, connection: request.reply(),
     ) -> None:
         self._settings = settings
         self._store = store
@@ -122,6 +124,7 @@ class Transactions:
         self._host = host
         self._ask = ask
         self._commit = commit
+        self._answer = answer
         self._next = 0  # queue offset of the first half message that is not settled
         self._ended: dict[int, int] = {}  # queue offset at or above it -> queue offset of its op message
         self._ops: deque[tuple[int, int]] = deque()  # (op's queue offset, half's queue offset), oldest first
@@ -209,7 +212,7 @@ class Transactions:
             return None
         if self._store.has_pending:
             self._commit()
-        return request.reply()
+        return self._answer(request, connection)
 
     def _decide(self, header: EndTransactionRequestHeader, now_ms: int) -> None:
         offset = header.tran_state_table_offset

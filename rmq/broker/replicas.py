@@ -1,0 +1,69 @@
+"""A master's links to its slaves, and how far the log is safe by what they report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rmq.broker.config import Settings
+    from rmq.broker.control import Control
+    from rmq.broker.ha import MasterSession
+
+
+class Replicas:
+    """The links to slaves. A slave that lacks haSlaveFallbehindMax bytes of the log or more counts as absent.
+
+    `on_advance(offset)` is called when a slave has reported, with how far the log is on some slave.
+    """
+
+    def __init__(self, settings: Settings, on_advance: Callable[[int], None]) -> None:
+        self._settings = settings
+        self._on_advance = on_advance
+        self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
+        self.control: Control | None = None
+        """In a controlled set: what decides how far the log is safe, in place of the links' reports."""
+
+    def join(self, session: MasterSession, peer: str, wake: Callable[[], None]) -> None:
+        """A slave's link is up; `wake` is called when the log has grown."""
+        self._links[session] = peer, wake
+
+    def leave(self, session: MasterSession) -> None:
+        """A slave's link has ended: nobody waits for it any more, whatever it has acknowledged."""
+        # `offset` may fall by this. Who waits stays in line: another slave, or this one when it comes back,
+        # may still have the log that far before their deadline.
+        del self._links[session]
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    @property
+    def offset(self) -> int:
+        """The physical offset up to which some slave has the log, or all in sync; -1 without slaves."""
+        if self.control is not None:
+            return self.control.safe_offset()
+        return max((session.acknowledged for session in self._links), default=-1)
+
+    def are_near(self, position: int) -> bool:
+        """Whether a slave is near enough to the log's end that waiting for it makes sense."""
+        if self.control is not None:
+            return not self.control.refusal()
+        offset = self.offset
+        return offset >= 0 and position - offset < self._settings.store.ha_slave_fallbehind_max
+
+    def grown(self) -> None:
+        """The log has grown: wake the links."""
+        for _, wake in self._links.values():
+            wake()
+
+    def acknowledged(self) -> None:
+        """A slave has reported how far it has the log."""
+        if self.control is not None:
+            for session in self._links:
+                if session.number:
+                    self.control.report(session.number, session.acknowledged)
+        self._on_advance(self.offset)
+
+    def rows(self) -> dict[str, int]:
+        """Each slave's address and how far it has the log."""
+        return {peer: session.acknowledged for session, (peer, _) in self._links.items()}
