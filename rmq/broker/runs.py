@@ -72,7 +72,7 @@ class RunBroker(Broker):
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
-        if requests[0].__class__ is self._run_class and len(requests) == 1 and self._takes_runs():
+        if len(requests) == 1 and requests[0].__class__ is self._run_class and self._takes_runs():
             run: Any = requests[0]
             if self._take(run, connection):  # for a chunk of one send each call is felt
                 return 1
