@@ -164,7 +164,8 @@ def fuzz_engine(session: nox.Session) -> None:
     library = session.run("gcc", "-print-file-name=libasan.so", external=True, silent=True)
     watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
-    tests = ("tests/stateful/test_engines.py", "tests/unit/client/test_message_view.py")
+    client = ("tests/unit/client/test_message_view.py", "tests/unit/client/test_pipeline.py")
+    tests = ("tests/stateful/test_engines.py", *client)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 
 
