@@ -306,11 +306,12 @@ class Drill:
         until(copied, lambda: f"slaves of {name} do not come near")
 
     def read(self, group: str = "auditors", wanted: int | None = None) -> Counter[str]:
-        """All bodies of the topic that are there, at least as many as were stored."""
+        """Bodies of the topic, until the first `wanted` that were acknowledged are among them, or all. Others
+        may be there too: of sends that nobody was told of."""
         assert self.traffic is not None
-        return anyio.run(self._read, group, len(set(self.traffic.stored)) if wanted is None else wanted)
+        return anyio.run(self._read, group, set(self.traffic.stored[:wanted]))
 
-    async def _read(self, group: str, wanted: int) -> Counter[str]:
+    async def _read(self, group: str, wanted: set[str]) -> Counter[str]:
         got: Counter[str] = Counter()
         async with (
             rmq.connect(self.namesrv) as client,
@@ -320,7 +321,8 @@ class Drill:
                 async for delivery in consumer:
                     async with delivery as message:
                         got[message.body.decode()] += 1
-                    if len(got) >= wanted:
+                    wanted.discard(message.body.decode())
+                    if not wanted:
                         break
         return got
 
