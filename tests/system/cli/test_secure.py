@@ -27,7 +27,9 @@ def commands() -> list[str]:
 
 def script(lines: list[str], namesrv: int, broker: int) -> str:
     """The lines with free ports, and each server waited for, as a person would."""
-    done = ["set -e", f'rmq() {{ "{sys.executable}" -m rmq "$@"; }}', "trap 'kill $(jobs -p) || true' EXIT"]
+    # A function in the background is a shell of its own: what ends is the whole group of processes.
+    end = "trap 'trap \"\" TERM; kill -- -$$; wait' EXIT"
+    done = ["set -e", f'rmq() {{ "{sys.executable}" -m rmq "$@"; }}', end]
     for line in lines:
         line = line.replace("9876", str(namesrv))
         for service, port, said in (
@@ -65,6 +67,7 @@ def test_the_page_leads_to_a_closed_cluster(tmp_path: pathlib.Path, environment:
         capture_output=True,
         text=True,
         timeout=240,
+        start_new_session=True,
     )
     logs = "".join(path.read_text() for path in tmp_path.glob("*.log"))
     assert done.returncode == 0, done.stdout + done.stderr + logs
