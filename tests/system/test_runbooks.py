@@ -30,9 +30,9 @@ def test_every_section_has_its_drill() -> None:
         assert (here.parents[2] / file).is_file()
 
 
-def has_table(slave: Server, name: str, words: str) -> bool:
-    """Whether a slave has copied that of its master's tables."""
-    file = slave.store / "config" / f"{name}.json"
+def has_table(server: Server, name: str, words: str) -> bool:
+    """Whether a server has saved that of the tables."""
+    file = server.store / "config" / f"{name}.json"
     return file.exists() and words in file.read_text()
 
 
@@ -144,6 +144,17 @@ def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
         run.wait_until_copied("broker-a")
         until(lambda: has_table(slave, "topics", TOPIC), lambda: "the slave has no topics")
         run.rmq("doctor")
+        slave.end()
+        shutil.rmtree(slave.store)
+        copy = tmp_path / "copy"
+        run.rmq("backup", str(master.store), str(copy))
+        run.rmq("store", "seed", str(copy), str(slave.store))
+        end = max(int(path.name) for path in (copy / "commitlog").iterdir())
+        slave.start()
+        run.rmq("cluster", "list")
+        run.wait_until_copied("broker-a")
+        (*_, begun) = re.findall(r"following master \S+ from (\d+)", slave.said)
+        assert int(begun) >= end > 0, "it copies what came since"
         assert run.traffic is not None
         run.traffic.stop()
         run.wait_until_copied("broker-a")
@@ -239,16 +250,13 @@ def test_restore(tmp_path: pathlib.Path) -> None:
         master = run.broker("broker-a")
         slave = run.slave("broker-a")
         traffic = run.load()
-        run.wait_until_copied("broker-a")
-        assert run.read("early", wanted=20)
-        traffic.stop()
-        run.wait_until_copied("broker-a")
-        until(lambda: has_table(slave, "consumerOffset", "@early"), lambda: "the slave has no offsets")
-        slave.end()
         backup = tmp_path / "backup"
-        copy_store(slave.store, backup)
-        run.rmq("store", "check", str(backup))
-        slave.start()
+        run.rmq("backup", str(master.store), str(backup))  # the first of many
+        assert run.read("early", wanted=20)
+        until(lambda: has_table(master, "consumerOffset", "@early"), lambda: "offsets are not saved")
+        traffic.stop()
+        run.rmq("backup", str(master.store), str(backup))
+        run.rmq("backup", "--verify", str(backup))
         for server in (slave, master):  # and then both folders are gone
             server.end(signal.SIGKILL)
             shutil.rmtree(server.store)
