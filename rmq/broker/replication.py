@@ -77,6 +77,8 @@ SOON_SECONDS = 0.5
 COPY_SECONDS = 10.0
 """How often a slave copies its master's tables, as RocketMQ's, when that does not tell them by the link."""
 REQUEST_SECONDS = 5.0
+PACE_SECONDS = 0.01
+"""A slave that gets the log at a bounded rate gets it in pieces of so long."""
 HELLO_SECONDS = 3.0
 """For so long a slave waits whether its master is one of ours."""
 COMPLAIN_SECONDS = 60.0
@@ -165,8 +167,10 @@ class _SlaveLink:
             admit=None if broker.replica.control is None else broker.replica.control.admit,
         )
         self._replicas = broker.acknowledgement.replicas
+        self._store = broker.store
         self._stream = stream
         self._grown = Alarm()
+        self._due = 0.0  # when the next bytes may be sent to a slave that is far behind
 
     def wake(self) -> None:
         """The log has grown."""
@@ -177,7 +181,18 @@ class _SlaveLink:
         while True:
             while frame := self.session.frame(anyio.current_time()):
                 await self._stream.send_all(frame)
+                await self._pace(len(frame))
             await self._grown.wait(anyio.current_time() + min(self._heartbeat_seconds, OFFSETS_SECONDS))
+
+    async def _pace(self, size: int) -> None:
+        """So many bytes were sent: if the slave is far behind, leave line and disk to others for a while."""
+        config = self._store.config
+        behind = self._store.max_physical_offset - self.session.position
+        if config.ha_catch_up_rate and behind > config.ha_slave_fallbehind_max:
+            now = anyio.current_time()
+            self._due = max(self._due, now) + size / config.ha_catch_up_rate
+            if self._due - now > PACE_SECONDS:
+                await anyio.sleep_until(self._due)
 
     async def read(self, scope: anyio.CancelScope) -> None:
         """Take what the slave reports; cancels `scope` when it hangs up."""

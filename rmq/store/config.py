@@ -306,6 +306,14 @@ class StoreConfig:
     ha_slave_fallbehind_max: int = setting(
         256 << 20, help="A slave further behind does not count as there", unit="bytes", validator=at_least(0)
     )
+    ha_catch_up_rate: int = setting(
+        0,
+        help="What a slave gets at most while it is more than haSlaveFallbehindMax behind; 0 is no bound."
+        " It must be more than what is written meanwhile",
+        unit="bytes a second",
+        validator=at_least(0),
+        runtime=True,
+    )
     ha_diverged_log: DivergedLog = setting(
         DivergedLog.stop,
         help="What a slave does when its log and its master's differ in what may have been acknowledged: stop"

@@ -322,6 +322,24 @@ async def test_a_new_slave_gets_all_that_its_master_has(autojump_clock: MockCloc
     assert bodies(kept) == sent
 
 
+async def test_a_slave_far_behind_gets_no_more_than_it_may_in_a_second(
+    autojump_clock: MockClock, pairs: Pairs
+) -> None:
+    near, rate = 20_000, 10_000
+    async with pairs() as pair:
+        kept = MemoryDisk(2)
+        await pair.master(MemoryDisk(1), ha_slave_fallbehind_max=near, ha_catch_up_rate=rate)
+        sent = await pair.send(700, codes=(11,))
+        total = await pair.reached(MASTER)
+        began = trio.current_time()
+        await pair.slave(kept)
+        await pair.alike()
+        seconds = trio.current_time() - began
+        frame = 32_768  # the last one may go beyond what is near
+        assert (total - near - frame) / rate <= seconds <= (total - near) / rate + 5
+    assert bodies(kept) == sent
+
+
 async def test_with_ha_master_address_only_a_diverged_slave_is_noticed(
     autojump_clock: MockClock, pairs: Pairs
 ) -> None:
