@@ -127,7 +127,7 @@ def banner(
         f"  profile       {config.profile}",
         f"  durability    {durability(store_config)}",
         f"  store         {store_config.store_path_root_dir}",
-        f"  engine        {engine.NAME}",
+        f"  engine        {engine.shown()}",
     ]
     if not is_loopback(config.bind_host):
         hands_out = config.ha_enable and store_config.broker_role is not BrokerRole.SLAVE

@@ -19,6 +19,7 @@ from rmq.errors import ConfigError
 SEAM: Final = 7
 """Both sides of the seam count it up when what they say to each other changes."""
 VARIABLE: Final = "RMQ_ENGINE"
+STALE: Final = "it was built from other sources, build it again"
 
 
 def choose(wanted: str) -> ModuleType | None:
@@ -27,16 +28,25 @@ def choose(wanted: str) -> ModuleType | None:
         raise ConfigError(VARIABLE, wanted, "auto, pure or compiled", "the environment")
     if wanted == "pure":
         return None
+    module, reason = _found()
+    if module is None and wanted == "compiled":
+        raise ConfigError(VARIABLE, wanted, f"the compiled engine: {reason}", "the environment")
+    return module
+
+
+def _found() -> tuple[ModuleType | None, str]:
+    """The compiled engine, or None and why."""
     try:
         module = importlib.import_module("rmq.protocol._engine")
-        reason = "" if module.SEAM == SEAM else "it was built from other sources, build it again"
     except ImportError as error:
-        reason = str(error)
-    if not reason:
-        return module
-    if wanted == "compiled":
-        raise ConfigError(VARIABLE, wanted, f"the compiled engine: {reason}", "the environment")
-    return None
+        return None, str(error)
+    return (module, "") if module.SEAM == SEAM else (None, STALE)
+
+
+def shown() -> str:
+    """The engine as a banner names it; a compiled one that is there and cannot be used is no silent loss."""
+    unasked = os.environ.get(VARIABLE, "auto") == "auto"
+    return f"{NAME}, not the compiled one: {STALE}" if unasked and _found()[1] == STALE else NAME
 
 
 def _chosen() -> tuple[ModuleType | None, ConfigError | None]:

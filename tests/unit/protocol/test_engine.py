@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 import rmq
@@ -33,3 +35,17 @@ def test_the_compiled_engine_is_missed_only_by_who_asks_for_it(monkeypatch: pyte
     assert engine.choose("auto") is engine.choose("pure") is None
     with pytest.raises(ConfigError, match=r"RMQ_ENGINE = 'compiled'.*no rmq\.protocol\._engine"):
         engine.choose("compiled")
+
+
+def test_a_banner_tells_of_an_engine_that_was_built_from_other_sources(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine.importlib, "import_module", lambda name: SimpleNamespace(SEAM=engine.SEAM - 1))
+    monkeypatch.setattr(engine, "NAME", "pure")
+    monkeypatch.setenv("RMQ_ENGINE", "auto")
+    assert engine.shown() == "pure, not the compiled one: it was built from other sources, build it again"
+    monkeypatch.setenv("RMQ_ENGINE", "pure")
+    assert engine.shown() == "pure"
+    monkeypatch.setattr(engine.importlib, "import_module", lambda name: SimpleNamespace(SEAM=engine.SEAM))
+    monkeypatch.setenv("RMQ_ENGINE", "auto")
+    assert engine.shown() == "pure"
