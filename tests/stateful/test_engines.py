@@ -509,6 +509,7 @@ class Engines(RuleBasedStateMachine):
         if not hasattr(self, "sides"):
             return
         self.both(lambda side: side.broker.save_topics())
+        self.both(lambda side: side.broker.changes.save_now())
         self.both(lambda side: side.broker.acknowledgement.stop())
         assert sorted(self.answered) == self.asked, "each gets one answer"
         for side in self.sides:

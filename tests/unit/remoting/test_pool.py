@@ -221,13 +221,17 @@ async def test_a_bug_in_the_endpoint_ends_one_connection(
 
     listener = await network.listen(ADDRESS)
     async with trio.open_nursery() as nursery:
+        is_there = trio.Event()
 
         async def ask() -> None:
-            await RawPeer(await listener.accept()).send(request())
+            peer = RawPeer(await listener.accept())
+            await is_there.wait()
+            await peer.send(request())
 
         async with pooled(network, Custom(fail)) as pool:
             nursery.start_soon(ask)
             first = await pool.connection(ADDRESS)
+            is_there.set()
             await trio.sleep(1)
             assert first.is_closed
             assert "a bug" in caplog.text
