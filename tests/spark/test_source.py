@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from rmq.client import blocking
 from rmq.message import Message, MessageQueue, StoredMessage
 from rmq.spark.ranges import FILE_NAME
+from tests.ports import free_ports
 from tests.spark.cluster import Pair, running
 
 if TYPE_CHECKING:
@@ -311,12 +312,12 @@ def test_a_group_shows_how_far_a_stream_is(job: Job, pair: Pair) -> None:
 
 
 def test_a_store_that_was_made_anew_is_loss(job: Job, tmp_path: pathlib.Path) -> None:
-    with running(tmp_path / "old") as old:
+    ports = dict(zip(("namesrv_port", "broker_port"), free_ports(2), strict=True))
+    with running(tmp_path / "old", **ports) as old:
         old.make_topic("Anew", 2)
         old.send("Anew", 20)
         options = old.options("Anew", startingOffsets="earliest")
         assert job.run(options) == 20
-        ports = {"namesrv_port": _port(old.names), "broker_port": _port(old.system.broker_address)}
     with running(tmp_path / "new", **ports) as new:
         new.make_topic("Anew", 2)
         new.send("Anew", 6, first=500)
@@ -325,7 +326,3 @@ def test_a_store_that_was_made_anew_is_loss(job: Job, tmp_path: pathlib.Path) ->
         assert job.run({**options, "failOnDataLoss": "false"}) == 6, "from the new store's beginning"
         new.send("Anew", 6, first=600)
         assert job.run({**options, "failOnDataLoss": "false"}) == 6
-
-
-def _port(address: str) -> int:
-    return int(address.rpartition(":")[2])
