@@ -6,12 +6,11 @@ from these values.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import attrs
 from attrs import frozen
@@ -24,6 +23,7 @@ from rmq.errors import ConfigError
 from rmq.message import MessageQueue, validate_group, validate_topic
 from rmq.protocol.signature import Credentials
 from rmq.remoting.tls import TlsConfig
+from rmq.spark.given_options import load_options, names_in
 from rmq.spark.offsets import EARLIEST, LATEST, Offsets, parse_offsets
 
 KIB: Final = 1024
@@ -31,19 +31,6 @@ MIB: Final = 1024 * KIB
 DEFAULT_GROUP: Final = "rmq-spark"
 """Reads and writes under this group when none is given; nothing is committed for it."""
 
-_ALSO_CALLED: Final = {
-    "startingoffsetsbytimestampstrategy": "timestampStrategy",
-    "subscribe": "topic",
-    "subscribepattern": "topicPattern",
-    "namesrvaddr": "nameServer",
-}
-_HINTS: Final = {
-    "path": 'the topic as an option: .option("topic", "Orders").load(), as for .load("Orders")',
-    "kafka.bootstrap.servers": "the option nameServer: RocketMQ's name servers, as host:9876;host:9876",
-}
-"""Options of other sources, or what Spark makes of `.load("Orders")` and `.save("Orders")`."""
-_CLIENT_PREFIX: Final = "client."
-_SPARKS_OWN: Final = {"checkpointlocation", "queryname", "outputmode"}
 _STORE_WORDS: Final = {"via", "oncorrupt"}
 _STREAM_ONLY: Final = ("max_offsets_per_trigger", "min_offsets_per_trigger")
 _DURATION: Final = re.compile(r"([0-9]{1,9})\s*(ms|s|m|h)")
@@ -83,7 +70,7 @@ class ConnectOptions:
     @property
     def required_brokers(self) -> frozenset[str]:
         """The names in `require_brokers`."""
-        return frozenset(_names(self.require_brokers))
+        return frozenset(names_in(self.require_brokers))
 
     def client_config(self, **settings: Any) -> ClientConfig:
         """The settings of the client: `settings`, over them those of the options."""
@@ -240,7 +227,7 @@ class ReadOptions(ConnectOptions):
         """The topics that are named."""
         if self.assign:
             return tuple(dict.fromkeys(queue.topic for queue in self.queues))
-        return _names(self.topic)
+        return names_in(self.topic)
 
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
@@ -339,7 +326,7 @@ class StoreOptions:
     @property
     def topics(self) -> tuple[str, ...]:
         """The topics that are named; empty for all."""
-        return _names(self.topic)
+        return names_in(self.topic)
 
     @property
     def may_be_null(self) -> bool:
@@ -349,7 +336,7 @@ class StoreOptions:
 
 def read_options(given: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Check the options of a read. Raises ConfigError."""
-    options = _load(ReadOptions, {name: _as_ms(name, text) for name, text in given.items()})
+    options = load_options(ReadOptions, {name: _as_ms(name, text) for name, text in given.items()})
     _check_connection(options)
     _check_selection(options)
     _check_range(options, streaming)
@@ -376,9 +363,9 @@ def columns(given: Mapping[str, str]) -> tuple[str, ...] | None:
     """The columns that the options choose; None for all. For a schema that is asked for before the options
     are checked. Raises ConfigError when none is named."""
     text = {key.lower(): value for key, value in given.items()}.get("columns")
-    if text is not None and not _names(text):
+    if text is not None and not names_in(text):
         raise ConfigError("columns", text, "columns, separated by commas")
-    return _names(text) if text is not None else None
+    return names_in(text) if text is not None else None
 
 
 def null_columns(given: Mapping[str, str]) -> frozenset[str]:
@@ -389,7 +376,7 @@ def null_columns(given: Mapping[str, str]) -> frozenset[str]:
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
     """Check the options of a write. Raises ConfigError."""
-    options = _load(WriteOptions, given)
+    options = load_options(WriteOptions, given)
     _check_connection(options)
     if options.topic:
         validate_topic(options.topic)
@@ -402,7 +389,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def store_options(given: Mapping[str, str]) -> StoreOptions:
     """Check the options of a read of a store's files. Raises ConfigError."""
     words = {name: text.lower() if name.lower() in _STORE_WORDS else text for name, text in given.items()}
-    options = _load(StoreOptions, words, "rmqstore")
+    options = load_options(StoreOptions, words, "rmqstore")
     lacking: tuple[str, str] | None = None
     if not options.path:
         lacking = "path", "the folder of a store: .load('/path/of/store')"
@@ -413,58 +400,6 @@ def store_options(given: Mapping[str, str]) -> StoreOptions:
     if lacking is not None:
         raise ConfigError(lacking[0], "", lacking[1], "an option of rmqstore")
     return options
-
-
-C = TypeVar("C")
-
-
-def _load(cls: type[C], given: Mapping[str, str], source: str = "rmq") -> C:
-    """The options of a class, by their names in any case. Raises ConfigError."""
-    names = {java_key(field).lower(): java_key(field) for field in attrs.fields(cls)}  # type: ignore[arg-type]
-    arguments: dict[str, str] = {}
-    settings: dict[str, str] = {}
-    for key, value in given.items():
-        lowered = key.lower()
-        name = names.get(lowered) or (_ALSO_CALLED.get(lowered) if source == "rmq" else None)
-        if name is not None and name.lower() in names and name != "client":
-            arguments[name] = value
-        elif source == "rmq" and lowered.startswith(_CLIENT_PREFIX):
-            settings[key[len(_CLIENT_PREFIX) :]] = value
-        elif source == "rmq" and lowered in _HINTS:
-            raise ConfigError(f"option {key}", value, _HINTS[lowered])
-        elif lowered not in _SPARKS_OWN or source != "rmq":
-            raise ConfigError(f"option {key}", "***", known_options(source, key, names.values()))
-    try:
-        found = load(cls, arguments=arguments, environment={})
-        return attrs.evolve(found, client=_client_settings(settings)) if settings else found  # type: ignore[misc]
-    except ConfigError as error:
-        raise ConfigError(error.key, error.value, error.expected, f"an option of {source}") from None
-
-
-def _client_settings(given: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The settings of the client by their keys; Spark gives them in lower case. Raises ConfigError."""
-    keys = {java_key(field).lower(): java_key(field) for field in attrs.fields(ClientConfig)}
-    keys |= {field.name: java_key(field) for field in attrs.fields(ClientConfig)}
-    for name in given:
-        if name.lower() not in keys:
-            raise ConfigError(
-                f"{_CLIENT_PREFIX}{name}", "***", known_options("the client", name, set(keys.values()))
-            )
-    found = {keys[name.lower()]: value for name, value in given.items()}
-    load(ClientConfig, arguments=found, environment={})  # raises when a value is none
-    return tuple(sorted(found.items()))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(filter(None, (name.strip() for name in text.split(",")))))
-
-
-def known_options(source: str, given: str, names: Iterable[str]) -> str:
-    """What was expected in place of an unknown option: the names most like it, and all there are."""
-    lowered = {name.lower(): name for name in names}
-    close = [lowered[name] for name in difflib.get_close_matches(given.lower(), lowered)]
-    meant = f"{' or '.join(close)}, or another " if close else "an "
-    return f"{meant}option of {source}: {', '.join(lowered.values())}"
 
 
 def _check_connection(options: ConnectOptions) -> None:
