@@ -76,7 +76,7 @@ from rmq.metrics import Histogram
 from rmq.profile import applied
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.http import served_pages
-from rmq.remoting.loop import Alarm, bare_errors, in_slices, restarting
+from rmq.remoting.loop import Alarm, bare_errors, doubled, in_slices, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.poller import Poller
 from rmq.remoting.pool import Pool
@@ -494,7 +494,7 @@ class _Service:
             self._tried(address, registered=not failures)
             ready.tried(address, registered=not failures)
             await anyio.sleep(self.broker.registration.pause)
-            pause = min(period, 2.0**failures, AWAY_SECONDS) if failures else period
+            pause = min(period, doubled(1.0, failures, AWAY_SECONDS)) if failures else period
             changed = await alarm.wait(anyio.current_time() + pause)
             force = changed or bool(failures) or self.broker.config.force_register
 

@@ -33,7 +33,7 @@ from rmq.protocol.codes import (
     ResponseCode,
 )
 from rmq.protocol.command import Command
-from rmq.remoting.loop import Alarm
+from rmq.remoting.loop import Alarm, doubled
 
 log = logging.getLogger(__name__)
 
@@ -273,7 +273,7 @@ class Puller:
             session.refresh_soon(queue.topic)
         self._broker_id = MASTER_ID
         longest = session.config.pull_retry_delay_ms / 1000
-        await session.rest(min(FIRST_PAUSE_SECONDS * 2.0 ** min(self._failures, 16), longest))
+        await session.rest(doubled(FIRST_PAUSE_SECONDS, self._failures, longest))
         self._failures += 1
 
 

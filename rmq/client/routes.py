@@ -16,6 +16,7 @@ from rmq.errors import RemoteProtocolError, RmqError
 from rmq.message import MessageQueue, java_hash
 from rmq.protocol.bodies import QueueData, TopicRouteData
 from rmq.protocol.codes import MASTER_ID, PERM_READ, PERM_WRITE
+from rmq.remoting.loop import doubled
 
 MAX_QUEUES = 1 << 16
 """A route with more queues of a topic on one broker is refused as damaged."""
@@ -177,7 +178,7 @@ class BrokerHealth:
             return False
         failures = self._failures.get(broker_name, 0)
         self._failures[broker_name] = failures + 1
-        until = now + min(FAILED_SECONDS * 2.0 ** min(failures, 10), FAILED_MOST_SECONDS)
+        until = now + doubled(FAILED_SECONDS, failures, FAILED_MOST_SECONDS)
         self._until[broker_name] = self._counted_until[broker_name] = until
         return True
 

@@ -43,6 +43,7 @@ from rmq.errors import (
 from rmq.message import MessageQueue, without_namespace
 from rmq.protocol.codes import MASTER_ID
 from rmq.remoting.connection import Connection
+from rmq.remoting.loop import doubled
 
 if TYPE_CHECKING:
     from rmq.client.session import Session
@@ -52,6 +53,8 @@ log = logging.getLogger(__name__)
 FIRST_PAUSE_SECONDS: Final = 0.1
 LONGEST_PAUSE_SECONDS: Final = 1.0
 """Before a broker is tried again because there is no other; each pause is half of that or more, by chance."""
+SHORTEST_PAUSE_SECONDS: Final = 0.001
+"""A pause that a clock cannot tell from none would never end where time goes on by sleeping only."""
 
 
 @define
@@ -394,10 +397,10 @@ class Sender:
 
     def _pause(self, course: _Course) -> float:
         """Seconds to the next attempt: more each time, and by chance, so that many do not come together."""
-        longest = min(FIRST_PAUSE_SECONDS * 2.0 ** min(course.pauses, 10), LONGEST_PAUSE_SECONDS)
+        longest = doubled(FIRST_PAUSE_SECONDS, course.pauses, LONGEST_PAUSE_SECONDS)
         course.pauses += 1
         left = self._queue_seconds - course.waited(self._session.now())
-        return min(longest * self._session.chance.uniform(0.5, 1.0), max(left, 0.0))
+        return min(longest * self._session.chance.uniform(0.5, 1.0), max(left, SHORTEST_PAUSE_SECONDS))
 
     def _give_up(self, error: RmqError, course: _Course, is_free: bool) -> NoReturn:
         last = course.end() if is_free else error

@@ -258,6 +258,15 @@ def bare_errors() -> Iterator[None]:
         raise error from error.__cause__
 
 
+def doubled(first: float, times: int, longest: float) -> float:
+    """A pause of `first` seconds doubled `times` times, at most `longest` seconds.
+
+    `times` may be any number: a server that is away for a day is tried tens of thousands of times, while a
+    float overflows after 1,023 doublings.
+    """
+    return min(first * 2.0 ** min(times, 60), longest)
+
+
 async def restarting(
     what: str,
     run: Callable[[], Awaitable[None]],

@@ -25,7 +25,7 @@ from rmq.remoting.asyncio_poller import AsyncioPoller, asyncio_poller
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Limits
-from rmq.remoting.loop import bare_errors, current_loop
+from rmq.remoting.loop import bare_errors, current_loop, doubled
 from rmq.remoting.network import Network, open_stream
 from rmq.remoting.stream import Stream
 from rmq.remoting.tls import TlsConfig, TlsContexts
@@ -233,7 +233,7 @@ class Pool:
             self.on_change(link.address, cause)
 
     def _failed(self, link: _Link, cause: object) -> None:
-        pause = min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2**link.failures)
+        pause = doubled(FIRST_PAUSE_SECONDS, link.failures, LONGEST_PAUSE_SECONDS)
         link.failures += 1
         link.error = cause
         link.retry_at = self._now() + pause * self._chance.uniform(0.5, 1.0)

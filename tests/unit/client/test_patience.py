@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Collection
@@ -132,6 +133,31 @@ class TestRestart:
             with pytest.raises(ConnectFailed):
                 await producer.send(Message("T", b"y"), queue=MessageQueue("T", "a", 0))
             assert trio.current_time() - began == pytest.approx(20, abs=0.1)
+
+    async def test_what_is_left_may_be_less_than_the_clock_can_tell(
+        self, setting: World, clock: MockClock
+    ) -> None:
+        """Where a clock passes a power of two its numbers get coarser, and what a send has left of its time
+        may be less than one step. A send that paused for that never ended on a virtual clock."""
+        draws = 0
+
+        class Chance(random.Random):
+            def uniform(self, a: float, b: float) -> float:
+                nonlocal draws
+                draws += 1
+                assert draws < 1000, "it goes round and round"
+                return super().uniform(a, b)
+
+        chance = Chance(1)
+        async with setting.connect() as client, client.producer("p") as producer:
+            client._session.chance = chance
+            await producer.send(Message("T", b"first"))
+            await setting.cluster.stop("a")
+            for power in range(9, 30):
+                draws = 0
+                clock.jump(2.0**power - 10 + chance.random() - trio.current_time())
+                with pytest.raises(SendFailed):
+                    await producer.send(Message("T", b"m"))
 
     async def test_pauses_grow_and_differ(self, setting: World, clock: MockClock) -> None:
         times: list[float] = []

@@ -6,7 +6,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from rmq.remoting.loop import Alarm, current_loop
+from rmq.remoting.loop import Alarm, current_loop, doubled
 
 
 async def the_first_result_counts() -> None:
@@ -111,3 +111,8 @@ def test_on_both_loops(backend: str, check: Callable[[], Awaitable[None]]) -> No
 
 async def _named(backend: str) -> None:
     assert current_loop().name == backend
+
+
+def test_a_pause_doubles_up_to_the_longest_however_often() -> None:
+    assert [doubled(0.5, times, 3.0) for times in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert doubled(0.5, 100_000, 3.0) == 3.0
