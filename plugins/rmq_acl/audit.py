@@ -120,6 +120,7 @@ _OURS: Final = {
     getattr(codes, name): name
     for name in (
         "RECALL_MESSAGE",
+        "IDEMPOTENT_SEND",
         "CONTROLLER_MESSAGE",
         "CONTROLLER_ASK",
         "CONTROLLER_STATUS",

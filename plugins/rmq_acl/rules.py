@@ -27,11 +27,12 @@ from rmq.protocol.codes import (
     CONTROLLER_MESSAGE,
     CONTROLLER_OPERATE,
     CONTROLLER_STATUS,
+    IDEMPOTENT_SEND,
     RECALL_MESSAGE,
 )
 from rmq.protocol.codes import RequestCode as Code
 from rmq.protocol.command import Command
-from rmq.protocol.headers import REQUEST_HEADERS, RecallMessageRequestHeader
+from rmq.protocol.headers import REQUEST_HEADERS, RecallMessageRequestHeader, SendMessageRequestHeader
 from rmq_acl.accounts import Account
 from rmq_acl.permissions import ANY, PUB, SUB, allows
 from rmq_acl.verify import Sender
@@ -45,7 +46,11 @@ TOPIC: Final = "topic"
 GROUP: Final = "group"
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 
-HEADERS: Final[Mapping[int, Any]] = {**REQUEST_HEADERS, RECALL_MESSAGE: RecallMessageRequestHeader}
+HEADERS: Final[Mapping[int, Any]] = {
+    **REQUEST_HEADERS,
+    RECALL_MESSAGE: RecallMessageRequestHeader,
+    IDEMPOTENT_SEND: SendMessageRequestHeader,
+}
 
 
 class Level(IntEnum):
@@ -218,6 +223,7 @@ _CLIENTS: Final[dict[int, Rule]] = {
     Code.SEND_BATCH_MESSAGE: _SEND,
     Code.SEND_REPLY_MESSAGE: _SEND,
     Code.SEND_REPLY_MESSAGE_V2: _SEND,
+    IDEMPOTENT_SEND: _SEND,
     RECALL_MESSAGE: Rule(Level.ACCOUNT, _fields("topic", action=PUB)),
     Code.END_TRANSACTION: Rule(Level.ACCOUNT, _stored(PUB, "commit_log_offset")),
     Code.CONSUMER_SEND_MSG_BACK: Rule(Level.ACCOUNT, _send_back),

@@ -22,6 +22,7 @@ from rmq.broker.clients import Clients
 from rmq.broker.config import Settings
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
+from rmq.broker.idempotent import IdempotentSends
 from rmq.broker.locks import Locks
 from rmq.broker.metrics import Histograms, gauges_of
 from rmq.broker.offsets import Offsets
@@ -198,6 +199,14 @@ class Broker(Endpoint):
             chance=self._chance,
             keeps_records=lambda: bool(self.hooks.stored),
         )
+        self.idempotent = IdempotentSends(
+            settings,
+            store,
+            self.acknowledgement,
+            send=self.send.send,
+            commit_pending=self.commit_pending,
+            commit=self._commit,
+        )
         self.recall = Recall(
             settings, timers=self.timers, topics=self.topics, store_host=store.store_host, put=self.send.put
         )
@@ -261,21 +270,10 @@ class Broker(Endpoint):
 
     def _collect_handlers(self) -> dict[int, Handler]:
         handlers: dict[int, Handler] = {}
-        parts = (
-            self.send,
-            self.pull,
-            self.offsets,
-            self.clients,
-            self.locks,
-            self.transactions,
-            self.query,
-            self.admin,
-            self.progress,
-            self.client_requests,
-            self.request_reply,
-            self.recall,
-        )
-        for part in parts:
+        readers = self.pull, self.offsets, self.clients, self.locks, self.query, self.admin, self.progress
+        writers = self.send, self.idempotent, self.transactions, self.recall
+        callers = self.client_requests, self.request_reply
+        for part in (*readers, *writers, *callers):
             for code, handler in part.handlers().items():
                 assert code not in handlers, code
                 handlers[int(code)] = self.replica.signed(handler) if code in TABLE_CODES else handler

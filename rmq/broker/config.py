@@ -160,6 +160,23 @@ class BrokerConfig(LogConfig):
     store_reply_message_enable: bool = setting(
         True, help="Store the answers of request-reply calls", runtime=True
     )
+    idempotent_send_keep_time: int = setting(
+        0,
+        help="For so long a batch that an idempotent producer, as the Spark sink, sends again is not stored "
+        "again; 0: such sends are not supported. Keep messages for longer",
+        unit="ms",
+        validator=at_least(0),
+        runtime=True,
+        most=604_800_000,
+        important=True,
+    )
+    idempotent_sends_max: int = setting(
+        100_000,
+        help="Batches of that time with which no further one of an idempotent producer is taken",
+        validator=at_least(1),
+        runtime=True,
+        most=10_000_000,
+    )
     region_id: str = setting("DefaultRegion", help="Region, told to producers in each reply", validator=_word)
     trace_on: bool = setting(True, help="Told to producers in each reply: whether to send traces")
 

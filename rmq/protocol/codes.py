@@ -371,7 +371,11 @@ RECALL_MESSAGE: Final = 370
 ILLEGAL_OPERATION: Final = 604
 """Answer code: the handle is no handle, or its time has passed."""
 
-# Ours: between controllers, from brokers and from operators. RocketMQ has no request from 19,001 to 19,004.
+# Ours. RocketMQ has no request from 19,001 to 19,005.
+IDEMPOTENT_SEND: Final = 19_005
+"""A batch send that names its producer and the number of its first message, to be stored once."""
+
+# Between controllers, from brokers and from operators.
 CONTROLLER_MESSAGE: Final = 19_001
 """A message of one controller to another."""
 CONTROLLER_ASK: Final = 19_002

@@ -15,6 +15,7 @@ from rmq.protocol.codes import (
     CONTROLLER_MESSAGE,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
+    IDEMPOTENT_SEND,
     LANGUAGE,
     VERSION,
     RequestCode,
@@ -29,7 +30,12 @@ MAX_FRAME: Final = 16 * 1024 * 1024
 """Bytes of the largest frame that Java's servers and clients take (frameMaxLength)."""
 
 SEND_V2_CODES: Final = frozenset(
-    {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
+    {
+        RequestCode.SEND_MESSAGE_V2,
+        RequestCode.SEND_BATCH_MESSAGE,
+        RequestCode.SEND_REPLY_MESSAGE_V2,
+        IDEMPOTENT_SEND,
+    }
 )
 """Requests whose header has the one-letter names of SendMessageRequestHeaderV2."""
 

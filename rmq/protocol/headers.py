@@ -604,6 +604,11 @@ class SendMessageRequestHeader:
     bname: str | None = field(default=None, metadata={"short": "n"})
 
 
+PRODUCER_ID: Final = "producerId"
+SEQUENCE: Final = "sequence"
+"""Two more fields of IDEMPOTENT_SEND: who numbers its messages, and the number of the batch's first."""
+
+
 @define
 class SendMessageResponseHeader:
     """Header of the answer to every kind of send (10, 310, 320, 324, 325)."""

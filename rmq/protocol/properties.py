@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 # --- any delivery time, as RocketMQ 5.x names it ---
 
+PROPERTY_IDEMPOTENT_SEND: Final = "IDEMPOTENT_SEND"
+"""Of the first message of such a batch: where it lies, its number and its producer."""
 PROPERTY_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 """When to deliver, in ms since 1970."""
 PROPERTY_DELAY_MS: Final = "TIMER_DELAY_MS"

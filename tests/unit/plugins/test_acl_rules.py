@@ -20,7 +20,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.protocol.bodies import ConsumerData, HeartbeatData, LockBatchRequestBody, SubscriptionData
-from rmq.protocol.codes import CONTROLLER_CODES, RECALL_MESSAGE, RequestCode
+from rmq.protocol.codes import CONTROLLER_CODES, IDEMPOTENT_SEND, RECALL_MESSAGE, RequestCode
 from rmq.protocol.command import SEND_V2_CODES, Command
 from rmq.protocol.fields import java_name
 from rmq.protocol.headers import SendMessageRequestHeader, encode_send_v2
@@ -259,7 +259,7 @@ SERVED = {
 def test_every_code_has_a_rule_or_is_no_request_to_a_server() -> None:
     assert not SERVED - RULES.keys()
     assert {int(code) for code in RequestCode} - RULES.keys() == {int(code) for code in CLIENT_CODES}
-    assert RULES.keys() - set(map(int, RequestCode)) == {RECALL_MESSAGE, *CONTROLLER_CODES}
+    assert RULES.keys() - set(map(int, RequestCode)) == {RECALL_MESSAGE, IDEMPOTENT_SEND, *CONTROLLER_CODES}
 
 
 @pytest.mark.parametrize("code", [*CLIENT_CODES, 0, 9999, -1, 200_050])
