@@ -46,12 +46,14 @@ QUICK: Final = {
 
 
 def commands_of(section: str) -> list[str]:
-    """The `rmq` commands that a section of the page names in its blocks, by their verbs, in their order."""
+    """The commands of rmq and of mqadmin that a section of the page names in its blocks, by their verbs, in their
+    order."""
     text = PAGE.read_text("utf-8")
     (body,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", body, re.MULTILINE | re.DOTALL))
     lines = [line.strip() for line in blocks.replace("\\\n", " ").splitlines()]
-    return [verbs(shlex.split(line, comments=True)[1:]) for line in lines if line.startswith("rmq ")]
+    typed = [shlex.split(line, comments=True) for line in lines if line.startswith(("rmq ", "mqadmin "))]
+    return [" ".join(words[:2]) if words[0] == "mqadmin" else verbs(words[1:]) for words in typed]
 
 
 def verbs(words: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.system.drill import PAGE, TOPIC, Drill, Server, drill, until
 
-TESTED_ELSEWHERE: dict[str, str] = {}
+TESTED_ELSEWHERE = {"Java in and out": "tests/interop/test_runbook.py"}
 
 
 def test_every_section_has_its_drill() -> None:

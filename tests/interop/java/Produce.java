@@ -9,7 +9,7 @@ import org.apache.rocketmq.common.message.Message;
 
 /**
  * Produce NAMESRV TOPIC MODE COUNT PREFIX [SIZE]: sends PREFIX-0, PREFIX-1 ... and prints one JSON line for each answer.
- * MODE is sync, async, oneway or batch; message i carries the tag T(i mod 3) and its body's start as the key.
+ * MODE is sync, async, oneway, batch, or steady (one every 10 ms, until COUNT or a byte on the standard input); message i carries the tag T(i mod 3) and its body's start as the key.
  * SIZE pads the bodies with spaces (4096 and more are compressed by the client). -Dtrace=true sends traces.
  */
 public class Produce {
@@ -62,6 +62,9 @@ public class Produce {
                 }
                 Thread.sleep(1000); // nothing answers: let the last frames leave
                 break;
+            case "steady":
+                steady(count);
+                break;
             case "async":
                 async(count);
                 break;
@@ -76,6 +79,18 @@ public class Produce {
                 break;
             default:
                 throw new IllegalArgumentException(mode);
+        }
+    }
+
+    static void steady(int count) throws Exception {
+        for (int i = 0; i < count && System.in.available() == 0; i++) {
+            try {
+                print(prefix + "-" + i, producer.send(message(i)));
+            } catch (Exception error) {
+                System.out.printf("{\"failed\":\"%s-%d\"}%n", prefix, i);
+                System.err.println(prefix + "-" + i + ": " + error);
+            }
+            Thread.sleep(10);
         }
     }
 
