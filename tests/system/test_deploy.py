@@ -81,9 +81,44 @@ def test_every_alert_says_how_bad_and_what() -> None:
         assert rule["annotations"]["summary"]
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="no promtool here (Debian's package prometheus)")
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="no promtool here (Debian's package prometheus)"
+)
+
+
+@needs_promtool
 def test_promtool_takes_the_alerts() -> None:
     subprocess.run(["promtool", "check", "rules", DEPLOY / "prometheus" / "alerts.yaml"], check=True)
+
+
+LOG_BEGINS = """
+rule_files: [{rules}]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {{series: 'rmq_build_info{{instance="m", cluster="c", broker="a", broker_id="0"}}', values: 1x30}}
+      - {{series: 'rmq_build_info{{instance="s", cluster="c", broker="a", broker_id="1"}}', values: 1x30}}
+      - {{series: 'rmq_build_info{{instance="n"}}', values: 1x30}}
+      - {{series: 'rmq_commitlog_min_offset_bytes{{instance="m"}}', values: 4096x30}}
+      - {{series: 'rmq_commitlog_min_offset_bytes{{instance="s"}}', values: {of_slave}x30}}
+    alert_rule_test:
+      - {{eval_time: 20m, alertname: RmqSlaveLacksOldMessages, exp_alerts: [{expected}]}}
+"""
+LACKS = """{exp_labels: {severity: warning, cluster: c, broker: a, broker_id: "1"}, exp_annotations: {summary:
+"the log of slave 1 of a begins later than its master's: it has not all"}}"""
+
+
+@needs_promtool
+@pytest.mark.parametrize(("of_slave", "expected"), [(8192, LACKS), (4096, ""), (0, "")])
+def test_a_slave_whose_log_begins_after_its_master_s_is_told_of(
+    tmp_path: pathlib.Path, of_slave: int, expected: str
+) -> None:
+    rules = DEPLOY / "prometheus" / "alerts.yaml"
+    (file := tmp_path / "test.yaml").write_text(
+        LOG_BEGINS.format(rules=rules, of_slave=of_slave, expected=expected)
+    )
+    subprocess.run(["promtool", "test", "rules", file], check=True)
 
 
 # --- containers ---
