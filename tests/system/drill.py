@@ -46,8 +46,7 @@ QUICK: Final = {
 
 
 def commands_of(section: str) -> list[str]:
-    """The commands of rmq and of mqadmin that a section of the page names in its blocks, by their verbs, in their
-    order."""
+    """The commands of rmq and of mqadmin that a section of the page names in its blocks, in their order."""
     text = PAGE.read_text("utf-8")
     (body,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", body, re.MULTILINE | re.DOTALL))
