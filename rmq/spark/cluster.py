@@ -100,10 +100,11 @@ def with_brokers(
 
 def _check_registered(loop: Loop, client: Client, brokers: Set[str]) -> None:
     if away := brokers - loop.call(client.admin.cluster_info).broker_addr_table.keys():
-        raise _away(away)
+        raise brokers_away(away)
 
 
-def _away(brokers: Iterable[str]) -> BrokersAway:
+def brokers_away(brokers: Iterable[str]) -> BrokersAway:
+    """The error that names them."""
     names = ", ".join(sorted(brokers))
     return BrokersAway(f"not registered at the name servers, and waited for: {names}")
 
@@ -205,7 +206,7 @@ class Cluster:
             if not away:
                 break
             if anyio.current_time() >= deadline:
-                raise _away(away)
+                raise brokers_away(away)
             await anyio.sleep(PAUSE_SECONDS)
         return found
 

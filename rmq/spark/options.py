@@ -59,8 +59,8 @@ class ConnectOptions:
     )
     require_brokers: str = setting(
         "",
-        help="Brokers, separated by commas, that reads wait for and fail without: name servers do not know a"
-        " broker that has stopped, nor its queues",
+        help="Brokers, separated by commas, that reads, and writes that are to be stored once, wait for and"
+        " fail without: name servers do not know a broker that has stopped, nor its queues",
     )
 
     client: tuple[tuple[str, str], ...] = setting(
@@ -288,6 +288,12 @@ class WriteOptions(ConnectOptions):
     dedupe_key: str = setting(
         "", help="The column that is the rows' own key; default: `rowKey`, if there is one"
     )
+    exactly_once: str = setting(
+        "auto",
+        help="Have brokers store a row once though its task runs again: `true`; `auto`, where they can (their"
+        " `idempotentSendKeepTime`); `false`",
+        validator=one_of("auto", "true", "false"),
+    )
 
 
 @frozen(kw_only=True)
@@ -382,6 +388,9 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
         validate_topic(options.topic)
     if "/" in options.run_id or not options.run_id.isprintable():
         raise ConfigError("runId", options.run_id, "printable text without /")
+    if options.exactly_once == "true" and not options.required_brokers:
+        wanted = "the brokers that shall have the rows: which one gets a row rests on their names"
+        raise ConfigError("requireBrokers", "", f"{wanted} (exactlyOnce=true)")
     validate_group(options.producer_group)
     return options
 

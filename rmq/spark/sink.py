@@ -1,7 +1,8 @@
-"""Writing rows to topics: at least once, each row with a key that stays the same when its task runs again.
+"""Writing rows to topics: each row with a key that stays the same when its task runs again.
 
-The key is a property of the message (`rmqSparkKey`) and makes its unique id (`msgId`), so readers can drop
-what was written twice: `without_duplicates`.
+Brokers that can (see rmq.spark.idempotent) store each row once. Of others it is at least once: the key is a
+property of the message (`rmqSparkKey`) and makes its unique id (`msgId`), so readers can drop what was
+written twice: `without_duplicates`.
 """
 
 from __future__ import annotations
@@ -16,19 +17,32 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+import numpy as np
 import pyarrow as pa
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import Row, StructType
 
-from rmq.client.outgoing import BATCH, Outgoing
+from rmq.client.outgoing import BATCH, Outgoing, SendResult
 from rmq.client.producer import Producer
 from rmq.client.routes import select_by_key
-from rmq.errors import NETWORK_ERRORS, ConfigError, SendFailed, ServiceNotAvailable, SystemBusy
+from rmq.errors import (
+    NETWORK_ERRORS,
+    AccessDenied,
+    ConfigError,
+    MessageIllegal,
+    NoRoute,
+    RequestCodeNotSupported,
+    SendFailed,
+    ServiceNotAvailable,
+    SystemBusy,
+)
 from rmq.message import MessageQueue, validate_topic
-from rmq.spark.cluster import Loop, client_of
+from rmq.protocol.codes import IDEMPOTENT_SEND
+from rmq.protocol.headers import PRODUCER_ID, SEQUENCE
+from rmq.spark.cluster import Loop, brokers_away, client_of
 from rmq.spark.encoding import (
     ColumnKeys,
     Keys,
@@ -42,6 +56,7 @@ from rmq.spark.encoding import (
     keyed_schema,
     property_texts,
 )
+from rmq.spark.idempotent import Homes, Line, producer_id
 from rmq.spark.options import MIB, WriteOptions, write_options
 
 if TYPE_CHECKING:
@@ -51,17 +66,21 @@ if TYPE_CHECKING:
 BYTES_AT_ONCE: Final = 16 * MIB
 """An Arrow batch with more is written in parts."""
 PAUSE_SECONDS: Final = 0.2
+STAMP_BYTES: Final = 1024
+"""Room for what a broker adds to a batch that is to be stored once."""
 
 log = logging.getLogger(__name__)
 
 
 @frozen
 class Sent(WriterCommitMessage):
-    """What a task has written; `late` counts requests whose flush or copy was not confirmed in time."""
+    """What a task has written; `late` counts requests whose flush or copy was not confirmed in time, `plain`
+    those that would be stored again."""
 
     rows: int
     requests: int
     late: int
+    plain: int = 0
 
 
 def batch_sink(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchSink:
@@ -91,7 +110,7 @@ class BatchSink(DataSourceArrowWriter):
     """Writes a batch."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
+        check_columns(schema, options)
         self._options = options
         self._run_id = options.run_id or uuid.uuid4().hex
 
@@ -106,7 +125,7 @@ class StreamSink(StreamWriter):
     """Writes the batches of a stream."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
+        check_columns(schema, options)
         self._options = options
         self._rows = None if GIVES_ARROW else to_arrow_schema(schema)
 
@@ -120,6 +139,14 @@ class StreamSink(StreamWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _tell(messages)
+
+
+def check_columns(schema: StructType, options: WriteOptions) -> None:
+    """Raises ConfigError for columns that cannot be written, or not as the options ask."""
+    names = check_write_columns(keyed_schema(schema, options.dedupe_key), options.topic)
+    if options.exactly_once == "true" and not {"rowKey", "delayLevel"}.isdisjoint(names):
+        wanted = "auto or false: rows with keys of their own or delays are written at least once"
+        raise ConfigError("exactlyOnce", "true", wanted)
 
 
 def batches_of(rows: Iterator[Row], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -141,6 +168,8 @@ def _partition() -> int:
 def _tell(messages: Sequence[WriterCommitMessage | None]) -> None:
     sent = [message for message in messages if isinstance(message, Sent)]
     log.info("%d rows written in %d requests", sum(m.rows for m in sent), sum(m.requests for m in sent))
+    if plain := sum(message.plain for message in sent):
+        log.info("%d of the requests would be stored again if their tasks ran again", plain)
     if late := sum(message.late for message in sent):
         log.warning("%d requests are stored, but not flushed or copied to a slave in time", late)
 
@@ -167,7 +196,7 @@ def write_rows(options: WriteOptions, batches: Iterator[pa.RecordBatch], prefix:
             sender.send(part, ColumnKeys(part) if has_keys else RowKeys(prefix, rows, len(part)))
             rows += len(part)
         sender.finish()
-        return Sent(rows, sender.requests, sender.late)
+        return Sent(rows, sender.requests, sender.late, sender.plain)
 
 
 def _paced(parts: Iterable[pa.RecordBatch], rate: int) -> Iterator[pa.RecordBatch]:
@@ -198,8 +227,12 @@ class Sender:
         self._pending: deque[Future[None]] = deque()
         self._last: dict[MessageQueue, Future[None]] = {}
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
+        self._lines: dict[tuple[str, MessageQueue | None], Line] = {}
+        self._homes: dict[str, Homes] = {}
+        self._is_able: dict[str, bool] = {}
         self.requests = 0
         self.late = 0
+        self.plain = 0
 
     def send(self, batch: pa.RecordBatch, keys: Keys) -> None:
         """Have rows sent; returns when all but `sendsInFlight` requests are acknowledged."""
@@ -207,19 +240,23 @@ class Sender:
         ids = keys.unique_ids()
         names = [name for name in _CHOICE if name in batch.schema.names]
         if not names:
-            self._send_batches(self._options.topic, None, body, properties, ids)
+            self._send_batches(self._options.topic, None, body, properties, ids, keys)
             return
+        ways: dict[tuple[str, MessageQueue | None, bool], list[Any]] = {}
         for values, members in groups([batch.column(name) for name in names], len(batch)):
             choice = dict(zip(names, values, strict=True))
-            taken = (body, properties, ids)
-            if len(members) < len(batch):
-                taken = tuple(array.take(members) for array in taken)
             topic = choice.get("topic") or self._options.topic
-            queue = self._queue(topic, choice)
-            if (choice.get("delayLevel") or 0) > 0 or topic.startswith("%RETRY%"):
+            is_single = (choice.get("delayLevel") or 0) > 0 or topic.startswith("%RETRY%")
+            ways.setdefault((topic, self._queue(topic, choice), is_single), []).append(members)
+        for (topic, queue, is_single), found in ways.items():
+            taken = (body, properties, ids)
+            if len(ways) > 1:  # in their order: by it rows are numbered
+                members = np.sort(np.concatenate(found))
+                taken = tuple(array.take(members) for array in taken)
+            if is_single:
                 self._send_single(topic, queue, *taken)
             else:
-                self._send_batches(topic, queue, *taken)
+                self._send_batches(topic, queue, *taken, keys)
 
     def finish(self) -> None:
         """Return when all requests are acknowledged."""
@@ -239,14 +276,45 @@ class Sender:
         return select_by_key(self._queues[topic], choice["shardingKey"])
 
     def _send_batches(
-        self, topic: str, queue: MessageQueue | None, body: pa.Array, properties: pa.Array, ids: pa.Array
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        body: pa.Array,
+        properties: pa.Array,
+        ids: pa.Array,
+        keys: Keys,
     ) -> None:
+        if isinstance(keys, RowKeys) and self._options.exactly_once != "false":
+            self._send_numbered(topic, queue, body, properties, ids, keys.prefix)
+            return
         for first, _, data in chunks(encode(body, properties), self._options.send_batch_bytes):
-            unique_id = ids[first].as_py()
-            outgoing = Outgoing(
-                topic, data.to_pybytes(), 0, 0, "WAIT\x01true", unique_id, is_batch=True, code=BATCH
-            )
-            self._start(outgoing, queue)
+            self._start(_batch(topic, data, ids[first].as_py()), queue)
+
+    def _send_numbered(
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        body: pa.Array,
+        properties: pa.Array,
+        ids: pa.Array,
+        prefix: str,
+    ) -> None:
+        line = self._lines.get((topic, queue))
+        if line is None:
+            line = self._lines[topic, queue] = Line(producer_id(prefix, queue))
+        most = min(self._options.send_batch_bytes, 4 * MIB - STAMP_BYTES)
+        for number, start, end in line.blocks(len(body)):
+            for first, _, data in chunks(encode(body[start:end], properties[start:end]), most):
+                outgoing = _batch(topic, data, ids[start + first].as_py())
+                outgoing.code = IDEMPOTENT_SEND
+                outgoing.more = {PRODUCER_ID: line.producer, SEQUENCE: str(number + first)}
+                home = queue or self._homes_of(topic).queue(line.producer, number)
+                self._start_once(outgoing, queue, home)
+
+    def _homes_of(self, topic: str) -> Homes:
+        if topic not in self._homes:
+            self._homes[topic] = Homes(self._loop.call(self._find_homes, topic))
+        return self._homes[topic]
 
     def _send_single(
         self, topic: str, queue: MessageQueue | None, body: pa.Array, properties: pa.Array, ids: pa.Array
@@ -255,11 +323,20 @@ class Sender:
             self._start(Outgoing(topic, one.as_py(), 0, 0, text.as_py(), unique_id.as_py()), queue)
 
     def _start(self, outgoing: Outgoing, queue: MessageQueue | None) -> None:
+        self._wait_for_room(queue)
+        self._started(self._loop.portal.start_task_soon(self._deliver, outgoing, queue), queue)
+
+    def _start_once(self, outgoing: Outgoing, queue: MessageQueue | None, home: MessageQueue) -> None:
+        self._wait_for_room(queue)
+        self._started(self._loop.portal.start_task_soon(self._deliver_once, outgoing, queue, home), queue)
+
+    def _wait_for_room(self, queue: MessageQueue | None) -> None:
         while len(self._pending) >= self._options.sends_in_flight:
             self._pending.popleft().result()
         if queue is not None and queue in self._last:
             self._last[queue].result()
-        future = self._loop.portal.start_task_soon(self._deliver, outgoing, queue)
+
+    def _started(self, future: Future[None], queue: MessageQueue | None) -> None:
         self._pending.append(future)
         if queue is not None:
             self._last[queue] = future
@@ -278,10 +355,74 @@ class Sender:
                     raise
                 left -= 1
                 await anyio.sleep(PAUSE_SECONDS)
+        self._note(result)
+
+    def _note(self, result: SendResult) -> None:
         if result.status != "SEND_OK":
             if self._options.require_send_ok:
                 raise SendFailed([(result.message_queue.broker_name, Exception(result.status), 0.0)])
             self.late += 1
+
+    async def _deliver_once(self, outgoing: Outgoing, queue: MessageQueue | None, home: MessageQueue) -> None:
+        """Send to `home` or, if it cannot store rows once, to `queue` or any. It is waited for: only this
+        broker knows whether it has these rows."""
+        deadline = anyio.current_time() + self._patience
+        broker, required = home.broker_name, self._options.exactly_once == "true"
+        while self._is_able.get(broker, True):
+            try:
+                self._note(await self._producer.send_packed(outgoing, queue=home))
+                self._is_able[broker] = True
+                return
+            except (*NETWORK_ERRORS, NoRoute, SendFailed, SystemBusy, ServiceNotAvailable):
+                if anyio.current_time() >= deadline:
+                    raise
+                if queue is None and not self._is_waited_for(home):
+                    break
+                await anyio.sleep(PAUSE_SECONDS)
+            except (RequestCodeNotSupported, AccessDenied):
+                if required:
+                    raise
+                self._is_able[broker] = False
+            except MessageIllegal as error:
+                if required:
+                    raise
+                log.warning(
+                    "rows may be there twice: they differ from those of an earlier attempt: %s", error
+                )
+                break
+        self.plain += 1
+        await self._deliver(evolve(outgoing, code=BATCH, more=None), queue)
+
+    def _is_waited_for(self, home: MessageQueue) -> bool:
+        """Whether rows wait for their broker though others could take them: if it has taken some, or was
+        named. Of one that may be RocketMQ's own they would wait in vain."""
+        named = bool(self._options.required_brokers)
+        return named or home.broker_name in self._is_able or self._homes[home.topic].are_of_one_broker
+
+    @property
+    def _patience(self) -> float:
+        return self._options.send_timeout_ms / 1000 * (self._options.retries + 1)
+
+    async def _find_homes(self, topic: str) -> list[MessageQueue]:
+        """The queues of a topic on the brokers that are required, or on all. Raises BrokersAway, NoRoute."""
+        required = self._options.required_brokers
+        deadline = anyio.current_time() + self._patience
+        while True:
+            try:
+                found = await self._producer.queues(topic)
+                away = required.difference(queue.broker_name for queue in found)
+                if not away:
+                    return [queue for queue in found if not required or queue.broker_name in required]
+                if anyio.current_time() >= deadline:
+                    raise brokers_away(away)
+            except NoRoute as error:
+                if error.refused or not required or anyio.current_time() >= deadline:
+                    raise
+            await anyio.sleep(PAUSE_SECONDS)
+
+
+def _batch(topic: str, data: pa.Buffer, unique_id: str) -> Outgoing:
+    return Outgoing(topic, data.to_pybytes(), 0, 0, "WAIT\x01true", unique_id, is_batch=True, code=BATCH)
 
 
 _CHOICE: Final = ("topic", "queueId", "brokerName", "shardingKey", "delayLevel")

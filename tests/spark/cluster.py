@@ -61,9 +61,11 @@ def running(
 
 
 @contextmanager
-def another_broker(pair: Pair, folder: pathlib.Path, name: str) -> Iterator[str]:
+def another_broker(
+    pair: Pair, folder: pathlib.Path, name: str, more: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Run one more broker at a pair's name server for the length of the block; gives its address."""
-    settings = {"brokerName": name}
+    settings = {**(more or {}), "brokerName": name}
     with _in_thread(lambda: embedded._broker(folder, pair.names, "127.0.0.1", 0, settings)) as (address, _):
         yield address
 
