@@ -17,7 +17,7 @@ import rmq
 from tests.interop.cluster import rows
 from tests.interop.rocketmq import Process, Processes, free_port
 from tests.ports import free_ports
-from tests.system.drill import TOPIC, Drill, Server, drill, until
+from tests.system.drill import TOPIC, Drill, Server, drill, shape, until
 
 pytestmark = pytest.mark.interop
 
@@ -36,7 +36,7 @@ class Machine:
 
     def mqadmin(self, name: str, *arguments: str) -> str:
         """A step of the section."""
-        self.run.ran.append(f"mqadmin {name}")
+        self.run.ran.append(shape(["mqadmin", name, "-n", *arguments]))
         return self.processes.mqadmin(name, "-n", self.run.namesrv, *arguments)
 
     def check_with_mqadmin(self) -> None:
@@ -65,6 +65,7 @@ class Machine:
         return any(row[1] == "broker-a" and row[3].endswith(f":{self.broker.port}") for row in all_rows(said))
 
     def start_ours(self) -> None:
+        self.run.servers["broker-a"].done.add("start")
         command = [sys.executable, "-m", "rmq", "broker", "-c", str(self.settings)]
         port = self.broker.port
         self.broker = self.processes.serve_registered(command, "rmq-broker", port, self.run.namesrv)
@@ -74,6 +75,7 @@ class Machine:
         self.broker = self.processes.serve_registered(command, "java-broker", port, self.run.namesrv)
 
     def end(self) -> None:
+        self.run.servers["broker-a"].done.add("stop")
         assert self.broker.stop() in (0, 143)  # a JVM reports the signal
 
     def check_folder(self) -> None:
@@ -139,6 +141,7 @@ def test_java_in_and_out(processes: Processes, tmp_path: pathlib.Path) -> None:
         namesrv = processes.java_namesrv()
         names = {"listenPort": namesrv.rpartition(":")[2]}
         run.servers["names"] = Server("namesrv", "names", tmp_path, names)
+        run.servers["broker-a"] = Server("broker", "broker-a", tmp_path, {})  # to note what is done to it
         port, (metrics,) = free_port(), free_ports(1)
         common = {"namesrvAddr": namesrv, "flushConsumerOffsetInterval": "1000"}
         more = common | {"brokerName": "broker-a", "plugins": "metrics", "metricsPort": str(metrics)}

@@ -19,7 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -45,22 +45,38 @@ QUICK: Final = {
 """Small files, and what comes every so often comes soon."""
 
 
-def commands_of(section: str) -> list[str]:
-    """The commands of rmq and of mqadmin that a section of the page names in its blocks, in their order."""
+def lines_of(section: str) -> list[list[str]]:
+    """The commands in the blocks of a section of the page, as words."""
     text = PAGE.read_text("utf-8")
     (body,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     blocks = "\n".join(re.findall(r"^```sh\n(.*?)^```", body, re.MULTILINE | re.DOTALL))
     lines = [line.strip() for line in blocks.replace("\\\n", " ").splitlines()]
-    typed = [shlex.split(line, comments=True) for line in lines if line.startswith(("rmq ", "mqadmin "))]
-    return [" ".join(words[:2]) if words[0] == "mqadmin" else verbs(words[1:]) for words in typed]
+    return [shlex.split(line, comments=True) for line in lines if line]
 
 
-def verbs(words: Sequence[str]) -> str:
-    """`topic create` of `topic create Orders --queues 4`."""
+def commands_of(section: str) -> list[str]:
+    """Those of rmq and of mqadmin, in their order, as `shape` has them."""
+    return [shape(words) for words in lines_of(section) if words[0] in ("rmq", "mqadmin")]
+
+
+def services_of(section: str) -> set[str]:
+    """What the section does to services: `restart broker` of `sudo systemctl restart rmq-broker`."""
+    text = "\n".join(shlex.join(words) for words in lines_of(section))
+    return {
+        f"{verb} {kind}"
+        for verb, kind in re.findall(r"systemctl (\w+) rmq-(\w+)", text.replace("enable --now", "start"))
+    }
+
+
+def shape(words: Sequence[str]) -> str:
+    """`rmq topic create --queues` of `rmq topic create Orders --queues 4`: without what is another one's on
+    other machines, and without what an operator is asked for, or how an answer is written."""
     many = {"topic", "group", "cluster", "broker", "store", "acl", "certs", "msg"}
-    if words[0] in many:
-        return " ".join(words[:3] if list(words[:2]) == ["broker", "config"] else words[:2])
-    return words[0]
+    verbs = 1
+    if words[0] == "rmq" and words[1] in many and not words[2].startswith("-"):
+        verbs = 3 if list(words[1:3]) == ["broker", "config"] else 2
+    options = sorted({word for word in words[1:] if word.startswith("-")} - {"--yes", "-o"})
+    return " ".join([*words[: 1 + verbs], *options])
 
 
 def until(condition: Callable[[], object], what: Callable[[], str]) -> None:
@@ -83,6 +99,8 @@ class Server:
     """Words before the command, such as a namespace for its files."""
     python_path: str = f"{ROOT}{os.pathsep}{ROOT / 'plugins'}"
     process: subprocess.Popen[bytes] | None = None
+    done: set[str] = field(factory=set)
+    """What a service manager was told: start, stop, restart."""
 
     @property
     def file(self) -> pathlib.Path:
@@ -102,6 +120,7 @@ class Server:
 
     def launch(self) -> None:
         """Starts it, and waits for nothing."""
+        self.done |= {"start", "restart"} if "stop" in self.done else {"start"}
         self.file.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         with (self.folder / f"{self.name}.log").open("a") as log:
             self.process = subprocess.Popen(
@@ -137,6 +156,8 @@ class Server:
     def end(self, number: signal.Signals = signal.SIGTERM) -> None:
         """Ends it, as a service manager does; SIGKILL is an accident."""
         assert self.process is not None
+        if number is signal.SIGTERM:
+            self.done.add("stop")
         self.process.send_signal(number)
         status = self.process.wait(PATIENCE_SECONDS)
         assert number is not signal.SIGTERM or status == 0, self.said
@@ -286,8 +307,16 @@ class Drill:
 
     def rmq(self, *arguments: str) -> str:
         """A step of the section; it must end with 0."""
-        self.ran.append(verbs(arguments))
+        self.ran.append(shape(["rmq", *arguments]))
         return self.shell.ok(*arguments)
+
+    def type(self, start: str, paths: Mapping[str, object]) -> None:
+        """A step of the section that is no command of rmq: the page's own line that begins so, with these
+        paths in place of its own; longer ones first. It must end with 0."""
+        (line,) = [line for line in map(shlex.join, lines_of(self.section)) if line.startswith(start)]
+        for told, here in sorted(paths.items(), reverse=True):
+            line = line.replace(told, str(here))
+        subprocess.run(shlex.split(line.removeprefix("sudo ")), check=True, timeout=PATIENCE_SECONDS)
 
     def rows(self, *arguments: str) -> Any:
         """A step of the section, and what it shows."""
@@ -340,6 +369,8 @@ class Drill:
         told = commands_of(self.section)
         told = [verb for at, verb in enumerate(told) if at == 0 or told[at - 1] != verb]
         assert typed == told, (typed, told)
+        done = {f"{verb} {server.kind}" for server in self.servers.values() for verb in server.done}
+        assert done >= services_of(self.section), (done, self.section)
 
 
 @contextmanager

@@ -165,14 +165,15 @@ def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
 def test_failover(tmp_path: pathlib.Path) -> None:
     with drill(tmp_path, "Failover") as run:
         names = run.name_server()
-        old = run.broker("broker-a", brokerRole="SYNC_MASTER", flushDiskType="SYNC_FLUSH")
-        new = run.slave("broker-a", flushDiskType="SYNC_FLUSH")
+        old = run.broker("broker-a", durability="replicated")
+        new = run.slave("broker-a", durability="disk")
         traffic = run.load()
         run.wait_until_copied("broker-a")
         until(lambda: has_table(new, "topics", TOPIC), lambda: "the slave has no topics")
         old.end(signal.SIGKILL)
         new.end()
-        new.settings |= {"brokerRole": "SYNC_MASTER", "brokerId": "0"}
+        del new.settings["brokerRole"]
+        new.settings |= {"durability": "replicated", "brokerId": "0"}
         new.start()
         assert masters(run) == [new.address]
         run.rmq("cluster", "list")
@@ -194,7 +195,12 @@ def test_failover(tmp_path: pathlib.Path) -> None:
         assert masters(run) == [new.address]
         old.end()
 
-        old.settings |= {"brokerRole": "SLAVE", "brokerId": "1", "haDivergedLog": "aside"}
+        old.settings |= {
+            "brokerRole": "SLAVE",
+            "brokerId": "1",
+            "haDivergedLog": "aside",
+            "durability": "disk",
+        }
         old.start()
         run.rmq("cluster", "list")
         run.wait_until_copied("broker-a")
@@ -225,7 +231,7 @@ def test_disk_full(tmp_path: pathlib.Path) -> None:
         traffic = run.load()
         subprocess.run([*inside, "fallocate", "-l", "58M", f"{store}/of-others"], check=True)
         until(lambda: "NO MESSAGES ARE TAKEN" in broker.said, lambda: "it takes messages on a full disk")
-        run.ran.append("doctor")
+        run.ran.append("rmq doctor")
         found = run.shell.run("doctor")
         assert found.exit_code == 1
         assert "its disk is 9" in found.stdout
@@ -238,10 +244,6 @@ def test_disk_full(tmp_path: pathlib.Path) -> None:
         until(lambda: "messages are taken again" in broker.said, lambda: "it takes no messages again")
         traffic.go_on()
         run.check_nothing_is_lost()
-
-
-def copy_store(store: pathlib.Path, backup: pathlib.Path) -> None:
-    subprocess.run(["cp", "-a", store, backup], check=True)
 
 
 def test_restore(tmp_path: pathlib.Path) -> None:
@@ -260,28 +262,37 @@ def test_restore(tmp_path: pathlib.Path) -> None:
         for server in (slave, master):  # and then both folders are gone
             server.end(signal.SIGKILL)
             shutil.rmtree(server.store)
-        copy_store(backup, master.store)
+        run.type("cp ", {"/backup/broker-a": backup, "/var/lib/rmq/broker": master.store})
         run.rmq("store", "check", str(master.store))
         master.start()
         assert run.rows("group", "lag", "early")
+        slave.start()
+        run.rmq("cluster", "list")
+        run.wait_until_copied("broker-a")
+        run.rmq("doctor")
         run.check_nothing_is_lost()
 
 
 def test_upgrade_and_roll_back(tmp_path: pathlib.Path) -> None:
     with drill(tmp_path, "Upgrade and roll back") as run:
-        new = install(tmp_path / "rmq-0.2", "0.2.0")
+        new = install(tmp_path / "built", "0.2.0")
         run.name_server()
         master = run.broker("broker-a", brokerRole="SYNC_MASTER")
         slave = run.slave("broker-a")
         run.broker("broker-b")
         traffic = run.load()
-        old = master.python_path
-        for path, servers in ((new, (slave, master)), (old, (master, slave))):
+        for version, servers in (("0.2.0", (slave, master)), ("0.1.0", (master, slave))):
             for server in servers:
-                server.python_path = path
+                machine = tmp_path / f"opt-{server.name}"
+                if not machine.exists():
+                    machine.mkdir()
+                    (machine / "rmq-0.2.0").symlink_to(new)
+                    (machine / "rmq-0.1.0").symlink_to(PAGE.parents[1])
+                run.type(f"sudo ln -sfn /opt/rmq-{version}", {"/opt": machine})
+                server.python_path = python_path((machine / "rmq").resolve())
                 restart(run, server)
                 traffic.go_on()
-                expected = {one.python_path == new for one in (master, slave)}
+                expected = {str(new) in one.python_path for one in (master, slave)}
                 kinds = {"0.2.0" in row["kind"] for row in of_broker_a(run)}
                 assert kinds == expected
         traffic.stop()
@@ -293,8 +304,13 @@ def of_broker_a(run: Drill) -> list[dict[str, str]]:
     return [row for row in run.shell.rows("cluster", "list") if row["broker"] == "broker-a"]
 
 
-def install(folder: pathlib.Path, version: str) -> str:
-    """A later version of rmq, as far as anybody can tell; its path."""
+def python_path(folder: pathlib.Path) -> str:
+    """Where a process finds the rmq of that folder."""
+    return f"{folder}{os.pathsep}{folder / 'plugins'}"
+
+
+def install(folder: pathlib.Path, version: str) -> pathlib.Path:
+    """A later version of rmq, as far as anybody can tell; its folder."""
     root = PAGE.parents[1]
     for name in ("rmq", "plugins"):
         shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -303,7 +319,7 @@ def install(folder: pathlib.Path, version: str) -> str:
     (about := folder / f"rmq-{version}.dist-info").mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: rmq\nVersion: {version}\n")
     (about / "entry_points.txt").write_text(entries.read_text("entry_points.txt") or "")
-    return f"{folder}{os.pathsep}{folder / 'plugins'}"
+    return folder
 
 
 def test_replace_a_name_server(tmp_path: pathlib.Path) -> None:
