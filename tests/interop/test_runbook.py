@@ -167,6 +167,8 @@ def test_java_in_and_out(processes: Processes, tmp_path: pathlib.Path) -> None:
         machine.check_folder()
         machine.start_ours()
         go_on(machine, producer)
+        unanswered = failed(producer)  # the one that was on its way when Java's broker stopped, if any
+        assert len(unanswered) <= 1
         machine.check_is_listed()
         machine.check_with_mqadmin()
         machine.check_is("rmq")
@@ -188,7 +190,7 @@ def test_java_in_and_out(processes: Processes, tmp_path: pathlib.Path) -> None:
         stored = {*traffic.stored, *sent(producer)}
         assert len(stored) > 200
         until(lambda: stored <= consumed(consumer), lambda: f"lost: {sorted(stored - consumed(consumer))}")
-        assert failed(producer) == [], "it sends to the other broker"
+        assert failed(producer) == unanswered, "it sends to the other broker"
 
         # What Java does not deliver was kept, and is delivered when the folder is ours again.
         machine.end()
