@@ -14,6 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py", "hatch_build.py")
 SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
+DECODE_FORMS = "tests/interop/test_decode_forms.py"
 LAKEHOUSE = "tests/interop/test_lakehouse.py"
 SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
 
@@ -106,6 +107,16 @@ def spark_versions(session: nox.Session, version: str) -> None:
     """A batch and streams on each Spark that pyproject.toml allows; needs Java 17 or the extra's."""
     session.install("-e", ".[test]", f"pyspark=={version}")
     session.run("python", "-m", "pytest", "-s", "-m", "interop", SPARK_VERSIONS, *session.posargs)
+
+
+@nox.session
+def decode_forms(session: nox.Session) -> None:
+    """Bodies by an Avro schema, with Spark's package; RMQ_DECODE_FORMS=avro,protobuf: by both."""
+    session.install("-e", ".[test]", "pyspark==4.1.1")
+    environment = {"RMQ_DECODE_FORMS": os.environ.get("RMQ_DECODE_FORMS", "avro")}
+    session.run(
+        "python", "-m", "pytest", "-s", "-m", "interop", DECODE_FORMS, *session.posargs, env=environment
+    )
 
 
 @nox.session

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
@@ -17,7 +19,7 @@ from rmq.spark.pipelines.replay import own_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 Form = Literal["json", "avro", "protobuf"]
 Bad = Literal["null", "fail", "dlq"]
@@ -26,6 +28,10 @@ REASON: Final = "decodeError"
 """The column that says what is wrong with a row, with bad="dlq"."""
 REGISTRY_SECONDS: Final = 10.0
 _UNREAD: Final = "_unread"
+_VALUE: Final = "value"
+_END: Final = "end"
+_END_BYTE: Final = b"\x02"
+"""1, as Avro has a number."""
 _FRAME_BYTES: Final = 5
 _JARS: Final = {"avro": "spark-avro_2.13", "protobuf": "spark-protobuf_2.13"}
 
@@ -55,6 +61,7 @@ def decoded(
     Avro and Protobuf need Spark's own packages in the session (``spark.jars.packages``:
     org.apache.spark:spark-avro_2.13 or spark-protobuf_2.13 of Spark's version). Raises ConfigError without
     them, and for a schema that cannot be read."""
+    from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
 
@@ -66,18 +73,14 @@ def decoded(
     body = F.substring("body", _FRAME_BYTES + 1, 1 << 30) if framed else F.col("body")
     try:
         found = frame.withColumn(into, _value(body, schema, form, message))
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         if form in _JARS and ("NOT_LOADED" in str(error) or "JavaPackage" in str(error)):
             package = f"org.apache.spark:{_JARS[form]} of this Spark's version in spark.jars.packages"
             raise ConfigError("form", form, package) from None
-        reason = str(error).strip().splitlines()[0]
+        reason = _reason(error).strip().splitlines()[0]
         raise ConfigError("schema", str(schema)[:200], f"a schema for {form} ({reason})") from None
-    value = F.col(into)
-    is_bad = F.col("body").isNotNull() & value.isNull()
-    if form == "json":
-        # What the parser could not read stands in a field of its own, which nobody wants to see.
-        is_bad = is_bad | value[_UNREAD].isNotNull()
-        value = value.dropFields(_UNREAD)
+    value, is_bad = _judged(F.col(into), found.schema[into].dataType, form, body)
+    is_bad = F.col("body").isNotNull() & is_bad
     why = F.lit(f"the body does not fit the {form} schema")
     if bad == "fail":
         place = F.format_string(
@@ -115,7 +118,7 @@ def undecoded(frame: DataFrame, group: str) -> DataFrame:
 
 
 def _value(body: Column, schema: str | StructType, form: Form, message: str) -> Column:
-    """The body by the schema: null, or for JSON something in the field `_unread`, where it does not fit."""
+    """What Spark makes of the body by the schema; `_judged` says whether it is a value."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
@@ -129,12 +132,49 @@ def _value(body: Column, schema: str | StructType, form: Form, message: str) -> 
     if form == "avro":
         from pyspark.sql.avro.functions import from_avro
 
-        return from_avro(body, _text(schema), {"mode": "PERMISSIVE"})
+        return from_avro(F.concat(body, F.lit(_END_BYTE)), _ended(_text(schema)), {"mode": "PERMISSIVE"})
     from pyspark.sql.protobuf.functions import from_protobuf
 
     if not message:
         raise ConfigError("message", "", "the name of the message's type in the descriptor file")
     return from_protobuf(body, message, schema, {"mode": "PERMISSIVE"})
+
+
+def _judged(found: Column, kind: DataType, form: Form, body: Column) -> tuple[Column, Column]:
+    """The value in what `_value` has made, and whether the body does not fit the schema."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StructType
+
+    if form == "json":
+        # What the parser could not read stands in a field of its own, which nobody wants to see.
+        return found.dropFields(_UNREAD), found.isNull() | found[_UNREAD].isNotNull()
+    if form == "avro":
+        return found[_VALUE], ~found[_END].eqNullSafe(1)
+    assert isinstance(kind, StructType)
+    # Spark makes a message without any field of what it cannot read.
+    is_empty = reduce(and_, (found[name].isNull() for name in kind.fieldNames()), F.length(body) > 0)
+    return found, found.isNull() | is_empty
+
+
+def _ended(schema: str) -> str:
+    """The Avro schema of a value and a number after it: Spark makes a record of nulls of what it cannot read,
+    which may be a value; the number shows that there was one, and that it ended where the body does."""
+    try:
+        value = json.loads(schema)
+    except ValueError:
+        value = schema.strip().strip('"')
+    fields = [{"name": _VALUE, "type": value}, {"name": _END, "type": "long"}]
+    return json.dumps({"type": "record", "name": "rmq_ended", "fields": fields})
+
+
+def _reason(error: Exception) -> str:
+    """What Spark says, or what lies under Java's error."""
+    cause = getattr(error, "java_exception", None)
+    if cause is None:
+        return str(error)
+    while cause.getCause() is not None:
+        cause = cause.getCause()
+    return str(cause.getMessage())
 
 
 def _struct(text: str) -> StructType:
