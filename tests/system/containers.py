@@ -199,10 +199,14 @@ class Network:
 
 
 @contextmanager
-def network(folder: pathlib.Path, hosts: Sequence[str], aliases: Mapping[str, str]) -> Iterator[Network]:
+def network(
+    folder: pathlib.Path, hosts: Sequence[str], aliases: Mapping[str, str], published: str = ""
+) -> Iterator[Network]:
     """A network for these names until the end, when all its containers are stopped. `aliases` are further
-    names of some."""
+    names of some; `published` is one whose ports are those of the clients' machine, 127.0.0.1."""
     addresses = {name: f"127.0.1.{number}" for number, name in enumerate(hosts, 1)}
+    if published:
+        addresses[published] = "127.0.0.1"
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
     lines += [f"{addresses[host]} {name}" for name, host in aliases.items()]
     (folder / "hosts").write_text("\n".join(lines) + "\n")

@@ -29,13 +29,16 @@ def of_compose(name: str) -> list[Container]:
     return [Container(host, one["command"], one.get("environment", {})) for host, one in services.items()]
 
 
-def run_all(folder: pathlib.Path, containers: list[Container], *, secure: bool) -> None:
+def run_all(
+    folder: pathlib.Path, containers: list[Container], *, secure: bool = False, published: str = ""
+) -> None:
     """Starts them, sends and reads a message as a client beside them, and stops them."""
     names = [one for one in containers if one.command[0] == "namesrv"]
     advertised = [one.environment.get("RMQ_BROKER_IP1", one.name) for one in containers]
     hosts = [one.name for one in containers]
     aliases = {told: one.name for told, one in zip(advertised, containers, strict=True) if told not in hosts}
-    with network(folder, hosts, {name: host for name, host in aliases.items() if "." in name}) as net:
+    names_of = {name: host for name, host in aliases.items() if "." in name}
+    with network(folder, hosts, names_of, published) as net:
         environment = {"RMQ_NAMESRV_ADDR": ";".join(f"{one.name}:9876" for one in names)}
         if secure:
             secret = make_secrets(net, ["localhost", *hosts, *aliases])
@@ -69,12 +72,18 @@ def test_the_secure_cluster_of_compose(tmp_path: pathlib.Path) -> None:
 
 
 def test_the_cluster_of_the_chart(tmp_path: pathlib.Path) -> None:
-    run_all(tmp_path, list(of_chart("default")), secure=False)
+    run_all(tmp_path, list(of_chart("default")))
+
+
+@pytest.mark.packages
+def test_the_development_servers_of_compose(tmp_path: pathlib.Path) -> None:
+    """Clients beside them are told 127.0.0.1, where an engine publishes the broker's ports."""
+    run_all(tmp_path, of_compose("dev"), published="broker")
 
 
 @pytest.mark.packages
 def test_the_cluster_of_compose(tmp_path: pathlib.Path) -> None:
-    run_all(tmp_path, of_compose("cluster"), secure=False)
+    run_all(tmp_path, of_compose("cluster"))
 
 
 @pytest.mark.packages
