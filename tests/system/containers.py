@@ -99,6 +99,10 @@ class Network:
     pid: int
     secrets: pathlib.Path
     addresses: Mapping[str, str]
+    python: str
+    """The interpreter of the containers, and of the client beside them."""
+    shared: Mapping[str, str]
+    """Its environment, which says where it finds rmq."""
     running: list[subprocess.Popen[str]] = field(factory=list)
 
     def _words(self, data: pathlib.Path, command: Sequence[str]) -> list[str]:
@@ -115,7 +119,7 @@ class Network:
             f"! touch {PLACE}/written 2> /dev/null",
             f"cd {PLACE}/data",
             f"exec setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs --bounding-set=-all "
-            f"--inh-caps=-all {shlex.join([python_of_others(), *command])}",
+            f"--inh-caps=-all {shlex.join([self.python, *command])}",
         ]
         script = " && ".join(inside)
         return ["nsenter", f"--net=/proc/{self.pid}/ns/net", "unshare", "--mount", "sh", "-c", script]
@@ -137,7 +141,7 @@ class Network:
         with (self.folder / f"{container.name}.log").open("a") as log:
             process = subprocess.Popen(
                 self._words(self._data(container.name), ["-m", "rmq", *command]),
-                env={**SHARED, **settings},
+                env={**self.shared, **settings},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -156,7 +160,7 @@ class Network:
         """What `python ARGUMENTS` prints in a container of the network; it must end with 0."""
         done = subprocess.run(
             self._words(self._data("client"), arguments),
-            env={**SHARED, "HOME": f"{PLACE}/data", "COLUMNS": "200", **environment},
+            env={**self.shared, "HOME": f"{PLACE}/data", "COLUMNS": "200", **environment},
             capture_output=True,
             text=True,
             check=False,
@@ -200,10 +204,15 @@ class Network:
 
 @contextmanager
 def network(
-    folder: pathlib.Path, hosts: Sequence[str], aliases: Mapping[str, str], published: str = ""
+    folder: pathlib.Path,
+    hosts: Sequence[str],
+    aliases: Mapping[str, str],
+    published: str = "",
+    installed: str = "",
 ) -> Iterator[Network]:
     """A network for these names until the end, when all its containers are stopped. `aliases` are further
-    names of some; `published` is one whose ports are those of the clients' machine, 127.0.0.1."""
+    names of some; `published` is one whose ports are those of the clients' machine, 127.0.0.1.
+    `installed` is the interpreter of an environment with rmq in it; without it this checkout is run."""
     addresses = {name: f"127.0.1.{number}" for number, name in enumerate(hosts, 1)}
     if published:
         addresses[published] = "127.0.0.1"
@@ -220,7 +229,8 @@ def network(
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "up\n"
-        made = Network(folder, holder.pid, secrets, addresses)
+        python, shared = installed or python_of_others(), {} if installed else SHARED
+        made = Network(folder, holder.pid, secrets, addresses, python, shared)
         try:
             yield made
         finally:

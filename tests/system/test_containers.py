@@ -3,8 +3,14 @@ network of their own, until all are ready and a message goes through."""
 
 from __future__ import annotations
 
+import json
+import os
 import pathlib
+import shutil
+import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 
 import pytest
 import yaml
@@ -16,8 +22,10 @@ from tests.system.containers import (
     PLACE,
     Container,
     Network,
+    dockerfile,
     make_secrets,
     network,
+    python_of_others,
     why_not,
 )
 
@@ -30,7 +38,12 @@ def of_compose(name: str) -> list[Container]:
 
 
 def run_all(
-    folder: pathlib.Path, containers: list[Container], *, secure: bool = False, published: str = ""
+    folder: pathlib.Path,
+    containers: list[Container],
+    *,
+    secure: bool = False,
+    published: str = "",
+    installed: str = "",
 ) -> None:
     """Starts them, sends and reads a message as a client beside them, and stops them."""
     names = [one for one in containers if one.command[0] == "namesrv"]
@@ -38,7 +51,7 @@ def run_all(
     hosts = [one.name for one in containers]
     aliases = {told: one.name for told, one in zip(advertised, containers, strict=True) if told not in hosts}
     names_of = {name: host for name, host in aliases.items() if "." in name}
-    with network(folder, hosts, names_of, published) as net:
+    with network(folder, hosts, names_of, published, installed) as net:
         environment = {"RMQ_NAMESRV_ADDR": ";".join(f"{one.name}:9876" for one in names)}
         if secure:
             secret = make_secrets(net, ["localhost", *hosts, *aliases])
@@ -47,9 +60,18 @@ def run_all(
         for one in containers:
             net.start(one)
         net.wait_until_ready()
+        if published:
+            net.run("-c", health_check())
         send_and_read(net, environment, tls=["--tls-ca", f"{PLACE}/secrets/ca.pem"] if secure else [])
         assert net.stop() == {0: len(containers)}, net.logs()
         net.check_logs()
+
+
+def health_check() -> str:
+    """The program of the image's HEALTHCHECK."""
+    (line,) = [line for line in dockerfile() if line.startswith("HEALTHCHECK")]
+    *_, code = json.loads(line.partition("CMD ")[2])
+    return str(code)
 
 
 def send_and_read(net: Network, environment: dict[str, str], tls: list[str]) -> None:
@@ -89,3 +111,41 @@ def test_the_cluster_of_compose(tmp_path: pathlib.Path) -> None:
 @pytest.mark.packages
 def test_the_secure_cluster_of_the_chart(tmp_path: pathlib.Path) -> None:
     run_all(tmp_path, list(of_chart("secure")), secure=True)
+
+
+def build_context(folder: pathlib.Path) -> None:
+    """What Dockerfile.dockerignore lets through of this checkout."""
+    lines = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert "*" in lines, "nothing but what is named"
+    unwanted = [line.removeprefix("**/") for line in lines if line.startswith("**/")]
+    for name in (line[1:] for line in lines if line.startswith("!")):
+        here, there = DEPLOY.parent / name, folder / name
+        if here.is_dir():
+            shutil.copytree(here, there, ignore=shutil.ignore_patterns(*unwanted))
+        else:
+            shutil.copy(here, there)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[pathlib.Path]:
+    """A folder that other users may look into, other than pytest's."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="rmq-image-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.packages
+def test_the_steps_of_the_dockerfile_make_what_runs(
+    tmp_path: pathlib.Path, open_folder: pathlib.Path
+) -> None:
+    """Its build stage, typed by hand into another folder, and the development servers out of that."""
+    (context := tmp_path / "context").mkdir()
+    build_context(context)
+    (step,) = [line.removeprefix("RUN ") for line in dockerfile() if "pip install" in line]
+    assert step.startswith("python -m venv /opt/rmq && ")
+    step = step.replace("python", python_of_others(), 1).replace("/opt/rmq", f"{open_folder}/rmq")
+    plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    subprocess.run(["sh", "-c", step], cwd=context, check=True, env=plain, timeout=600)
+    (run := tmp_path / "run").mkdir()
+    run_all(run, of_compose("dev"), published="broker", installed=f"{open_folder}/rmq/bin/python")
