@@ -434,7 +434,9 @@ def _slave_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
             yield Finding("note", where, f"lacks {lacks >> 20} MiB of its master's log", todo)
         above = _offset(slave, "commitLogMinOffset") - _offset(master, "commitLogMinOffset")
         if above > 0:
-            todo = "let it copy anew from nothing, or wait until the master's older files have expired"
+            todo = (
+                "see `Seed a slave` in docs/runbooks.md, or wait until the master's older files have expired"
+            )
             what = f"its log begins {above >> 20} MiB after its master's: it has not all that the master has"
             yield Finding("wrong", where, what, todo)
 

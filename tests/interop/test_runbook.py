@@ -7,6 +7,7 @@ ours send and a Java consumer consumes. Nothing that was acknowledged is lost, n
 from __future__ import annotations
 
 import pathlib
+import subprocess
 import sys
 
 import anyio
@@ -69,6 +70,15 @@ class Machine:
         command = [sys.executable, "-m", "rmq", "broker", "-c", str(self.settings)]
         port = self.broker.port
         self.broker = self.processes.serve_registered(command, "rmq-broker", port, self.run.namesrv)
+
+    def check_is_refused(self) -> None:
+        """Ours does not take a folder that Java still has."""
+        (port,) = free_ports(1)
+        command = [sys.executable, "-m", "rmq", "broker", "-c", str(self.settings)]
+        command += ["--set", f"listenPort={port}", "--set", "haEnable=false", "--set", "plugins="]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 3, done.stderr
+        assert "is locked by another broker" in done.stderr
 
     def start_java(self, command: list[str]) -> None:
         port = self.broker.port
@@ -163,6 +173,7 @@ def test_java_in_and_out(processes: Processes, tmp_path: pathlib.Path) -> None:
         assert f"storePathRootDir={tmp_path / 'store-a'}" in known
         assert "brokerIP1=127.0.0.1" in known
         machine.check_with_mqadmin()
+        machine.check_is_refused()
         machine.end()
         machine.check_folder()
         machine.start_ours()

@@ -12,6 +12,7 @@ import re
 import shutil
 import signal
 import subprocess
+import urllib.request
 from importlib import metadata
 
 import pytest
@@ -145,6 +146,7 @@ def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
         until(lambda: has_table(slave, "topics", TOPIC), lambda: "the slave has no topics")
         run.rmq("doctor")
         slave.end()
+        check_that_a_shorter_log_is_told_of(run, master, slave)
         shutil.rmtree(slave.store)
         copy = tmp_path / "copy"
         run.rmq("backup", str(master.store), str(copy))
@@ -160,6 +162,27 @@ def test_seed_a_slave(tmp_path: pathlib.Path) -> None:
         run.wait_until_copied("broker-a")
         master.end(signal.SIGKILL)
         run.check_nothing_is_lost()  # by the slave
+
+
+def check_that_a_shorter_log_is_told_of(run: Drill, master: Server, slave: Server) -> None:
+    """A slave without the oldest file, as RocketMQ's new ones are: metrics and doctor tell of it."""
+    min(file for file in (slave.store / "commitlog").iterdir() if file.name.isdecimal()).unlink()
+    slave.start()
+    run.wait_until_copied("broker-a")
+    assert begins(slave) == begins(master) + int(slave.settings["mappedFileSizeCommitLog"])
+    found = run.shell.run("doctor")
+    assert found.exit_code == 1
+    assert "its log begins 1 MiB after its master's" in found.stdout
+    slave.end()
+
+
+def begins(server: Server) -> int:
+    """Where a broker's log begins, by its metrics."""
+    with urllib.request.urlopen(
+        f"http://127.0.0.1:{server.settings['metricsPort']}/metrics", timeout=60
+    ) as got:
+        (row,) = re.findall(r"^rmq_commitlog_min_offset_bytes (\S+)$", got.read().decode(), re.MULTILINE)
+    return int(float(row))
 
 
 def test_failover(tmp_path: pathlib.Path) -> None:

@@ -120,3 +120,35 @@ def test_signals_reload_settings_reopen_the_log_and_write_what_goes_on(tmp_path:
     finally:
         process.kill()
         process.communicate()
+
+
+@pytest.mark.parametrize("service", ["namesrv", "broker"])
+def test_systemd_is_told_that_it_is_ready_lives_and_stops(tmp_path: pathlib.Path, service: str) -> None:
+    """As by the units in deploy/systemd: Type=notify and WatchdogSec."""
+    path = str(tmp_path / "notify")
+    settings = ["listenPort=0", "haEnable=false", f"storePathRootDir={tmp_path}/store"]
+    if service == "namesrv":
+        settings = ["listenPort=0", f"kvConfigPath={tmp_path}/kv.json"]
+    given = [word for line in settings for word in ("--set", line)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked:
+        asked.bind(path)
+        asked.settimeout(60)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rmq", service, *given],
+            env=os.environ | {"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            told: list[str] = []
+            while "READY=1" not in told or told[told.index("READY=1") :].count("WATCHDOG=1") < 2:
+                told += asked.recv(4096).decode().splitlines()
+            assert "STOPPING=1" not in told
+            process.send_signal(signal.SIGTERM)
+            while "STOPPING=1" not in told:
+                told += asked.recv(4096).decode().splitlines()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.wait()
