@@ -363,6 +363,15 @@ class Drill:
         missing = set(self.traffic.stored) - self.read().keys()
         assert not missing, f"{len(missing)} of {len(self.traffic.stored)}: {sorted(missing)[:9]}"
 
+    def stop(self) -> None:
+        """Stops all that was started."""
+        if self.traffic is not None:
+            self.traffic.stop()
+        for server in reversed(self.servers.values()):
+            if server.process is not None:
+                server.process.kill()
+                server.process.wait()
+
     def check_page(self) -> None:
         """What was typed is what the page says, in its order; repetitions count once."""
         typed = [verb for at, verb in enumerate(self.ran) if at == 0 or self.ran[at - 1] != verb]
@@ -381,9 +390,4 @@ def drill(folder: pathlib.Path, section: str) -> Iterator[Drill]:
         yield running
         running.check_page()
     finally:
-        if running.traffic is not None:
-            running.traffic.stop()
-        for server in reversed(running.servers.values()):
-            if server.process is not None:
-                server.process.kill()
-                server.process.wait()
+        running.stop()
