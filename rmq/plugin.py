@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from attrs import field
 
@@ -47,6 +47,8 @@ __all__ = [
     "account_of",
     "load",
 ]
+
+T = TypeVar("T")
 
 ENTRY_POINTS = "rmq.plugins"
 
@@ -141,6 +143,14 @@ class Host(Protocol):
     def topic_of(self, physical_offset: int) -> str | None:
         """The topic that a stored message belongs to, also while it waits for its time or its transaction's
         end; None when no message starts there. Raises CorruptRecord."""
+
+    def answer_saved(
+        self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
+    ) -> Command | None:
+        """For `handlers`: the answer to a request that has a file changed, or None when it comes later.
+        `write()` waits for the disk, in a thread where the server has one for it, and one after the other;
+        `then` is given its result, in the event loop, and makes the answer. An error of either is answered.
+        """
 
     def stats(self) -> Mapping[str, str]:
         """The broker's runtime metrics, as `brokerStatus` shows them."""

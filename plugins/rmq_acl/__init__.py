@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Final
 
@@ -32,6 +33,8 @@ __all__ = ["AclPlugin"]
 
 POLL_SECONDS: Final = 1.0
 """The files of accounts are looked at this often."""
+ADMITTED_MAX: Final = 16
+"""So many administrators' requests are known until they are answered: some are when a file is written."""
 
 
 class AclPlugin(Plugin):
@@ -45,7 +48,7 @@ class AclPlugin(Plugin):
         self.audit = Audit(settings.acl_audit_file, time.monotonic)
         self._commands = Commands(self.files, host)
         self._senders = Senders(host.now_ms, time.monotonic, admins_must=settings.profile == SECURE)
-        self._admitted: Command | None = None
+        self._admitted: deque[Command] = deque(maxlen=ADMITTED_MAX)
 
     def on_request(self, peer: Peer, command: Command) -> None:
         """Let a request through, or refuse it with AccessDenied."""
@@ -61,7 +64,7 @@ class AclPlugin(Plugin):
                 remark="the header cannot be read, so that nobody can have signed it"
             ) from error
         if level is Level.ADMIN:
-            self._admitted = command
+            self._admitted.append(command)
             self.audit.admin(peer.peer_address, command)
 
     def on_head(self, peer: Peer, command: Command) -> None:
@@ -86,10 +89,8 @@ class AclPlugin(Plugin):
 
     def on_response(self, peer: Peer, command: Command, response: Command) -> None:
         """Note that what an administrator asked has failed."""
-        if command is self._admitted:
-            self._admitted = None
-            if response.code:
-                self.audit.admin(peer.peer_address, command, f"failed with code {response.code}")
+        if response.code and any(command is admitted for admitted in self._admitted):
+            self.audit.admin(peer.peer_address, command, f"failed with code {response.code}")
 
     def handlers(self) -> Mapping[int, Handler]:
         """The requests about accounts, 50-54."""

@@ -18,7 +18,7 @@ from rmq.protocol.headers import (
 )
 from rmq_acl.accounts import Account
 from rmq_acl.edits import MASK, Edit, delete_account, set_global_white, split, update_account
-from rmq_acl.files import AclFiles
+from rmq_acl.files import AclFiles, State
 from rmq_acl.permissions import NAMES
 from rmq_acl.plainfile import AclFileError
 
@@ -40,33 +40,50 @@ class Commands:
             RequestCode.GET_BROKER_CLUSTER_ACL_CONFIG: self._on_config,
         }
 
-    def _on_update(self, request: Command, peer: Peer, now_ms: int) -> Command:
+    def _on_update(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
         header = request.read(CreateAccessConfigRequestHeader)
         path = self._files.path_of(header.access_key)
         what = f"account {header.access_key!r} was not changed"
-        self._change(path, update_account(header, request.ext.get("proof")), now_ms, _refusal(209, what))
-        return request.reply()
+        edit = update_account(header, request.ext.get("proof"))
+        return self._change(request, peer, path, edit, now_ms, _refusal(209, what))
 
-    def _on_delete(self, request: Command, peer: Peer, now_ms: int) -> Command:
+    def _on_delete(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
         name = request.read(DeleteAccessConfigRequestHeader).access_key
         path = self._files.path_of(name)
-        self._change(path, delete_account(name), now_ms, _refusal(210, f"account {name!r} was not deleted"))
-        return request.reply()
+        refusal = _refusal(210, f"account {name!r} was not deleted")
+        return self._change(request, peer, path, delete_account(name), now_ms, refusal)
 
-    def _on_global_white(self, request: Command, peer: Peer, now_ms: int) -> Command:
+    def _on_global_white(self, request: Command, peer: Peer, now_ms: int) -> Command | None:
         """Only a file that is read already can be named: no path of the sender's choice is written."""
         refusal = _refusal(211, "global white addresses were not changed")
         path = request.ext.get("aclFileFullPath") or str(self._files.main)
         if path != str(self._files.main) and path not in self._files.versions():
             raise refusal(f"{path[:200]} is none of {', '.join(self._files.versions())}")
-        self._change(path, set_global_white(split(request.ext.get("globalWhiteAddrs"))), now_ms, refusal)
-        return request.reply()
+        edit = set_global_white(split(request.ext.get("globalWhiteAddrs")))
+        return self._change(request, peer, path, edit, now_ms, refusal)
 
-    def _change(self, path: str, edit: Edit, now_ms: int, refusal: Callable[[object], ResponseError]) -> None:
-        try:
-            self._files.change(path, edit, now_ms)
-        except (AclFileError, ValueError) as error:
-            raise refusal(error) from None
+    def _change(
+        self,
+        request: Command,
+        peer: Peer,
+        path: str,
+        edit: Edit,
+        now_ms: int,
+        refusal: Callable[[object], ResponseError],
+    ) -> Command | None:
+        """The answer when the file has what `edit` makes of it, and the accounts hold."""
+
+        def write() -> State:
+            try:
+                return self._files.changed(path, edit, now_ms)
+            except (AclFileError, ValueError) as error:
+                raise refusal(error) from None
+
+        def then(state: State) -> Command:
+            self._files.take(state)
+            return request.reply()
+
+        return self._host.answer_saved(request, peer, write, then)
 
     def _on_version(self, request: Command, peer: Peer, now_ms: int) -> Command:
         config, versions = self._host.config, self._files.versions()

@@ -13,6 +13,8 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import evolve, frozen
+
 from rmq.errors import ConfigError
 from rmq.files import OWNER_ONLY, replace_file
 from rmq.protocol.bodies import DataVersion
@@ -47,32 +49,52 @@ def find(named: str, settings_file: str, environment: Mapping[str, str]) -> Path
     raise ConfigError("aclFile", named, f"{wanted}; {HOW_TO_MAKE_ONE}")
 
 
+@frozen
+class State:
+    """The accounts' files as they were read at one time; `stamps` tells whether one has changed since."""
+
+    files: tuple[AclFile, ...]
+    accounts: Accounts
+    stamps: dict[str, object]
+
+
 class AclFiles:
     """What was read last: `accounts`, and the files they stand in, the main one first."""
 
     def __init__(self, main: Path) -> None:
         self.main = main
-        self.files: tuple[AclFile, ...] = ()
-        self.accounts = Accounts()
-        self._stamps: dict[str, object] = {}
+        self._state = State((), Accounts(), {})
         self._warned: set[str] = set()
+
+    @property
+    def files(self) -> tuple[AclFile, ...]:
+        """As they were read last."""
+        return self._state.files
+
+    @property
+    def accounts(self) -> Accounts:
+        """Of all files together."""
+        return self._state.accounts
 
     def load(self) -> None:
         """Read all files. Raises AclFileError; the accounts stay as they were then."""
+        self.take(self._read())
+
+    def _read(self) -> State:
         stamps = self._stamp()
         paths = list(self._paths())
         was_there = any(file.path == str(self.main) for file in self.files)
         if not paths or (was_there and self.main not in paths):
             raise AclFileError(str(self.main), 0, f"is not there; {HOW_TO_MAKE_ONE}")
-        self._take(tuple(plainfile.read(str(path), self._bytes(path)) for path in paths))
-        self._stamps = stamps
+        files = tuple(plainfile.read(str(path), self._bytes(path)) for path in paths)
+        return State(files, plainfile.merge(files), stamps)
 
     def poll(self) -> bool:
         """Read the files again if one has changed; whether there are new accounts. Errors are logged once."""
         stamps = self._stamp()
-        if stamps == self._stamps:
+        if stamps == self._state.stamps:
             return False
-        self._stamps = stamps
+        self._state = evolve(self._state, stamps=stamps)
         try:
             self.load()
         except AclFileError as error:
@@ -91,34 +113,39 @@ class AclFiles:
         return str(self.main)
 
     def change(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> None:
-        """Rewrite one file with what `edit` makes of its content, and a new version.
+        """`take` what `changed` gives. Raises as that."""
+        self.take(self.changed(path, edit, now_ms))
+
+    def changed(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> State:
+        """Rewrite one file with what `edit` makes of its content, and a new version; returns the accounts
+        then, for `take`. It may run in any thread, one at a time.
 
         All files are read again first: somebody may have edited them a moment ago. The new one is checked
         before it takes the old one's place in one step. Raises AclFileError, and then nothing has changed.
         """
-        if any(True for _ in self._paths()):
-            self.load()
-        old = next((file for file in self.files if file.path == path), AclFile(path))
+        state = self._read() if any(True for _ in self._paths()) else self._state
+        old = next((file for file in state.files if file.path == path), AclFile(path))
         tree = deepcopy(dict(old.tree))
         edit(tree)
         version = old.version.following(now_ms)
         tree[plainfile.DATA_VERSION] = [{"counter": version.counter, "timestamp": version.timestamp}]
         data = plainfile.write(tree)
         new = plainfile.read(path, data)
-        files = tuple(new if file.path == path else file for file in self.files)
-        self._take(files if new in files else (new, *files), lambda: _replace(path, data))
-        self._stamps[path] = _stamp_of(Path(path))
+        files = tuple(new if file.path == path else file for file in state.files)
+        files = files if new in files else (new, *files)
+        accounts = plainfile.merge(files)
+        _replace(path, data)
+        return State(files, accounts, {**state.stamps, path: _stamp_of(Path(path))})
+
+    def take(self, state: State) -> None:
+        """Have these accounts from now on. What has changed on the disk since they were read, `poll` sees."""
+        if not any(account.admin for account in state.accounts.table.values()):
+            log.warning("no account in %s is an administrator", self.main)
+        self._state = state
 
     def versions(self) -> dict[str, DataVersion]:
         """The version of each file by its path."""
         return {file.path: file.version for file in self.files}
-
-    def _take(self, files: tuple[AclFile, ...], first: Callable[[], None] = lambda: None) -> None:
-        accounts = plainfile.merge(files)
-        first()
-        if not any(account.admin for account in accounts.table.values()):
-            log.warning("no account in %s is an administrator", self.main)
-        self.accounts, self.files = accounts, files
 
     def _paths(self) -> Iterator[Path]:
         if self.main.exists():

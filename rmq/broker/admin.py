@@ -35,10 +35,12 @@ from rmq.protocol.record import decode_record
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
-    from rmq.broker.config import Settings
+    from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.pending_changes import PendingChanges
     from rmq.broker.tables import Tables
     from rmq.protocol.command import Command
+    from rmq.saved_answers import SavedAnswers
+    from rmq.store.config import StoreConfig
     from rmq.store.store import Store
 
 QUEUES_MAX: Final = 65_536
@@ -52,9 +54,9 @@ class Admin:
     """Handles what administrators ask: topics, groups and settings changed, state and metrics told, files
     removed.
 
-    `changes` has them answered when they are saved. `commit_pending()` commits what the running chunk has
-    put, `gauges()` gives more rows of the runtime metrics, and `delay_offsets()` the table of
-    delayOffset.json.
+    `changes` has those of topics and groups answered when they are saved, `saved_answers` those of settings.
+    `commit_pending()` commits what the running chunk has put, `gauges()` gives more rows of the runtime
+    metrics, and `delay_offsets()` the table of delayOffset.json.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Admin:
         tables: Tables,
         *,
         changes: PendingChanges,
+        saved_answers: SavedAnswers,
         commit_pending: Callable[[], None],
         gauges: Callable[[], Mapping[str, str]],
         delay_offsets: Callable[[], Mapping[int, int]],
@@ -72,6 +75,7 @@ class Admin:
         self._settings = settings
         self.config_version = bodies.DataVersion(tables.stats.boot_ms, 0)
         self._changes = changes
+        self._saved_answers = saved_answers
         self._commit_pending = commit_pending
         self._gauges = gauges
         self._delay_offsets = delay_offsets
@@ -208,34 +212,46 @@ class Admin:
         text = text.replace("durability=\n", f"durability={self._settings.store.level}\n")  # when not given
         return request.reply(header=GetBrokerConfigResponseHeader(version), body=text.encode())
 
-    def _on_update_config(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_update_config(self, request: Command, connection: Any, now: int) -> Command | None:
         changes = parse_properties(request.body.decode("utf-8", "replace"))
         log.info("settings are changed by %s: %s", connection.peer_address, ", ".join(changes))
-        try:
-            self._configure(changes, now)
-        except ConfigError as error:
-            raise _refused(f"nothing was changed: {error}") from None
-        except OSError as error:
-            raise _refused(f"nothing was changed: it cannot be kept: {error}") from None
-        return request.reply()
 
-    def _configure(self, changes: Mapping[str, str], now: int) -> None:
-        """Take and keep new values of settings that may change at run time, all or none.
+        def take(_: None) -> Command:
+            self._take(changes, now)
+            return request.reply()
 
-        Raises ConfigError for what may not change, OSError when it cannot be kept.
+        self._changed(changes)  # what may not be is refused at once
+        return self._saved_answers.answer(request, connection, partial(self._keep, changes), take)
+
+    def _keep(self, changes: Mapping[str, str]) -> None:
+        """Write new values of settings into the file of settings. In any thread. Raises ResponseError when
+        they may not be taken, or the file cannot be written.
         """
+        config, _ = self._changed(changes)
+        if changes and (save := settings_saver(config.config_store_path)) is not None:
+            try:
+                save(canonical(changes, type(self._settings.broker), type(self._settings.store)))
+            except OSError as error:
+                raise _refused(f"nothing was changed: it cannot be kept: {error}") from None
+
+    def _take(self, changes: Mapping[str, str], now: int) -> None:
+        """Have new values from now on, all or none: those of others may have changed while they were kept."""
+        config, store_config = self._changed(changes)
+        self.config_version = self.config_version.following(now)
+        self._settings.replace(config, store_config)
+
+    def _changed(self, changes: Mapping[str, str]) -> tuple[BrokerConfig, StoreConfig]:
+        """The settings with new values. Raises ResponseError for what may not change at run time."""
         of_store = {key: text for key, text in changes.items() if knows(type(self._settings.store), key)}
         of_broker = {
             key: text
             for key, text in changes.items()
             if key not in of_store or knows(type(self._settings.broker), key)
         }
-        config = evolve(self._settings.broker, of_broker)
-        store_config = evolve(self._settings.store, of_store)
-        if changes and (save := settings_saver(config.config_store_path)) is not None:
-            save(canonical(changes, type(self._settings.broker), type(self._settings.store)))
-        self.config_version = self.config_version.following(now)
-        self._settings.replace(config, store_config)
+        try:
+            return evolve(self._settings.broker, of_broker), evolve(self._settings.store, of_store)
+        except ConfigError as error:
+            raise _refused(f"nothing was changed: {error}") from None
 
     # --- metrics ---
 

@@ -49,6 +49,7 @@ from rmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, RequestCode, Response
 from rmq.protocol.command import SURE_BYTES, check_body
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import SENDS_OF_A_LOOK, Budget, turn_is_over
+from rmq.saved_answers import SavedAnswers
 from rmq.store.config import BrokerRole
 
 if TYPE_CHECKING:
@@ -123,6 +124,7 @@ class Broker(Endpoint):
         self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
         self.changes = PendingChanges(self.files, self._respond, self.wake.new_topics)
+        self.saved_answers = SavedAnswers(self._respond, error_response, self.wake.saved_answers)
         tables = self._make_tables()
         self._make_writers(tables)
         self._make_readers(tables)
@@ -230,6 +232,7 @@ class Broker(Endpoint):
             store,
             tables,
             changes=self.changes,
+            saved_answers=self.saved_answers,
             commit_pending=self.commit_pending,
             gauges=partial(gauges_of, self),
             delay_offsets=lambda: self.schedule.progress,

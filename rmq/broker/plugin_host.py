@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from rmq.broker.metrics import metrics_of
 from rmq.broker.tables import Slices, drain
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig
     from rmq.message import Message
     from rmq.metrics import Metric
+    from rmq.plugin import Peer
+    from rmq.protocol.command import Command
+
+T = TypeVar("T")
 
 
 WAITING_TOPICS: Final = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC, TRANS_HALF_TOPIC})
@@ -97,6 +101,12 @@ class PluginHost:
         if message.topic not in WAITING_TOPICS:
             return message.topic
         return message.properties.get(PROPERTY_REAL_TOPIC) or message.topic
+
+    def answer_saved(
+        self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
+    ) -> Command | None:
+        """The answer when `write` has run, in a thread."""
+        return self._broker.saved_answers.answer(request, peer, write, then)
 
     def stats(self) -> Mapping[str, str]:
         """The metrics of brokerStatus."""

@@ -75,6 +75,19 @@ class Saver:
                 log.error("%s cannot be saved, trying again: %s", ", ".join(texts), error)
                 self._broker.files.not_saved(texts)
 
+    async def save_answers(self) -> None:
+        """Write what administrators change beside the tables, and answer them. Cancelled: a file that is
+        being written is written whole, and its administrator gets no answer.
+        """
+        answers = self._broker.saved_answers
+        while (one := answers.next()) is not None:
+            try:
+                result = await self._blocking(one.write)
+            except Exception as error:
+                answers.failed(one, error)
+            else:
+                answers.written(one, result)
+
     async def _save_rows(self, name: str) -> None:
         """Save a versioned table if rows of it are unsaved. Raises StoreError."""
         table, changes = self._broker.files.versioned[name], self._broker.changes

@@ -13,6 +13,7 @@
     │   ├── persist          offsets, topics, groups, delay progress
     │   ├── rounds           how long the loop needs to serve everybody once
     │   ├── new_topics       topics made by a send, which is answered then
+    │   ├── saved_answers    files that administrators change: settings, accounts
     │   ├── ha               a master: a link to each slave (replication.py)
     │   └── plugins          one supervised task for each plugin that has run()
     └── outer
@@ -238,6 +239,7 @@ class _Alarms:
     def __init__(self, name_servers: Sequence[str]) -> None:
         self.deadlines, self.schedule, self.reput, self.follower = Alarm(), Alarm(), Alarm(), Alarm()
         self.new_topics, self.long_answers, self.clean = Alarm(), Alarm(), Alarm()
+        self.saved_answers = Alarm()
         self.register = {address: Alarm() for address in name_servers}
 
     def wakeups(self, flush: Callable[[], None]) -> Wakeups:
@@ -252,6 +254,7 @@ class _Alarms:
             new_topics=self.new_topics.ring,
             long_answers=self.long_answers.ring,
             clean=self.clean.ring,
+            saved_answers=self.saved_answers.ring,
         )
 
     def _ring_register(self) -> None:
@@ -319,6 +322,7 @@ class _Service:
                 self._saver.persist,
                 self._saver.save_wanted,
                 self._long_answers,
+                self._saved_answers,
             ):
                 inner.start_soon(_enduring, loop)
             if self._threads:  # in a simulation rounds take no time
@@ -456,6 +460,11 @@ class _Service:
         while True:
             await in_slices(self.broker.long_answers.finish())
             await self._alarms.long_answers.wait()
+
+    async def _saved_answers(self) -> None:
+        while True:
+            await self._saver.save_answers()
+            await self._alarms.saved_answers.wait()
 
     async def _look_at_certificate(self) -> None:
         while True:

@@ -27,3 +27,4 @@ class Wakeups:
     new_topics: Callable[[], None] | None = None
     long_answers: Callable[[], None] | None = None
     clean: Callable[[], None] | None = None
+    saved_answers: Callable[[], None] | None = None

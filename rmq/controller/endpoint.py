@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Generator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from rmq.controller.config import ControllerConfig
 from rmq.controller.requests import SIGNED_CODES, ControllerRequests
 from rmq.errors import LocalProtocolError, RemoteProtocolError, ResponseError
 from rmq.message import Message
 from rmq.metrics import Metric, connection_metrics
-from rmq.plugin import Hooks
+from rmq.plugin import Hooks, Peer
 from rmq.protocol.codes import ResponseCode
 from rmq.protocol.command import Command, check_body
 from rmq.protocol.server_auth import ServerAuth
@@ -19,6 +19,8 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget
 from rmq.remoting.server import Acceptor
+
+T = TypeVar("T")
 
 log = logging.getLogger("rmq.controller")
 
@@ -127,6 +129,12 @@ class ControllerHost:
     def topic_of(self, physical_offset: int) -> str | None:
         """None: a controller stores no message."""
         return None
+
+    def answer_saved(
+        self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
+    ) -> Command:
+        """The answer; the file is written at once."""
+        return then(write())
 
     def stats(self) -> Mapping[str, str]:
         """Empty: brokerStatus is a broker's."""

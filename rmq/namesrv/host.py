@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rmq.errors import LocalProtocolError
 from rmq.metrics import Metric, connection_metrics, single
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from rmq.message import Message
     from rmq.namesrv.config import NamesrvConfig
     from rmq.namesrv.handlers import NameServer
+    from rmq.plugin import Peer
+    from rmq.protocol.command import Command
+
+T = TypeVar("T")
 
 
 class PluginHost:
@@ -39,6 +43,12 @@ class PluginHost:
     def topic_of(self, physical_offset: int) -> str | None:
         """None: a name server stores no message."""
         return None
+
+    def answer_saved(
+        self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
+    ) -> Command:
+        """The answer; the file is written at once."""
+        return then(write())
 
     def stats(self) -> Mapping[str, str]:
         """Empty: brokerStatus is a broker's."""

@@ -12,15 +12,19 @@ import os
 import pathlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
+from itertools import count
 from typing import Any
 
 import pytest
 import trio
+from attrs import define
 
 pytest.importorskip("prometheus_client")
 
+from rmq_acl import AclPlugin
 from rmq_metrics import MetricsPlugin
 
 from rmq.broker import service
@@ -29,13 +33,36 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
-from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from rmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    SubscriptionData,
+    SubscriptionGroupConfig,
+    TopicConfig,
+)
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import (
+    CreateTopicRequestHeader,
+    DeleteSubscriptionGroupRequestHeader,
+    DeleteTopicRequestHeader,
+    GetConsumeStatsInBrokerHeader,
+    GetConsumeStatsRequestHeader,
+    GetTopicStatsInfoRequestHeader,
+    QueryTopicConsumeByWhoRequestHeader,
+)
 from rmq.protocol.record import Record
+from rmq.protocol.signature import Credentials, signed
+from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.network import TcpNetwork
+from rmq.remoting.pool import Pool
 from rmq.store.config import StoreConfig
 from tests.unit.plugins.test_metrics import said
 
 TOPICS, QUEUES, GROUPS, TOPICS_OF_A_GROUP = 1_000, 10, 500, 10
 LIMIT_SECONDS = 0.02
+ATTEMPTS = 3
 
 
 class Steps(trio.abc.Instrument):
@@ -43,6 +70,7 @@ class Steps(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
+        self.now = ""
         self._began: float | None = None
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
@@ -51,7 +79,19 @@ class Steps(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         if self._began is not None:
             took = time.thread_time() - self._began
-            self.longest[task.name] = max(took, self.longest.get(task.name, 0.0))
+            name = f"{task.name}, {self.now}"
+            if not name.startswith(f"{__name__}."):
+                self.longest[name] = max(took, self.longest.get(name, 0.0))
+
+    async def check(self, work: Callable[[], Awaitable[None]]) -> None:
+        """No step of the work is long. One that is, is so each time; what else the machine does is not."""
+        for _ in range(ATTEMPTS):
+            self.longest.clear()
+            await work()
+            long = {name: took for name, took in self.longest.items() if took > LIMIT_SECONDS}
+            if not long:
+                return
+        raise AssertionError(f"CPU seconds of the longest steps: {long}")
 
 
 def write_tables(root: pathlib.Path) -> None:
@@ -108,10 +148,25 @@ def usual_collector() -> Iterator[None]:
     gc.unfreeze()
 
 
-async def test_nothing_holds_up_the_loop_of_a_large_broker(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_loop: list[str], usual_collector: None
-) -> None:
-    monkeypatch.setattr("rmq.plugin._installed", lambda: {"metrics": lambda: MetricsPlugin})
+@define
+class Large:
+    """The broker, its name server, and what is measured."""
+
+    broker: Broker
+    addresses: list[str]
+    name_server: str
+    pages: str
+    files: pathlib.Path
+    steps: Steps
+    nursery: trio.Nursery
+
+
+@asynccontextmanager
+async def large(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, **given: Any) -> AsyncIterator[Large]:
+    """A broker of that size, each queue with a message. Its steps are measured within the block."""
+    monkeypatch.setattr(
+        "rmq.plugin._installed", lambda: {"metrics": lambda: MetricsPlugin, "acl": lambda: AclPlugin}
+    )
     brokers: list[Broker] = []
     open_broker = service.open_broker
 
@@ -120,12 +175,12 @@ async def test_nothing_holds_up_the_loop_of_a_large_broker(
         return brokers[0]
 
     monkeypatch.setattr(service, "open_broker", opened)
-    write_tables(tmp_path / "store")
+    write_tables(folder / "store")
     store_config = StoreConfig(
-        store_path_root_dir=str(tmp_path / "store"), mapped_file_size_commit_log=1 << 24, max_index_num=1024
+        store_path_root_dir=str(folder / "store"), mapped_file_size_commit_log=1 << 24, max_index_num=1024
     )
     stop, also, steps = trio.Event(), dict[str, str](), Steps()
-    with trio.fail_after(60):
+    with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             names = await nursery.start(partial(namesrv_service.run, NamesrvConfig(listen_port=0)))
             config = BrokerConfig(
@@ -135,8 +190,9 @@ async def test_nothing_holds_up_the_loop_of_a_large_broker(
                 vip_channel_enabled=False,
                 namesrv_addr=names[0],
                 flush_consumer_offset_interval=1_000,
+                **given,
             )
-            await nursery.start(partial(service.run, config, store_config, stop=stop, also=also))
+            addresses = await nursery.start(partial(service.run, config, store_config, stop=stop, also=also))
             (broker,) = brokers
             for number in range(TOPICS):
                 for queue_id in range(QUEUES):
@@ -144,33 +200,143 @@ async def test_nothing_holds_up_the_loop_of_a_large_broker(
                     broker.store.put(record)
                 broker.commit_pending()
                 await trio.lowlevel.checkpoint()
-            offsets_file = tmp_path / "store" / "config" / "consumerOffset.json"
-            topics_file = tmp_path / "store" / "config" / "topics.json"
-            in_loop.clear()
             calm_collector()
             trio.lowlevel.add_instrument(steps)
-            broker.offsets.commit("group-0", "topic-0", 0, 1)
-            broker.topics.create_for_send("topic-new", "TBW102", 4, "a test")  # saved, registered
-            broker.wake.new_topics and broker.wake.new_topics()
-            address = also["health"].split("/")[2]
-            sums = await said(address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
-            queues = await said(address, b"GET /metrics?queues=true HTTP/1.1\r\nHost: x\r\n\r\n")
-            while b'"topic-0@group-0":{0:1' not in offsets_file.read_bytes():
-                await trio.sleep(0.01)
-            while b"topic-new" not in topics_file.read_bytes():
-                await trio.sleep(0.01)
+            pages = also["health"].split("/")[2]
+            yield Large(broker, addresses, names[0], pages, folder / "store" / "config", steps, nursery)
             trio.lowlevel.remove_instrument(steps)
             stop.set()
             nursery.cancel_scope.cancel()
+
+
+def heartbeat(number: int) -> Command:
+    """Of a client whose consumers are of ten groups."""
+    consumers = [
+        ConsumerData(
+            f"group-{group}",
+            "CONSUME_PASSIVELY",
+            "CLUSTERING",
+            "CONSUME_FROM_LAST_OFFSET",
+            [
+                SubscriptionData(f"topic-{(group * TOPICS_OF_A_GROUP + at) % TOPICS}", "*")
+                for at in range(TOPICS_OF_A_GROUP)
+            ],
+        )
+        for group in range(number * 10, number * 10 + 10)
+    ]
+    data = HeartbeatData(f"client-{number}", [ProducerData("producers")], consumers)
+    return Command.request(RequestCode.HEART_BEAT, body=data.to_json())
+
+
+OF_NAME_SERVERS = RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, RequestCode.GET_BROKER_CLUSTER_INFO
+
+
+def requests() -> Iterator[tuple[str, Command]]:
+    """What clients and administrators ask that is as large as the broker."""
+    code = RequestCode
+    for one in (
+        code.GET_ALL_TOPIC_CONFIG,
+        code.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
+        code.GET_ALL_CONSUMER_OFFSET,
+        code.GET_ALL_DELAY_OFFSET,
+        code.GET_ALL_PRODUCER_INFO,
+        code.GET_BROKER_CONFIG,
+        code.GET_BROKER_RUNTIME_INFO,
+        code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+        code.CLEAN_UNUSED_TOPIC,
+        code.CLEAN_EXPIRED_CONSUMEQUEUE,
+        code.DELETE_EXPIRED_COMMITLOG,
+        code.GET_BROKER_CLUSTER_ACL_CONFIG,
+    ):
+        yield one.name, Command.request(one)
+    header: Any = GetConsumeStatsInBrokerHeader()
+    yield "lag of all groups", Command.request(code.GET_BROKER_CONSUME_STATS, header)
+    yield "lag of a group", Command.request(code.GET_CONSUME_STATS, GetConsumeStatsRequestHeader("group-1"))
+    yield (
+        "ends of a topic",
+        Command.request(code.GET_TOPIC_STATS_INFO, GetTopicStatsInfoRequestHeader("topic-1")),
+    )
+    who = QueryTopicConsumeByWhoRequestHeader("topic-1")
+    yield "groups of a topic", Command.request(code.QUERY_TOPIC_CONSUME_BY_WHO, who)
+    yield "settings", Command.request(code.UPDATE_BROKER_CONFIG, body=b"fileReservedTime=96")
+    account = {"accessKey": "newcomer", "secretKey": "some characters", "admin": "false"}
+    yield "an account", Command.request(code.UPDATE_AND_CREATE_ACL_CONFIG, account)
+    yield "no account", Command.request(code.DELETE_ACL_CONFIG, {"accessKey": "newcomer"})
+    white = {"globalWhiteAddrs": "127.0.0.1,10.*.*.*"}
+    yield "white addresses", Command.request(code.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, white)
+    header = CreateTopicRequestHeader("topic-made", "TBW102", 4, 4, 6, "SINGLE_TAG", 0, order=False)
+    yield "a topic", Command.request(code.UPDATE_AND_CREATE_TOPIC, header)
+    group = SubscriptionGroupConfig("group-made").to_json()
+    yield "a group", Command.request(code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=group)
+    header = DeleteSubscriptionGroupRequestHeader("group-7", remove_offset=True)
+    yield "no group", Command.request(code.DELETE_SUBSCRIPTIONGROUP, header)
+
+
+async def test_nothing_holds_up_the_loop_of_a_large_broker(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, in_loop: list[str], usual_collector: None
+) -> None:
+    settings, accounts = tmp_path / "broker.conf", tmp_path / "plain_acl.yml"
+    settings.write_text("fileReservedTime=48\n")
+    accounts.write_text(
+        "globalWhiteRemoteAddresses: [127.0.0.1]\naccounts:\n"
+        "- {accessKey: manager, secretKey: sixteen characters, admin: true}\n"
+    )
+    given = {"acl_enable": True, "acl_file": str(accounts), "config_store_path": str(settings)}
+    async with large(tmp_path, monkeypatch, **given) as rig:
+        in_loop.clear()
+        broker, made = rig.broker, count(1)
+        pages: list[bytes] = []
+
+        async def save_and_scrape() -> None:
+            number = next(made)
+            broker.offsets.commit("group-0", "topic-0", 0, number % 2)
+            broker.topics.create_for_send(f"topic-new-{number}", "TBW102", 4, "a test")  # saved, registered
+            broker.wake.new_topics and broker.wake.new_topics()
+            pages[:] = [
+                await said(rig.pages, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"),
+                await said(rig.pages, b"GET /metrics?queues=true HTTP/1.1\r\nHost: x\r\n\r\n"),
+            ]
+            while (
+                b'"topic-0@group-0":{0:%d' % (number % 2)
+                not in (rig.files / "consumerOffset.json").read_bytes()
+            ):
+                await trio.sleep(0.01)
+            while b"topic-new-%d" % number not in (rig.files / "topics.json").read_bytes():
+                await trio.sleep(0.01)
+
+        await rig.steps.check(save_and_scrape)
+        network, admin = TcpNetwork(), Credentials("manager", "sixteen characters")
+        async with AsyncExitStack() as pools:
+
+            async def ask(pool: Pool, request: Command, name: str) -> None:
+                rig.steps.now = name
+                answer = await pool.call(rig.addresses[0], signed(request, admin), 60)
+                assert answer.code == 0, (name, answer.remark)
+
+            clients = [
+                await pools.enter_async_context(Pool(network, RefusingEndpoint()))
+                for _ in range(GROUPS // 10)
+            ]
+
+            async def ask_all() -> None:
+                for number, client in enumerate(clients):
+                    await ask(client, heartbeat(number), "heartbeat")
+                for name, request in requests():
+                    await ask(clients[0], request, name)
+                for code in OF_NAME_SERVERS:
+                    rig.steps.now = code.name
+                    answer = await clients[0].call(rig.name_server, Command.request(code), 60)
+                    assert answer.code == 0, (code, answer.remark)
+
+            await rig.steps.check(ask_all)
+            assert not in_loop, "calls that wait for the disk"
+            deleted = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader("topic-7"))
+            await rig.steps.check(partial(ask, clients[0], deleted, "no topic"))
+        assert set(in_loop) <= {"unlink"}, "calls that wait for the disk, but for a topic's queue files"
+    assert settings.read_text() == "fileReservedTime=96\n"
+    assert "newcomer" not in accounts.read_text()
+    sums, queues = pages
     assert queues.count(b"\nrmq_queue_max_offset{") >= TOPICS * QUEUES
     assert queues.count(b"\nrmq_consumer_lag_queue_messages{") == GROUPS * TOPICS_OF_A_GROUP * QUEUES
     assert sums.count(b"\nrmq_consumer_lag_messages{") == GROUPS * TOPICS_OF_A_GROUP
     assert b"\nrmq_loop_lag_seconds_bucket" in sums
-    own = f"{__name__}."
-    long = {
-        name: took
-        for name, took in steps.longest.items()
-        if took > LIMIT_SECONDS and not name.startswith(own)
-    }
-    assert not long, "CPU seconds of the longest steps"
-    assert not in_loop, "calls that wait for the disk"

@@ -1,0 +1,83 @@
+"""Answers that wait until a file is written, which happens beside the event loop: a sync of the disk may take
+a second, and nobody else waits for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from rmq.errors import SystemBusy
+
+if TYPE_CHECKING:
+    from attrs import frozen
+
+    from rmq.plugin import Peer
+    from rmq.protocol.command import Command
+else:
+    from rmq.late_attrs import frozen
+
+T = TypeVar("T")
+
+LINE_MAX: Final = 1_000
+"""So many may wait."""
+
+
+@frozen
+class Waiting:
+    """A request whose answer waits for `write`."""
+
+    request: Command
+    peer: Peer
+    write: Callable[[], Any]
+    then: Callable[[Any], Command]
+
+
+class SavedAnswers:
+    """The queue of these, whose files are written one after the other. `respond` sends an answer, `refusal`
+    makes the one of an error, and `on_wanted()` is called when one comes into it; without it a file is
+    written at once.
+    """
+
+    def __init__(
+        self,
+        respond: Callable[[Command, Command, Any], None],
+        refusal: Callable[[Command, Exception], Command],
+        on_wanted: Callable[[], None] | None = None,
+    ) -> None:
+        self._respond = respond
+        self._refusal = refusal
+        self._on_wanted = on_wanted
+        self._line: deque[Waiting] = deque()
+
+    def answer(
+        self, request: Command, peer: Peer, write: Callable[[], T], then: Callable[[T], Command]
+    ) -> Command | None:
+        """The answer to a request, None when it comes later: `write()` runs in a thread, and may raise what
+        is answered then; `then`, which gets its result, runs in the loop and makes the answer. Raises what
+        they raise where that is done at once, and SystemBusy when too many wait.
+        """
+        if self._on_wanted is None:
+            return then(write())
+        if len(self._line) >= LINE_MAX:
+            raise SystemBusy(None, f"{len(self._line)} changes wait to be saved: try again later")
+        self._line.append(Waiting(request, peer, write, then))
+        self._on_wanted()
+        return None
+
+    def next(self) -> Waiting | None:
+        """The next whose `write` is to be run, followed by `written` or `failed`; None when none waits."""
+        return self._line.popleft() if self._line else None
+
+    def written(self, one: Waiting, result: Any) -> None:
+        """Answer: its `write` has returned this."""
+        try:
+            answer = one.then(result)
+        except Exception as error:
+            answer = self._refusal(one.request, error)
+        self._respond(one.request, answer, one.peer)
+
+    def failed(self, one: Waiting, error: Exception) -> None:
+        """Answer that it could not be written."""
+        self._respond(one.request, self._refusal(one.request, error), one.peer)
