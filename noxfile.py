@@ -14,6 +14,7 @@ nox.options.reuse_existing_virtualenvs = True
 
 CODE = ("rmq", "tests", "examples", "benchmarks", "plugins", "docs", "noxfile.py", "hatch_build.py")
 SPARK_CLUSTER = "tests/interop/test_spark_cluster.py"
+ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 DECODE_FORMS = "tests/interop/test_decode_forms.py"
 LAKEHOUSE = "tests/interop/test_lakehouse.py"
 SPARK_VERSIONS = "tests/interop/test_spark_versions.py"
@@ -123,9 +124,17 @@ def decode_forms(session: nox.Session) -> None:
 def iceberg(session: nox.Session) -> None:
     """A topic into an Iceberg table, on the newest Spark that it has; needs Java 17 and Maven Central."""
     session.install("-e", ".[test]", "pyspark~=4.1.0")
-    jar = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
-    environment = {"RMQ_LAKEHOUSE": f"iceberg:{jar}"}
+    environment = {"RMQ_LAKEHOUSE": f"iceberg:{ICEBERG}"}
     session.run("python", "-m", "pytest", "-s", "-m", "interop", LAKEHOUSE, *session.posargs, env=environment)
+
+
+@nox.session
+def iceberg_kill(session: nox.Session) -> None:
+    """Kills a stream into Iceberg (RMQ_SPARK_KILLS, 20) while two brokers are restarted in turn."""
+    session.install("-e", ".[test]", "pyspark~=4.1.0")
+    environment = {"RMQ_LAKEHOUSE": f"iceberg:{ICEBERG}"}
+    test = "tests/crash/test_iceberg_kill.py"
+    session.run("python", "-m", "pytest", "-s", "-m", "crash", test, *session.posargs, env=environment)
 
 
 @nox.session
