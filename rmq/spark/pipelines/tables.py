@@ -37,6 +37,8 @@ BATCH: Final = "rmq.batch"
 _REPLACES: Final = "_replaces"
 _DONE: Final = "_SUCCESS"
 _MERGED: Final = "merged-"
+_COMMITS: Final = 50
+"""The last of a Delta table, among which a batch that comes again is looked for."""
 
 
 @frozen
@@ -171,18 +173,33 @@ class _Job:
         return True
 
     def _delta(self, frame: DataFrame, query: str, batch_id: int) -> bool:
-        """Delta passes over a transaction that its log has, whatever is written."""
+        """Delta passes over a transaction that its log has, whatever is written. Then it does not run the
+        plan, so no observation of it would ever end: what was written is asked of the table's history."""
+        name = f"rmq-{query}-{batch_id}"
+        if self._delta_rows(frame, name) is not None:
+            return False
+        writer = frame.write.format("delta").mode("append").partitionBy(*self.partition)
+        writer = writer.option("txnAppId", f"rmq-{query}").option("txnVersion", batch_id)
+        writer = writer.option("userMetadata", name)
+        if _is_path(self.target):
+            writer.save(self.target)
+        else:
+            writer.saveAsTable(self.target)
+        rows = self._delta_rows(frame, name)
+        self.rows += rows or 0
+        return rows is not None
 
-        def write(some: DataFrame) -> None:
-            writer = some.write.format("delta").mode("append").partitionBy(*self.partition)
-            writer = writer.option("txnAppId", f"rmq-{query}").option("txnVersion", batch_id)
-            if _is_path(self.target):
-                writer.save(self.target)
-            else:
-                writer.saveAsTable(self.target)
-
-        self._counted(frame, write)
-        return True
+    def _delta_rows(self, frame: DataFrame, name: str) -> int | None:
+        """The rows of the commit of that name; None when it is not among the last."""
+        if _is_path(self.target):
+            place, is_there = f"delta.`{self.target}`", _Folder(self.spark, self.target).has("_delta_log")
+        else:
+            place, is_there = self.target, frame.sparkSession.catalog.tableExists(self.target)
+        if not is_there:
+            return None
+        history = frame.sparkSession.sql(f"DESCRIBE HISTORY {place} LIMIT {_COMMITS}")
+        metrics = [row.operationMetrics for row in history.collect() if row.userMetadata == name]
+        return int(metrics[0].get("numOutputRows", 0)) if metrics else None
 
     def _iceberg(self, frame: DataFrame, query: str, batch_id: int) -> bool:
         from pyspark.sql import functions as F
@@ -264,6 +281,10 @@ class _Folder:
         self._jvm: Any = context._jvm
         self._root = self._jvm.org.apache.hadoop.fs.Path(target)
         self._files = self._root.getFileSystem(context._jsc.hadoopConfiguration())
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file or folder of that name."""
+        return bool(self._files.exists(self._jvm.org.apache.hadoop.fs.Path(self._root, name)))
 
     def is_whole(self, name: str) -> bool:
         """Whether all files of a batch are there; a merged one counts once it says what it replaces."""
