@@ -241,6 +241,7 @@ class Broker(Endpoint):
         self.long_answers = LongAnswers(self.wake.long_answers)
         self.progress = Progress(settings, store, tables, self.long_answers)
         self.expiry = Expiry(settings, store, tables)
+        self._members_at = 0
 
     def _make_callers(self, address: str) -> None:
         """The parts that ask clients and wait for their answers."""
@@ -519,13 +520,13 @@ class Broker(Endpoint):
             self.commit_pending()
 
     def expire(self) -> int:
-        """Drop silent members and expired locks, sample metrics; returns when to come again, in ms of wall
-        time.
-        """
+        """Drop silent members and expired locks, sample metrics; returns when to come again, in wall ms."""
         now = self.now_ms()
         clock = round(self.clock() * 1000)
-        next_clock = min(self.clients.expire(clock), self.locks.expire(clock), self.expiry.step(clock))
-        return min(next_clock - clock + now, self.stats.step(now))
+        if clock >= self._members_at:
+            parts = self.clients.expire(clock), self.locks.expire(clock), self.expiry.step(clock)
+            self._members_at = min(parts)
+        return min(self._members_at - clock + now, self.stats.step(now))
 
     def saves(self) -> dict[str, bytes]:
         """The texts of all config files to be written, by name, made at once: for tests without a service."""

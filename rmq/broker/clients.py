@@ -69,6 +69,7 @@ class Clients:
     ) -> None:
         self._settings = settings
         self._clock = clock
+        self.silent_ms = SILENT_MS
         self._groups = groups
         self._topics = topics
         self._filters = filters
@@ -349,24 +350,24 @@ class Clients:
             log.info("%s of %s group %s is disconnected", connection.peer_address, kind, group)
 
     def expire(self, now: int) -> int:
-        """Drop members that were silent for two minutes, and close connections with no other member left.
+        """Drop members that were silent for `silent_ms`, and close connections with no other member left.
 
-        `now` is in ms of `clock`; returns when to come again.
+        `now` is in ms of `clock`; returns when to come again: when the next can be silent, but not at once.
         """
+        longest = now
         for connection, memberships in list(self._of_connection.items()):
-            silent = [one for one in memberships if self._is_silent(connection, *one, now)]
+            heard = {one: self._members(*one)[connection].heard_ms for one in memberships}
+            silent = [one for one, heard_ms in heard.items() if now - heard_ms > self.silent_ms]
             for kind, group in sorted(silent):
                 log.warning("%s of %s group %s is silent", connection.peer_address, kind, group)
                 self._leave(connection, kind, group)
             if silent and connection not in self._of_connection:
                 connection.close("no heartbeat")
-        return now + SCAN_MS
+            longest = min(longest, *(heard_ms for one, heard_ms in heard.items() if one not in silent), now)
+        return max(now + SCAN_MS, longest + self.silent_ms + 1)
 
     def _ms(self) -> int:
         return round(self._clock() * 1000)
-
-    def _is_silent(self, connection: Connection, kind: str, group: str, now: int) -> bool:
-        return now - self._members(kind, group)[connection].heard_ms > SILENT_MS
 
     def _members(self, kind: str, group: str) -> dict[Connection, Member]:
         return self._consumers[group].members if kind == "consumer" else self._producers[group]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rmq.protocol.command import Command
 
 LOCK_MS: Final = 60_000
+FREE_MS: Final = 600_000
+"""How often expired locks are looked for while there are none."""
 
 QUEUES_OF_A_REQUEST: Final = 10_000
 _LISTED: Final = 8
@@ -95,7 +97,7 @@ class Locks:
             else:
                 del self._table[group]
         self._count = sum(map(len, self._table.values()))
-        return now + LOCK_MS
+        return now + (LOCK_MS if self._table else FREE_MS)
 
     def _ms(self) -> int:
         return round(self._clock() * 1000)

@@ -66,6 +66,8 @@ class Registration:
         self.master_address = ""
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
+        self.period = settings.broker.register_period
+        """Seconds between registrations."""
         self.certificate_end: datetime | None = None
         """Until when the TLS certificate that clients are shown is valid; None without one."""
         self.known_by: dict[str, bool] = {}

@@ -58,6 +58,7 @@ from rmq.broker.startup import (
     guard_of,
     open_broker,
     open_ports,
+    own_limits,
     web_socket_access,
 )
 from rmq.broker.wakeups import Wakeups
@@ -104,7 +105,7 @@ ROUND_SECONDS: Final = 0.1
 """How often a round of the event loop is measured while none is long."""
 REPUT_SECONDS = 0.1
 """For so long records gather before the index gets them."""
-REPUT_PAUSES: Final = (1.0, 16.0)
+REPUT_PAUSES: Final = (1.0, 64.0)
 """How long until it is looked for deferred work again, after records came, and at most."""
 REPUT_RECORDS = 500
 EXPECTED = (ConnectFailed, ConnectionLost, RequestTimeout, RemoteProtocolError, ResponseError)
@@ -290,7 +291,9 @@ class _Service:
         self._guard = guard
         self._tls = guard.tls.config
         self._pool: AbstractAsyncContextManager[Pool] = (
-            nullcontext(pool) if pool else Pool(network, RefusingEndpoint(), tls=self._tls)
+            nullcontext(pool)
+            if pool
+            else Pool(network, RefusingEndpoint(), limits=own_limits(broker.config), tls=self._tls)
         )
         self._threads = threads
         self._saver = Saver(broker, self._blocking, self._alarms.new_topics)
@@ -486,7 +489,7 @@ class _Service:
 
     async def _register(self, pool: Pool, address: str, ready: _Ready) -> None:
         """Keep one name server informed: at once, each period, and when topics change."""
-        alarm, period = self._alarms.register[address], self.broker.config.register_period
+        alarm, registration = self._alarms.register[address], self.broker.registration
         failures, force = 0, True
         while True:
             await self._may_register()
@@ -502,7 +505,8 @@ class _Service:
                 failures = 0
             self._tried(address, registered=not failures)
             ready.tried(address, registered=not failures)
-            await anyio.sleep(self.broker.registration.pause)
+            await anyio.sleep(registration.pause)
+            period = registration.period
             pause = min(period, doubled(1.0, failures, AWAY_SECONDS)) if failures else period
             changed = await alarm.wait(anyio.current_time() + pause)
             force = changed or bool(failures) or self.broker.config.force_register

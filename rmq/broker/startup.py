@@ -8,6 +8,7 @@ failure nothing stays open.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import time
@@ -299,6 +300,12 @@ def _acceptors(config: BrokerConfig) -> dict[str, Acceptor]:
 def client_limits(config: BrokerConfig) -> Limits:
     """The bounds of a client's connection."""
     return Limits(idle_seconds=config.server_channel_max_idle_time_seconds)
+
+
+def own_limits(config: BrokerConfig) -> Limits:
+    """The bounds of the broker's own connections, which are idle between registrations at name servers."""
+    idle_seconds = max(Limits().idle_seconds, config.server_channel_max_idle_time_seconds)
+    return Limits(stall_seconds=math.inf, idle_seconds=idle_seconds)
 
 
 def web_socket_access(config: BrokerConfig) -> WebSocketAccess:

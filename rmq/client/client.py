@@ -38,6 +38,7 @@ from rmq.protocol import engine
 from rmq.protocol.command import Command
 from rmq.protocol.signature import Credentials, Prover
 from rmq.remoting.endpoint import Endpoint
+from rmq.remoting.limits import Limits
 from rmq.remoting.loop import Startable, TaskScope
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -208,6 +209,7 @@ class Client(Startable):
         self._scope = TaskScope()
         self._made: WeakSet[Startable] = WeakSet()
         self._now_ms = wall_clock_ms  # rmq.testing has its own
+        self._limits: Limits | None = None  # of connections; likewise
 
     def __repr__(self) -> str:
         return f"<Client {self.client_id} of {';'.join(self._name_servers)}>"
@@ -432,5 +434,7 @@ class Client(Startable):
         scheme, mark, _ = self._name_servers[0].partition("://")
         scheme = scheme if mark else ""
         if self._credentials is not None:
-            return SigningPool(self._credentials, self._network, endpoint, tls=self._tls, scheme=scheme)
-        return Pool(self._network, endpoint, tls=self._tls, scheme=scheme)
+            return SigningPool(
+                self._credentials, self._network, endpoint, limits=self._limits, tls=self._tls, scheme=scheme
+            )
+        return Pool(self._network, endpoint, limits=self._limits, tls=self._tls, scheme=scheme)

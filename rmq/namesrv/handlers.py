@@ -47,6 +47,7 @@ from rmq.remoting.server import Acceptor
 log = logging.getLogger("rmq.namesrv")
 
 SCAN_MS: Final = 10_000
+"""How often silent brokers are looked for at most."""
 """Silent brokers are looked for this often."""
 CRC_BITS: Final = 0x7FFF_FFFF
 """RocketMQ drops the sign bit of a CRC32."""
@@ -176,7 +177,7 @@ class NameServer(Endpoint):
         if now_ms >= self._next_scan_ms:
             for held in self.routes.expire(now_ms):
                 held.source.close(f"broker {held.registration.broker_name} was silent too long")
-            self._next_scan_ms = now_ms + SCAN_MS
+            self._next_scan_ms = max(now_ms + SCAN_MS, self.routes.next_expiry_ms(now_ms))
         return self._next_scan_ms
 
     def answer(self, request: Command, connection: Connection, now_ms: int) -> Command | None:

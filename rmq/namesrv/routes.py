@@ -96,6 +96,7 @@ class RouteTable:
 
     def __init__(self, limits: RouteLimits | None = None) -> None:
         self.limits = limits or RouteLimits()
+        self.expiry_ms = EXPIRY_MS
         self.topic_queue_table: dict[str, dict[str, QueueData]] = {}
         self.broker_addr_table: dict[str, BrokerData] = {}
         self.cluster_addr_table: dict[str, set[str]] = {}
@@ -182,10 +183,16 @@ class RouteTable:
         return self._remove_where(lambda held: held.source is source, "its connection closed")
 
     def expire(self, now_ms: int) -> list[BrokerLiveInfo]:
-        """Forget the brokers that were silent for longer than `EXPIRY_MS`; returns them."""
+        """Forget the brokers that were silent for longer than `expiry_ms`; returns them."""
         return self._remove_where(
-            lambda held: held.last_update_ms + EXPIRY_MS < now_ms, f"it was silent for {EXPIRY_MS} ms"
+            lambda held: held.last_update_ms + self.expiry_ms < now_ms,
+            f"it was silent for {self.expiry_ms} ms",
         )
+
+    def next_expiry_ms(self, now_ms: int) -> int:
+        """When the first broker can have been silent for too long, those that come after `now_ms` counted."""
+        last = min((held.last_update_ms for held in self.broker_live_table.values()), default=now_ms)
+        return min(last, now_ms) + self.expiry_ms + 1
 
     def _remove_where(self, condition: Callable[[BrokerLiveInfo], bool], why: str) -> list[BrokerLiveInfo]:
         gone = [held for held in self.broker_live_table.values() if condition(held)]

@@ -50,8 +50,7 @@ class Connection:
     """One peer over one stream.
 
     `state` is for the owner (a client id, a session). `active_at` is when bytes last moved, in the loop's
-    seconds. `signer`, if set, signs each request as it is sent. `reason` says why it `is_closed`.
-    """
+    seconds. `signer`, if set, signs each request as it is sent. `reason` says why it `is_closed`."""
 
     def __init__(
         self,
@@ -65,8 +64,7 @@ class Connection:
         poller: Poller | AsyncioPoller | None = None,
     ) -> None:
         """`first` is what was already read from the stream, to find out what it carries. What waits here for
-        the peer counts against `budget`. `poller` reads the stream where that can be.
-        """
+        the peer counts against `budget`. `poller` reads the stream where that can be."""
         loop = current_loop()
         self.peer_address = stream.peer
         self.local_address = stream.local
@@ -128,8 +126,7 @@ class Connection:
 
         Raises RequestTimeout after `timeout` seconds and ConnectionLost when the connection ends first; in
         both cases the peer may have acted on the request, unless a ConnectionLost says that nothing
-        `was_sent`. Cancelled: the request may have been sent; its response is dropped.
-        """
+        `was_sent`. Cancelled: the request may have been sent; its response is dropped."""
         if len(self._pending) >= self._limits.pending_requests or self._outbox.size > self._limits.busy_bytes:
             timeout = await self._wait_for_room(command, timeout)
         if self.is_closed:
@@ -177,8 +174,7 @@ class Connection:
     def write(self, frame: Buffer | Sequence[Buffer]) -> None:
         """Send encoded responses, given as one buffer or as several in a row; large ones are not copied.
 
-        Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read.
-        """
+        Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read."""
         before = self._outbox.size
         self._put(frame)
         self._reply_bytes += self._outbox.size - before
@@ -221,18 +217,23 @@ class Connection:
         while self._outbox.size > self._limits.busy_bytes and not self.is_closed:
             await self._next_room()
 
-    def expire(self, now: float) -> None:
-        """Close it if it was idle too long or its peer does not finish a frame. Owners call it often."""
+    def expire(self, now: float) -> float:
+        """Close it if it was idle too long or its peer does not finish a frame. Returns when to look again as
+        things are: a frame that begins later, or a peer that takes nothing, has its own time from then on."""
         if self.is_closed:
-            return
-        if now - self._half_since > self._limits.frame_seconds:
+            return math.inf
+        if now - self._half_since >= self._limits.frame_seconds:
             self.close(f"a frame was not complete after {self._limits.frame_seconds:g} s")
             log.warning("closing %s: %s", self.peer_address, self.reason)
         elif now - self._taken_at > self._limits.stall_seconds and self._is_stalled(now):
             self.cut(f"its peer took nothing for {self._limits.stall_seconds:g} s")
-        elif now - self.active_at > self._limits.idle_seconds and not self._pending:
+        elif now - self.active_at >= self._limits.idle_seconds and not self._pending:
             self.close(f"idle for {self._limits.idle_seconds:g} s")
             log.info("closing %s: %s", self.peer_address, self.reason)
+        else:
+            quiet_since = now if self._pending else self.active_at
+            return min(self._half_since + self._limits.frame_seconds, quiet_since + self._limits.idle_seconds)
+        return math.inf
 
     async def run(self) -> None:
         """Serve the connection until it ends, then close the stream and tell the endpoint.
@@ -376,8 +377,7 @@ class Connection:
 
     async def _wait_for_relief(self) -> None:
         """The process holds too much, and some of it is ours: do not read, but for a chunk now and then, or
-        a frame that is nearly whole would never be.
-        """
+        a frame that is nearly whole would never be."""
         with anyio.move_on_after(RELIEF_SECONDS):
             while self._budget.is_tight:
                 await anyio.sleep(RELIEF_SECONDS / 20)
@@ -459,6 +459,7 @@ class Connection:
             self._is_blocked = True
             try:
                 self._note_taken(self._now())
+                self._count()
                 while outbox.size:
                     before = outbox.size
                     await self._send_some()
@@ -503,8 +504,7 @@ class Connection:
         """Tell the budget what is held here now.
 
         Called where bytes stay, not where they pass: an answer that the system takes at once is never
-        counted. A closed connection only gives back, or its bytes would be counted for ever.
-        """
+        counted. A closed connection only gives back, or its bytes would be counted for ever."""
         held = self._outbox.size + self._decoder.buffered
         if held != self._held and not (held and self.is_closed):
             self._held = held

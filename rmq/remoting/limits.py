@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from heapq import nlargest
 from operator import itemgetter
 from typing import Final, Protocol
@@ -81,8 +82,15 @@ class Limits:
 
     @property
     def scan_seconds(self) -> float:
-        """How often owners look for idle connections: they live at most a twelfth longer than allowed."""
+        """How often owners look for idle connections at most: they live at most a twelfth longer than
+        allowed."""
         return min(self.idle_seconds / 12, self.frame_seconds / 6)
+
+    def scan_at(self, now: float, expiries: Iterable[float]) -> float:
+        """When owners look at their connections again, of which the `expiries` are known: not before there
+        can be something to see. What begins after `now` has its whole time."""
+        latest = now + min(self.idle_seconds, self.frame_seconds, self.stall_seconds)
+        return max(now + self.scan_seconds, min(latest, min(expiries, default=math.inf)))
 
 
 BUDGET_BYTES: Final = 256 * MIB
@@ -98,7 +106,7 @@ class Holder(Protocol):
     def cut(self, reason: str) -> None:
         """End at once, and forget what is held."""
 
-    def expire(self, now: float) -> None:
+    def expire(self, now: float) -> object:
         """End if it waits too long for its peer."""
 
 

@@ -245,12 +245,12 @@ class Pool:
             link.dialled = None
 
     async def _expire(self) -> NoReturn:
+        at = self._now() + self._limits.scan_seconds
         while True:
-            await anyio.sleep(self._limits.scan_seconds)
+            await anyio.sleep_until(at)
             now = self._now()
-            for link in list(self._links.values()):
-                if link.connection is not None:
-                    link.connection.expire(now)
+            links = list(self._links.values())
+            at = self._limits.scan_at(now, [one.connection.expire(now) for one in links if one.connection])
 
     async def __aenter__(self) -> Self:
         self._stack = AsyncExitStack()

@@ -18,6 +18,7 @@ from typing import Final, NoReturn
 
 import anyio
 import anyio.abc
+import attrs
 
 from rmq.errors import RemoteProtocolError
 from rmq.remoting.accept import accept_stream
@@ -126,6 +127,8 @@ class Server:
     ) -> None:
         self._endpoint = endpoint
         self._limits = limits
+        # Peers that take nothing are holders, which are looked at more often.
+        self._idle_limits = attrs.evolve(limits, stall_seconds=math.inf)
         self._access = access
         self._budget = budget or Budget()
         self._held = Alarm()
@@ -150,9 +153,7 @@ class Server:
             for holder in self._budget.holders():
                 holder.expire(now)
             if now >= scan_at:
-                scan_at = now + self._limits.scan_seconds
-                for connection in list(self._connections):
-                    connection.expire(now)
+                scan_at = self._idle_limits.scan_at(now, [one.expire(now) for one in list(self._connections)])
 
     async def serve(self, raw: Stream) -> None:
         """Serve one peer until it disconnects or sends what is no frame."""

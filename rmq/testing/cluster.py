@@ -11,6 +11,7 @@ nobody has anything to do before then.
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ import anyio.abc
 from attrs import evolve
 
 from rmq.broker import controlled
+from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.client.client import Client, connect
 from rmq.client.config import ClientConfig
@@ -30,9 +32,11 @@ from rmq.clock import wall_clock_ms
 from rmq.message import StoredMessage
 from rmq.namesrv import service as namesrv_service
 from rmq.namesrv.config import NamesrvConfig
+from rmq.namesrv.handlers import NameServer
 from rmq.protocol.bodies import TopicRouteData
 from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.headers import GetRouteInfoRequestHeader
+from rmq.remoting.limits import Limits
 from rmq.remoting.loop import TaskScope, current_loop
 from rmq.remoting.network import Network
 from rmq.store.config import StoreConfig
@@ -51,18 +55,22 @@ STORE: Final = StoreConfig(
     mapped_file_size_consume_queue=6000,
     max_hash_slot_num=1000,
     max_index_num=4000,
-    flush_interval_commit_log=60_000,
-    clean_resource_interval=60_000,
+    flush_interval_commit_log=600_000,
+    flush_consume_queue_thorough_interval=600_000,
+    clean_resource_interval=600_000,
 )
 """Small files, and loops that seldom have work: each turn of one costs when hours pass at once."""
 SETTLE_SECONDS: Final = 0.001
 """After it all have done what there was to do, where time is virtual."""
-SELDOM_MS: Final = 60_000
-"""How often brokers write what only a crash would lose: also a loop that seldom has work."""
+SELDOM_MS: Final = 600_000
+"""How often brokers write what only a crash would lose, and clients say that they are there."""
+SILENT_MS: Final = 2 * SELDOM_MS
+"""After so long without a word a broker drops a member of a group, a name server a broker, and either end a
+connection: ten times what they wait elsewhere, as what they say is said ten times more seldom."""
 CLIENTS: Final = {
-    "pull_suspend_ms": 600_000,
-    "pull_timeout_ms": 630_000,
-    "rebalance_interval_ms": 600_000,
+    "pull_suspend_ms": SELDOM_MS,
+    "pull_timeout_ms": SELDOM_MS + 30_000,
+    "rebalance_interval_ms": SELDOM_MS,
     "heartbeat_interval_ms": SELDOM_MS,
     "poll_name_server_interval_ms": SELDOM_MS,
 }
@@ -71,7 +79,8 @@ told at once: messages, new members, connections that are lost."""
 BROKERS: Final = {
     "enable_property_filter": True,
     "flush_consumer_offset_interval": SELDOM_MS,
-    "register_name_server_period": SELDOM_MS,
+    "register_name_server_period": 60_000,
+    "server_channel_max_idle_time_seconds": SILENT_MS // 1000,
     "max_suspend_time_mills": CLIENTS["pull_suspend_ms"],
 }
 """Settings of brokers, of the same kind."""
@@ -214,6 +223,9 @@ class Cluster:
         )
         addresses = await self._scope.tasks.start(_until_stopped, run, stopped)
         front.address = addresses[0]
+        if isinstance(front.server, Broker):
+            front.server.clients.silent_ms = SILENT_MS
+            front.server.registration.period = SELDOM_MS / 1000
 
     async def stop(self, broker: str) -> None:
         """Stop a broker as SIGTERM does, and wait until it has."""
@@ -252,11 +264,14 @@ class Cluster:
         config = NamesrvConfig(
             bind_address=host,
             listen_port=port,
+            server_channel_max_idle_time_seconds=SILENT_MS // 1000,
             kv_config_path=f"{folder}/kvConfig-{number}.json",
             config_store_path=f"{folder}/namesrv-{number}.properties",
         )
         run = partial(namesrv_service.run, config, network=network, front=front.before)
         (front.address,) = await self._scope.tasks.start(run)
+        if isinstance(front.server, NameServer):
+            front.server.routes.expiry_ms = SILENT_MS
 
     def _place(self, host: str, port: int) -> tuple[Network, str, int]:
         if isinstance(self.network, MemoryNetwork):
@@ -275,6 +290,7 @@ class Cluster:
         client = connect(self.namesrv_address, network=network, config=config, **known)
         if self._has_own_time:
             client._now_ms = self.now_ms
+        client._limits = Limits(stall_seconds=math.inf, idle_seconds=SILENT_MS / 1000)
         return client
 
     def sent(self, topic: str) -> list[StoredMessage]:

@@ -15,9 +15,11 @@ from rmq.client.consumer import Consumer, Handler
 from rmq.client.transactional import Decision
 from rmq.errors import ReplyTimeout, ResponseError, RmqError, SystemFailure
 from rmq.message import Message, StoredMessage
-from rmq.testing.cluster import Cluster
+from rmq.testing.cluster import SELDOM_MS, Cluster
 
 from .traffic import fill, take
+
+HEARTBEAT_SECONDS = SELDOM_MS / 1000
 
 
 class Seen:
@@ -229,7 +231,7 @@ async def test_members_that_want_different_things_are_warned(
             await trio.sleep(40)
             assert told() == []
             async with other.consumer("g", {"T": "B"}):
-                await trio.sleep(100)
+                await trio.sleep(2.5 * HEARTBEAT_SECONDS)
                 assert len(told()) == 2, told()  # each client once, not at every heartbeat
                 assert all("group g" in text for text in told())
 
@@ -269,7 +271,7 @@ async def test_a_refused_member_keeps_no_other_group_from_its_heartbeats(
         ):
             changes = {"rejectSubscriptionConflicts": "true"}
             await one.admin.update_broker_config(changes, broker="10.0.1.1:10911")
-            await trio.sleep(150)  # a member that is not heard for 120 s is dropped
+            await trio.sleep(2.5 * HEARTBEAT_SECONDS)  # a member that is not heard for two is dropped
             assert caplog.text.count("heartbeat refused") == 1
             group = await one.admin.consumer_connection("other")
             assert [member.client_id for member in group.connection_set] == [two.client_id]

@@ -54,7 +54,7 @@ def test_sixteen_tries_over_five_hours_come_to_the_second(run: Run) -> None:
                 await consumer.run(handle)
         pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
         assert pauses == [pytest.approx(level, abs=1.1) for level in LEVELS]
-        assert time.process_time() - began < 5  # 0.8 s
+        assert time.process_time() - began < 2.5  # 0.2 to 0.3 s
 
     try:
         run(main)
@@ -78,7 +78,7 @@ def test_a_delay_of_two_hours_ends_after_two_hours(run: Run) -> None:
             (message,) = cluster.sent("Orders")
             assert message.body == b"late"
             assert message.store_timestamp - message.born_timestamp == pytest.approx(7_200_000, abs=1100)
-            assert time.process_time() - began < 1.5  # 0.3 s
+            assert time.process_time() - began < 0.8  # 0.05 to 0.09 s
         assert time.time() - wall < 60
 
     run(main)
@@ -90,9 +90,32 @@ def test_an_idle_cluster_costs_little(run: Run) -> None:
             await cluster.advance(60)
             began = time.process_time()
             await cluster.advance(3600)
-            assert (time.process_time() - began) / 3600 < 0.000_1  # 0.03 ms for a second
+            assert (time.process_time() - began) / 3600 < 0.000_1  # 0.01 ms for a second
 
     run(main)
+
+
+def test_few_tasks_have_a_turn_while_nothing_happens() -> None:
+    class Turns(trio.abc.Instrument):
+        count = 0
+
+        def before_task_step(self, task: trio.lowlevel.Task) -> None:
+            self.count += 1
+
+    async def main() -> None:
+        async with (
+            Cluster("a", topics={"Orders": 4}) as cluster,
+            cluster.connect() as client,
+            client.producer("p"),
+            client.consumer("g", {"Orders": "*"}, consume_from="first"),
+        ):
+            await cluster.advance(1200)
+            turns = Turns()
+            trio.lowlevel.add_instrument(turns)
+            await cluster.advance(3600)
+            assert turns.count < 2000  # 1,200; those of brokers' statistics are the most
+
+    trio.run(main)
 
 
 def test_the_next_of_many_timers_ends_first_and_exactly(run: Run) -> None:
