@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rmq.spark.pipelines.lag import record_lag, report_lag
     from rmq.spark.pipelines.profile import profile_topics
     from rmq.spark.pipelines.replay import Run, replay
+    from rmq.spark.pipelines.streams import read_jobs, run_once, run_streams
     from rmq.spark.pipelines.tables import archive_table, compact_table, read_table
     from rmq.spark.pipelines.trace import analyse_traces
     from rmq.spark.runtime import register, session
@@ -38,12 +39,15 @@ _PLACES = {
     "decoded": "decode",
     "profile_topics": "pipelines.profile",
     "read_archive": "pipelines.archive",
+    "read_jobs": "pipelines.streams",
     "read_table": "pipelines.tables",
     "record_lag": "pipelines.lag",
     "register": "runtime",
     "replay": "pipelines.replay",
     "report_lag": "pipelines.lag",
     "resend": "pipelines.dead_letters",
+    "run_once": "pipelines.streams",
+    "run_streams": "pipelines.streams",
     "session": "runtime",
     "undecoded": "decode",
     "watch_streams": "metrics",
@@ -64,12 +68,15 @@ __all__ = [
     "decoded",
     "profile_topics",
     "read_archive",
+    "read_jobs",
     "read_table",
     "record_lag",
     "register",
     "replay",
     "report_lag",
     "resend",
+    "run_once",
+    "run_streams",
     "session",
     "undecoded",
     "watch_streams",

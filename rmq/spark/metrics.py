@@ -10,7 +10,7 @@ import http.server
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PREFIX = "rmq_spark_"
+Health = Callable[[], tuple[bool, Mapping[str, str]]]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -137,14 +138,21 @@ class StreamMetrics(StreamingQueryListener):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _serve(self, host: str, port: int) -> None:
+    def _serve(self, host: str, port: int, health: Health | None) -> None:
         metrics = self
 
         class Page(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                body = metrics.text().encode() if self.path.split("?")[0] == "/metrics" else b""
-                self.send_response(200 if body else 404)
-                self.send_header("Content-Type", CONTENT_TYPE)
+                status, kind, body = 404, CONTENT_TYPE, b""
+                path = self.path.split("?")[0]
+                if path == "/metrics":
+                    status, body = 200, metrics.text().encode()
+                elif path == "/health" and health is not None:
+                    is_well, states = health()
+                    kind, body = "application/json", json.dumps(states).encode()
+                    status = 200 if is_well else 503
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -160,13 +168,17 @@ class StreamMetrics(StreamingQueryListener):
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
 
-def watch_streams(spark: SparkSession, *, port: int | None = None, host: str = "127.0.0.1") -> StreamMetrics:
-    """Count what the streams of a session do from now on, until `close` or the end of the block; with `port`
-    (0: a free one) also as ``http://host:port/metrics`` for Prometheus. Raises ConfigError when the port
-    cannot be had."""
+def watch_streams(
+    spark: SparkSession, *, port: int | None = None, host: str = "127.0.0.1", health: Health | None = None
+) -> StreamMetrics:
+    """Count what the streams of a session do from now on, until `close` or the end of the block.
+
+    With `port` (0: a free one) the counts are served as ``http://host:port/metrics`` for Prometheus, and what
+    `health` says, whether all is well and how each stream is, as ``/health``, with status 503 when it is not.
+    Raises ConfigError when the port cannot be had."""
     metrics = StreamMetrics()
     if port is not None:
-        metrics._serve(host, port)
+        metrics._serve(host, port, health)
     spark.streams.addListener(metrics)
     metrics._spark = spark
     return metrics

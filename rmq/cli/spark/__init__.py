@@ -19,6 +19,7 @@ PIPELINES: Final = {
         "Count dead letters by group, topic, tag, reason, times and hour.",
     ),
     "resend": ("rmq.cli.spark.messages", "Send chosen dead letters to their topics again."),
+    "run": ("rmq.cli.spark.streams", "Run the streams of a file, and start them again when they fail."),
     "audit": (
         "rmq.cli.spark.analyses",
         "Compare log and queues of a store's folder, message by message.",
