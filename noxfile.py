@@ -89,7 +89,9 @@ def packages(session: nox.Session) -> None:
             helm = "helm.sh/helm/v3/cmd/helm@v3.22.0"
             session.run("go", "install", helm, external=True, env={"GOBIN": str(folder)})
         environment["PATH"] = os.pathsep.join((str(folder), session.bin, os.environ["PATH"]))
-    tests = [f"tests/system/test_{name}.py" for name in ("deploy", "chart", "containers", "prometheus")]
+    tests = [
+        f"tests/system/test_{name}.py" for name in ("deploy", "chart", "containers", "prometheus", "units")
+    ]
     command = ["python", "-m", "pytest", "-m", "packages or not packages", *tests, *session.posargs]
     session.run(*command, env=environment)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 
 class Health:
-    """What a server lacks, by its parts: the part -> why, in words an operator can act on."""
+    """What a server lacks, by its parts: the part -> why, in words an operator can act on.
 
-    def __init__(self) -> None:
-        self.lacking: dict[str, str] = {}
+    It begins with `lacking`: who looks before the server has had its first turn must not take it for ready.
+    """
+
+    def __init__(self, **lacking: str) -> None:
+        self.lacking: dict[str, str] = lacking
 
     def lacks(self, part: str, why: str) -> None:
         """The server is not ready, for this reason."""

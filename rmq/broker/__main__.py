@@ -165,7 +165,7 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
     config, store_config, tls = loaded
     raise_descriptor_limit()
     return_large_blocks()
-    stop, health, also = trio.Event(), Health(), dict[str, str]()
+    stop, health, also = trio.Event(), Health(store="it is being opened"), dict[str, str]()
     brokers: list[Broker] = []
 
     def opened(broker: Broker) -> None:

@@ -49,6 +49,7 @@ from rmq.broker.refusals import FlowControl
 from rmq.broker.replication import Follower, serve_slaves
 from rmq.broker.saver import Saver
 from rmq.broker.startup import (
+    STORE,
     Opening,
     Ports,
     Stop,
@@ -155,6 +156,7 @@ async def run(
     stop = anyio.Event() if stop is None else stop
     also = {} if also is None else also
     health = health or Health()
+    health.lacks(STORE, "it is being opened")  # before anybody can ask
     if config.namesrv_addr:
         health.lacks(NAME_SERVERS, NOT_TRIED)
     async with served_pages(network, config, health) as served:

@@ -288,7 +288,7 @@ def run_until_signalled(config: ControllerConfig, tls: TlsConfig, announce: Anno
 async def _until_signalled(config: ControllerConfig, tls: TlsConfig, announce: Announce) -> None:
     raise_descriptor_limit()
     return_large_blocks()
-    stop, health, also = trio.Event(), Health(), dict[str, str]()
+    stop, health, also = trio.Event(), Health(port="it does not listen yet"), dict[str, str]()
     with bare_errors():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(obey, config, stop, parts=health.text))

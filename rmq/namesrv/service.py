@@ -186,7 +186,7 @@ def run_until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announc
 async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Announce) -> None:
     raise_descriptor_limit()
     return_large_blocks()
-    stop, health, also = trio.Event(), Health(), dict[str, str]()
+    stop, health, also = trio.Event(), Health(port="it does not listen yet"), dict[str, str]()
     with bare_errors():
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(partial(obey, config, stop, parts=health.text))

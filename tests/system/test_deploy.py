@@ -278,14 +278,33 @@ def test_settings_of_units_are_known(service: str, caplog: pytest.LogCaptureFixt
     assert config.log_file.startswith("/var/log/rmq/"), "LogsDirectory=rmq"
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-@pytest.mark.parametrize("service", ["namesrv", "broker"])
-def test_systemd_takes_the_units(service: str, tmp_path: pathlib.Path) -> None:
+needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+
+
+def complaints(folder: pathlib.Path, service: str) -> list[str]:
+    """What systemd says of a unit and what is added to it, with users and programs of this machine."""
     name = f"rmq-{service}.service"
     unit = (DEPLOY / "systemd" / name).read_text()
     unit = re.sub(r"ExecStart=\S+", f"ExecStart={sys.executable}", unit).replace("User=rmq", "User=root")
-    (tmp_path / name).write_text(unit.replace("Group=rmq", "Group=root"))
-    command = ["systemd-analyze", "verify", "--man=no", tmp_path / name]
+    (folder / name).write_text(unit.replace("Group=rmq", "Group=root"))
+    command = ["systemd-analyze", "verify", "--man=no", folder / name]
     told = subprocess.run(command, capture_output=True, text=True, check=False)
-    ours = [line for line in told.stderr.splitlines() if name in line]
-    assert not ours
+    return [line for line in told.stderr.splitlines() if name in line]
+
+
+@needs_systemd
+@pytest.mark.parametrize("service", ["namesrv", "broker"])
+def test_systemd_takes_the_units(service: str, tmp_path: pathlib.Path) -> None:
+    assert not complaints(tmp_path, service)
+
+
+@needs_systemd
+def test_systemd_takes_what_the_runbook_adds_for_a_java_broker_s_folder(tmp_path: pathlib.Path) -> None:
+    page = (DEPLOY.parent / "docs" / "runbooks.md").read_text()
+    (added,) = re.findall(r"^```ini\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (folder := tmp_path / "rmq-broker.service.d").mkdir()
+    file = folder / "override.conf"
+    file.write_text(added.replace("/opt/rmq/bin/rmq", sys.executable).replace("=rocketmq", "=root"))
+    assert not complaints(tmp_path, "broker")
+    file.write_text(added.replace("ProtectHome", "ProtectHouse").replace("/opt/rmq/bin/rmq", sys.executable))
+    assert complaints(tmp_path, "broker"), "it is read"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
@@ -145,6 +146,7 @@ def test_systemd_is_told_that_it_is_ready_lives_and_stops(tmp_path: pathlib.Path
             while "READY=1" not in told or told[told.index("READY=1") :].count("WATCHDOG=1") < 2:
                 told += asked.recv(4096).decode().splitlines()
             assert "STOPPING=1" not in told
+            assert told.index("READY=1") > told.index("WATCHDOG=1", 1), "not in its first words: it starts"
             process.send_signal(signal.SIGTERM)
             while "STOPPING=1" not in told:
                 told += asked.recv(4096).decode().splitlines()
@@ -152,3 +154,33 @@ def test_systemd_is_told_that_it_is_ready_lives_and_stops(tmp_path: pathlib.Path
         finally:
             process.kill()
             process.wait()
+
+
+@pytest.mark.parametrize("service", ["namesrv", "broker"])
+def test_systemd_is_not_told_that_a_server_is_ready_which_cannot_listen(
+    tmp_path: pathlib.Path, service: str
+) -> None:
+    path = str(tmp_path / "notify")
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asked,
+        socket.create_server(("127.0.0.1", 0)) as taken,
+    ):
+        asked.bind(path)
+        asked.setblocking(False)
+        settings = [f"listenPort={taken.getsockname()[1]}", "haEnable=false"]
+        settings += [f"storePathRootDir={tmp_path}/store", f"kvConfigPath={tmp_path}/kv.json"]
+        given = [word for line in settings for word in ("--set", line)]
+        done = subprocess.run(
+            [sys.executable, "-m", "rmq", service, *given],
+            env=os.environ | {"NOTIFY_SOCKET": path},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 3
+        told = asked.recv(4096).decode()
+        assert told.startswith("STATUS=port: " if service == "namesrv" else "STATUS=store: "), told
+        with contextlib.suppress(BlockingIOError):
+            while told := asked.recv(4096).decode():
+                assert "READY=1" not in told
