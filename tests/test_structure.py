@@ -28,6 +28,7 @@ ASYNC_PLACES = (
     "rmq/broker/controlled.py",  # ends and starts the service as the controllers say
     "rmq/broker/startup.py",  # ports and names are opened and looked up
     "rmq/broker/__main__.py",
+    "rmq/broker/family.py",  # the line between the brokers of one service
     "rmq/broker/flusher.py",  # its flush task
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/broker/ha_guard.py",  # the proof of a secret, on a stream

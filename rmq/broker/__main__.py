@@ -10,7 +10,7 @@ import pathlib
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import attrs
 import trio
@@ -31,18 +31,16 @@ from rmq.protocol import engine
 from rmq.remoting.http import tell_supervisor
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.server import raise_descriptor_limit
-from rmq.remoting.signals import obey
+from rmq.remoting.signals import PARENT, obey, stop_without_parent
 from rmq.remoting.tls import TlsConfig, with_file
 from rmq.store.config import BrokerRole, StoreConfig
+
+if TYPE_CHECKING:
+    from rmq.broker.family import Sibling
 
 EXIT_FAILED: Final = 1
 EXIT_SETTINGS: Final = 2
 EXIT_TAKEN: Final = 3
-
-PARENT: Final = "RMQ_BROKER_PARENT"
-"""In a broker's environment: the id of the process that looks after it, without which it stops."""
-LOOK_SECONDS: Final = 0.5
-"""How often it looks for that one."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -168,8 +166,12 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
     stop, health, also = trio.Event(), Health(store="it is being opened"), dict[str, str]()
     brokers: list[Broker] = []
 
+    sibling = _sibling()
+
     def opened(broker: Broker) -> None:
         brokers[:] = [broker]  # with controllers it is opened anew whenever its role changes
+        if sibling is not None:
+            sibling.join(broker)
 
     task = partial(
         _way_of_running(config, store_config),
@@ -194,7 +196,9 @@ async def _serve(options: argparse.Namespace, loaded: Settings, texts: dict[str,
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(obey, config, stop, reload=reload, parts=parts))
             nursery.start_soon(tell_supervisor, health)
-            nursery.start_soon(_stop_without_parent, stop)
+            nursery.start_soon(stop_without_parent, stop)
+            if sibling is not None:
+                nursery.start_soon(sibling.run)
             async with trio.open_nursery() as inner:
                 addresses = await inner.start(task)
                 if addresses:
@@ -217,14 +221,14 @@ def _way_of_running(config: BrokerConfig, store_config: StoreConfig) -> Callable
     return controlled.run
 
 
-async def _stop_without_parent(stop: trio.Event) -> None:
-    """Stop when the process that looks after us has gone: it would start another on the same port."""
-    parent = int(os.environ.get(PARENT, "0"))
-    while parent and not stop.is_set():
-        if os.getppid() != parent:
-            log.error("the process %d that looks after this broker has gone: stopping", parent)
-            stop.set()
-        await trio.sleep(LOOK_SECONDS)
+def _sibling() -> Sibling | None:
+    """The line to the other brokers of this service, where it has several."""
+    if not os.environ.get(PARENT):
+        return None
+    from rmq.broker.family import Sibling, line_of
+
+    line = line_of(os.environ)
+    return None if line is None else Sibling(line)
 
 
 def _reload(broker: Broker, options: argparse.Namespace) -> None:

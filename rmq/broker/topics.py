@@ -99,6 +99,8 @@ class Topics(VersionedTable[TopicConfig]):
         super().__init__(
             "topic", "topicConfigTable", from_start, save=save, now_ms=now_ms, on_change=on_change
         )
+        self.on_made: Callable[[TopicConfig], None] = lambda made: None
+        """Called when a send has made a topic."""
         self._settings = settings
         self._system = SYSTEM_TOPICS.union(from_start)
 
@@ -148,7 +150,22 @@ class Topics(VersionedTable[TopicConfig]):
         made = TopicConfig(topic, queues, queues, perm, model.topic_filter_type, sys_flag)
         log.info("topic %s made like %s, %d queues, for producer %s", topic, default_topic, queues, address)
         self.quota.made(topic, account)
-        return self._add(topic, made)
+        self._add(topic, made)
+        if not topic.startswith(RETRY_PREFIX):  # consumers have these made at each broker
+            self.on_made(made)
+        return made
+
+    def adopt(self, topic: TopicConfig) -> None:
+        """Have a topic that a send has made at another broker of this service, unless it is here, or there
+        are too many. It is saved as those that sends make here.
+        """
+        name = topic.topic_name
+        if name in self.table or self._full(name, self._settings.broker.max_auto_created_topics, ""):
+            return
+        log.info(
+            "topic %s made, %d queues, as at another broker of this service", name, topic.write_queue_nums
+        )
+        self._add(name, topic)
 
     def foresee_retry(
         self, topic: str, queue_nums: int, sys_flag: int = 0, *, account: str = ""

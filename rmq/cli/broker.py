@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 READ_ONLY: Final = {"brokerPermission": "4"}
 READ_WRITE: Final = {"brokerPermission": "6"}
 BROKER = click.argument("broker")
+BROKERS = click.argument("brokers", nargs=-1, required=True, metavar="BROKER...")
 
 
 @click.group("broker")
@@ -129,39 +132,79 @@ def add_write(target: Target, broker: str) -> None:
 
 
 @operations.command()
-@BROKER
+@BROKERS
 @click.option(
     "--timeout", callback=as_duration, default="10m", show_default=True, help="How long to wait at most."
 )
 @click.option("--no-wait", is_flag=True, help="Take the permission and return.")
 @yes_option
 @target_options
-def drain(target: Target, broker: str, timeout: int, no_wait: bool, yes: bool) -> None:
-    """Let nothing be sent to a broker any more, and wait until its groups have consumed what it has.
+def drain(target: Target, brokers: tuple[str, ...], timeout: int, no_wait: bool, yes: bool) -> None:
+    """Let nothing be sent to brokers any more, and wait until their groups have consumed what they have.
 
-    It sets brokerPermission=4, which the broker keeps over restarts and tells name servers with every
-    registration: new topics and groups change nothing about it. Status 1 when something is left.
+    All of `rmq broker --processes` with brokerName=b are 'b-*'. It sets brokerPermission=4, which a broker
+    keeps over restarts and tells name servers with every registration: new topics and groups change nothing
+    about it. Status 1 when something is left.
     """
-    confirm(yes, f"Let nothing be sent to {broker} any more?")
-    left = run_admin(target, lambda admin: _drain(admin, broker, 0 if no_wait else timeout / 1000))
+    named = (
+        run_admin(target, lambda admin: _named(admin, brokers)) if any(map(_is_pattern, brokers)) else brokers
+    )
+    text = " ".join(named)
+    confirm(yes, f"Let nothing be sent to {text} any more?")
+    left = run_admin(target, lambda admin: _drain(admin, named, 0 if no_wait else timeout / 1000))
     if left:
-        refuse(f"{broker} takes no messages now, but: {left}; `rmq broker undrain {broker}` takes this back")
-    echo(f"{broker} is drained: stop it, or `rmq broker undrain {broker}`")
+        refuse(f"{text}: no messages are taken now, but: {left}; `rmq broker undrain {text}` takes this back")
+    echo(f"{text} {'is' if len(named) == 1 else 'are'} drained: stop, or `rmq broker undrain {text}`")
 
 
 @operations.command()
-@BROKER
+@BROKERS
 @target_options
-def undrain(target: Target, broker: str) -> None:
-    """Let messages be sent to a broker again: brokerPermission=6."""
-    changed = run_admin(target, lambda admin: admin.update_broker_config(READ_WRITE, broker=broker))
-    report_done(f"{broker} takes messages again", changed)
+def undrain(target: Target, brokers: tuple[str, ...]) -> None:
+    """Let messages be sent to brokers again: brokerPermission=6."""
+
+    async def work(admin: Admin) -> list[str]:
+        return [
+            address
+            for broker in await _named(admin, brokers)
+            for address in await admin.update_broker_config(READ_WRITE, broker=broker)
+        ]
+
+    report_done(f"{' '.join(brokers)}: messages are taken again", run_admin(target, work))
 
 
-async def _drain(admin: Admin, broker: str, seconds: float) -> str:
-    """What is left in the end, in words; empty when nothing is, or nobody waits."""
-    await admin.update_broker_config(READ_ONLY, broker=broker)
-    return await emptied(admin, broker, "", seconds) if seconds else ""
+def _is_pattern(broker: str) -> bool:
+    return any(letter in broker for letter in "*?")
+
+
+async def _named(admin: Admin, brokers: Sequence[str]) -> list[str]:
+    """The brokers with the patterns among them, such as `b-*`, replaced by the names they fit. Raises
+    click.UsageError for one that fits none."""
+    named: dict[str, None] = {}
+    for broker in brokers:
+        found = [broker]
+        if _is_pattern(broker):
+            known = (await admin.cluster_info()).broker_addr_table
+            found = sorted(fnmatch.filter(known, broker), key=lambda name: (len(name), name))
+            if not found:
+                raise click.UsageError(f"no broker is called {broker}: there are {', '.join(sorted(known))}")
+        named |= dict.fromkeys(found)
+    return list(named)
+
+
+async def _drain(admin: Admin, brokers: Sequence[str], seconds: float) -> str:
+    """What is left in the end, in words; empty when nothing is, or nobody waits. All are told before one is
+    waited for: none gets what another refuses."""
+    import anyio
+
+    for broker in brokers:
+        await admin.update_broker_config(READ_ONLY, broker=broker)
+    end = anyio.current_time() + seconds
+    left = []
+    for broker in brokers if seconds else ():
+        if text := await emptied(admin, broker, "", max(0.0, end - anyio.current_time())):
+            left.append(text if len(brokers) == 1 else f"{broker}: {text}")
+    return "; ".join(left)
 
 
 def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:

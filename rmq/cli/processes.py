@@ -1,4 +1,6 @@
-"""`rmq broker --processes N`: several brokers as one service, each a process on a core of its own."""
+"""`rmq broker --processes N --with-namesrv PORT`: several brokers as one service, each a process on a core of
+its own, and a name server beside them.
+"""
 
 from __future__ import annotations
 
@@ -12,26 +14,41 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
 import trio
-from attrs import define, field, frozen
+from attrs import Factory, define, field, frozen
 
-from rmq.broker.__main__ import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN, PARENT, parse, settings
+from rmq.broker.__main__ import EXIT_FAILED, EXIT_SETTINGS, EXIT_TAKEN, parse, settings
 from rmq.broker.config import BrokerConfig
+from rmq.broker.family import LINE, Spread, new_line
 from rmq.cli.output import echo, fail
+from rmq.config import dump_properties, parse_addresses, parse_properties
 from rmq.errors import ConfigError, RmqError
 from rmq.health import Health
 from rmq.loglimit import start_log
 from rmq.plugin import METRICS
-from rmq.remoting.address import split_address
+from rmq.remoting.address import join_address, split_address
 from rmq.remoting.http import Answer, Asked, Page, served_pages, tell_supervisor
 from rmq.remoting.loop import bare_errors
 from rmq.remoting.network import TcpNetwork
-from rmq.remoting.signals import obey
+from rmq.remoting.signals import PARENT, obey
+from rmq.remoting.tls import TlsConfig
 from rmq.store.config import StoreConfig
 
+BROKER: Final = "broker"
+NAME_SERVER: Final = "name server"
+MODULES: Final = {BROKER: "rmq.broker", NAME_SERVER: "rmq.namesrv"}
+NAMESRV_FOLDER: Final = "namesrv"
+"""In the folder of the stores: what the name server keeps."""
+SHARED: Final = frozenset(
+    ("profile", "clusterSecretFile", "aclEnable", "aclFile", "aclAuditFile", "metricsTokenFile", "logLevel")
+)
+"""Settings of the brokers that are the name server's too, beside those of TLS."""
+START_SECONDS: Final = 10.0
+"""For so long the brokers wait for the name server, so that they need not come again to register."""
 PORTS: Final = 10
 """From one broker's listenPort to the next one's: VIP is 2 below it, HA 1 above."""
 PAUSE_SECONDS: Final = (1.0, 30.0)
@@ -51,17 +68,26 @@ log = logging.getLogger("rmq.processes")
 
 @frozen
 class Member:
-    """One of the brokers: its name, its core (-1: any), and the settings that are its own."""
+    """One of the processes: its name, its core (-1: any), the settings that are its own, and what it is
+    started with besides. `secrets` are put into its environment, which others cannot read."""
 
     name: str
     core: int
     own: Mapping[str, str]
+    arguments: Sequence[str] = ()
+    kind: str = BROKER
+    secrets: Mapping[str, str] = Factory(dict)
 
 
 def members(
-    count: int, config: BrokerConfig, store_config: StoreConfig, cores: Sequence[int]
+    count: int,
+    config: BrokerConfig,
+    store_config: StoreConfig,
+    cores: Sequence[int],
+    arguments: Sequence[str] = (),
 ) -> list[Member]:
     """What each of `count` brokers has for its own where the settings are for all: name, ports, folders.
+    `arguments` are those of all.
 
     Cores are given out in turn. Raises ConfigError where one value cannot serve several.
     """
@@ -88,8 +114,32 @@ def members(
         }
         if store_config.store_path_commit_log:
             own["storePathCommitLog"] = os.path.join(store_config.store_path_commit_log, name)
-        made.append(Member(name, cores[number % len(cores)] if cores else -1, own))
+        made.append(Member(name, cores[number % len(cores)] if cores else -1, own, arguments))
     return made
+
+
+def name_server(port: int, config: BrokerConfig, store_config: StoreConfig, tls: TlsConfig) -> Member:
+    """The name server beside the brokers, which listens where they do and guards itself as they do."""
+    folder = os.path.join(store_config.store_path_root_dir, NAMESRV_FOLDER)
+    texts = parse_properties(dump_properties(config)) | parse_properties(dump_properties(tls))
+    shared = {key: text for key, text in texts.items() if key in SHARED or key.startswith("tls")}
+    own = {
+        "listenPort": str(port),
+        "bindAddress": config.bind_host,
+        "kvConfigPath": os.path.join(folder, "kvConfig.json"),
+        "mastersPath": os.path.join(folder, "masters.json"),
+        "configStorePath": os.path.join(folder, "namesrv.properties"),
+        "logFile": "",
+        "logFormat": "json",
+        "metricsAddress": "127.0.0.1",
+        "metricsPort": "0",
+        "plugins": METRICS if METRICS in config.plugins else "",
+    }
+    secrets = {
+        "RMQ_TLS_KEY_PASSWORD": tls.tls_key_password,
+        "RMQ_TLS_CLIENT_KEY_PASSWORD": tls.tls_client_key_password,
+    }
+    return Member(f"{config.broker_name}-namesrv", -1, shared | own, kind=NAME_SERVER, secrets=secrets)
 
 
 def joined_metrics(pages: Mapping[str, str]) -> str:
@@ -136,34 +186,36 @@ def relay(name: str, line: str) -> None:
 
 @define
 class Fleet:
-    """The processes, kept running until all are to end."""
+    """The processes, kept running until all are to end, a name server after the brokers."""
 
-    arguments: list[str]
     health: Health
     folder: pathlib.Path
     """Where they say how they are, by the words of sd_notify(3)."""
     stop: trio.Event
+    """Ends all."""
+    spread: Spread
+    """Has topics that a send makes at one made at all."""
     processes: dict[str, trio.Process] = field(factory=dict)
     pages: dict[str, str] = field(factory=dict)
     """Their addresses for metrics."""
     status: int = 0
     """What to end with."""
 
-    async def keep(self, member: Member) -> None:
-        """Keep one broker running: when it dies it is started again. One that cannot start for its settings
-        or its port before it was ever ready ends all."""
+    async def keep(self, member: Member, stop: trio.Event) -> None:
+        """Keep one process running until `stop`: when it dies it is started again. One that cannot start for
+        its settings or its port before it was ever ready ends all."""
         pause, was_ready = PAUSE_SECONDS[0], False
-        while not self.stop.is_set():
+        while not stop.is_set():
             began = trio.current_time()
             self.health.lacks(member.name, "it starts")
-            status = await self._run(member)
+            status = await self._run(member, stop)
             was_ready = was_ready or member.name not in self.health.lacking
             self.pages.pop(member.name, None)
             self.health.lacks(member.name, f"it ended with {status}")
-            if self.stop.is_set():
+            if stop.is_set():
                 self.status = self.status or (EXIT_FAILED if status else 0)
                 return
-            log.error("broker %s ended with %d", member.name, status)
+            log.error("%s %s ended with %d", member.kind, member.name, status)
             if status in (EXIT_SETTINGS, EXIT_TAKEN) and not was_ready:
                 self.status = status
                 self.stop.set()
@@ -171,29 +223,44 @@ class Fleet:
             if trio.current_time() - began > LASTING_SECONDS:
                 pause = PAUSE_SECONDS[0]
             with trio.move_on_after(pause):
-                await self.stop.wait()
+                await stop.wait()
             pause = min(2 * pause, PAUSE_SECONDS[1])
 
-    async def _run(self, member: Member) -> int:
+    async def ready(self, members: Sequence[Member]) -> None:
+        """Wait for the first start of these, for a while."""
+        with trio.move_on_after(START_SECONDS):
+            while not self.stop.is_set() and any(member.name in self.health.lacking for member in members):
+                await trio.sleep(0.05)
+
+    async def _run(self, member: Member, stop: trio.Event) -> int:
         """Run it once; returns how it ended."""
         own = [text for key, value in member.own.items() for text in ("--set", f"{key}={value}")]
         address = self.folder / member.name
         address.unlink(missing_ok=True)
-        environment = {**os.environ, PARENT: str(os.getpid()), "NOTIFY_SOCKET": str(address)}
+        environment = {**os.environ, **member.secrets}
+        environment |= {PARENT: str(os.getpid()), "NOTIFY_SOCKET": str(address)}
         environment.pop("WATCHDOG_USEC", None)
         with trio.socket.socket(trio.socket.AF_UNIX, trio.socket.SOCK_DGRAM) as told:
             await told.bind(str(address))
             async with trio.open_nursery() as nursery:
-                process = await trio.lowlevel.open_process(
-                    [sys.executable, "-m", "rmq.broker", *self.arguments, *own],
-                    env=environment,
-                    stdin=None,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
+                with ExitStack() as ends:
+                    inherited: list[int] = []
+                    if member.kind == BROKER:
+                        line, end = new_line()
+                        nursery.start_soon(self.spread.serve, member.name, line)
+                        inherited = [ends.enter_context(end).fileno()]
+                        environment[LINE] = str(inherited[0])
+                    process = await trio.lowlevel.open_process(
+                        [sys.executable, "-m", MODULES[member.kind], *member.arguments, *own],
+                        env=environment,
+                        stdin=None,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        pass_fds=inherited,
+                    )
                 self.processes[member.name] = process
                 _pin(process.pid, member)
-                if self.stop.is_set():  # while it was being started
+                if stop.is_set():  # while it was being started
                     process.terminate()
                 nursery.start_soon(self._listen, member, told)
                 async with trio.open_nursery() as reading:
@@ -225,10 +292,12 @@ class Fleet:
         for process in list(self.processes.values()):
             process.send_signal(number)
 
-    async def end_at_stop(self) -> None:
-        """Have all of them end, together, when that is asked for."""
-        await self.stop.wait()
-        self.tell(signal.SIGTERM)
+    async def end_at(self, stop: trio.Event, members: Sequence[Member]) -> None:
+        """Have these end, together, when that is asked for."""
+        await stop.wait()
+        for member in members:
+            if (process := self.processes.get(member.name)) is not None:
+                process.terminate()
 
     async def page(self, asked: Asked) -> Answer:
         """The metrics of all that run. Each checks the token that the caller brings."""
@@ -296,25 +365,32 @@ async def _lines(stream: trio.abc.ReceiveStream | None, take: Callable[[str], No
         take(rest.decode("utf-8", "replace"))
 
 
-def main(count: int, arguments: list[str]) -> int:
-    """Run `count` brokers, each with these arguments of `rmq broker`, until SIGTERM or SIGINT; returns the
-    exit status: as of one broker, and 1 when one of them did not end cleanly."""
+def main(count: int, arguments: list[str], port: int = 0) -> int:
+    """Run `count` brokers, each with these arguments of `rmq broker`, and a name server when `port` is not 0,
+    until SIGTERM or SIGINT; returns the exit status: as of one broker, and 1 when one of them did not end
+    cleanly."""
     start_log()
     try:
-        config, store_config, _ = settings(parse(arguments))
+        config, store_config, tls = settings(parse(arguments))
         start_log(config)
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        return trio.run(_serve, members(count, config, store_config, cores), arguments, config)
+        beside = [name_server(port, config, store_config, tls)] if port else []
+        if port:
+            own = join_address(config.broker_ip1, port)
+            known = dict.fromkeys([own, *parse_addresses(config.namesrv_addr)])
+            arguments = [*arguments, "-n", ";".join(known)]
+        brokers = members(count, config, store_config, cores, arguments)
+        return trio.run(_serve, brokers, beside, config)
     except (RmqError, OSError) as error:
         fail(error)
 
 
-async def _serve(brokers: list[Member], arguments: list[str], config: BrokerConfig) -> int:
-    health, stop = Health(), trio.Event()
+async def _serve(brokers: list[Member], beside: list[Member], config: BrokerConfig) -> int:
+    health, stop, brokers_ended = Health(), trio.Event(), trio.Event()
     pages: dict[str, Page] = {}
     with tempfile.TemporaryDirectory(prefix="rmq-") as folder, bare_errors():
-        fleet = Fleet(arguments, health, pathlib.Path(folder), stop)
-        for member in brokers:
+        fleet = Fleet(health, pathlib.Path(folder), stop, Spread([member.name for member in brokers]))
+        for member in (*beside, *brokers):
             health.lacks(member.name, "it starts")
         pages["/metrics"] = pages["/"] = fleet.page
         parts = partial(_parts, fleet)
@@ -324,10 +400,16 @@ async def _serve(brokers: list[Member], arguments: list[str], config: BrokerConf
                 partial(obey, config, stop, reload=partial(fleet.tell, signal.SIGHUP), parts=parts)
             )
             watch.start_soon(tell_supervisor, health)
-            watch.start_soon(fleet.end_at_stop)
-            async with trio.open_nursery() as keeping:
-                for member in brokers:
-                    keeping.start_soon(fleet.keep, member)
+            watch.start_soon(fleet.end_at, stop, brokers)
+            watch.start_soon(fleet.end_at, brokers_ended, beside)
+            async with trio.open_nursery() as last:
+                for member in beside:
+                    last.start_soon(fleet.keep, member, brokers_ended)
+                await fleet.ready(beside)
+                async with trio.open_nursery() as keeping:
+                    for member in brokers:
+                        keeping.start_soon(fleet.keep, member, stop)
+                brokers_ended.set()
             watch.cancel_scope.cancel()
     return fleet.status
 

@@ -17,7 +17,8 @@ from rmq.errors import RmqError
 if TYPE_CHECKING:
     from rmq import embedded
 
-PROCESSES_MAX = 256
+PROCESSES, PROCESSES_MAX = "--processes", 256
+WITH_NAMESRV = "--with-namesrv"
 PASS_THROUGH = {"ignore_unknown_options": True, "allow_extra_args": True, "help_option_names": []}
 
 
@@ -34,14 +35,25 @@ def namesrv(arguments: tuple[str, ...]) -> None:
 
 
 def _run_several(arguments: list[str]) -> None:
-    """Runs as many brokers as the arguments say, if more than one, and ends with their status."""
-    place = arguments.index("--processes")
-    text = arguments[place + 1] if place + 1 < len(arguments) else ""
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= PROCESSES_MAX):
-        raise click.UsageError(f"--processes is followed by a number from 1 to {PROCESSES_MAX}")
+    """Runs as many brokers as the arguments say, and a name server where they say so, and ends with their
+    status."""
+    count = _taken(arguments, PROCESSES, PROCESSES_MAX)
+    port = _taken(arguments, WITH_NAMESRV, 65535)
     from rmq.cli import processes
 
-    sys.exit(processes.main(int(text), arguments[:place] + arguments[place + 2 :]))
+    sys.exit(processes.main(count or 1, arguments, port))
+
+
+def _taken(arguments: list[str], option: str, most: int) -> int:
+    """Take an option and its number out of the arguments; 0 when it is not there."""
+    if option not in arguments:
+        return 0
+    place = arguments.index(option)
+    text = arguments[place + 1] if place + 1 < len(arguments) else ""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise click.UsageError(f"{option} is followed by a number from 1 to {most}")
+    del arguments[place : place + 2]
+    return int(text)
 
 
 @click.command(context_settings=PASS_THROUGH)
@@ -62,8 +74,11 @@ def broker(context: click.Context, arguments: tuple[str, ...]) -> None:
         from rmq.cli.broker import operations
 
         echo(operations.get_help(click.Context(operations, parent=context.parent, info_name="broker")))
-        echo("\nWithout a command it runs a broker, with --processes N several as one service:\n")
-    if "--processes" in arguments:
+        echo(
+            "\nWithout a command it runs a broker, with --processes N several as one service, with\n"
+            "--with-namesrv PORT a name server beside them:\n"
+        )
+    if PROCESSES in arguments or WITH_NAMESRV in arguments:
         _run_several(list(arguments))
     _run_service("broker", arguments)
 

@@ -56,7 +56,7 @@ from rmq.remoting.loop import bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
-from rmq.remoting.signals import obey
+from rmq.remoting.signals import obey, stop_without_parent
 from rmq.remoting.tls import TlsConfig, certificate_end
 from rmq.remoting.upgrades import WebSocketAccess
 from rmq.store.disk import Disk
@@ -191,6 +191,7 @@ async def _until_signalled(config: NamesrvConfig, tls: TlsConfig, announce: Anno
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(partial(obey, config, stop, parts=health.text))
             nursery.start_soon(tell_supervisor, health)
+            nursery.start_soon(stop_without_parent, stop)
             announce(await nursery.start(partial(run, config, tls=tls, also=also, health=health)), also)
             await stop.wait()
             nursery.cancel_scope.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -17,6 +18,11 @@ from rmq.loglimit import LogConfig, reopen_log, write_dump
 STOP: Final = (signal.SIGTERM, signal.SIGINT)
 RELOAD: Final = tuple(getattr(signal, name) for name in ("SIGHUP",) if hasattr(signal, name))
 DUMP: Final = tuple(getattr(signal, name) for name in ("SIGUSR1", "SIGQUIT") if hasattr(signal, name))
+
+PARENT: Final = "RMQ_PARENT"
+"""In a server's environment: the id of the process that looks after it, without which it stops."""
+LOOK_SECONDS: Final = 0.5
+"""How often it looks for that one."""
 
 log = logging.getLogger("rmq.signals")
 
@@ -46,6 +52,16 @@ async def obey(
             else:
                 log.info("%s: stopping", name)
                 stop.set()
+
+
+async def stop_without_parent(stop: trio.Event) -> None:
+    """Set `stop` when the process that looks after us has gone: it would start another on the same port."""
+    parent = int(os.environ.get(PARENT, "0"))
+    while parent and not stop.is_set():
+        if os.getppid() != parent:
+            log.error("the process %d that looks after this one has gone: stopping", parent)
+            stop.set()
+        await trio.sleep(LOOK_SECONDS)
 
 
 def tasks_text() -> str:

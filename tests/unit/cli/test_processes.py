@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
+from typing import Any
 
+import click
 import pytest
+from click.testing import CliRunner
 
+import rmq.cli.broker as operations
 from rmq.broker.config import BrokerConfig
-from rmq.cli.processes import joined_metrics, members, relay
+from rmq.cli.processes import joined_metrics, members, name_server, relay
+from rmq.cli.services import broker
+from rmq.config import from_options, load_all
 from rmq.errors import ConfigError
+from rmq.namesrv.config import NamesrvConfig
+from rmq.remoting.tls import TlsConfig
 from rmq.store.config import StoreConfig
 
 
@@ -68,3 +77,73 @@ def test_lines_of_all_come_into_one_log_with_level_name_and_trace(caplog: pytest
         ("rmq.store", "ERROR", "[b-1] 100 % full", "a\nb"),
         ("rmq.broker", "INFO", "[b-0] no object", None),
     ]
+
+
+def test_the_name_server_beside_them_guards_itself_as_they_do() -> None:
+    config = BrokerConfig(
+        broker_name="b",
+        broker_ip1="10.0.0.7",
+        profile="secure",
+        cluster_secret_file="/etc/secret",
+        acl_enable=True,
+        acl_file="/etc/acl.yml",
+        plugins=("metrics",),
+        listen_port=10911,
+    )
+    tls = TlsConfig(tls_cert_path="/etc/cert.pem", tls_key_password="no option")
+
+    made = name_server(9877, config, StoreConfig(store_path_root_dir="/data"), tls)
+
+    options = [text for key, value in made.own.items() for text in ("--set", f"{key}={value}")]
+    loaded, its_tls = load_all((NamesrvConfig, TlsConfig), None, from_options(options[1::2]), made.secrets)
+    assert (made.name, made.kind, made.core) == ("b-namesrv", "name server", -1)
+    assert (loaded.listen_port, loaded.bind_address, loaded.plugins) == (9877, "0.0.0.0", ("metrics",))
+    assert (loaded.profile, loaded.cluster_secret_file) == ("secure", "/etc/secret")
+    assert (loaded.acl_enable, loaded.acl_file) == (True, "/etc/acl.yml")
+    assert loaded.kv_config_path == "/data/namesrv/kvConfig.json"
+    assert its_tls == tls
+    assert "no option" not in " ".join(options)  # which everybody on the machine can read
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--processes"], ["--processes", "0"], ["--processes", "2", "--with-namesrv"], ["--with-namesrv", "x"]],
+)
+def test_numbers_that_are_none_are_refused(arguments: list[str]) -> None:
+    result = CliRunner().invoke(broker, [*arguments])
+
+    assert result.exit_code == 2
+    assert "is followed by a number from 1 to" in result.output
+
+
+class Brokers:
+    """An administrator's view of a cluster of five."""
+
+    def __init__(self) -> None:
+        self.changed: list[tuple[str, dict[str, str]]] = []
+
+    async def cluster_info(self) -> Any:
+        return SimpleNamespace(broker_addr_table=dict.fromkeys(["b-0", "b-1", "b-10", "b-2", "c-0"]))
+
+    async def update_broker_config(self, changes: dict[str, str], *, broker: str) -> list[str]:
+        self.changed.append((broker, changes))
+        return [broker]
+
+
+async def test_a_pattern_stands_for_the_brokers_it_fits_which_are_all_told_before_one_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    admin: Any = Brokers()
+
+    async def emptied(admin: Any, broker: str, topic: str, seconds: float) -> str:
+        assert len(admin.changed) == 4
+        assert 0 < seconds <= 60
+        return "" if broker != "b-2" else "group g has 3 messages left"
+
+    monkeypatch.setattr(operations, "emptied", emptied)
+    names = await operations._named(admin, ["b-*", "b-0"])
+    assert names == ["b-0", "b-1", "b-2", "b-10"]
+    assert await operations._drain(admin, names, 60) == "b-2: group g has 3 messages left"
+    assert admin.changed == [(name, {"brokerPermission": "4"}) for name in names]
+    with pytest.raises(click.UsageError, match=r"no broker is called d-\*"):
+        await operations._named(admin, ["d-*"])

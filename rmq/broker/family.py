@@ -1,0 +1,180 @@
+"""The brokers of `rmq broker --processes` and the process that looks after them: a topic that a send makes at
+one of them is made at all, so that its messages go to all cores and not only to that of the first send.
+
+Each broker has a line to that process, a socket of which both ends are made before the broker is started.
+Over it come lines, each a word and JSON: `made TOPIC` from the broker whose send made it, `make TOPIC` to the
+others, and `has "NAME"` when one of these has saved it. One that is away meanwhile is told when it is back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import socket
+from collections.abc import AsyncIterator, Iterable, MutableMapping
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from rmq.errors import RemoteProtocolError
+from rmq.protocol.bodies import TopicConfig
+from rmq.remoting.loop import Alarm
+
+if TYPE_CHECKING:
+    from rmq.broker.broker import Broker
+
+LINE: Final = "RMQ_BROKER_FAMILY"
+"""In a broker's environment: the descriptor of its end of the line."""
+SAVED_SECONDS: Final = 0.1
+"""How often it is looked whether topics have been saved."""
+CHUNK_BYTES: Final = 1 << 16
+
+log = logging.getLogger("rmq.family")
+
+
+def line_of(environment: MutableMapping[str, str]) -> trio.SocketStream | None:
+    """The end of the line that a broker was given; None without one."""
+    number = environment.pop(LINE, "")
+    if not number:
+        return None
+    os.set_inheritable(int(number), False)
+    return _stream(socket.socket(fileno=int(number)))
+
+
+def new_line() -> tuple[trio.SocketStream, socket.socket]:
+    """Our end of a line, and the one that a broker shall inherit. Raises OSError."""
+    ours, theirs = socket.socketpair()
+    return _stream(ours), theirs
+
+
+def _stream(end: socket.socket) -> trio.SocketStream:
+    return trio.SocketStream(trio.socket.from_stdlib_socket(end))
+
+
+async def _lines(stream: trio.SocketStream) -> AsyncIterator[tuple[str, bytes]]:
+    """Word and text of each line, until the other side has gone."""
+    rest = b""
+    while True:
+        try:
+            piece = await stream.receive_some(CHUNK_BYTES)
+        except trio.BrokenResourceError:
+            return
+        if not piece:
+            return
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            word, _, text = line.partition(b" ")
+            yield word.decode(), text
+
+
+class Sibling:
+    """A broker's end: `join` the broker that is open, `run` for as long as it lives."""
+
+    def __init__(self, stream: trio.SocketStream) -> None:
+        self._stream = stream
+        self._broker: Broker | None = None
+        self._is_open = trio.Event()
+        self._alarm = Alarm()
+        self._made: list[bytes] = []
+        self._adopted: set[str] = set()
+
+    def join(self, broker: Broker) -> None:
+        """This is the broker from now on."""
+        self._broker = broker
+        broker.topics.on_made = self._on_made
+        self._is_open.set()
+
+    async def run(self) -> None:
+        """Tell the others what is made here, and make what they tell. Ends when the line does."""
+        await self._is_open.wait()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell)
+            async for word, text in _lines(self._stream):
+                if word == "make":
+                    self._make(text)
+            nursery.cancel_scope.cancel()
+
+    def _on_made(self, topic: TopicConfig) -> None:
+        self._made.append(topic.to_json())
+        self._alarm.ring()
+
+    def _make(self, text: bytes) -> None:
+        assert self._broker is not None
+        try:
+            topic = TopicConfig.from_json(text)
+        except RemoteProtocolError as error:
+            log.error("a topic of another broker of this service is not made: %s", error)
+            return
+        if not self._broker.is_slave:  # whose topics are its master's
+            self._broker.topics.adopt(topic)
+            if self._broker.wake.new_topics is not None:
+                self._broker.wake.new_topics()
+        self._adopted.add(topic.topic_name)
+        self._alarm.ring()
+
+    async def _tell(self) -> None:
+        while True:
+            waits = trio.current_time() + SAVED_SECONDS if self._adopted else math.inf
+            await self._alarm.wait(waits)
+            assert self._broker is not None
+            made, self._made = self._made, []
+            saved = self._adopted - self._broker.topics.unsaved.keys()
+            self._adopted -= saved
+            lines = [b"made %b\n" % text for text in made]
+            lines += [b"has %b\n" % json.dumps(name).encode() for name in saved]
+            if not await _sent(self._stream, lines):
+                return
+
+
+class Spread:
+    """The other end of the lines to all brokers: which topics each of them is still to be told of."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._missing: dict[str, dict[str, bytes]] = {name: {} for name in names}
+        self._alarms = {name: Alarm() for name in self._missing}
+
+    def missing(self, name: str) -> list[str]:
+        """The topics that this broker has not yet said to have saved."""
+        return list(self._missing[name])
+
+    async def serve(self, name: str, stream: trio.SocketStream) -> None:
+        """Take and tell over the line of one broker, which has just been started, until it ends."""
+        async with stream, trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell, name, stream)
+            async for word, text in _lines(stream):
+                if word == "made":
+                    self._made(name, text)
+                elif word == "has":
+                    self._missing[name].pop(json.loads(text), None)
+            nursery.cancel_scope.cancel()
+
+    def _made(self, name: str, text: bytes) -> None:
+        topic = json.loads(text)["topicName"]
+        for other, missing in self._missing.items():
+            if other != name:
+                missing[topic] = text
+                self._alarms[other].ring()
+
+    async def _tell(self, name: str, stream: trio.SocketStream) -> None:
+        told: dict[str, bytes] = {}
+        self._alarms[name].ring()
+        while True:
+            await self._alarms[name].wait()
+            missing = self._missing[name]
+            told = {topic: text for topic, text in told.items() if topic in missing}
+            new = {topic: text for topic, text in missing.items() if topic not in told}
+            told |= new
+            if not await _sent(stream, [b"make %b\n" % text for text in new.values()]):
+                return
+
+
+async def _sent(stream: trio.SocketStream, lines: list[bytes]) -> bool:
+    """Whether the line still stands."""
+    if lines:
+        try:
+            await stream.send_all(b"".join(lines))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+    return True
