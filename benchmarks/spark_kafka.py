@@ -31,6 +31,7 @@ from rmq.spark import session
 from tests.interop.rocketmq import Processes
 
 WARM, ROUNDS = 2, 7
+KEEPS = {"idempotentSendKeepTime": "3600000"}
 WRITTEN = 200_000
 SEVEN = (
     "keys string, body binary, topic string, queueId int, queueOffset bigint, storeTimestamp timestamp,"
@@ -76,7 +77,8 @@ def ways(
     other = spark.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", "Bench")
     frame = made(spark, WRITTEN)
     kafka_sink = as_kafka(frame).write.format("kafka").option("kafka.bootstrap.servers", address)
-    sink = frame.write.format("rmq").options(nameServer=names, topic="Written").mode("append")
+    sink = frame.write.format("rmq").options(nameServer=names, topic="Written", exactlyOnce="false")
+    once = frame.write.format("rmq").options(nameServer=names, topic="Written", exactlyOnce="auto")
     whole = spark.read.format("rmq").options(nameServer=names, topic="Bench")
     bodiless = spark.read.format("rmq").options(nameServer=names, topic="Bench", columns="queueOffset")
     plain, headed = other.load(), other.option("includeHeaders", "true").load()
@@ -94,7 +96,8 @@ def ways(
         "Kafka, count()": Way(lambda: counted(plain, rows), theirs, rows),
         "rmq, count()": Way(lambda: counted(bodiless.load(), rows), ours, rows, "Kafka, count()"),
         "Kafka, write": Way(kafka_sink.option("topic", "Written").save, theirs, WRITTEN),
-        "rmq, write": Way(sink.save, ours, WRITTEN, "Kafka, write"),
+        "rmq, write": Way(sink.mode("append").save, ours, WRITTEN, "Kafka, write"),
+        "rmq, write once": Way(once.mode("append").save, ours, WRITTEN, "Kafka, write"),
     }
 
 
@@ -149,7 +152,7 @@ def main() -> None:
     try:
         with kafka(given.kafka) as address, Processes(cast(Any, None), folder) as processes:
             names = processes.rmq_namesrv()
-            broker = processes.rmq_broker(names, folder / "store", **SETTINGS)
+            broker = processes.rmq_broker(names, folder / "store", **SETTINGS, **KEEPS)
             spark = session("beside Kafka", master="local[2]", settings=settings)
             load = os.getloadavg()[0]
             print(f"Spark {spark.version}, {given.rows} rows, load of this machine {load:.1f}", flush=True)

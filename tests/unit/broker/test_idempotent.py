@@ -241,8 +241,17 @@ def test_a_copy_of_a_message_does_not_count() -> None:
 def test_a_forged_property_replaces_nothing() -> None:
     broker = rig()
     first = places(broker.one(numbered(0, 3)))
-    broker.one(send(properties="IDEMPOTENT_SEND\x01Orders 0 1 0 3 run/0/5\x02UNIQ_KEY\x01A"))
-    broker.one(send(properties="IDEMPOTENT_SEND\x01Orders 0 x 0 3 run/0/5\x02UNIQ_KEY\x01A"))
+    for forged in (
+        "0 1 0 3",
+        "0 x 0 3",
+        "0 -1 0 3",
+        "-1 0 0 3",
+        "0 0 -1 3",
+        f"0 {10**30} 0 3",
+        f"0 0 0 {10**30}",
+    ):
+        properties = f"IDEMPOTENT_SEND\x01Orders {forged} run/0/5\x02UNIQ_KEY\x01A"
+        assert broker.one(send(properties=properties)).code == ResponseCode.SUCCESS
     assert places(restarted(broker).one(numbered(0, 3))) == first
 
 
