@@ -49,6 +49,7 @@ _SPARE: Final = 1000
 
 _MARK: Final = f"{PROPERTY_IDEMPOTENT_SEND}\x01".encode()
 _SIZES: Final = Struct(">iiiii")
+_SIZE: Final = Struct(">i")
 _LENGTH: Final = Struct(">h")
 
 
@@ -144,6 +145,38 @@ def _age(sent: Sent) -> int:
     return sent.stored_ms
 
 
+@frozen
+class Pieces:
+    """The messages of a batch as they lie in it: `edges` are where each begins, and the end."""
+
+    body: bytes
+    edges: list[int]
+
+    @classmethod
+    def of(cls, body: bytes) -> Pieces:
+        """Raises ResponseError for what is no batch. Most batches are looked at no closer here."""
+        edges, at, end, size_at = [0], 0, len(body), _SIZE.unpack_from
+        while at + _SIZE.size <= end:
+            (size,) = size_at(body, at)
+            if size < _SIZES.size + 2:
+                break
+            at += size
+            edges.append(at)
+        if at != end:
+            raise _illegal(f"the message before byte {at} of a batch has inconsistent lengths")
+        if not body:
+            raise _illegal("the batch has no message")
+        return cls(body, edges)
+
+    def part(self, first: int, end: int) -> bytes:
+        """The messages from `first` to before `end`."""
+        return self.body[self.edges[first] : self.edges[end]]
+
+    def one(self, number: int) -> bytes:
+        """One message."""
+        return self.part(number, number + 1)
+
+
 class IdempotentSends:
     """Handles IDEMPOTENT_SEND, while the setting idempotentSendKeepTime is not 0.
 
@@ -181,8 +214,8 @@ class IdempotentSends:
         if not keep_ms:
             raise unsupported(request)
         header = request.read(SendMessageRequestHeader)
-        pieces = _pieces(request.body)
-        asked = _asked(request, header, len(pieces))
+        pieces = Pieces.of(request.body)
+        asked = _asked(request, header, len(pieces.edges) - 1)
         # What earlier requests have put can be read then, and the same batch may be among it.
         self._commit_pending()
         self._read_log(now - keep_ms)
@@ -193,7 +226,7 @@ class IdempotentSends:
             return
         for first, end in _gaps(asked, known):
             part = evolve(asked, first=first, count=end - first)
-            body = b"".join(pieces[first - asked.first : end - asked.first])
+            body = pieces.part(first - asked.first, end - asked.first)
             one = Command(request.code, request.opaque, request.flag | FLAG_ONEWAY, request.ext, body)
             one.header = header
             self._store_new(one, connection, now, part)
@@ -231,7 +264,7 @@ class IdempotentSends:
 
     # ---- what is known ----
 
-    def _known(self, asked: Sent, pieces: list[bytes]) -> list[Sent]:
+    def _known(self, asked: Sent, pieces: Pieces) -> list[Sent]:
         """What is stored of these messages. Raises ResponseError when others have their numbers."""
         known = []
         for sent in self.table.among(asked.topic, asked.producer, asked.first, asked.end):
@@ -251,10 +284,10 @@ class IdempotentSends:
         unit = self._store.unit(sent.topic, sent.queue_id, sent.queue_offset + number)
         return None if unit is None else self._store.read(unit[0])
 
-    def _compare(self, sent: Sent, asked: Sent, pieces: list[bytes]) -> None:
+    def _compare(self, sent: Sent, asked: Sent, pieces: Pieces) -> None:
         for number in range(max(sent.first, asked.first), min(sent.end, asked.end)):
             record = self._record(sent, number - sent.first)
-            body, properties = _body_and_properties(pieces[number - asked.first])
+            body, properties = _body_and_properties(pieces.one(number - asked.first))
             if record is None or not _is_same(record, body, properties):
                 raise for_code(
                     ResponseCode.MESSAGE_ILLEGAL,
@@ -367,20 +400,6 @@ def _gaps(asked: Sent, known: list[Sent]) -> list[tuple[int, int]]:
 
 def _illegal(what: str) -> ResponseError:
     return for_code(ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: {what}.")
-
-
-def _pieces(body: bytes) -> list[bytes]:
-    """The messages of a batch as they lie in it. Raises ResponseError for what is no batch."""
-    found, at = [], 0
-    while at < len(body):
-        size = int.from_bytes(body[at : at + 4], "big", signed=True)
-        if size < _SIZES.size + 2 or at + size > len(body):
-            raise _illegal(f"the message at byte {at} of a batch has inconsistent lengths")
-        found.append(body[at : at + size])
-        at += size
-    if not found:
-        raise _illegal("the batch has no message")
-    return found
 
 
 def _body_and_properties(piece: bytes) -> tuple[bytes, bytes]:
