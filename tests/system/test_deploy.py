@@ -27,20 +27,33 @@ from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.tables import drain
 from rmq.config import describe
+from rmq.metrics import Metric
 from rmq.namesrv import __main__ as namesrv
 from rmq.namesrv.config import NamesrvConfig
+from rmq.namesrv.handlers import NameServer
+from rmq.namesrv.host import PluginHost as NamesrvHost
+from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.store.config import StoreConfig
 from tests.system.containers import DEPLOY, SHARED, USER, dockerfile, image_environment, python_of_others
 from tests.unit.broker.rig import Rig
 
+DASHBOARDS = sorted(DEPLOY.glob("grafana/*.json"))
 COMPOSE = sorted(DEPLOY.glob("compose/*.yaml"))
 SERVICES = {"broker": broker, "namesrv": namesrv}
 
 
+def metrics() -> list[Metric]:
+    """Those of a broker and of a name server."""
+    server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
+    return [
+        *MetricsPlugin({}, PluginHost(Rig().broker)).metrics(),
+        *MetricsPlugin({}, NamesrvHost(server, lambda: 0)).metrics(),
+    ]
+
+
 def metric_names() -> set[str]:
-    """All that a scrape of a broker may show, as Prometheus knows it."""
-    plugin = MetricsPlugin({}, PluginHost(Rig().broker))
-    text = drain(text_of(plugin.metrics())) + ProcessMetrics().text()
+    """All that a scrape of a broker or a name server may show, as Prometheus knows it."""
+    text = drain(text_of(metrics())) + ProcessMetrics().text()
     names = set(re.findall(r"^# TYPE (\S+)", text.decode(), re.MULTILINE))
     return names | {f"{name}{end}" for name in names for end in ("_bucket", "_sum", "_count")}
 
@@ -50,9 +63,10 @@ def expressions() -> Iterator[tuple[str, str]]:
     for group in yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())["groups"]:
         for rule in group["rules"]:
             yield rule["alert"], rule["expr"]
-    for panel in json.loads((DEPLOY / "grafana" / "rmq.json").read_text())["panels"]:
-        for target in panel["targets"]:
-            yield panel["title"], target["expr"]
+    for file in DASHBOARDS:
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel["targets"]:
+                yield f"{file.stem}: {panel['title']}", target["expr"]
 
 
 def test_alerts_and_dashboards_name_metrics_that_there_are() -> None:
@@ -65,12 +79,24 @@ def test_alerts_and_dashboards_name_metrics_that_there_are() -> None:
 
 
 def test_labels_in_expressions_are_those_of_the_metrics() -> None:
-    plugin = MetricsPlugin({}, PluginHost(Rig().broker))
-    labels = {metric.name: {*metric.labels, "instance", "job", "le"} for metric in plugin.metrics()}
+    labels: dict[str, set[str]] = {}
+    for metric in metrics():
+        labels.setdefault(metric.name, {"instance", "job", "le"}).update(metric.labels)
     for where, expression in expressions():
         for name, matchers in re.findall(r"\brmq_(\w+)\{([^}]*)\}", expression):
             base = re.sub(r"_(total|bucket|sum|count)$", "", name)
             assert set(re.findall(r"(\w+)=~?\"", matchers)) <= labels[base], where
+
+
+def test_dashboards_have_ids_of_their_own_and_the_variables_that_they_use() -> None:
+    tables = [json.loads(file.read_text()) for file in DASHBOARDS]
+    assert len({table["uid"] for table in tables}) == len(tables) == 3
+    for table in tables:
+        ids = [panel["id"] for panel in table["panels"]]
+        places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in table["panels"]]
+        assert len(set(ids)) == len(set(places)) == len(ids)
+        used = set(re.findall(r"\$\{?(\w+)", json.dumps(table["panels"])))
+        assert used == {variable["name"] for variable in table["templating"]["list"]}
 
 
 def test_every_alert_says_how_bad_and_what() -> None:
