@@ -109,6 +109,9 @@ class Control:
         self._cluster = config.broker_cluster_name
         self._is_founder = is_founder
         self.replica: Replica | None = None
+        self.leaves = False
+        """It stops."""
+        self._hands_over = 0  # the epoch in which another is wanted as master
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
         self.flushed: Callable[[], int] = lambda: self._flushed
@@ -136,13 +139,22 @@ class Control:
         replica = self._replica
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
-        return Heartbeat(self._name, replica.number, self._file.incarnation, epoch, self._flushed)
+        return Heartbeat(
+            self._name,
+            replica.number,
+            self._file.incarnation,
+            epoch,
+            self._flushed,
+            resigned=replica.has_resigned and epoch == replica.epoch,
+            leaving=self.leaves,
+        )
 
     def heard(self, answer: Answer, asked_at: float) -> None:
         """Take the answer to a heartbeat that was sent at `asked_at`."""
         if answer.broker_set is None:
             return
         self._tell(answer.broker_set)
+        self._hands_over = answer.broker_set.epoch if answer.hands_over else 0
         if answer.is_leased:
             self._replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
 
@@ -266,6 +278,15 @@ class Control:
         at, end = (self._clock(), reach + 1) if had is None else had
         replica.report(number, replica.epoch, reach, end, at)
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether another is wanted as master of the epoch that this broker leads."""
+        return self._hands_over == self._replica.epoch and self.is_elected
+
+    def resign(self) -> None:
+        """Act no more in this epoch; the next heartbeat says so."""
+        self._replica.resign()
+
     def may_act(self) -> bool:
         """Whether this broker is the master now, with a lease."""
         return self._replica.is_master(self._clock())
@@ -273,6 +294,8 @@ class Control:
     def refusal(self) -> str:
         """Why no message is taken now; empty when there is no reason here."""
         known = self._replica.broker_set
+        if known is not None and self.hands_over:
+            return "this master hands over to another replica"
         if not self.may_act() or known is None:
             return "this master has no lease of the controllers, another may be elected"
         if len(known.in_sync) < self._least:

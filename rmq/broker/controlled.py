@@ -54,7 +54,20 @@ log = logging.getLogger("rmq.broker")
 
 BEAT_SECONDS: Final = 0.3
 """Between two heartbeats."""
+HAND_OVER_SECONDS: Final = 0.02
+"""The same while a master hands over: its messages wait for the next one."""
 ASK_SECONDS: Final = 1.0
+LEAVE_SECONDS: Final = 1.0
+"""For so long a master that stops tries to tell controllers: without it they wait for its lease to end."""
+ASKING_ERRORS: Final = (
+    NotLeader,
+    ResponseError,
+    RemoteProtocolError,
+    ConnectFailed,
+    ConnectionLost,
+    RequestTimeout,
+)
+"""What may go wrong with a question: it is asked again."""
 COMPLAIN_SECONDS: Final = 10.0
 
 
@@ -167,6 +180,8 @@ class _Controlled:
                 is_first = is_first and not addresses
             if is_first:
                 task_status.started([])
+            if self._led:
+                await self._leave()
             nursery.cancel_scope.cancel()
 
     async def _until(self, stop: Stop) -> None:
@@ -244,11 +259,10 @@ class _Controlled:
                     await self._register()
                 else:
                     await self._say()
-            except (NotLeader, ResponseError, RemoteProtocolError, ConnectFailed) as error:
+            except ASKING_ERRORS as error:
                 self._complain(str(error))
-            except (ConnectionLost, RequestTimeout) as error:
-                self._complain(str(error))
-            await self._beat.wait(anyio.current_time() + BEAT_SECONDS)
+            pause = HAND_OVER_SECONDS if self._control.number and self._control.hands_over else BEAT_SECONDS
+            await self._beat.wait(anyio.current_time() + pause)
 
     async def _register(self) -> None:
         refusal = self._control.registered(await self._ask(self._control.register()))
@@ -268,10 +282,35 @@ class _Controlled:
         control.heard(answer, asked_at)
         self._look()
         if self._led and self._broker is not None:
+            if control.hands_over:
+                self._hand_over(self._broker)
+                return
             change = control.change()
             if change is not None:
                 control.altered(await self._ask(change))
                 self._look()
+
+    async def _leave(self) -> None:
+        """A master has stopped: another may be elected at once, which need not wait for this one."""
+        self._control.resign()
+        self._control.leaves = True
+        with anyio.move_on_after(LEAVE_SECONDS, shield=True):
+            while True:
+                try:
+                    await self._ask(self._control.heartbeat())
+                except ASKING_ERRORS as error:
+                    log.info("%s: the controllers are not told yet: %s", self._config.broker_name, error)
+                    await anyio.sleep(BEAT_SECONDS / 3)
+                else:
+                    break
+
+    def _hand_over(self, broker: Broker) -> None:
+        """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
+        are refused since this was asked for."""
+        broker.flow.look_again()
+        if self._control.may_act() and self._control.safe_offset() >= broker.store.max_physical_offset:
+            broker.acknowledgement.replicas.acknowledged()
+            self._control.resign()
 
     def _look(self) -> None:
         """Do what the set as it is known now asks for."""

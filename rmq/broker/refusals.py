@@ -79,16 +79,17 @@ class FlowControl:
         self._round_ms = 0.0  # how long the last round of the loop took
         self._long_rounds = 0  # how many in a row were too long
         self._well_at = -LOOK_MS  # when all was well, in ms of wall time
-        settings.derive(self._look_again)
+        settings.derive(self.look_again)
         if store.config.broker_role is BrokerRole.SLAVE:
             self.close("this broker is a slave; send to its master")
 
     def close(self, reason: str) -> None:
         """Refuse messages from now on, so that their producers go elsewhere."""
         self._closed = unavailable(reason)
-        self._look_again()
+        self.look_again()
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
+        """What was looked at a moment ago does not hold any more."""
         self._well_at = -LOOK_MS
         self._capacity = self._settings.broker.send_thread_pool_queue_capacity
 
@@ -98,7 +99,7 @@ class FlowControl:
             log.warning("a write took %.0f ms", seconds * 1000)
             self._busy_until = self._clock() + min(seconds, BUSY_SECONDS_MAX)
             self._busy_ms = seconds * 1000
-            self._look_again()
+            self.look_again()
 
     def round_took(self, seconds: float) -> bool:
         """A round of the event loop, in which each connection is served once, took so long; whether the next
@@ -116,7 +117,7 @@ class FlowControl:
         is_long = self._round_ms > (limit / 2 if refusing else limit)
         self._long_rounds = self._long_rounds + 1 if is_long else 0
         if self._long_rounds == LONG_ROUNDS:
-            self._look_again()
+            self.look_again()
             log.warning(
                 "the broker is overloaded: sends would wait for %.0f ms and are refused", self._round_ms
             )

@@ -1,4 +1,4 @@
-"""`rmq broker status|config|clean|...`: look after brokers that run."""
+"""`rmq broker status|config|handover|...`: look after brokers that run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rmq.cli.controller import CONTROLLERS, hand_over
 from rmq.cli.output import Format, clock_text, echo, output_option, refuse, show
 from rmq.cli.placement import emptied
-from rmq.cli.target import Target, confirm, part_options, report_done, run_admin, target_options, yes_option
+from rmq.cli.target import (
+    Target,
+    confirm,
+    part_options,
+    report_done,
+    run,
+    run_admin,
+    target_options,
+    yes_option,
+)
 from rmq.cli.values import as_duration, pairs
 
 if TYPE_CHECKING:
@@ -171,6 +181,26 @@ def undrain(target: Target, brokers: tuple[str, ...]) -> None:
         ]
 
     report_done(f"{' '.join(brokers)}: messages are taken again", run_admin(target, work))
+
+
+@operations.command()
+@BROKER
+@click.option("--to", "number", type=click.IntRange(1), help="The replica; else the fullest in sync.")
+@click.option(
+    "--timeout", callback=as_duration, default="30s", show_default=True, help="How long to wait at most."
+)
+@CONTROLLERS
+@target_options
+def handover(target: Target, broker: str, number: int | None, timeout: int, controllers: str) -> None:
+    """Have another replica in sync as the master of BROKER, a set under controllers, and wait for it.
+
+    The master takes no more messages, hands over when all that it took is in sync, and follows then. Sends
+    wait for the new master, mostly less than a second, and go on there; none is lost.
+    """
+    done, text = run(hand_over, target, controllers, broker, number or 0, timeout / 1000)
+    if not done:
+        refuse(text)
+    echo(text)
 
 
 def _is_pattern(broker: str) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+import anyio
 import click
 
 from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, refuse, show
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from rmq.remoting.pool import Pool
 
 SECONDS: Final = 5.0
+LOOK_SECONDS: Final = 0.1
+"""Between two looks at who is master."""
 CONTROLLERS: Final = click.option(
     "--controllers",
     envvar="RMQ_CONTROLLERS",
@@ -109,6 +113,52 @@ def remove(target: Target, broker: str, number: int, controllers: str, yes: bool
     confirm(yes, f"Forget replica {number} of {broker}?")
     _operate(target, controllers, Remove(broker, number))
     echo(f"{broker} {number} is removed")
+
+
+async def hand_over(
+    target: Target, controllers: str, broker: str, number: int, seconds: float
+) -> tuple[bool, str]:
+    """Have another replica in sync as master of a set, `number` or, if that is 0, the one with the longest
+    log, and wait for it. Returns whether it is so, and what was done or why not."""
+    from rmq.controller.controller import Want
+
+    before, why = await _set(target, controllers, broker)
+    if before is None:
+        return False, why
+    if not number:
+        ready = [
+            one
+            for one in before["replicas"]
+            if one["number"] in before["inSync"] and one["number"] != before["master"] and one["lives"]
+        ]
+        if not ready:
+            return False, f"no other replica of {broker} is in sync and lives; see `rmq controller status`"
+        number = max(ready, key=lambda one: one["reach"] or 0)["number"]
+    if number == before["master"]:
+        return True, f"{broker} {number} is the master already, in epoch {before['epoch']}"
+    answer = await _asked(target, controllers, Want(broker, number))
+    if answer.refusal:
+        return False, answer.refusal
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
+        now, _ = await _set(target, controllers, broker)
+        if now is not None and now["epoch"] > before["epoch"] and now["master"]:
+            master, epoch, took = now["master"], now["epoch"], time.monotonic() - began
+            return master == number, f"{broker} {master} is the master in epoch {epoch}, after {took:.1f} s"
+        await anyio.sleep(LOOK_SECONDS)
+    return False, f"{broker} {number} is not the master after {seconds:g} s; see `rmq controller status`"
+
+
+async def _set(target: Target, controllers: str, broker: str) -> tuple[dict[str, Any] | None, str]:
+    """What the controller that leads knows of a set, or why there is nothing."""
+    states = await _status(target, controllers)
+    leading = next((one for one in states if one.get("leading")), None)
+    if leading is None:
+        each = "; ".join(f"{one['address']}: {one.get('error') or 'it does not lead'}" for one in states)
+        return None, f"no controller leads ({each})"
+    known: dict[str, dict[str, Any]] = {one["name"]: one for one in leading["sets"]}
+    names = ", ".join(sorted(known)) or "none"
+    return known.get(broker), f"the controllers know no broker set {broker}; they know: {names}"
 
 
 def _operate(target: Target, controllers: str, question: Question) -> None:

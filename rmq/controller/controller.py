@@ -32,13 +32,15 @@ class Want:
 @frozen
 class Answer:
     """`broker_set` as it is, when there is one; `refusal` says why nothing was done. To a heartbeat
-    `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift."""
+    `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift.
+    `hands_over`: it is the master, and another is wanted; it may resign before its last lease is over."""
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
     number: int = 0
     is_leased: bool = False
     lease_s: float = 0.0
+    hands_over: bool = False
 
 
 Question = Heartbeat | Register | AlterInSync | Remove | Want
@@ -113,7 +115,8 @@ class Controller:
         if known is None:
             return Answer(f"there is no broker set {heartbeat.name}: register")
         is_leased = self.elections.hear(heartbeat, known, now)
-        return Answer("", known, heartbeat.number, is_leased, self.elections.lease_s)
+        hands_over = known.master == heartbeat.number and self.elections.is_wanted_away(known)
+        return Answer("", known, heartbeat.number, is_leased, self.elections.lease_s, hands_over)
 
     def _wanted(self, want: Want, now: float) -> Answer:
         known = self.sets.sets.get(want.name)

@@ -25,13 +25,16 @@ log = logging.getLogger("rmq.controller")
 @frozen
 class Heartbeat:
     """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
-    is flushed."""
+    is flushed. A master that `resigned` acts no more in its epoch, whatever it is answered: another epoch may
+    begin at once. One that is `leaving` stops: others need not wait for it."""
 
     name: str
     number: int
     incarnation: int
     epoch: int = 0
     reach: int = 0
+    resigned: bool = False
+    leaving: bool = False
 
 
 class Elections:
@@ -64,6 +67,9 @@ class Elections:
         self._heard[broker_set.name, heartbeat.number] = now, heartbeat
         is_master = broker_set.master == heartbeat.number and broker_set.epoch == heartbeat.epoch
         is_ending = self._ending.get(broker_set.name) == (broker_set.epoch, broker_set.version)
+        if is_master and heartbeat.resigned:
+            self._leased[broker_set.name] = now
+            return False
         if not is_master or is_ending or self._wants(broker_set) != NOBODY:
             return False
         self._leased[broker_set.name] = now + self.lease_s
@@ -71,8 +77,13 @@ class Elections:
 
     def want(self, broker_set: BrokerSet, number: int) -> None:
         """A replica shall be the next master: the present one gets no lease any more, and is followed when
-        its last one is over. Given up when the wanted one is not in sync or does not live by then."""
+        it resigned or its last one is over. Given up when the wanted one is not in sync or does not live by
+        then."""
         self._wanted[broker_set.name] = broker_set.epoch, number
+
+    def is_wanted_away(self, broker_set: BrokerSet) -> bool:
+        """Whether another replica than the present master shall be master."""
+        return self._wants(broker_set) != NOBODY
 
     def _wants(self, broker_set: BrokerSet) -> int:
         epoch, number = self._wanted.get(broker_set.name, (0, NOBODY))
@@ -113,11 +124,14 @@ class Elections:
         name = broker_set.name
         living = [number for number in broker_set.replicas if self.lives(name, number, now)]
         in_sync = [number for number in broker_set.in_sync if number in living]
+        in_sync = [number for number in in_sync if not self._heard[name, number][1].leaving] or in_sync
         wanted = self._wants(broker_set)
         self._wanted.pop(name, None)
         if wanted in in_sync:
             return self._elect(broker_set, wanted, in_sync)
-        if broker_set.master in living:
+        if self._has_resigned(broker_set):
+            in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
+        elif broker_set.master in living:
             return None  # it lost its lease and is back: the next heartbeat renews it
         if in_sync:
             return self._elect(broker_set, self._best(name, in_sync), in_sync)
@@ -126,6 +140,10 @@ class Elections:
             log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
             return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)
         return None
+
+    def _has_resigned(self, broker_set: BrokerSet) -> bool:
+        heard = self._heard.get((broker_set.name, broker_set.master))
+        return heard is not None and heard[1].resigned and heard[1].epoch == broker_set.epoch
 
     def _elect(self, broker_set: BrokerSet, master: int, in_sync: list[int]) -> Elect:
         return Elect(broker_set.name, broker_set.epoch, broker_set.version, master, tuple(in_sync))

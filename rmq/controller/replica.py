@@ -41,6 +41,7 @@ class Replica:
         self._drift = drift
         self._lag_s = lag_s
         self._lease_until = -math.inf
+        self.has_resigned = False
         self._reach: dict[int, int] = {}
         self._caught_up_at: dict[int, float] = {}
         self._proposed: set[tuple[int, ...]] = set()
@@ -60,8 +61,12 @@ class Replica:
 
     def lease(self, epoch: int, asked_at: float, lease_s: float) -> None:
         """The controllers let this replica act as master of an epoch, as an answer to what was asked then."""
-        if epoch == self.epoch:
+        if epoch == self.epoch and not self.has_resigned:
             self._lease_until = max(self._lease_until, asked_at + lease_s * (1 - self._drift))
+
+    def resign(self) -> None:
+        """Act no more in this epoch, whatever the controllers answer, before they are told so."""
+        self.has_resigned, self._lease_until = True, -math.inf
 
     # ---- roles ----
 
@@ -70,7 +75,7 @@ class Replica:
         before it asks for the lease."""
         assert self.broker_set is not None, "no set is known"
         self.epoch, self.epochs = epoch, begun(self.epochs, epoch, end)
-        self._lease_until = -math.inf
+        self._lease_until, self.has_resigned = -math.inf, False
         self._reach, self._proposed = {}, set()
         self._caught_up_at = dict.fromkeys(self.broker_set.in_sync, now)
 
@@ -78,7 +83,7 @@ class Replica:
         """Follow the master of an epoch, whose epochs these are, with a log that was cut to the common end,
         on the disk too: it is a part of the master's then, whatever of it a crash takes."""
         self.epoch, self.epochs = epoch, epochs
-        self._lease_until = -math.inf
+        self._lease_until, self.has_resigned = -math.inf, False
 
     def is_master(self, now: float) -> bool:
         """Whether it may take and acknowledge messages now."""

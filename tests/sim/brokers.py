@@ -27,6 +27,9 @@ from rmq.client.client import Client
 from rmq.client.producer import Producer
 from rmq.controller import service as controller_service
 from rmq.controller.config import ControllerConfig
+from rmq.controller.controller import Want
+from rmq.controller.raft import NotLeader
+from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError
 from rmq.message import Message
 from rmq.protocol.codes import CONTROLLER_STATUS
@@ -164,6 +167,16 @@ class Set:
                         sets: dict[str, Any] = found["sets"][0]
                         return sets
                 await trio.sleep(0.1)
+
+    async def want(self, number: int) -> bool:
+        """Ask for a replica as the next master; whether the controllers take it."""
+        for address in CONTROLLERS:
+            try:
+                response = await self.pool.call(address, request_of(Want("s", number)), 5)
+                return not answer_of(response).refusal
+            except (NotLeader, RmqError):
+                pass
+        return False
 
     async def until(self, **wanted: Any) -> dict[str, Any]:
         with trio.fail_after(60):
@@ -311,7 +324,9 @@ class BrokerSimulation:
         acting = found.acting()
         # The master is struck more often than others.
         node = self.chance.choice(acting if acting and self.chance.random() < 0.6 else found.nodes)
-        deed = self.chance.choice(("power", "power", "apart", "away", "stop", "heal", "slow", "restart"))
+        deed = self.chance.choice(
+            ("power", "power", "apart", "away", "stop", "heal", "slow", "restart", "hand over", "hand over")
+        )
         self.counts[deed] += 1
         if deed == "power" and node in alive:
             await found.kill(node)
@@ -325,6 +340,8 @@ class BrokerSimulation:
             hosts = [address.partition(":")[0] for address in CONTROLLERS]
             others = [one.host for one in found.nodes if one is not node]
             found.network.partition(node.host, *hosts, *others)
+        elif deed == "hand over":
+            await found.want(self.chance.randint(1, self.size))
         elif deed == "slow":
             found.network.latency = (0.0, self.chance.choice((0.0, 0.0, 0.02, 0.2)))
         elif deed == "heal":

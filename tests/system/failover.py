@@ -3,8 +3,9 @@
     python -m tests.system.failover --size 3 --kills 20
 
 Three controllers, a name server and the brokers of one set run as processes on loopback; a producer sends all
-the time, waits for each answer and tries again. The master is killed by SIGKILL (or stopped by SIGSTOP), and
-comes back once another one leads. In the end all that was acknowledged must be there.
+the time, waits for each answer and tries again. The master is killed by SIGKILL (or stopped by SIGSTOP, or
+ended by SIGTERM, or hands over to another by the command), and comes back once another one leads. In the end
+all that was acknowledged must be there, and no send may have failed while a master handed over.
 """
 
 from __future__ import annotations
@@ -46,16 +47,21 @@ class Report:
     acknowledged: list[str] = field(factory=list)
     lost: list[str] = field(factory=list)
     gaps: list[float] = field(factory=list)
+    planned: list[float] = field(factory=list)
+    failed: int = 0
+    """Sends that failed."""
+    longest: float = 0.0
+    """The longest time without an answer since this was reset."""
     epochs: int = 0
 
     def text(self) -> str:
         """In words."""
-        gaps = sorted(self.gaps)
         found = f"{len(self.acknowledged)} acknowledged, {len(self.lost)} lost, epoch {self.epochs}"
-        if gaps:
-            middle, late = gaps[len(gaps) // 2], gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))]
-            found += f"; without writes p50 {middle:.1f} s, p99 {late:.1f} s, longest {gaps[-1]:.1f} s"
-        return found
+        for name, gaps in (("without writes", sorted(self.gaps)), ("when planned", sorted(self.planned))):
+            if gaps:
+                middle, late = gaps[len(gaps) // 2], gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))]
+                found += f"; {name} p50 {middle:.1f} s, p99 {late:.1f} s, longest {gaps[-1]:.1f} s"
+        return found + (f"; {self.failed} sends failed")
 
 
 class Processes:
@@ -143,9 +149,18 @@ class Processes:
 
 
 async def run(
-    folder: pathlib.Path, *, size: int, kills: int, pauses: int = 0, seed: int = 0, load_s: float = 2.0
+    folder: pathlib.Path,
+    *,
+    size: int,
+    kills: int,
+    pauses: int = 0,
+    stops: int = 0,
+    handovers: int = 0,
+    seed: int = 0,
+    load_s: float = 2.0,
 ) -> Report:
-    """Kill the master so often, and pause it so often, in any order; `load_s` seconds of load lie between."""
+    """Kill, pause and stop the master so often, and have it hand over, in any order, with `load_s` seconds of
+    load before each."""
     processes, report, chance = Processes(folder, size), Report(), random.Random(seed)
     try:
         processes.start()
@@ -164,12 +179,15 @@ async def run(
             async with trio.open_nursery() as nursery:
                 last = [time.monotonic()]
                 nursery.start_soon(_load, client, report, last)
-                deeds = ["kill"] * kills + ["pause"] * pauses
+                deeds = ["kill"] * kills + ["pause"] * pauses + ["stop"] * stops + ["hand over"] * handovers
                 chance.shuffle(deeds)
                 for deed in deeds:
                     port = await processes.until_in_sync(pool, size)
                     await trio.sleep(load_s)
-                    await _strike(processes, port, deed, chance, report, last)
+                    if deed in ("stop", "hand over"):
+                        await _hand_over(processes, port, deed, report)
+                    else:
+                        await _strike(processes, port, deed, chance, report, last)
                 await processes.until_in_sync(pool, size)
                 await trio.sleep(load_s)
                 report.epochs = (await processes.set_status(pool))["epoch"]
@@ -201,6 +219,32 @@ async def _strike(
         processes.running[port].send_signal(signal.SIGCONT)
 
 
+async def _hand_over(processes: Processes, port: int, deed: str, report: Report) -> None:
+    """End the master in order and start it again, or have it hand over; writes go on."""
+    failed, report.longest = report.failed, 0.0
+    if deed == "stop":
+        process = processes.running.pop(port)
+        process.terminate()
+        with trio.fail_after(PATIENCE):
+            await trio.to_thread.run_sync(process.wait)
+    else:
+        controllers = ";".join(processes.controllers)
+        command = [sys.executable, "-m", "rmq", "broker", "handover", "set", "--controllers", controllers]
+        with trio.fail_after(PATIENCE):
+            said = await trio.run_process(command, capture_stdout=True, capture_stderr=True, check=False)
+        assert said.returncode == 0, said.stderr.decode()
+        print(said.stdout.decode().strip())
+    count = len(report.acknowledged)
+    with trio.fail_after(PATIENCE):
+        while len(report.acknowledged) <= count + 1:
+            await trio.sleep(0.02)
+    report.planned.append(report.longest)
+    if deed == "stop":
+        processes.start_broker(port)
+    else:
+        assert report.failed == failed, "a send failed while the master handed over"
+
+
 async def _load(client: rmq.Client, report: Report, last: list[float]) -> None:
     number = 0
     async with client.producer("P") as producer:
@@ -210,11 +254,14 @@ async def _load(client: rmq.Client, report: Report, last: list[float]) -> None:
             try:
                 result = await producer.send(Message("T", text.encode()))
             except RmqError:
+                report.failed += 1
                 await trio.sleep(0.05)
                 continue
             if result.status == "SEND_OK":
                 report.acknowledged.append(text)
-                last[0] = time.monotonic()
+                now = time.monotonic()
+                report.longest = max(report.longest, now - last[0])
+                last[0] = now
 
 
 async def _stored(client: rmq.Client) -> set[str]:
@@ -237,6 +284,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", type=int, default=3)
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--pauses", type=int, default=0)
+    parser.add_argument("--stops", type=int, default=0)
+    parser.add_argument("--handovers", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="rmq-failover-") as folder:
@@ -246,6 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 size=options.size,
                 kills=options.kills,
                 pauses=options.pauses,
+                stops=options.stops,
+                handovers=options.handovers,
                 seed=options.seed,
             )
         )

@@ -16,6 +16,8 @@ from rmq.message import Message
 from rmq.store.config import FlushDiskType, StoreConfig
 from tests.sim.brokers import CONTROLLERS, BrokerSimulation, Node, controlled_set
 
+LEASE_SECONDS = 3.0
+
 
 async def test_a_set_of_two_goes_on_when_its_master_is_killed(
     autojump_clock: trio.testing.MockClock,
@@ -81,6 +83,84 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing_and_follows_when_it
             assert await found.send(producer, "after")
             await trio.sleep(2)
             assert found.stored(first) == found.stored(second)
+
+
+async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_ends(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            slowest, number = 0.0, 0
+            for wanted in (2, 1):
+                assert await found.want(wanted)
+                asked_at = trio.current_time()
+                while (status := await found.status())[
+                    "master"
+                ] != wanted or trio.current_time() < asked_at + 5:
+                    assert len(found.acting()) <= 1
+                    began, number = trio.current_time(), number + 1
+                    assert await found.send(producer, f"m{number}"), "a send failed"
+                    slowest = max(slowest, trio.current_time() - began)
+                    await trio.sleep(0.05)
+                assert status["epoch"] == {2: 2, 1: 3}[wanted]
+                await found.until(inSync=[1, 2])
+            assert slowest < LEASE_SECONDS / 2
+            assert await found.master() is first
+            await trio.sleep(2)
+            assert set(found.acknowledged) <= set(found.stored(first))
+            assert found.stored(found.nodes[0]) == found.stored(found.nodes[1])
+
+
+async def test_a_handover_that_is_given_up_leaves_the_master_as_it_was(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
+        await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            assert await found.send(producer, "a")
+            found.network.partition(found.nodes[1].host, found.nodes[0].host)
+            assert await found.want(2)
+            producer_sends = await found.send(producer, "b")  # it cannot be in sync
+            await found.end(found.nodes[1])
+            found.network.heal()
+            await found.start(found.nodes[1])
+            status = await found.until(inSync=[1, 2])
+            assert await found.send(producer, "c")
+            await trio.sleep(2)
+            logs = [found.stored(node) for node in found.nodes]
+            assert logs[0] == logs[1]
+            assert {"a", "c"} <= set(logs[0])
+            assert status["master"] in (1, 2)
+            assert not producer_sends or "b" in logs[0]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+async def test_after_a_stop_in_order_another_is_master_at_once(
+    autojump_clock: trio.testing.MockClock, size: int
+) -> None:
+    async with controlled_set(size) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        everybody = list(range(1, size + 1))
+        await found.until(inSync=everybody)
+        async with client.producer("P") as producer:
+            assert await found.send(producer, "a")
+            began = trio.current_time()
+            await found.end(first)
+            status = await found.until(master=2)
+            assert trio.current_time() - began < LEASE_SECONDS / 2
+            assert status["inSync"] == everybody[1:], "nobody waits for the one that has stopped"
+            assert await found.send(producer, "b")
+            assert trio.current_time() - began < LEASE_SECONDS
+            await found.start(first)
+            await found.until(inSync=everybody)
+            await trio.sleep(2)
+            assert found.stored(first) == found.stored(await found.master()) == ["a", "b"]
 
 
 async def test_without_a_slave_in_sync_sends_are_refused_when_two_are_asked_for(
