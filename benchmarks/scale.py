@@ -46,8 +46,8 @@ ANY_NUMBER = {"maxNewConnectionsPerAddress": "0"}  # a thousand of one address c
 class Link:
     """A connection that asks and reads."""
 
-    def __init__(self) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", PORT), 30)
+    def __init__(self, port: int = PORT) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), 30)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.settimeout(120)
         self._decoder = Decoder()

@@ -14,6 +14,7 @@ from rmq.cli.placement import emptied
 from rmq.cli.target import (
     Target,
     confirm,
+    first_error,
     part_options,
     report_done,
     run,
@@ -229,12 +230,19 @@ async def _drain(admin: Admin, brokers: Sequence[str], seconds: float) -> str:
 
     for broker in brokers:
         await admin.update_broker_config(READ_ONLY, broker=broker)
-    end = anyio.current_time() + seconds
-    left = []
-    for broker in brokers if seconds else ():
-        if text := await emptied(admin, broker, "", max(0.0, end - anyio.current_time())):
-            left.append(text if len(brokers) == 1 else f"{broker}: {text}")
-    return "; ".join(left)
+    left = dict.fromkeys(brokers, "")
+
+    async def wait(broker: str) -> None:
+        left[broker] = await emptied(admin, broker, "", seconds)
+
+    if seconds:
+        with first_error():
+            async with anyio.create_task_group() as nursery:
+                for broker in brokers:
+                    nursery.start_soon(wait, broker)
+    if len(brokers) == 1:
+        return left[brokers[0]]
+    return "; ".join(f"{broker}: {text}" for broker, text in left.items() if text)
 
 
 def _perm(target: Target, broker: str, counts: dict[str, int]) -> None:

@@ -55,7 +55,7 @@ async def emptied(admin: Admin, broker: str, topic: str, seconds: float) -> str:
             return ", ".join(waits)
         if (text := ", ".join(waits)) != shown:
             shown = text
-            echo(text, err=True)
+            echo(f"{broker}: {text}", err=True)
         await anyio.sleep(LOOK_SECONDS)
 
 

@@ -45,7 +45,7 @@ async def test_no_message_is_lost_or_held_up_by_a_move(cluster: Cluster, autojum
             await trio.sleep(0.5)
 
     async with (
-        cluster.connect() as client,
+        cluster.connect(poll_name_server_interval_ms=30_000) as client,
         client.producer("p") as producer,
         client.consumer("billing", {"Orders": "*"}, consume_from="first") as consumer,
         trio.open_nursery() as nursery,
