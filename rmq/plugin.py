@@ -109,7 +109,8 @@ class StoredEvent:
 
 @frozen
 class PulledEvent:
-    """Messages that one peer has just been given."""
+    """Messages that one peer has just been given, `seconds` after the broker began with what its pull came
+    with, or the send that the pull waited for."""
 
     topic: str
     group: str
@@ -117,6 +118,7 @@ class PulledEvent:
     count: int
     size: int
     peer: Peer
+    seconds: float = 0.0
 
 
 Handler = Callable[["Command", Peer, int], "Command | None"]

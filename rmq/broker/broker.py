@@ -592,9 +592,8 @@ class Broker(Endpoint):
         return True
 
     def _on_pulled(self, header: PullMessageRequestHeader, result: GetResult, connection: Connection) -> None:
-        if not self.hooks.pulled:
-            return
-        event = PulledEvent(
-            header.topic, header.consumer_group, header.queue_id, result.count, result.size, connection
-        )
-        self.hooks.observe(self.hooks.pulled, event)
+        if self.hooks.pulled:
+            seconds = self.work_clock() - self._chunk_at
+            place = header.topic, header.consumer_group, header.queue_id
+            event = PulledEvent(*place, result.count, result.size, connection, seconds)
+            self.hooks.observe(self.hooks.pulled, event)

@@ -124,7 +124,7 @@ class RunBroker(Broker):
         if run.largest > self.send.body_max or self.flow.refusal(self.now_ms()) is not None:
             return False
         store, clock = self.store, self.work_clock
-        began = clock()
+        began = self._chunk_at = clock()
         host = connection.state.get("host") or host_of(connection)
         try:
             if not store.put_run(self.lanes, run, host):

@@ -23,6 +23,7 @@ from rmq_metrics.text import ProcessMetrics, text_of
 from rmq.broker import service
 from rmq.broker.config import BrokerConfig
 from rmq.broker.plugin_host import PluginHost
+from rmq.broker.runs import RunBroker
 from rmq.broker.tables import drain
 from rmq.client.metrics import ClientMetrics
 from rmq.errors import AccessDenied, ConfigError, PortInUse
@@ -35,6 +36,7 @@ from rmq.namesrv.host import PluginHost as NamesrvHost
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.plugin import hooks_of
 from rmq.process import VERSION
+from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
 from rmq.protocol.command import Command
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.http import Asked
@@ -80,6 +82,36 @@ def scraped_queues(plugin: MetricsPlugin) -> Samples:
 
 def value(found: Samples, name: str, **labels: str) -> float:
     return found[f"rmq_{name}", tuple(sorted(labels.items()))]
+
+
+def test_plain_sends_stay_with_the_compiled_engine() -> None:
+    rig, _ = rig_with_metrics()  # with a look at each request a send costs ten times as much
+    hooks = rig.broker.hooks
+    assert (hooks.requests, hooks.heads, hooks.stored) == ((), (), ())
+    if isinstance(rig.broker, RunBroker):
+        assert rig.broker.lanes.is_open
+
+
+def test_a_pull_takes_from_its_arrival_or_from_the_send_that_it_waited_for() -> None:
+    now = [0.0]
+
+    def work_clock() -> float:
+        now[0] += 0.001
+        return now[0]
+
+    rig, plugin = rig_with_metrics(given={"work_clock": work_clock})
+    rig.ask(send("Orders"))
+    rig.one(pull("Orders"))
+    assert 0 < value(scraped(plugin), "pull_seconds_sum") < 0.1
+    for offset in range(1, 4):
+        rig.ask(pull("Orders", offset, sys_flag=PULL_SUBSCRIPTION | PULL_SUSPEND))
+        now[0] += 100
+        assert len(rig.ask(send("Orders", b"y" * 100))) == 2
+        now[0] += 100
+        rig.ask(send("Orders", queue_id=1))
+    found = scraped(plugin)
+    assert value(found, "pull_seconds_count") == 4
+    assert 0 < value(found, "pull_seconds_sum") < 0.5
 
 
 def test_what_went_in_and_out_is_counted() -> None:
