@@ -146,11 +146,12 @@ def send_in(namesrv: str, seconds: int) -> None:
     anyio.run(send)
 
 
-def test_java_in_and_out(processes: Processes, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("names", ["java", "rmq"])
+def test_java_in_and_out(processes: Processes, tmp_path: pathlib.Path, names: str) -> None:
     with drill(tmp_path, "Java in and out") as run:
-        namesrv = processes.java_namesrv()
-        names = {"listenPort": namesrv.rpartition(":")[2]}
-        run.servers["names"] = Server("namesrv", "names", tmp_path, names)
+        namesrv = processes.java_namesrv() if names == "java" else processes.rmq_namesrv()
+        listens = {"listenPort": namesrv.rpartition(":")[2]}
+        run.servers["names"] = Server("namesrv", "names", tmp_path, listens)
         run.servers["broker-a"] = Server("broker", "broker-a", tmp_path, {})  # to note what is done to it
         port, (metrics,) = free_port(), free_ports(1)
         common = {"namesrvAddr": namesrv, "flushConsumerOffsetInterval": "1000"}
