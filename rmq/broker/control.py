@@ -21,6 +21,7 @@ from rmq.controller.replica import Replica
 from rmq.controller.sets import AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
 from rmq.errors import RemoteProtocolError, StoreError
+from rmq.metrics import Metric, single
 from rmq.protocol import json
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Control:
         self.replica: Replica | None = None
         self.leaves = False
         """It stops."""
+        self._heard_at = clock()
         self._hands_over = 0  # the epoch in which another is wanted as master
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
@@ -153,6 +155,7 @@ class Control:
         """Take the answer to a heartbeat that was sent at `asked_at`."""
         if answer.broker_set is None:
             return
+        self._heard_at = self._clock()
         self._tell(answer.broker_set)
         self._hands_over = answer.broker_set.epoch if answer.hands_over else 0
         if answer.is_leased:
@@ -315,5 +318,38 @@ class Control:
             "controllerEpoch": str(known.epoch),
             "controllerMaster": str(known.master),
             "controllerNumber": str(self.number),
+            "controllerSilentSeconds": str(int(self.silent_seconds())),
+            "setReplicas": " ".join(map(str, sorted(known.replicas))),
             "inSyncReplicas": " ".join(map(str, known.in_sync)),
+            "setRefuses": self.refusal() if self.is_elected else "",
         }
+
+    def silent_seconds(self) -> float:
+        """For how long no controller that leads has answered."""
+        return self._clock() - self._heard_at
+
+    def metrics(self) -> list[Metric]:
+        """Of the set, as this broker knows it."""
+        known = None if self.replica is None else self.replica.broker_set
+        replicas, in_sync = (0, 0) if known is None else (len(known.replicas), len(known.in_sync))
+        refuses = self.replica is not None and self.is_elected and bool(self.refusal())
+        rows = (
+            (
+                "set_epoch",
+                "The epoch of this broker's controlled set: each elected master begins one",
+                self.epoch,
+            ),
+            ("set_replicas", "Replicas of the set", replicas),
+            ("set_in_sync", "Those that are in sync", in_sync),
+            (
+                "set_refusing",
+                "1 when this master takes no messages for want of a lease or of replicas",
+                refuses,
+            ),
+            (
+                "set_controllers_silent_seconds",
+                "Since a controller that leads answered",
+                self.silent_seconds(),
+            ),
+        )
+        return [single(name, "gauge", help, float(value)) for name, help, value in rows]

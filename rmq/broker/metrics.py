@@ -209,6 +209,8 @@ def _replicas(broker: Broker) -> Iterator[Metric]:
     help = "1 when this slave has stopped following its master and an operator must decide"
     yield single("replication_stopped", "gauge", help, float(bool(state.stopped)))
     yield Metric("slave_behind_bytes", "gauge", "Bytes that a slave has not acknowledged", behind, ("slave",))
+    if state.control is not None:
+        yield from state.control.metrics()
 
 
 def _waiting(broker: Broker) -> Iterator[Metric]:

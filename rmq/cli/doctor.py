@@ -35,6 +35,8 @@ DISK_WRONG: Final = 0.85
 SKEW_MS: Final = 5_000
 LAG_BYTES: Final = 64 << 20
 """A slave that lacks so much of its master's log is worth a look."""
+CONTROLLER_SECONDS: Final = 10
+"""Controllers answer several times a second, and elect anew within a few."""
 CERTIFICATE_NOTE_DAYS: Final = 30
 CERTIFICATE_WRONG_DAYS: Final = 7
 SAME_IN_A_CLUSTER: Final = (
@@ -305,7 +307,7 @@ def _name_server_findings(facts: Facts) -> Iterator[Finding]:
 
 
 def _broker_findings(broker: BrokerFacts) -> Iterator[Finding]:
-    where = f"broker {broker.name}" + ("" if broker.is_master else f" (slave {broker.broker_id})")
+    where = _where(broker)
     if broker.error:
         todo = "is it running, and is brokerIP1 an address that can be reached from here?"
         yield Finding("wrong", where, f"registered as {broker.address}, but: {broker.error}", todo)
@@ -399,6 +401,7 @@ def _cluster_findings(facts: Facts) -> Iterator[Finding]:
         ids = {one.broker_id for one in facts.brokers if (one.cluster, one.name) == (cluster, name)}
         same = [one for one in facts.brokers if (one.cluster, one.name) == (cluster, name)]
         yield from _slave_findings(same)
+        yield from _set_findings(same)
         if MASTER_ID not in ids:
             todo = "start the master again: until then nothing can be sent there"
             yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
@@ -439,6 +442,34 @@ def _slave_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
             )
             what = f"its log begins {above >> 20} MiB after its master's: it has not all that the master has"
             yield Finding("wrong", where, what, todo)
+
+
+def _set_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
+    """What is wrong with a set that controllers look after. `brokers` are those of one name."""
+    for broker in brokers:
+        silent = broker.runtime.get("controllerSilentSeconds", "")
+        if silent.isdecimal() and int(silent) > CONTROLLER_SECONDS:
+            what = f"no controller that leads has answered it for {silent} s: nobody would be elected"
+            todo = "`rmq controller status --all` shows which of them run"
+            yield Finding("wrong", _where(broker), what, todo)
+    master = next((one for one in brokers if one.is_master and "setReplicas" in one.runtime), None)
+    if master is None:
+        return
+    if refusal := master.runtime.get("setRefuses", ""):
+        todo = "see `rmq controller status`"
+        yield Finding("wrong", _where(master), f"takes no messages: {refusal}", todo)
+    replicas, in_sync = (master.runtime.get(key, "").split() for key in ("setReplicas", "inSyncReplicas"))
+    if absent := [number for number in replicas if number not in in_sync]:
+        level: Level = "wrong" if len(in_sync) == 1 else "note"
+        what = f"{len(in_sync)} of {len(replicas)} replicas are in sync, not {', '.join(absent)}"
+        if level == "wrong":
+            what += ": nobody can take over"
+        todo = "start the missing ones, or `rmq controller remove` what is gone for good"
+        yield Finding(level, _where(master), what, todo)
+
+
+def _where(broker: BrokerFacts) -> str:
+    return f"broker {broker.name}" + ("" if broker.is_master else f" (slave {broker.broker_id})")
 
 
 def _offset(broker: BrokerFacts, name: str) -> int:

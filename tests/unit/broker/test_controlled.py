@@ -88,6 +88,12 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing_and_follows_when_it
 async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_ends(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
+    def figures(node: Node) -> dict[str, float]:
+        assert node.broker is not None
+        control = node.broker.replica.control
+        assert control is not None
+        return {metric.name: metric.rows[0][1] for metric in control.metrics()}
+
     async with controlled_set(2) as (found, client):
         first = await found.master()
         await client.admin.create_topic("T", broker="s", queues=1)
@@ -108,6 +114,16 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
                 assert status["epoch"] == {2: 2, 1: 3}[wanted]
                 await found.until(inSync=[1, 2])
             assert slowest < LEASE_SECONDS / 2
+            for node in found.nodes:
+                silent = figures(node).pop("set_controllers_silent_seconds")
+                assert 0 <= silent < 1
+                assert figures(node) == {
+                    "set_epoch": 3,
+                    "set_replicas": 2,
+                    "set_in_sync": 2,
+                    "set_refusing": 0,
+                    "set_controllers_silent_seconds": pytest.approx(silent, abs=0.01),
+                }
             assert await found.master() is first
             await trio.sleep(2)
             assert set(found.acknowledged) <= set(found.stored(first))

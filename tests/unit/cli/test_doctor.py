@@ -110,6 +110,40 @@ def test_groups_behind_conflicting_and_with_dead_letters() -> None:
     assert "4 messages were given up" in found["group dead"].what
 
 
+def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
+    def pair(master: dict[str, str], slave: dict[str, str]) -> list[tuple[str, str, str]]:
+        known = {
+            "controllerSilentSeconds": "0",
+            "setReplicas": "1 2 3",
+            "inSyncReplicas": "1 2 3",
+            "setRefuses": "",
+            "slaves": "1",
+        }
+        first = evolve(BROKER, runtime={**RUNTIME, **known, **master})
+        follower = {**RUNTIME, **known, "replication": "following", **slave}
+        second = evolve(BROKER, broker_id=2, address="10.0.0.2:10911", runtime=follower)
+        facts = Facts({"n:1": ["broker-a"]}, [first, second])
+        return [(one.level, one.where, one.what) for one in diagnose(facts)]
+
+    assert pair({}, {}) == []
+    assert pair({"inSyncReplicas": "1 3"}, {}) == [
+        ("note", "broker broker-a", "2 of 3 replicas are in sync, not 2")
+    ]
+    assert pair({"inSyncReplicas": "3"}, {}) == [
+        ("wrong", "broker broker-a", "1 of 3 replicas are in sync, not 1, 2: nobody can take over")
+    ]
+    assert pair({"setRefuses": "2 replicas are in sync, minInSyncReplicas is 3"}, {}) == [
+        ("wrong", "broker broker-a", "takes no messages: 2 replicas are in sync, minInSyncReplicas is 3")
+    ]
+    assert pair({}, {"controllerSilentSeconds": "60"}) == [
+        (
+            "wrong",
+            "broker broker-a (slave 2)",
+            "no controller that leads has answered it for 60 s: nobody would be elected",
+        )
+    ]
+
+
 def test_what_slaves_lack_is_told() -> None:
     def pair(master: dict[str, str], slave: dict[str, str]) -> list[tuple[str, str, str]]:
         ends = {"commitLogMinOffset": "0", "commitLogMaxOffset": str(200 << 20)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import random
 import re
 import threading
 from collections.abc import AsyncIterator
@@ -22,6 +23,7 @@ from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker import service
 from rmq.broker.config import BrokerConfig
+from rmq.broker.control import Control, MemberFile
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.runs import RunBroker
 from rmq.broker.tables import drain
@@ -47,6 +49,7 @@ from rmq.store.config import FlushDiskType, StoreConfig
 from rmq.store.recovery import Recovery
 from rmq.store.segments import Progress
 from rmq.store.store import Store
+from rmq.testing.disk import MemoryDisk
 from tests.ports import free_ports
 from tests.unit.broker.rig import Rig, pull, send
 
@@ -161,6 +164,12 @@ def test_no_figure_is_negative_and_all_are_described() -> None:
     assert len(names) == len(set(names)) > 30
 
 
+def a_control() -> Control:
+    """Of a broker that has not found its set yet."""
+    file = MemberFile(MemoryDisk(), "/store", random.Random(1))
+    return Control(BrokerConfig(), file, address="a:1", ha_address="a:2", is_founder=True, clock=lambda: 7.0)
+
+
 def test_the_page_lists_every_figure() -> None:
     _, plugin = rig_with_metrics()
     page = (pathlib.Path(__file__).resolve().parents[3] / "docs" / "metrics.md").read_text("utf-8")
@@ -168,6 +177,7 @@ def test_the_page_lists_every_figure() -> None:
     made = {metric.name for metric in plugin.metrics()}
     made |= {metric.name for metric in drain(plugin.host.metrics_in_slices(queues=True))}
     made |= {metric.name for metric in ClientMetrics().collect()}
+    made |= {metric.name for metric in a_control().metrics()}
     assert listed == made | {"namesrv_brokers", "namesrv_topics"}
 
 
