@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import pytest
+import yaml
 from click.testing import CliRunner, Result
 
 from rmq.cli import LazyGroup, command
@@ -57,6 +58,32 @@ def rmq(spark: SparkSession, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Any
         return done.output
 
     return run
+
+
+def test_the_streams_of_a_file_run_once(rmq: Any, pair: Pair, tmp_path: pathlib.Path) -> None:
+    for topic in ("CliRun", "CliRunTo"):
+        pair.make_topic(topic, 2)
+    pair.send("CliRun", 12)
+    source = {"topic": "CliRun", "startingOffsets": "earliest", "pullTimeoutMs": 500}
+    stream = {"source": source, "to": {"format": "rmq", "topic": "CliRunTo"}, "select": ["body"]}
+    good = {"good": stream | {"checkpoint": str(tmp_path / "good")}}
+    bad = {"bad": stream | {"source": source | {"topic": "CliNone"}, "checkpoint": str(tmp_path / "bad")}}
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump({"streams": good}))
+    assert [row.split() for row in rmq("run", file, "--check").splitlines()[1:]] == [
+        ["good", "CliRun", "rmq", "CliRunTo"]
+    ]
+    said = rmq("run", file, "--once", "-o", "json")
+    found = json.loads(said[said.index("{") :])
+    assert (found["streams"], found["rows"], found["errors"]) == (1, 12, {})
+    file.write_text(yaml.safe_dump({"streams": good | bad}))
+    said = rmq("run", file, "--once", status=1)
+    assert "good: 0 rows" in said
+    assert "CliNone" in said
+    file.write_text(yaml.safe_dump({"streams": {"odd": {"from": 1}}}))
+    assert "streams.odd.from" in rmq("run", file, "--once", status=2)
+    file.write_text("streams: [")
+    assert "YAML" in rmq("run", file, "--check", status=2)
 
 
 def test_archive_compact_and_replay(
