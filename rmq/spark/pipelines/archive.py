@@ -24,7 +24,7 @@ from rmq.spark.pipelines.archive_folder import (
     row_counts,
     write_parquet,
 )
-from rmq.spark.pipelines.progress import Progress, Watch, follow, unwatched
+from rmq.spark.pipelines.progress import Progress, Watch, follow, follow_to_end, unwatched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,9 +89,11 @@ def archive(
     began = time.monotonic()
     with ArchiveFolder(path) as folder:
         job = _Job(spark, folder, compact_files)
-        query = job.start(options, every_seconds)
         try:
-            follow(query, watch)
+            if every_seconds is None:
+                follow_to_end(lambda: job.start(options, None), watch)
+            else:
+                follow(job.start(options, every_seconds), watch)
         except KeyboardInterrupt:
             if every_seconds is None:
                 raise

@@ -55,6 +55,18 @@ def follow(query: StreamingQuery, watch: Watch) -> None:
         query.stop()
 
 
+def follow_to_end(start: Callable[[], StreamingQuery], watch: Watch) -> None:
+    """Follow a query that takes what is there and ends. Spark 4.0 and 4.1 end it after one batch, and that
+    may be one that a killed run had begun: so there a second one follows.
+
+    Raises StreamingQueryException when it fails."""
+    from rmq.spark.source import TELLS_START
+
+    follow(start(), watch)
+    if not TELLS_START:
+        follow(start(), watch)
+
+
 def _lag(sources: Any) -> int:
     return sum(lag_of(source.endOffset, source.latestOffset) for source in sources)
 

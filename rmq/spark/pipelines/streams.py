@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, field, fields, frozen
+from attrs import define, evolve, field, fields, frozen
 
 from rmq.config import java_key
 from rmq.errors import ConfigError
@@ -252,7 +252,19 @@ class Ran:
 
 def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
     """Run each stream, side by side, for what is there now: for a scheduler, which runs it again."""
+    from rmq.spark.source import TELLS_START
+
     began = time.monotonic()
+    ran = _run_once(spark, jobs, tell)
+    if not TELLS_START:  # there a query ends after one batch, which may be one that a killed run had begun
+        again = _run_once(
+            spark, evolve(jobs, streams=[s for s in jobs.streams if s.name not in ran.errors]), tell
+        )
+        ran = evolve(ran, rows=ran.rows + again.rows, errors={**ran.errors, **again.errors})
+    return evolve(ran, seconds=time.monotonic() - began)
+
+
+def _run_once(spark: SparkSession, jobs: Jobs, tell: Tell) -> Ran:
     errors: dict[str, str] = {}
     queries: dict[str, StreamingQuery] = {}
     try:
@@ -273,7 +285,7 @@ def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
     finally:
         for query in queries.values():
             query.stop()
-    return Ran(len(jobs.streams), rows, errors, time.monotonic() - began)
+    return Ran(len(jobs.streams), rows, errors, 0.0)
 
 
 @define

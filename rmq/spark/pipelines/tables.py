@@ -23,7 +23,7 @@ from attrs import define, frozen
 
 from rmq.errors import ConfigError
 from rmq.spark.pipelines.archive import BATCH_ROWS, DATE_UTC
-from rmq.spark.pipelines.progress import Watch, follow, unwatched
+from rmq.spark.pipelines.progress import Watch, follow, follow_to_end, unwatched
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,12 +89,12 @@ def archive_table(
     job = _Job(spark, target, to, checkpoint, tuple(partition))
     writer = frame.writeStream.option("checkpointLocation", checkpoint).foreachBatch(job.take)
     writer = writer.queryName(f"rmq archive into {to}")
-    if every_seconds is None:
-        query = writer.trigger(availableNow=True).start()
-    else:
-        query = writer.trigger(processingTime=f"{round(every_seconds * 1000)} milliseconds").start()
     try:
-        follow(query, watch)
+        if every_seconds is None:
+            follow_to_end(writer.trigger(availableNow=True).start, watch)
+        else:
+            pause = f"{round(every_seconds * 1000)} milliseconds"
+            follow(writer.trigger(processingTime=pause).start(), watch)
     except KeyboardInterrupt:
         if every_seconds is None:
             raise
