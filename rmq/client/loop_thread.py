@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import anyio
 from anyio.from_thread import BlockingPortal
 
+from rmq.client.lent_loop import LentLoop, lent_loop
 from rmq.errors import LocalProtocolError
 from rmq.remoting.loop import current_loop
 
@@ -63,7 +64,8 @@ def loop_thread(backend: str) -> Iterator[LoopThread]:
 
     def run() -> None:
         try:
-            anyio.run(serve, backend=backend)
+            options = {"loop_factory": lent_loop} if backend == "asyncio" else {}
+            anyio.run(serve, backend=backend, backend_options=options)
         except BaseException as error:
             if made.done():
                 raise
@@ -92,6 +94,8 @@ def wait_for(
     # On asyncio a task of the loop's own and a lock to wait for: less than half of what a future of a thread
     # costs, which has a condition.
     portal._check_running()
+    if isinstance(running, LentLoop):
+        running.check_caller()
     ended, told, task = threading.Lock(), list[T](), list[asyncio.Task[None]]()
 
     async def call() -> None:
@@ -105,8 +109,11 @@ def wait_for(
     failed: list[BaseException] = []
     ended.acquire()
     try:  # from the first moment on, as Ctrl-C may come before this thread waits
-        running.call_soon_threadsafe(lambda: task.append(running.create_task(call())))
-        ended.acquire()
+        if isinstance(running, LentLoop):
+            running.run(call, task, ended)
+        else:
+            running.call_soon_threadsafe(lambda: task.append(running.create_task(call())))
+            ended.acquire()
     except BaseException:
         running.call_soon_threadsafe(lambda: [one.cancel() for one in task])
         raise

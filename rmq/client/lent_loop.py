@@ -1,0 +1,217 @@
+"""LentLoop: an asyncio loop in a thread of its own, lent to a thread that makes one call after the other.
+
+A call into the loop of another thread, and back, costs two changes of threads, as much as all else of a
+send. So a thread whose calls follow each other closely, while no other thread calls, turns the loop itself
+until its call is done; the loop's own thread rests meanwhile. It has the loop back as soon as another thread
+wants something of it, or `LOAN_SECONDS` after the last call.
+
+In the main thread a signal's handler runs between any two instructions, and what it raises would come out of
+the middle of the loop. So Ctrl-C is only noted while the main thread has the loop; and where the application
+handles other signals, or that one, itself, the main thread never has it.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # signal makes enumerations of all: ten times the cost
+import asyncio
+import sys
+import threading
+from asyncio import events
+from collections.abc import Callable, Coroutine
+from signal import SIGINT, SIGKILL, SIGSTOP, default_int_handler
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import sniffio
+
+LOAN_SECONDS: Final = 0.005
+"""Calls that follow each other sooner are in a row; and so long the loop rests after the last of them."""
+ROW: Final = 4
+"""So many calls in a row, and the thread that makes them gets the loop."""
+REST_SECONDS: Final = 1.0
+"""For so long it waits for the loop's thread to be done with something; then its call goes the other way."""
+_SIGNALS: Final = [
+    number for number in map(int, _signal.valid_signals()) if number not in (SIGINT, SIGKILL, SIGSTOP)
+]
+
+
+def lent_loop() -> asyncio.AbstractEventLoop:
+    """A new loop; one that is not lent where the application or the system has loops of another kind."""
+    loop = asyncio.new_event_loop()
+    if (
+        type(loop) is not asyncio.SelectorEventLoop
+        or sys.platform == "win32"
+        or not hasattr(loop, "_run_once")
+    ):
+        return loop
+    loop.close()
+    return LentLoop()
+
+
+class LentLoop(asyncio.SelectorEventLoop):
+    """See the module."""
+
+    if TYPE_CHECKING:
+        _thread_id: int | None
+        _stopping: bool
+
+        def _asyncgen_firstiter_hook(self, generator: Any) -> None: ...
+        def _asyncgen_finalizer_hook(self, generator: Any) -> None: ...
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = threading.Lock()  # held by the thread that borrows the loop, or takes it back
+        self._is_lent = False  # the loop's thread is to rest
+        self._rests = threading.Event()
+        self._called = threading.Event()
+        self._is_called = False  # another thread wants something of the loop while it is lent
+        self._is_awaited = False  # the loop's thread waits for the end of the call
+        self._borrower = 0
+        self._caller = 0
+        self._row = 0
+        self._ended_at = 0.0
+        self._is_interrupted = False
+        self._has_handler = False
+
+    # --- the loop's own thread ---
+
+    def _run_once(self) -> None:
+        if self._is_lent:
+            self._rest()
+        super()._run_once()  # type: ignore[misc]
+
+    def _rest(self) -> None:
+        """Wait until the loop is free, and wanted or not used for a while."""
+        self._rests.set()
+        seconds: float | None = LOAN_SECONDS
+        while True:
+            self._called.wait(seconds)
+            self._called.clear()
+            self._is_awaited = True  # before it is asked for: who gives it back just now looks afterwards
+            if not self._turn.acquire(blocking=False):
+                seconds = None  # until the call is over, however long it takes
+                continue
+            try:
+                self._is_awaited = False
+                seconds = LOAN_SECONDS
+                if self._is_called or monotonic() - self._ended_at >= LOAN_SECONDS:
+                    self._is_called = self._is_lent = False
+                    self._rests.clear()
+                    return
+            finally:
+                self._turn.release()
+
+    # --- any thread ---
+
+    def _write_to_self(self) -> None:
+        super()._write_to_self()  # type: ignore[misc]
+        if self._borrower != threading.get_ident():
+            self._row = 0
+            if self._is_lent:
+                self._is_called = True
+                self._called.set()
+
+    # --- a thread that calls ---
+
+    def check_caller(self) -> None:
+        """Raises RuntimeError in a callback of the loop, which would wait for itself."""
+        if self._borrower == threading.get_ident():
+            raise RuntimeError("This method cannot be called from the event loop thread")
+
+    def run(
+        self,
+        call: Callable[[], Coroutine[Any, Any, None]],
+        task: list[asyncio.Task[None]],
+        ended: threading.Lock,
+    ) -> None:
+        """Have the coroutine run, in this thread or in the other, until `ended` is released. Its task is in
+        `task` as soon as there is one.
+
+        Raises KeyboardInterrupt; then it still runs."""
+        me = threading.get_ident()
+        is_close = me == self._caller and monotonic() - self._ended_at < LOAN_SECONDS
+        self._caller = me
+        self._row = row = self._row + 1 if is_close else 0
+        if row >= ROW and self._may_borrow(me):
+            if self._borrow(me):
+                try:
+                    task.append(self.create_task(call()))
+                    self._turn_until(ended)
+                finally:
+                    self._give_back()
+                ended.acquire()
+                return
+            self._restore()
+        self.call_soon_threadsafe(lambda: task.append(self.create_task(call())))
+        self._row = row
+        ended.acquire()
+        self._ended_at = monotonic()
+
+    def _may_borrow(self, me: int) -> bool:
+        """Whether nothing in this thread would be in its way. Takes SIGINT over, in the main thread."""
+        if (
+            self.get_debug()
+            or events._get_running_loop() is not None
+            or sniffio.thread_local.name is not None
+        ):
+            return False
+        if me == threading.main_thread().ident:
+            handler_of = _signal.getsignal
+            for number in _SIGNALS:
+                if callable(handler_of(number)):
+                    return False
+            handler = handler_of(SIGINT)
+            if handler is default_int_handler:
+                self._is_interrupted = False
+                self._has_handler = True
+                _signal.signal(SIGINT, self._on_interrupt)
+            elif callable(handler):
+                return False
+        return True
+
+    def _on_interrupt(self, number: int, frame: object) -> None:
+        self._is_interrupted = True
+        self._write_to_self()
+
+    def _restore(self) -> None:
+        """Give SIGINT back. Raises KeyboardInterrupt when it came."""
+        if self._has_handler and threading.get_ident() == threading.main_thread().ident:
+            self._has_handler = False
+            _signal.signal(SIGINT, default_int_handler)
+            if self._is_interrupted:
+                self._is_interrupted = False
+                raise KeyboardInterrupt
+
+    def _borrow(self, me: int) -> bool:
+        if not self._turn.acquire(blocking=False):
+            return False
+        if not self._rests.is_set():
+            self._is_lent = True
+            super()._write_to_self()  # type: ignore[misc]
+            if not self._rests.wait(REST_SECONDS):
+                self._is_lent = False
+                self._turn.release()
+                return False
+        self._borrower = me
+        return True
+
+    def _turn_until(self, ended: threading.Lock) -> None:
+        once, hooks = super()._run_once, sys.get_asyncgen_hooks()  # type: ignore[misc]
+        events._set_running_loop(self)
+        sys.set_asyncgen_hooks(self._asyncgen_firstiter_hook, self._asyncgen_finalizer_hook)
+        try:
+            while ended.locked() and not self._stopping and not self._is_interrupted:
+                once()
+        finally:
+            sys.set_asyncgen_hooks(*hooks)
+            events._set_running_loop(None)
+
+    def _give_back(self) -> None:
+        self._borrower = 0
+        self._ended_at = monotonic()
+        if self._stopping:
+            self._is_called = True
+        self._turn.release()
+        if self._is_called or self._is_awaited:
+            self._called.set()
+        self._restore()
