@@ -1,6 +1,6 @@
 """Our broker with a lot of everything: queues, connections, backlog, cold reads, held pulls.
 
-    python -m benchmarks.scale [--messages 1000000] [--folder FOLDER]
+    python -m benchmarks.scale [--messages 1000000] [--log-gib 12] [--folder FOLDER]
 
 One broker on core 1 with its defaults (ASYNC_FLUSH), the load on core 0. Each row tells what the broker's
 process needs, user and system time, and how long it takes. FOLDER must have room for two bytes for each byte
@@ -22,6 +22,7 @@ from collections.abc import Iterable, Iterator
 from statistics import median
 
 from benchmarks.peers.servers import CACHE, Server, rmq
+from rmq.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from rmq.protocol.codes import PULL_SUSPEND, RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.frames import Decoder, encode
@@ -38,6 +39,8 @@ UNIQUE = "UNIQ_KEY\x017F0000010B2C18B4AAC2000000000000\x02"
 SUBSCRIPTION = 4  # the bit of a pull's sysFlag which says that the expression comes with it
 MANY_QUEUES, TOPIC_QUEUES = 10_000, 16
 CONNECTIONS = 1000
+CONSUMERS, MEMBERS, QUEUES_EACH = 2000, 10, 5
+LARGE, LARGE_BYTES = 40, (4 << 20) - 65_536  # the limit is that of the whole message
 HELD, HELD_CONNECTIONS = 10_000, 100
 BATCH = 100
 ANY_NUMBER = {"maxNewConnectionsPerAddress": "0"}  # a thousand of one address come within a second
@@ -271,11 +274,111 @@ def held_pulls(server: Server) -> Iterator[tuple[str, str]]:
     yield "all of them answered after one message for each topic", woken.told(HELD)
 
 
+def many_consumers(server: Server) -> Iterator[tuple[str, str]]:
+    """Consumers as they are: a connection each, a heartbeat, a held pull for each of their queues."""
+    main = Link()
+    for number in range(CONSUMERS // MEMBERS):
+        make_topic(main, f"Shared{number}", MEMBERS * QUEUES_EACH)
+    before = rss_mib(server)
+    links = [Link() for _ in range(CONSUMERS)]
+    with Measured(server) as come:
+        for number, link in enumerate(links):
+            topic = f"Shared{number // MEMBERS}"
+            group = ConsumerData(
+                f"group-{number // MEMBERS}",
+                "CONSUME_PASSIVELY",
+                "CLUSTERING",
+                "CONSUME_FROM_LAST_OFFSET",
+                [SubscriptionData(topic, "*")],
+            )
+            body = HeartbeatData(f"client-{number}", [], [group]).to_json()
+            link.sock.sendall(encode(Command.request(RequestCode.HEART_BEAT, body=body)))
+            first = number % MEMBERS * QUEUES_EACH
+            for queue in range(first, first + QUEUES_EACH):
+                link.sock.sendall(encode(pull(topic, queue, 0, suspend_ms=60_000)))
+        time.sleep(5.0)  # their groups are saved and registered
+    pulls = CONSUMERS * QUEUES_EACH
+    yield (
+        f"{CONSUMERS:,} consumers of {CONSUMERS // MEMBERS} groups come",
+        f"{come.cpu / CONSUMERS * 1e6:.0f} µs of CPU each",
+    )
+    yield f"their connections, groups and {pulls:,} held pulls", f"{rss_mib(server) - before:.0f} MiB"
+    with Measured(server) as idle:
+        time.sleep(3.0)
+    yield "the same, while nothing comes", f"{idle.cpu / idle.wall * 100:.1f} % of a core"
+    with Measured(server) as woken:
+        for number in range(CONSUMERS // MEMBERS):
+            queues = range(MEMBERS * QUEUES_EACH)
+            main.ask_many((send(f"Shared{number}", queue) for queue in queues), 64)
+        for link in links:
+            given = 0
+            while given < QUEUES_EACH:
+                given += sum(answer.code == 0 and bool(answer.body) for answer in link.read())
+    yield "a message for each of these pulls, sent and handed out", woken.told(pulls)
+    for link in links:
+        link.sock.close()
+
+
+def large_messages(server: Server) -> Iterator[tuple[str, str]]:
+    make_topic(Link(), "Large", 4)
+    request = send("Large", 0, bytes(LARGE_BYTES))
+    before, most = rss_mib(server), 0.0
+    links = [Link() for _ in range(LARGE)]
+    left = dict.fromkeys(links, memoryview(request))
+    with Measured(server) as taken:
+        while left:  # all at once, a piece of each in turn
+            for link in list(left):
+                left[link] = left[link][link.sock.send(left[link][: 1 << 18]) :]
+                if not left[link]:
+                    del left[link]
+            most = max(most, rss_mib(server) - before)
+        answers = [answer for link in links for answer in link.read()]
+    if len(answers) != LARGE or any(answer.code for answer in answers):
+        raise ValueError(f"{len(answers)} answers, {[answer.code for answer in answers]}")
+    yield f"{LARGE} messages of 4 MiB at once", taken.told(LARGE)
+    yield (
+        "memory that they take while they come, and a second after",
+        (f"{most:.0f} MiB, {settled_mib(server) - before:.0f} MiB"),
+    )
+    for link in links:
+        link.sock.close()
+
+
+def settled_mib(server: Server) -> float:
+    time.sleep(1.0)
+    return rss_mib(server)
+
+
+def long_log(kind: str, folder: str, gib: int) -> Iterator[tuple[str, str]]:
+    """How long a broker with so much log needs until it answers, stopped cleanly or killed before."""
+    words = "kill", "clean stop"
+    with rmq(kind, folder, PORT, CACHE, ANY_NUMBER) as server:
+        link = Link()
+        make_topic(link, "Long", 4)
+        request, count = send("Long", 0, os.urandom(1 << 19)), gib << 11
+        with Measured(server) as filled:
+            link.ask_many((request for _ in range(count)), 4)
+        yield f"{gib} GiB of log in messages of 512 KiB, sent by one", filled.told(count)
+        yield f"memory of a broker that took {gib} GiB", f"{rss_mib(server):.0f} MiB"
+        server.process.kill()
+        server.process.wait()
+    for word in words:
+        begin = time.perf_counter()
+        with rmq(kind, folder, PORT, CACHE, ANY_NUMBER) as server:
+            Link().ask(Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+            took = time.perf_counter() - begin
+            yield (
+                f"start with {gib} GiB of log after a {word}",
+                (f"{took:.1f} s, {server.cpu_seconds():.1f} s of CPU, {rss_mib(server):.0f} MiB"),
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--log-gib", type=int, default=0, help="also how a broker with so much log starts")
     parser.add_argument("--folder", help="where the store is made; the system's for temporary files if none")
     parser.add_argument("--kind", default="rmq", choices=["rmq", "rmq, pure"])
     options = parser.parse_args()
@@ -291,6 +394,11 @@ def main() -> None:
         rows += cold_reads(server, folder)
         rows += held_pulls(server)
         rows += many_queues(server)
+        rows += many_consumers(server)
+        rows += large_messages(server)
+    if options.log_gib:
+        with tempfile.TemporaryDirectory(prefix="rmq-scale-", dir=options.folder) as folder:
+            rows += long_log(options.kind, folder, options.log_gib)
     loads.append(os.getloadavg()[0])
     today, python = time.strftime("%Y-%m-%d"), platform.python_version()
     print(f"Taken {today}: Python {python}, load {min(loads):.1f} to {max(loads):.1f}.\n")
