@@ -133,6 +133,31 @@ def test_between_calls_the_loop_goes_on_by_itself(monkeypatch: pytest.MonkeyPatc
         assert elsewhere(lambda: run(made))
 
 
+def test_many_short_calls_do_not_wake_the_loops_thread(portal: LoopThread) -> None:
+    """Not even when it has looked once: it would find the next call begun, and wait for the end of that."""
+
+    def run() -> int:
+        assert in_a_row(portal)[-1]
+        loop = wait_for(portal, running)
+        assert isinstance(loop, lent_loop.LentLoop)
+        wakes, wake = list[None](), loop._called.set
+
+        def count() -> None:
+            wakes.append(None)
+            wake()
+
+        loop._called.set = count  # type: ignore[method-assign]
+        wake()
+        assert all(in_a_row(portal, 500))
+        return len(wakes)
+
+    assert elsewhere(run) <= 2
+
+
+async def running() -> asyncio.AbstractEventLoop:
+    return asyncio.get_running_loop()
+
+
 def test_the_end_comes_while_the_loop_is_lent() -> None:
     with loop_thread("asyncio") as portal:
         elsewhere(lambda: in_a_row(portal))
