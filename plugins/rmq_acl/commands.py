@@ -73,14 +73,21 @@ class Commands:
     ) -> Command | None:
         """The answer when the file has what `edit` makes of it, and the accounts hold."""
 
-        def write() -> State:
+        def write() -> tuple[State, ResponseError | None]:
             try:
-                return self._files.changed(path, edit, now_ms)
-            except (AclFileError, ValueError) as error:
+                state = self._files.fresh()
+            except AclFileError as error:
                 raise refusal(error) from None
+            try:
+                return self._files.changed(state, path, edit, now_ms), None
+            except (AclFileError, ValueError) as error:
+                return state, refusal(error)
 
-        def then(state: State) -> Command:
-            self._files.take(state)
+        def then(done: tuple[State, ResponseError | None]) -> Command:
+            state, refused = done
+            self._files.take(state)  # also when refused: another server with these files may have done it
+            if refused is not None:
+                raise refused
             return request.reply()
 
         return self._host.answer_saved(request, peer, write, then)

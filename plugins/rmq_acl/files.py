@@ -113,17 +113,22 @@ class AclFiles:
         return str(self.main)
 
     def change(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> None:
-        """`take` what `changed` gives. Raises as that."""
-        self.take(self.changed(path, edit, now_ms))
+        """`take` what `changed` makes of the files as they are. Raises as that."""
+        self.take(self.changed(self.fresh(), path, edit, now_ms))
 
-    def changed(self, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> State:
+    def fresh(self) -> State:
+        """The accounts as all files say now: somebody may have edited them a moment ago. It may run in any
+        thread. Raises AclFileError.
+        """
+        return self._read() if any(True for _ in self._paths()) else self._state
+
+    def changed(self, state: State, path: str, edit: Callable[[dict[str, Any]], None], now_ms: int) -> State:
         """Rewrite one file with what `edit` makes of its content, and a new version; returns the accounts
         then, for `take`. It may run in any thread, one at a time.
 
-        All files are read again first: somebody may have edited them a moment ago. The new one is checked
-        before it takes the old one's place in one step. Raises AclFileError, and then nothing has changed.
+        The new file is checked before it takes the old one's place in one step. Raises AclFileError, and what
+        `edit` raises, and then nothing has changed.
         """
-        state = self._read() if any(True for _ in self._paths()) else self._state
         old = next((file for file in state.files if file.path == path), AclFile(path))
         tree = deepcopy(dict(old.tree))
         edit(tree)

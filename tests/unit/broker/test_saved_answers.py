@@ -170,6 +170,14 @@ def test_accounts_that_an_editor_changes_meanwhile_count(rig: SlowRig) -> None:
     assert {"by-hand", "newcomer"} <= set(rig.acl.files.accounts.table)
 
 
+def test_what_another_server_has_done_to_the_same_file_holds_when_the_change_is_refused(rig: SlowRig) -> None:
+    rig.tell(CHANGES["deleted account"]())
+    lines = rig.accounts_file.read_text().splitlines()
+    rig.accounts_file.write_text("\n".join(line for line in lines if "guest12" not in line))
+    assert rig.write()[0].code == 210
+    assert "guest12" not in rig.acl.files.accounts.table  # nor does it wait for the next look at the files
+
+
 def test_a_change_that_fails_later_is_in_the_audit_log(
     rig: SlowRig, caplog: pytest.LogCaptureFixture
 ) -> None:
