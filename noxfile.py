@@ -97,6 +97,13 @@ def packages(session: nox.Session) -> None:
 
 
 @nox.session
+def long(session: nox.Session) -> None:
+    """The tests of processes that the README's test command leaves out, as shorter ones show the same."""
+    session.install("-e", ".[test]")
+    session.run("python", "-m", "pytest", "-m", "long", "tests/spark", "tests/system", *session.posargs)
+
+
+@nox.session
 def runbooks(session: nox.Session) -> None:
     """The drills of docs/runbooks.md on real processes, the long ones too."""
     session.install("-e", ".[test]")

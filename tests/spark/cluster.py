@@ -61,6 +61,13 @@ def running(
 
 
 @contextmanager
+def counting(pair: Pair) -> Iterator[Callable[[str], int]]:
+    """Tells how many messages a topic has; by one client: name servers take so many connections a second."""
+    with blocking.connect(pair.names) as client, client.pull_consumer("tests") as consumer:
+        yield lambda topic: sum(consumer.max_offset(queue) for queue in consumer.message_queues(topic))
+
+
+@contextmanager
 def another_broker(
     pair: Pair, folder: pathlib.Path, name: str, more: Mapping[str, str] | None = None
 ) -> Iterator[str]:

@@ -9,17 +9,16 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from rmq.client import blocking
 from rmq.errors import ConfigError
 from rmq.spark import read_jobs, run_once, run_streams
 from rmq.spark.pipelines.streams import LONGEST_PAUSE_SECONDS, Kept, Stream, names_of
-from tests.spark.cluster import Pair, running
+from tests.spark.cluster import Pair, counting, running
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -250,9 +249,10 @@ def file_of(pair: Pair, folder: pathlib.Path, **serve: Any) -> dict[str, Any]:
     }
 
 
-def count(pair: Pair, topic: str) -> int:
-    with blocking.connect(pair.names) as client, client.pull_consumer("tests") as consumer:
-        return sum(consumer.max_offset(queue) for queue in consumer.message_queues(topic))
+@pytest.fixture
+def count(pair: Pair) -> Iterator[Callable[[str], int]]:
+    with counting(pair) as count:
+        yield count
 
 
 def health(port: int) -> tuple[int, dict[str, str]]:
@@ -263,7 +263,9 @@ def health(port: int) -> tuple[int, dict[str, str]]:
         return error.code, json.load(error)
 
 
-def test_streams_run_once(spark: SparkSession, pair: Pair, tmp_path: pathlib.Path) -> None:
+def test_streams_run_once(
+    spark: SparkSession, pair: Pair, count: Callable[[str], int], tmp_path: pathlib.Path
+) -> None:
     for topic in ("RunFiles", "RunIn", "RunOut"):
         pair.make_topic(topic, 1)
     pair.send("RunFiles", 30, queues=1)
@@ -273,7 +275,7 @@ def test_streams_run_once(spark: SparkSession, pair: Pair, tmp_path: pathlib.Pat
     ran = run_once(spark, jobs, tell=told.append)
     assert (ran.streams, ran.rows, dict(ran.errors)) == (2, 45, {})
     assert sorted(told) == ["copies: 15 rows", "files: 30 rows"]
-    assert (spark.read.parquet(str(tmp_path / "rows")).count(), count(pair, "RunOut")) == (20, 15)
+    assert (spark.read.parquet(str(tmp_path / "rows")).count(), count("RunOut")) == (20, 15)
     assert run_once(spark, jobs, tell=told.append).rows == 0
     broken = file_of(pair, tmp_path)
     broken["streams"]["files"]["source"] = {"topic": "RunNone", "pullTimeoutMs": 500}
@@ -283,11 +285,11 @@ def test_streams_run_once(spark: SparkSession, pair: Pair, tmp_path: pathlib.Pat
 
 
 def test_streams_run_and_are_started_again_and_say_how_they_are(
-    spark: SparkSession, pair: Pair, tmp_path: pathlib.Path
+    spark: SparkSession, pair: Pair, count: Callable[[str], int], tmp_path: pathlib.Path
 ) -> None:
     for topic in ("RunIn", "RunOut"):
         pair.make_topic(topic, 1)
-    before = count(pair, "RunOut")
+    before = count("RunOut")
     given = file_of(pair, tmp_path, port=0)
     del given["streams"]["copies"]
     given["streams"]["late"] = {
@@ -314,7 +316,7 @@ def test_streams_run_and_are_started_again_and_say_how_they_are(
             is_made.set()
             pair.make_topic("RunLate", 1)
             pair.send("RunLate", 9, queues=1)
-        elif count(pair, "RunOut") == before + 9:
+        elif count("RunOut") == before + 9:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                 seen.append((answer.status, {"metrics": answer.read().decode()}))
             raise KeyboardInterrupt

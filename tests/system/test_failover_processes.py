@@ -11,7 +11,9 @@ import trio
 from tests.system.failover import run
 
 
-@pytest.mark.parametrize(("size", "kills", "pauses"), [(2, 2, 0), (3, 1, 1)])
+@pytest.mark.parametrize(
+    ("size", "kills", "pauses"), [(2, 1, 0), pytest.param(3, 2, 1, marks=pytest.mark.long)]
+)
 def test_nothing_acknowledged_is_lost_when_masters_die(
     tmp_path: pathlib.Path, size: int, kills: int, pauses: int
 ) -> None:

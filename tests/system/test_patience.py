@@ -84,7 +84,7 @@ async def read(names: str, group: str, count: int) -> Counter[bytes]:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "trio"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_restart_of_six_seconds_fails_no_send(
     tmp_path: pathlib.Path, loop: str, how: signal.Signals
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_restart_of_six_seconds_fails_no_send(
     assert failures == []
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "trio"])
+@pytest.mark.parametrize("loop", ["asyncio", pytest.param("trio", marks=pytest.mark.long)])
 def test_many_sends_at_once_are_stored_once_each(tmp_path: pathlib.Path, loop: str) -> None:
     results: list[rmq.SendResult] = []
 

@@ -46,6 +46,7 @@ def restart(run: Drill, server: Server) -> None:
         run.wait_until_copied("broker-a")
 
 
+@pytest.mark.runbooks
 def test_rolling_restart(tmp_path: pathlib.Path) -> None:
     with drill(tmp_path, "Rolling restart") as run:
         run.name_server("names-1")
@@ -296,6 +297,7 @@ def test_restore(tmp_path: pathlib.Path) -> None:
         run.check_nothing_is_lost()
 
 
+@pytest.mark.runbooks
 def test_upgrade_and_roll_back(tmp_path: pathlib.Path) -> None:
     with drill(tmp_path, "Upgrade and roll back") as run:
         new = install(tmp_path / "built", "0.2.0")
@@ -345,6 +347,7 @@ def install(folder: pathlib.Path, version: str) -> pathlib.Path:
     return folder
 
 
+@pytest.mark.runbooks
 def test_replace_a_name_server(tmp_path: pathlib.Path) -> None:
     with drill(tmp_path, "Replace a name server") as run:
         first = run.name_server("names-1")

@@ -15,18 +15,19 @@ import yaml
 
 pytest.importorskip("pyspark")
 
-from tests.spark.cluster import running
-from tests.spark.test_streams import count, file_of
+from tests.spark.cluster import counting, running
+from tests.spark.test_streams import file_of
 
 SECONDS = 240
 
 
+@pytest.mark.long
 def test_the_command_runs_streams_until_sigterm(tmp_path: pathlib.Path) -> None:
-    with running(tmp_path / "pair") as pair:
+    with running(tmp_path / "pair") as pair, counting(pair) as count:
         for topic in ("RunFiles", "RunIn", "RunOut"):
             pair.make_topic(topic, 1)
         pair.send("RunIn", 15, queues=1)
-        before = count(pair, "RunOut")
+        before = count("RunOut")
         file = tmp_path / "jobs.yaml"
         file.write_text(yaml.safe_dump(file_of(pair, tmp_path, port=0), sort_keys=False))
         command = [sys.executable, "-m", "rmq", "spark", "run", str(file), "--master", "local[2]"]
@@ -40,7 +41,7 @@ def test_the_command_runs_streams_until_sigterm(tmp_path: pathlib.Path) -> None:
             )
         try:
             began = time.monotonic()
-            while count(pair, "RunOut") < before + 15:
+            while count("RunOut") < before + 15:
                 assert process.poll() is None, (tmp_path / "said").read_text()
                 assert time.monotonic() < began + SECONDS, (tmp_path / "said").read_text()
                 time.sleep(0.2)
