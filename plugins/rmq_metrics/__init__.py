@@ -17,6 +17,7 @@ from typing import Final
 
 import anyio
 import anyio.to_thread
+import trio.lowlevel
 
 from rmq.config import is_loopback
 from rmq.errors import ConfigError
@@ -95,6 +96,7 @@ class MetricsPlugin(Plugin):
                 self._pulls.copy(),
             ),
             Metric("refusals", "counter", "Requests that were refused", refused, labels),
+            single("tasks", "gauge", "Tasks of the service", _tasks()),
         ]
 
     def pages(self) -> dict[str, Page]:
@@ -129,6 +131,11 @@ class _Made:
 def _brings(asked: Asked, token: bytes) -> bool:
     kind, _, word = asked.headers.get(b"authorization", b"").partition(b" ")
     return kind.lower() == b"bearer" and hmac.compare_digest(word.strip(), token)
+
+
+def _tasks() -> int:
+    """How many the loop has in which this is asked."""
+    return trio.lowlevel.current_statistics().tasks_living if trio.lowlevel.in_trio_run() else 0
 
 
 def _token(path: str) -> bytes:
