@@ -143,7 +143,7 @@ class Admin:
             log.warning("topic %s was made again while it was being deleted: its messages stay", topic)
             return
         self._commit_pending()  # as above
-        self._store.remove_topic(topic)
+        self._remove_queues(topic)
         self._offsets.delete_topic(topic)
         self._stats.delete_topic(topic)
 
@@ -169,8 +169,13 @@ class Admin:
         for topic in {topic for topic, _ in self._store.queues()}:
             if self._topics.get(topic) is None and not self._topics.is_system(topic):
                 log.warning("queues of topic %s are removed: there is no such topic", topic)
-                self._store.remove_topic(topic)
+                self._remove_queues(topic)
         return request.reply()
+
+    def _remove_queues(self, topic: str) -> None:
+        self._store.remove_topic(topic)
+        if self._wake_clean is not None:
+            self._wake_clean()
 
     # --- groups ---
 

@@ -434,8 +434,9 @@ class _Service:
             taken = retention.take(store.config, self.broker.now_ms())
             while (path := retention.path) is not None:
                 await self._blocking(partial(store.disk.remove, path))
+                why = retention.why(path)
                 retention.removed(path)
-                log.info("%s is removed (%s)", path, retention.reason or "expired")
+                log.info("%s is removed (%s)", path, why)
             if not taken:
                 break
 

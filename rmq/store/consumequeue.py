@@ -329,7 +329,7 @@ class ConsumeQueue:
         self.tail = bytearray()
 
     def close(self) -> None:
-        """Close the files; what gathered should have been written."""
+        """Close the files; what gathered should have been written, unless it is to be forgotten."""
         self._files.close()
 
     @property

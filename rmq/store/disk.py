@@ -138,9 +138,9 @@ class Disk(Protocol):
         """Remove a file, or a folder with all that is in it. Not being there is fine."""
         ...
 
-    def move(self, path: str, to: str) -> None:
-        """Rename a file or folder, on the same file system, so that a crash leaves it here or there. Raises
-        StoreError, also when it is not there.
+    def move(self, path: str, to: str, *, sync: bool = True) -> None:
+        """Rename a file or folder, on the same file system, so that a crash leaves it here or there; without
+        `sync` it may be here again after one. Raises StoreError, also when it is not there.
         """
         ...
 
@@ -405,12 +405,13 @@ class RealDisk:
             else:
                 os.unlink(path)
 
-    def move(self, path: str, to: str) -> None:
+    def move(self, path: str, to: str, *, sync: bool = True) -> None:
         with _explained(path):
             os.makedirs(os.path.dirname(to), exist_ok=True)
             os.rename(path, to)
-            sync_folder(os.path.dirname(to))
-            sync_folder(os.path.dirname(path))
+            if sync:
+                sync_folder(os.path.dirname(to))
+                sync_folder(os.path.dirname(path))
 
     def sync(self, path: str) -> None:
         _sync_path(path)

@@ -275,17 +275,17 @@ class Queues:
             queue.truncate(log_end)
         self._count_gathered()
 
-    def remove_topic(self, topic: str) -> None:
-        """Remove a topic's queues."""
+    def remove_topic(self, topic: str) -> str:
+        """Forget a topic's queues; their files are closed, and their folder is returned, to be removed."""
         for key in [key for key in self.table if key[0] == topic]:
             queue = self.table.pop(key)
             self._gathered.pop(queue, None)
             self._unsynced.pop(queue, None)
-            queue.remove()
+            queue.close()
         self._full = [queue for queue in self._full if queue.topic != topic]
         self._to_trim = [queue for queue in self._to_trim if queue.topic != topic]
         self._count_gathered()
-        self._disk.remove(os.path.dirname(queue_folder(self._root, topic, 0)))
+        return os.path.dirname(queue_folder(self._root, topic, 0))
 
     def hold_files(self, log_start: int) -> None:
         """The log is about to begin later than at `log_start`. Until `begin_trim` queues keep their files."""

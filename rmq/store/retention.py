@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ else:
 
 
 MOST_FILES = 10  # of one round, as in Java: the caller comes back soon
+LEFT_FOLDER = "removed"  # in the store's folder: Java's brokers do not look into it
 
 
 @frozen
@@ -99,16 +101,21 @@ class Retention:
     `take` takes a file out of the log, which costs nothing. Removing it from the disk may take half a second
     for a GiB, so the caller does that, `disk.remove(retention.path)`, in any thread, and then calls
     `removed`. Queues and index follow when the log's files are off the disk: a crash before leaves records
-    with their units, and never a record without one, which nobody could read.
+    with their units, and never a record without one, which nobody could read. A deleted topic's folder is
+    moved out of the way and leaves in the same manner: the topic may be made again at once.
     """
 
-    def __init__(self, disk: Disk, log: CommitLog, queues: Queues, index: Index, reput: Reput) -> None:
+    def __init__(
+        self, disk: Disk, root: str, log: CommitLog, queues: Queues, index: Index, reput: Reput
+    ) -> None:
         self._disk = disk
         self._log = log
         self._queues = queues
         self._index = index
         self._reput = reput
-        self._leaving: list[str] = []  # out of the log or the index, but on the disk
+        self._root = root
+        self._leaving: dict[str, str] = {}  # what is on the disk, but in nobody's use any more -> why
+        self._numbers = 0  # of folders that were moved out of the way
         self._to_trim = False
         self.reason = ""
         """Why the last file went or would have gone: as `CleanReport.reason`."""
@@ -117,8 +124,12 @@ class Retention:
 
     @property
     def path(self) -> str | None:
-        """The file to remove from the disk now; None: there is none."""
-        return self._leaving[0] if self._leaving else None
+        """The file or folder to remove from the disk now; None: there is none."""
+        return next(iter(self._leaving), None)
+
+    def why(self, path: str) -> str:
+        """Why that is to be removed, in a word or three."""
+        return self._leaving[path]
 
     def take(self, config: StoreConfig, now_ms: int, *, asked: bool = False) -> bool:
         """Take the oldest file out of the log if it is expired or must make room; whether there was one.
@@ -135,20 +146,35 @@ class Retention:
             return False
         assert len(segments.bases) > 1, "the last file says where the log ends"
         self._queues.hold_files(self._log.start)
-        self._leaving.append(segments.take_first())
+        self._leaving[segments.take_first()] = self.reason
         self._to_trim = True
         self._reput.skip_to(self._log.start)
         return True
 
+    def take_topic(self, topic: str) -> None:
+        """Take a topic's queues out of the store. Raises StoreError."""
+        folder = self._queues.remove_topic(topic)
+        if self._disk.exists(folder):
+            self._numbers += 1
+            left = os.path.join(self._root, LEFT_FOLDER, str(self._numbers))
+            self._disk.move(folder, left, sync=False)
+            self._leaving[left] = "topic deleted"
+
+    def find_left(self) -> None:
+        """Note what an earlier run moved out of the way and did not come to remove. Raises StoreError."""
+        for name in self._disk.list(os.path.join(self._root, LEFT_FOLDER)):
+            self._leaving[os.path.join(self._root, LEFT_FOLDER, name)] = "topic deleted"
+            if name.isascii() and name.isdecimal():
+                self._numbers = max(self._numbers, int(name))
+
     def removed(self, path: str) -> None:
-        """A file is off the disk; trims queues and index when it was the last of the log's.
+        """It is off the disk; trims queues and index when it was the last.
 
         With very many queues the rest of their trimming is left to `Store.dispatch`.
         """
-        if path in self._leaving:
-            self._leaving.remove(path)
+        self._leaving.pop(path, None)
         if self._to_trim and not self._leaving:
             self._to_trim = False
             self._queues.begin_trim()
             self.queue_files = self._queues.trim_some(self._log.start)
-            self._leaving = self._index.trim(self._log.start)
+            self._leaving = dict.fromkeys(self._index.trim(self._log.start), self.reason or "expired")

@@ -128,7 +128,7 @@ class Store(StoreSync, ReplicaStore):
         sizes = config.max_hash_slot_num, config.max_index_num
         self._index = Index(disk, os.path.join(root, "index"), *sizes, self._compiled)
         self._reput = Reput(self._log, self._index, may_get_rows=self._compiled is not None)
-        self.retention = Retention(disk, self._log, self._queues, self._index, self._reput)
+        self.retention = Retention(disk, root, self._log, self._queues, self._index, self._reput)
 
     def _make_limits(self) -> Limits:
         config = self.config
@@ -179,6 +179,7 @@ class Store(StoreSync, ReplicaStore):
         clean = abort.is_clean
         checkpoint = self._checkpoint = Checkpoint(self.disk, self._path("checkpoint"))
         self._queues.find_folders()
+        self.retention.find_left()
         recoverer = Recoverer(
             self._log,
             self._queues,
@@ -524,16 +525,15 @@ class Store(StoreSync, ReplicaStore):
     # ---- cleaning ----
 
     def remove_topic(self, topic: str) -> None:
-        """Remove a topic's queues; its records stay in the log until their files expire."""
+        """Remove a topic's queues, files as `retention` does; records stay in the log till they expire."""
         # Units of the pending batch go too; their records are in the log all the same.
         kept = [at for at, queue in enumerate(self._owners) if queue.topic != topic]
         self._units, self._owners = [self._units[at] for at in kept], [self._owners[at] for at in kept]
         self._encoded = [units for units in self._encoded if units[0].topic != topic]
-        self._queues.remove_topic(topic)
+        self.retention.take_topic(topic)
 
     def clean(self, now_ms: int, *, asked: bool = False) -> CleanReport:
-        """Remove whole log files, oldest first, that are expired or must make room; trim queues and index
-        with them.
+        """Remove whole log files, oldest first, that are expired or must make room, and what points there.
 
         `asked`: at any hour, and all that are expired. Blocks for as long as the file system takes to remove
         all of them; see `retention` for how a service does it. Raises StoreError.

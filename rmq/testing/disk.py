@@ -313,7 +313,7 @@ class MemoryDisk:
             del self._files[other]
         self.changed()
 
-    def move(self, path: str, to: str) -> None:
+    def move(self, path: str, to: str, *, sync: bool = True) -> None:
         """See Disk."""
         moved = [name for name in self._files if name == path or name.startswith(path + "/")]
         if not moved:

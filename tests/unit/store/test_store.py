@@ -674,6 +674,42 @@ def test_remove_topic_removes_its_queues_only() -> None:
     assert bodies(again) == [b"message 0", b"message 1"]
 
 
+def test_the_files_of_a_removed_topic_leave_in_the_steps_of_retention_and_never_those_of_its_successor(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    store = open_store(RealDisk(), clock, root=str(tmp_path))
+    removed: list[str] = []
+    for _ in range(2):  # deleted, made again, and deleted again before anything is off the disk
+        fill(store, 30)
+        clock.now_ms += 10_000
+        store.dispatch()
+        store.remove_topic("Orders")
+    fill(store, 3)
+    clock.now_ms += 10_000
+    store.dispatch()
+    assert len(list((tmp_path / "removed").rglob("0" * 20))) == 2
+    retention = store.retention
+    path = retention.path
+    assert path is not None
+    assert retention.why(path) == "topic deleted"
+    store.disk.remove(path)
+    retention.removed(path)
+    store.close()
+
+    again = open_store(RealDisk(), clock, root=str(tmp_path))
+    fill(again, 1, topic="Other")
+    again.remove_topic("Other")  # beside what the run before has left
+    while (path := again.retention.path) is not None:
+        removed.append(os.path.basename(path))
+        again.disk.remove(path)
+        again.retention.removed(path)
+    assert removed[0] == "2"
+    assert list((tmp_path / "removed").iterdir()) == []
+    assert bodies(again) == [b"message 0", b"message 1", b"message 2"]
+    again.close()
+
+
 def test_a_topic_removed_while_its_messages_are_pending_stays_removed() -> None:
     disk, clock = MemoryDisk(), Clock()
     store = open_store(disk, clock)
