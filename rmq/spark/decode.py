@@ -1,14 +1,13 @@
 """decoded(): bodies of messages as values, by a schema in JSON, Avro or Protobuf; and what cannot be read.
 
-All is done by Spark's own expressions: no row goes through Python.
+JSON and Avro are done by Spark's own expressions: no row goes through Python. Of Protobuf see
+`rmq.spark.protobuf`.
 """
 
 from __future__ import annotations
 
 import json
 import urllib.request
-from functools import reduce
-from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
@@ -19,7 +18,7 @@ from rmq.spark.pipelines.replay import own_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import StructType
 
 Form = Literal["json", "avro", "protobuf"]
 Bad = Literal["null", "fail", "dlq"]
@@ -33,7 +32,6 @@ _END: Final = "end"
 _END_BYTE: Final = b"\x02"
 """1, as Avro has a number."""
 _FRAME_BYTES: Final = 5
-_JARS: Final = {"avro": "spark-avro_2.13", "protobuf": "spark-protobuf_2.13"}
 
 
 def decoded(
@@ -49,18 +47,20 @@ def decoded(
     """The rows with one column more, `into`: the `body` as a value.
 
     `schema` is a Spark schema (a StructType, or text such as ``id long, amount double``) for `json`, an Avro
-    schema for `avro`, the path of a descriptor file (``protoc --descriptor_set_out``) for `protobuf`, whose
-    `message` names the type. A path of a file with it will do, and so will the URL of a schema registry
-    whose answer has it as ``schema`` (``https://host/subjects/orders-value/versions/latest``); it is read
-    now, once. `framed` says that five bytes of such a registry come before each value (a zero and a number).
+    schema for `avro`, the path of a descriptor file for `protobuf` (``protoc --include_imports
+    --descriptor_set_out``), of which `message` names the type. A path of a file with it will do, and so will
+    the URL of a schema registry whose answer has it as ``schema``
+    (``https://host/subjects/orders-value/versions/latest``, for `protobuf` with ``?format=serialized``); it
+    is read now, once. `framed` says that what such a registry's clients write comes before each value: a zero
+    and a number, for `protobuf` also where in its file the type is.
 
     `bad` says what becomes of a body that the schema does not fit: `null`: its value is null; `fail`: the
     query fails and names topic, queue and offset; `dlq`: a column ``decodeError`` has the reason, null for
     good rows, from which `undecoded` makes dead letters. A null body is none.
 
-    Avro and Protobuf need Spark's own packages in the session (``spark.jars.packages``:
-    org.apache.spark:spark-avro_2.13 or spark-protobuf_2.13 of Spark's version). Raises ConfigError without
-    them, and for a schema that cannot be read."""
+    Avro needs Spark's own package in the session (``spark.jars.packages``: org.apache.spark:spark-avro_2.13
+    of Spark's version), Protobuf the package `protobuf` in Python, here and at the workers (the extra
+    ``protobuf``). Raises ConfigError without them, and for a schema that cannot be read."""
     from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
     from pyspark.sql import functions as F
@@ -70,16 +70,15 @@ def decoded(
             raise ConfigError(key, given, f"one of {', '.join(known)}")
     if taken := {into, *((REASON,) if bad == "dlq" else ())} & set(frame.columns):
         raise ConfigError("into", ", ".join(sorted(taken)), "a column that the rows do not have")
-    body = F.substring("body", _FRAME_BYTES + 1, 1 << 30) if framed else F.col("body")
     try:
-        found = frame.withColumn(into, _value(body, schema, form, message))
+        found = frame.withColumn(into, _value(schema, form, message, framed))
     except (PySparkException, Py4JJavaError) as error:
-        if form in _JARS and ("NOT_LOADED" in str(error) or "JavaPackage" in str(error)):
-            package = f"org.apache.spark:{_JARS[form]} of this Spark's version in spark.jars.packages"
+        if form == "avro" and ("NOT_LOADED" in str(error) or "JavaPackage" in str(error)):
+            package = "org.apache.spark:spark-avro_2.13 of this Spark's version in spark.jars.packages"
             raise ConfigError("form", form, package) from None
         reason = _reason(error).strip().splitlines()[0]
         raise ConfigError("schema", str(schema)[:200], f"a schema for {form} ({reason})") from None
-    value, is_bad = _judged(F.col(into), found.schema[into].dataType, form, body)
+    value, is_bad = _judged(F.col(into), form)
     is_bad = F.col("body").isNotNull() & is_bad
     why = F.lit(f"the body does not fit the {form} schema")
     if bad == "fail":
@@ -117,11 +116,12 @@ def undecoded(frame: DataFrame, group: str) -> DataFrame:
     )
 
 
-def _value(body: Column, schema: str | StructType, form: Form, message: str) -> Column:
-    """What Spark makes of the body by the schema; `_judged` says whether it is a value."""
+def _value(schema: str | StructType, form: Form, message: str, framed: bool) -> Column:
+    """What is made of the body by the schema; `_judged` says whether it is a value."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructType
 
+    body = F.substring("body", _FRAME_BYTES + 1, 1 << 30) if framed else F.col("body")
     if form == "json":
         found = schema if isinstance(schema, StructType) else _struct(_text(schema))
         whole = StructType([*found.fields]).add(_UNREAD, StringType())
@@ -133,27 +133,32 @@ def _value(body: Column, schema: str | StructType, form: Form, message: str) -> 
         from pyspark.sql.avro.functions import from_avro
 
         return from_avro(F.concat(body, F.lit(_END_BYTE)), _ended(_text(schema)), {"mode": "PERMISSIVE"})
-    from pyspark.sql.protobuf.functions import from_protobuf
-
     if not message:
         raise ConfigError("message", "", "the name of the message's type in the descriptor file")
-    return from_protobuf(body, message, schema, {"mode": "PERMISSIVE"})
+    return _protobuf(schema, message, framed)
 
 
-def _judged(found: Column, kind: DataType, form: Form, body: Column) -> tuple[Column, Column]:
-    """The value in what `_value` has made, and whether the body does not fit the schema."""
+def _protobuf(schema: str, message: str, framed: bool) -> Column:
     from pyspark.sql import functions as F
-    from pyspark.sql.types import StructType
 
+    try:
+        from rmq.spark.protobuf import description_of, reader, schema_of
+
+        description = description_of(_bytes(schema))
+    except ImportError:
+        raise ConfigError("form", "protobuf", "json or avro until `pip install 'rmq[protobuf]'`") from None
+    read = reader(description, message, framed=framed)
+    return F.udf(read, schema_of(description, message), useArrow=False)("body")
+
+
+def _judged(found: Column, form: Form) -> tuple[Column, Column]:
+    """The value in what `_value` has made, and whether the body does not fit the schema."""
     if form == "json":
         # What the parser could not read stands in a field of its own, which nobody wants to see.
         return found.dropFields(_UNREAD), found.isNull() | found[_UNREAD].isNotNull()
     if form == "avro":
         return found[_VALUE], ~found[_END].eqNullSafe(1)
-    assert isinstance(kind, StructType)
-    # Spark makes a message without any field of what it cannot read.
-    is_empty = reduce(and_, (found[name].isNull() for name in kind.fieldNames()), F.length(body) > 0)
-    return found, found.isNull() | is_empty
+    return found, found.isNull()
 
 
 def _ended(schema: str) -> str:
@@ -199,3 +204,13 @@ def _text(schema: str) -> str:
     if "\n" not in schema and len(schema) < 4096 and Path(schema).is_file():
         return Path(schema).read_text("utf-8")
     return schema
+
+
+def _bytes(schema: str) -> bytes:
+    """What a file holds, or a registry answers. Raises ConfigError."""
+    if schema.startswith(("http://", "https://")):
+        return _text(schema).encode()
+    try:
+        return Path(schema).read_bytes()
+    except OSError as error:
+        raise ConfigError("schema", schema, f"a descriptor file ({error.strerror})") from None

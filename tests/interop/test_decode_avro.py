@@ -1,4 +1,4 @@
-"""decoded() by Avro and Protobuf schemas, with Spark's own packages; `nox -s decode_forms` fetches these."""
+"""decoded() by Avro schemas, with Spark's own package; `nox -s decode_avro` fetches it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.interop
 
-FORMS = [name for name in os.environ.get("RMQ_DECODE_FORMS", "").split(",") if name]
-"""Of ``avro`` and ``protobuf`` those whose packages of this Spark's version are to be fetched."""
+MAY_FETCH = bool(os.environ.get("RMQ_DECODE_AVRO"))
+"""Whether the package of this Spark's version may be fetched."""
 
 AVRO = {
     "type": "record",
@@ -53,42 +53,16 @@ def avro(number: int, name: str | None, amount: float) -> bytes:
     return varint((number << 1) ^ (number >> 63)) + text + struct.pack("<d", amount)
 
 
-def tagged(number: int, kind: int, value: bytes) -> bytes:
-    """A field of a Protobuf message; kind 2 has its length before it."""
-    return varint(number << 3 | kind) + (varint(len(value)) if kind == 2 else b"") + value
-
-
-def protobuf(number: int, name: str | None, amount: float) -> bytes:
-    found = tagged(1, 0, varint(number & (1 << 64) - 1)) if number else b""
-    found += b"" if name is None else tagged(2, 2, name.encode())
-    return found + tagged(3, 1, struct.pack("<d", amount))
-
-
-def descriptor_set() -> bytes:
-    """What `protoc --descriptor_set_out` writes of
-    `syntax = "proto2"; package shop; message Order { optional int64 id = 1; optional string name = 2;
-    optional double amount = 3; }`."""
-    fields = b""
-    for number, (name, kind) in enumerate([(b"id", 3), (b"name", 9), (b"amount", 1)], 1):
-        one = tagged(1, 2, name) + tagged(3, 0, varint(number)) + tagged(4, 0, varint(1))
-        fields += tagged(2, 2, one + tagged(5, 0, varint(kind)))
-    file = (
-        tagged(1, 2, b"order.proto") + tagged(2, 2, b"shop") + tagged(4, 2, tagged(1, 2, b"Order") + fields)
-    )
-    return tagged(1, 2, file)
-
-
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    if not FORMS:
-        pytest.skip("RMQ_DECODE_FORMS is not set: this needs spark-avro or spark-protobuf from Maven Central")
+    if not MAY_FETCH:
+        pytest.skip("RMQ_DECODE_AVRO is not set: this needs spark-avro from Maven Central")
     import pyspark
 
     from rmq.spark import session
 
-    version = pyspark.__version__
-    packages = ",".join(f"org.apache.spark:spark-{form}_2.13:{version}" for form in FORMS)
-    started = session("forms", master="local[2]", settings={"spark.jars.packages": packages})
+    package = f"org.apache.spark:spark-avro_2.13:{pyspark.__version__}"
+    started = session("avro", master="local[2]", settings={"spark.jars.packages": package})
     yield started
     started.stop()
 
@@ -98,7 +72,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     made = {
         "Avro": [avro(*row) for row in ROWS],
         "Framed": [b"\0\0\0\0\x07" + avro(*row) for row in ROWS],
-        "Protobuf": [protobuf(*row) for row in ROWS],
     }
     with running(tmp_path_factory.mktemp("broker")) as opened:
         for topic, bodies in made.items():
@@ -116,17 +89,13 @@ def values(frame: DataFrame) -> list[Any]:
     return [row.value if row.value is None else row.value.asDict() for row in rows]
 
 
-def ways(topic: str, folder: pathlib.Path) -> dict[str, Any]:
+def ways(topic: str) -> dict[str, Any]:
     """The arguments of `decoded` for a topic."""
-    if topic == "Protobuf":
-        path = folder / "order.desc"
-        path.write_bytes(descriptor_set())
-        return {"schema": str(path), "form": "protobuf", "message": "shop.Order"}
     return {"schema": json.dumps(AVRO), "form": "avro", "framed": topic == "Framed"}
 
 
-@pytest.mark.parametrize("topic", ["Avro", "Framed", "Protobuf"])
-def test_bodies_become_values(spark: SparkSession, pair: Pair, topic: str, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("topic", ["Avro", "Framed"])
+def test_bodies_become_values(spark: SparkSession, pair: Pair, topic: str) -> None:
     from pyspark.errors import PySparkException
 
     from rmq.spark import decoded, undecoded
@@ -135,9 +104,7 @@ def test_bodies_become_values(spark: SparkSession, pair: Pair, topic: str, tmp_p
         return spark.read.format("rmq").options(**pair.options(name)).load()
 
     print(f"Spark {spark.version}: {topic}")
-    how = ways(topic, tmp_path)
-    if how["form"] not in FORMS:
-        pytest.skip(f"RMQ_DECODE_FORMS does not name {how['form']}")
+    how = ways(topic)
     assert values(decoded(frame(topic), bad="fail", **how)) == WANTED
     assert values(decoded(frame(f"{topic}-bad"), **how)) == [*WANTED, None]
     with pytest.raises(PySparkException, match=rf"message 3 of queue 0 of \S+, topic {topic}-bad: the body"):
@@ -152,8 +119,6 @@ def test_bodies_become_values(spark: SparkSession, pair: Pair, topic: str, tmp_p
 def test_a_value_that_is_null_and_one_with_bytes_after_it(spark: SparkSession) -> None:
     from rmq.spark import decoded
 
-    if "avro" not in FORMS:
-        pytest.skip("RMQ_DECODE_FORMS does not name avro")
     bodies = [b"\x00", b"\x02\x02a", b"\x02\x02ab", b"\x05", None]
     frame = spark.createDataFrame([(bytearray(body) if body else None,) for body in bodies], "body binary")
     found = decoded(frame, '["null","string"]', form="avro", bad="dlq").collect()
