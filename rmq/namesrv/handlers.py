@@ -11,6 +11,7 @@ import logging
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from attrs import define
@@ -32,7 +33,7 @@ from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
 from rmq.namesrv.masters import Masters
 from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
-from rmq.plugin import Hooks
+from rmq.plugin import Hooks, Peer
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
 from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
@@ -43,6 +44,7 @@ from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.limits import Budget, turn_is_over
 from rmq.remoting.server import Acceptor
+from rmq.saved_answers import SavedAnswers
 
 log = logging.getLogger("rmq.namesrv")
 
@@ -81,7 +83,8 @@ class NameServer(Endpoint):
     raises OSError when it cannot. In cluster test mode `on_lookup` is told what the service has to ask for,
     and says whether it will. With `cluster` only servers that have its secret register; `masters` knows who
     led before this start. `clock` is in seconds, for how long a chunk may take. `acceptors` let peers in, by
-    the names of their ports; `budget` bounds what peers may make us hold.
+    the names of their ports; `budget` bounds what peers may make us hold. `on_wanted()` is called when
+    `saved_answers` has a file to write; without it files are written at once.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class NameServer(Endpoint):
         acceptors: Mapping[str, Acceptor] | None = None,
         budget: Budget | None = None,
         masters: Masters | None = None,
+        on_wanted: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self._masters = masters or Masters(None, None, now_ms())
@@ -119,6 +123,7 @@ class NameServer(Endpoint):
         """Until when the TLS certificate that peers are shown is valid; None without one."""
         self.controller_metrics: Callable[[], list[Metric]] = list
         self._hooks = Hooks()
+        self.saved_answers = SavedAnswers(self._respond, _error_response, on_wanted)
 
     def use_controller(self, requests: ControllerRequests) -> None:
         """Answer what controllers are asked, too. Before plugins are used."""
@@ -193,15 +198,8 @@ class NameServer(Endpoint):
             if handler is None:
                 return _unsupported(request)
             return handler(request, connection, now_ms)
-        except ResponseError as error:
-            log.warning("refused request %d of %s: %s", request.code, connection.peer_address, error.remark)
-            return request.reply(error.code, error.remark)
-        except RemoteProtocolError as error:
-            log.warning("bad request %d of %s: %s", request.code, connection.peer_address, error)
-            return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
         except Exception as error:
-            log.exception("request %d of %s failed", request.code, connection.peer_address)
-            return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
+            return _error_response(request, error, connection)
 
     def handlers(self) -> dict[int, Handler]:
         """Request code -> what answers it."""
@@ -231,7 +229,7 @@ class NameServer(Endpoint):
 
     # Brokers.
 
-    def _register(self, request: Command, connection: Connection, now_ms: int) -> Command:
+    def _register(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.RegisterBrokerRequestHeader)
         if header.body_crc32 and zlib.crc32(request.body) & CRC_BITS != header.body_crc32:
             raise SystemFailure(None, "crc32 not match")
@@ -246,6 +244,7 @@ class NameServer(Endpoint):
         digest = hashlib.blake2b(
             request.body, digest_size=16, person=str(header.compressed).encode()
         ).digest()
+        is_to_save = False
         result = self.routes.renew(who, digest, connection, now_ms)
         if result is None:
             body = RegisterBrokerBody()
@@ -254,18 +253,24 @@ class NameServer(Endpoint):
             is_whole = request.ext.get(headers.ALL_TOPICS) == "true"
             self._masters.check(who, now_ms)
             result = self.routes.register(who, body, connection, now_ms, digest, is_whole=is_whole)
-            self._masters.registered(who)
+            is_to_save = self._masters.registered(who)
         order = self.kv_configs.namespace(NAMESPACE_ORDER_TOPIC_CONFIG)
-        return request.reply(
+        response = request.reply(
             header=headers.RegisterBrokerResponseHeader(result.ha_server_addr, result.master_addr),
             body=order.to_json() if order is not None else b"",
         )
+        return self._with_masters(request, connection, response) if is_to_save else response
 
-    def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command:
+    def _with_masters(self, request: Command, connection: Connection, response: Command) -> Command | None:
+        """The response once it is saved who leads."""
+        return self.saved_answers.answer(request, connection, self._masters.save, lambda _: response)
+
+    def _unregister(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.UnRegisterBrokerRequestHeader)
         who = Registration(header.cluster_name, header.broker_name, header.broker_id, header.broker_addr)
         if self.routes.unregister(who):
-            self._masters.unregistered(who)
+            if self._masters.unregistered(who):
+                return self._with_masters(request, connection, request.reply())
         else:
             log.info("%s unregisters a broker that is not known: %s", connection.peer_address, who)
         return request.reply()
@@ -318,11 +323,15 @@ class NameServer(Endpoint):
 
     # Key-value configs.
 
-    def _put_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
+    def _put_kv(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.PutKVConfigRequestHeader)
-        self.kv_configs.put(header.namespace, header.key, header.value)
-        log.info("%s puts %s of %s", connection.peer_address, header.key, header.namespace)
-        return request.reply()
+        put = partial(self.kv_configs.put, header.namespace, header.key, header.value)
+
+        def then(_: None) -> Command:
+            log.info("%s puts %s of %s", connection.peer_address, header.key, header.namespace)
+            return request.reply()
+
+        return self.saved_answers.answer(request, connection, put, then)
 
     def _get_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.GetKVConfigRequestHeader)
@@ -331,11 +340,15 @@ class NameServer(Endpoint):
             raise QueryNotFound(None, f"No config item, Namespace: {header.namespace} Key: {header.key}")
         return request.reply(header=headers.GetKVConfigResponseHeader(value))
 
-    def _delete_kv(self, request: Command, connection: Connection, now_ms: int) -> Command:
+    def _delete_kv(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.DeleteKVConfigRequestHeader)
-        self.kv_configs.delete(header.namespace, header.key)
-        log.info("%s deletes %s of %s", connection.peer_address, header.key, header.namespace)
-        return request.reply()
+        delete = partial(self.kv_configs.delete, header.namespace, header.key)
+
+        def then(_: None) -> Command:
+            log.info("%s deletes %s of %s", connection.peer_address, header.key, header.namespace)
+            return request.reply()
+
+        return self.saved_answers.answer(request, connection, delete, then)
 
     def _kv_namespace(self, request: Command, connection: Connection, now_ms: int) -> Command:
         header = request.read(headers.GetKVListByNamespaceRequestHeader)
@@ -349,21 +362,44 @@ class NameServer(Endpoint):
     def _settings(self, request: Command, connection: Connection, now_ms: int) -> Command:
         return request.reply(body=dump_properties(self.config).encode())
 
-    def _update_settings(self, request: Command, connection: Connection, now_ms: int) -> Command:
+    def _update_settings(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         """Change settings at run time: all that are asked for or none, and only those that allow it."""
         changes = parse_properties(request.body.decode("utf-8", "replace"))
+        self._changed(changes)  # what may not be is refused at once
+
+        def then(_: None) -> Command:
+            self.config = self._changed(changes)
+            log.info("%s changes settings: %s", connection.peer_address, changes)
+            return request.reply()
+
+        return self.saved_answers.answer(request, connection, partial(self._keep, changes), then)
+
+    def _changed(self, changes: Mapping[str, str]) -> NamesrvConfig:
         try:
-            config = evolve(self.config, changes)
+            return evolve(self.config, changes)
         except ConfigError as error:
             raise NoPermission(None, f"nothing was changed: {error}") from error
+
+    def _keep(self, changes: Mapping[str, str]) -> None:
+        """Write new values of settings into their file; in any thread. Raises SystemFailure."""
         if changes and self._save_settings is not None:
             try:
-                self._save_settings(canonical(changes, type(config)))
+                self._save_settings(canonical(changes, NamesrvConfig))
             except OSError as error:
                 raise SystemFailure(None, f"nothing was changed: it cannot be saved: {error}") from error
-        self.config = config
-        log.info("%s changes settings: %s", connection.peer_address, changes)
-        return request.reply()
+
+
+def _error_response(request: Command, error: Exception, peer: Peer | None = None) -> Command:
+    """The answer to a request that failed. What nobody expected is logged with its traceback."""
+    who = peer.peer_address if peer is not None else "a peer"
+    if isinstance(error, ResponseError):
+        log.warning("refused request %d of %s: %s", request.code, who, error.remark)
+        return request.reply(error.code, error.remark)
+    if isinstance(error, RemoteProtocolError):
+        log.warning("bad request %d of %s: %s", request.code, who, error)
+        return request.reply(ResponseCode.SYSTEM_ERROR, str(error))
+    log.error("request %d of %s failed", request.code, who, exc_info=error)
+    return request.reply(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
 
 
 def _send(connection: Connection, request: Command, response: Command) -> None:

@@ -24,7 +24,8 @@ class KvConfigs:
     """The texts; each change is saved before it counts.
 
     `save` gets the whole content as JSON, in the shape of RocketMQ's kvConfig.json, and raises OSError when
-    it cannot keep it; the change is then undone and refused.
+    it cannot keep it; the change is then undone and refused. Changes may be made in any thread, one after the
+    other, while others read.
     """
 
     def __init__(

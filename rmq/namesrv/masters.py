@@ -56,23 +56,28 @@ class Masters:
                 f" to come back; if it leads now, start {who.broker_addr} as its slave",
             )
 
-    def registered(self, who: Registration) -> None:
-        """This broker has registered."""
+    def registered(self, who: Registration) -> bool:
+        """This broker has registered; whether that is to be saved."""
         if who.broker_id == MASTER_ID and self._save is not None:
             self._waited_for.discard(key := _key(who))
             if self._last.get(key) != who.broker_addr:
-                self._keep({**self._last, key: who.broker_addr})
+                self._last = {**self._last, key: who.broker_addr}
+                return True
+        return False
 
-    def unregistered(self, who: Registration) -> None:
-        """This broker was stopped in good order: another one may lead in its name at once."""
+    def unregistered(self, who: Registration) -> bool:
+        """This broker was stopped in good order: another one may lead in its name at once. Whether that is to
+        be saved."""
         if self._last.get(key := _key(who)) == who.broker_addr:
-            self._keep({name: address for name, address in self._last.items() if name != key})
+            self._last = {name: address for name, address in self._last.items() if name != key}
+            return self._save is not None
+        return False
 
-    def _keep(self, table: dict[str, str]) -> None:
-        self._last = table
+    def save(self) -> None:
+        """Save who leads now; in any thread. What goes wrong is logged: brokers serve all the same."""
         if self._save is not None:
             try:
-                self._save(json.dumps(table))
+                self._save(json.dumps(self._last))
             except OSError as error:
                 log.error("who is master cannot be saved: %s", error)
 

@@ -3,6 +3,7 @@
     namesrv
     ├── signals      SIGTERM, SIGINT -> cancel (only when it is a program of its own)
     ├── expire       brokers that were silent too long
+    ├── saved_answers  files that administrators and registrations change, written in a thread
     ├── controller   a controller's log and messages, where the setting `controllers` asks for one
     ├── lookups      cluster test mode: ask the production name servers
     └── serve        listener, and one nursery for each connection
@@ -52,7 +53,7 @@ from rmq.remoting.address import join_address
 from rmq.remoting.endpoint import Endpoint, RefusingEndpoint
 from rmq.remoting.http import served_pages, tell_supervisor
 from rmq.remoting.limits import Budget, Limits
-from rmq.remoting.loop import bare_errors, current_loop, restarting
+from rmq.remoting.loop import Alarm, bare_errors, current_loop, restarting
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.server import Acceptor, raise_descriptor_limit, serve
@@ -98,7 +99,13 @@ async def run(
         connections_per_address=config.max_connections_per_address,
         new_connections_per_address=config.max_new_connections_per_address,
     )
-    server = _name_server(config, partial(_take, send) if asks else None, Acceptor.of(limits))
+    saving = Alarm() if isinstance(network, TcpNetwork) else None  # in a simulation files take no time
+    server = _name_server(
+        config,
+        partial(_take, send) if asks else None,
+        Acceptor.of(limits),
+        saving.ring if saving is not None else None,
+    )
     requests = ControllerRequests(lease_clock)
     if config.controllers:
         server.use_controller(requests)
@@ -115,6 +122,8 @@ async def run(
     async with served_pages(network, config, health) as served, _nursery() as nursery:
         served.pages.update(hooks.pages())
         nursery.start_soon(_expire, server)
+        if saving is not None:
+            nursery.start_soon(_save, server, saving)
         if tls.tls_cert_path:
             nursery.start_soon(_look_at_certificate, server, tls.tls_cert_path)
         for name, plugin in hooks.tasks:
@@ -147,6 +156,22 @@ async def run(
             also |= served.listens() | hooks.listens()
         task_status.started(addresses)
     raise AssertionError("unreachable: the tasks above end only by an error or by cancellation")
+
+
+async def _save(server: NameServer, wanted: Alarm) -> NoReturn:
+    """Write files, and answer those who wait for it. Cancelled: a file that is being written is written
+    whole, and nobody gets an answer any more.
+    """
+    answers = server.saved_answers
+    while True:
+        while (one := answers.next()) is not None:
+            try:
+                result = await anyio.to_thread.run_sync(one.write)
+            except Exception as error:
+                answers.failed(one, error)
+            else:
+                answers.written(one, result)
+        await wanted.wait()
 
 
 async def _look_at_certificate(server: NameServer, path: str) -> NoReturn:
@@ -202,7 +227,10 @@ def _now_ms() -> int:
 
 
 def _name_server(
-    config: NamesrvConfig, on_lookup: Callable[[Lookup], bool] | None, acceptor: Acceptor
+    config: NamesrvConfig,
+    on_lookup: Callable[[Lookup], bool] | None,
+    acceptor: Acceptor,
+    on_wanted: Callable[[], None] | None,
 ) -> NameServer:
     kv_file = kv_config_file(config)
     secret = cluster_secret(config.cluster_secret_file)
@@ -218,6 +246,7 @@ def _name_server(
         acceptors={"clients": acceptor},
         budget=Budget(config.connection_buffer_bytes),
         masters=_masters(config),
+        on_wanted=on_wanted,
     )
 
 

@@ -7,7 +7,7 @@ import json
 import logging
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from rmq.namesrv.config import NamesrvConfig
 from rmq.namesrv.handlers import SCAN_MS, Lookup, NameServer
 from rmq.namesrv.kvconfigs import NAMESPACE_ORDER_TOPIC_CONFIG, KvConfigs
+from rmq.namesrv.masters import Masters
 from rmq.namesrv.routes import EXPIRY_MS, Registration, RouteTable
 from rmq.protocol import headers
 from rmq.protocol.bodies import (
@@ -52,7 +53,7 @@ class Peer:
 class Host:
     """A name server with its clock and its peers in the hand of the test."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, on_wanted: Callable[[], None] | None = None, **settings: Any) -> None:
         self.now_ms = 1_000
         self.saved: list[bytes] = []
         self.changes: list[dict[str, str]] = []
@@ -64,6 +65,8 @@ class Host:
             kv_configs=KvConfigs(self.save),
             save_settings=self.save_settings,
             on_lookup=self.look_up if settings.get("cluster_test") else None,
+            masters=Masters(self.save, None, 0),
+            on_wanted=on_wanted,
         )
         self.peer = Peer()
 
@@ -579,3 +582,45 @@ def test_answers_about_all_topics_and_brokers_are_made_once_for_each_state(
     host.server.on_close(host.peer)  # type: ignore[arg-type]
     assert topics() == []
     assert not ClusterInfo.from_json(host.ask(RequestCode.GET_BROKER_CLUSTER_INFO).body).broker_addr_table
+
+
+def test_files_are_written_beside_the_loop_and_answers_wait_for_them() -> None:
+    rung: list[int] = []
+    host = Host(on_wanted=lambda: rung.append(1))
+    host.server.kv_configs.put("ns", "gone", "v")
+    body = registration("Orders")
+    of_broker = headers.UnRegisterBrokerRequestHeader("a", "10.0.0.1:10911", "C", 0)
+    requests = [
+        Command.request(RequestCode.PUT_KV_CONFIG, headers.PutKVConfigRequestHeader("ns", "k", "v")),
+        Command.request(RequestCode.DELETE_KV_CONFIG, headers.DeleteKVConfigRequestHeader("ns", "gone")),
+        Command.request(RequestCode.UPDATE_NAMESRV_CONFIG, body=b"orderMessageEnable=true"),
+        Command.request(RequestCode.REGISTER_BROKER, broker(body), body),
+        Command.request(RequestCode.UNREGISTER_BROKER, of_broker),
+    ]
+    for fails in (False, True):
+        for seen in (host.saved, host.changes, rung):
+            seen.clear()
+        host.fails = False
+        host.server.handle(requests, host.peer)  # type: ignore[arg-type]
+        assert (host.peer.replies, host.saved, host.changes, len(rung)) == ([], [], [], len(requests))
+        host.fails = fails
+        answers = host.server.saved_answers
+        while (one := answers.next()) is not None:
+            try:
+                result = one.write()
+            except Exception as error:
+                answers.failed(one, error)
+            else:
+                answers.written(one, result)
+        codes = [response.code for response in host.peer.replies]
+        assert [response.opaque for response in host.peer.replies] == [request.opaque for request in requests]
+        host.peer.replies.clear()
+        if not fails:
+            assert codes == [0] * 5
+            assert host.server.kv_configs.namespace("ns") == KVTable({"k": "v"})
+            assert host.server.config.order_message_enable
+            assert (len(host.saved), host.changes) == (4, [{"orderMessageEnable": "true"}])
+            host.server.kv_configs.put("ns", "gone", "v")
+        else:  # brokers serve all the same
+            assert codes == [1, 1, 1, 0, 0]
+            assert host.server.kv_configs.namespace("ns") == KVTable({"k": "v", "gone": "v"})

@@ -27,8 +27,9 @@ class File:
 
 def after_a_failover() -> File:
     masters = (file := File()).restarted()
-    masters.registered(OLD)
-    masters.registered(NEW)
+    assert masters.registered(OLD)
+    assert masters.registered(NEW)
+    masters.save()
     return file
 
 
@@ -43,16 +44,18 @@ def test_the_old_master_is_refused_until_the_new_one_is_back_or_had_its_time() -
 
 def test_once_the_new_one_is_back_the_table_of_routes_decides() -> None:
     masters = after_a_failover().restarted()
-    masters.registered(NEW)
+    assert not masters.registered(NEW)  # which the file says already
     masters.check(OLD, 1)
 
 
 def test_who_stops_in_good_order_gives_the_name_free() -> None:
     file = after_a_failover()
-    file.restarted().unregistered(OLD)  # it does not lead
+    masters = file.restarted()
+    assert not masters.unregistered(OLD)  # it does not lead
     with pytest.raises(SystemFailure):
-        file.restarted().check(OLD, 1)
-    file.restarted().unregistered(NEW)
+        masters.check(OLD, 1)
+    assert masters.unregistered(NEW)
+    masters.save()
     file.restarted().check(OLD, 1)
 
 
@@ -63,7 +66,7 @@ def test_names_of_other_clusters_are_others() -> None:
 
 def test_without_a_file_nobody_is_fenced() -> None:
     masters = Masters(None, None, 0)
-    masters.registered(NEW)
+    assert not masters.registered(NEW)
     masters.check(OLD, 1)
 
 
@@ -72,7 +75,8 @@ def test_a_file_that_cannot_be_written_is_told_and_stops_nothing(caplog: pytest.
         raise OSError("disk full")
 
     masters = Masters(fails, None, 0)
-    masters.registered(NEW)
+    assert masters.registered(NEW)
+    masters.save()
     assert "who is master cannot be saved: disk full" in caplog.text
 
 
