@@ -392,9 +392,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 class UntoldStreamReader(StreamReader):
     """A stream of Spark 4.0 or 4.1, which asks where it ends without saying from where on.
 
-    The place is that of the last answer, for each becomes the start of the next batch. A query that goes on
-    after a pause has none before its first batch: that one takes all that is there, whatever
-    `maxOffsetsPerTrigger` says, and fails where a queue of the checkpoint is not there."""
+    The place is that of the last answer, for each becomes the start of the next batch. A query that is new
+    has none before its first batch: that one takes all that is there, whatever `maxOffsetsPerTrigger` says.
+    Of one that goes on Spark plans its last batch first; where it does not, the same holds for that query,
+    and it fails where a queue of the checkpoint is not there."""
 
     _at: dict[str, Any] | None = None
 

@@ -91,7 +91,7 @@ def archive(
         job = _Job(spark, folder, compact_files)
         try:
             if every_seconds is None:
-                follow_to_end(lambda: job.start(options, None), watch)
+                follow_to_end(lambda: job.start(options, None), source_options(options), watch)
             else:
                 follow(job.start(options, every_seconds), watch)
         except KeyboardInterrupt:
@@ -118,6 +118,12 @@ def read_archive(spark: SparkSession, path: str | Path) -> DataFrame:
     return frame.select([one.name for one in schema.fields])
 
 
+def source_options(options: Mapping[str, str]) -> dict[str, str]:
+    """Those of the archive's source: the given ones, and what holds if nothing is said."""
+    defaults = {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
+    return {"maxOffsetsPerTrigger": str(BATCH_ROWS), **defaults, **options}
+
+
 @define
 class _Job:
     """A run of the archive: takes batches from the query."""
@@ -132,9 +138,7 @@ class _Job:
     def start(self, options: Mapping[str, str], every_seconds: float | None) -> StreamingQuery:
         from pyspark.sql import functions as F
 
-        defaults = {} if "startingTimestamp" in options else {"startingOffsets": "earliest"}
-        given = {"maxOffsetsPerTrigger": BATCH_ROWS, **defaults, **options}
-        reader = self.spark.readStream.format("rmq").options(**given)
+        reader = self.spark.readStream.format("rmq").options(**source_options(options))
         frame = reader.option("stateLocation", str(self.folder.state)).load()
         frame = frame.withColumn("date", F.expr(DATE_UTC))
         writer = frame.writeStream.option("checkpointLocation", str(self.folder.checkpoint))

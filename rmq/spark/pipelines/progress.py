@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
 
-from rmq.spark.offsets import offsets_of
+from rmq.spark.cluster import Cluster
+from rmq.spark.offsets import Offsets, offsets_of
+from rmq.spark.options import read_options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,16 +58,43 @@ def follow(query: StreamingQuery, watch: Watch) -> None:
         query.stop()
 
 
-def follow_to_end(start: Callable[[], StreamingQuery], watch: Watch) -> None:
-    """Follow a query that takes what is there and ends. Spark 4.0 and 4.1 end it after one batch, and that
-    may be one that a killed run had begun: so there a second one follows.
+def follow_to_end(start: Callable[[], StreamingQuery], options: Mapping[str, str], watch: Watch) -> None:
+    """Follow a query that takes what is there and ends. Spark 4.0 and 4.1 end it after one batch, which may
+    be one that a killed run had begun, or as large as maxOffsetsPerTrigger allows: so there it is started
+    until it is where the queues, which `options` of the source name, ended before.
 
-    Raises StreamingQueryException when it fails."""
+    Raises StreamingQueryException when it fails, and what reading the source raises."""
+    ends = ends_of(options)
+    while True:
+        query = start()
+        follow(query, watch)
+        if not is_behind(query, ends):
+            return
+
+
+def ends_of(options: Mapping[str, str]) -> Offsets:
+    """Where the queues of a source end now; nothing where Spark itself sees to it that a query gets there.
+    Raises ConfigError, BrokersAway."""
     from rmq.spark.source import TELLS_START
 
-    follow(start(), watch)
-    if not TELLS_START:
-        follow(start(), watch)
+    if TELLS_START:
+        return {}
+    with Cluster(read_options(options, streaming=True)) as cluster:
+        bounds = cluster.bounds(cluster.queues((), patient=True))
+    return {queue: most for queue, (_, most) in bounds.items()}
+
+
+def is_behind(query: StreamingQuery, ends: Offsets) -> bool:
+    """Whether a query that has ended did something and is not at these ends yet."""
+    last = query.lastProgress
+    if not ends or last is None:
+        return False
+    (source,) = last.sources
+    end = _tree(source.endOffset)
+    if end is None or end == _tree(source.startOffset):
+        return False
+    at = offsets_of(end)
+    return any(at.get(queue, 0) < end for queue, end in ends.items())
 
 
 def _lag(sources: Any) -> int:
@@ -73,15 +103,27 @@ def _lag(sources: Any) -> int:
 
 def lag_of(end: str | None, latest: str | None) -> int:
     """How many messages are between two offsets as the progress of a query has them; 0 where Spark does not
-    know: before the first batch, and in 4.1 always, whose newest offsets are no JSON."""
-    try:
-        ends, latests = json.loads(end or "null"), json.loads(latest or "null")
-    except ValueError:
-        return 0
+    know, as before the first batch."""
+    ends, latests = _tree(end), _tree(latest)
     if ends is None or latests is None:  # before the first batch
         return 0
     known, newest = offsets_of(ends), offsets_of(latests)
     return sum(max(offset - known.get(queue, offset), 0) for queue, offset in newest.items())
+
+
+def _tree(text: str | None) -> Any:
+    """What an offset of a query's progress says; None for none. Spark 4.1 writes them as Python does, not as
+    JSON."""
+    if not text:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return None
 
 
 @contextmanager

@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import define, evolve, field, fields, frozen
+from attrs import define, field, fields, frozen
 
 from rmq.config import java_key
 from rmq.errors import ConfigError
+from rmq.spark.offsets import Offsets
 from rmq.spark.options import ConnectOptions, read_options, write_options
+from rmq.spark.pipelines.progress import ends_of, is_behind
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -252,40 +254,36 @@ class Ran:
 
 def run_once(spark: SparkSession, jobs: Jobs, *, tell: Tell = print) -> Ran:
     """Run each stream, side by side, for what is there now: for a scheduler, which runs it again."""
-    from rmq.spark.source import TELLS_START
-
-    began = time.monotonic()
-    ran = _run_once(spark, jobs, tell)
-    if not TELLS_START:  # there a query ends after one batch, which may be one that a killed run had begun
-        again = _run_once(
-            spark, evolve(jobs, streams=[s for s in jobs.streams if s.name not in ran.errors]), tell
-        )
-        ran = evolve(ran, rows=ran.rows + again.rows, errors={**ran.errors, **again.errors})
-    return evolve(ran, seconds=time.monotonic() - began)
-
-
-def _run_once(spark: SparkSession, jobs: Jobs, tell: Tell) -> Ran:
+    began, rows, left = time.monotonic(), 0, list(jobs.streams)
     errors: dict[str, str] = {}
-    queries: dict[str, StreamingQuery] = {}
-    try:
-        for stream in jobs.streams:
-            try:
-                queries[stream.name] = start(spark, stream, once=True)
-            except Exception as error:
-                errors[stream.name] = _reason(error)
-        rows = 0
-        for name, query in queries.items():
-            try:
-                query.awaitTermination()
-            except Exception as error:
-                errors[name] = _reason(error)
-            done = sum(one.numInputRows for one in query.recentProgress)
-            rows += done
-            tell(f"{name}: {errors[name]}" if name in errors else f"{name}: {done} rows")
-    finally:
-        for query in queries.values():
-            query.stop()
-    return Ran(len(jobs.streams), rows, errors, 0.0)
+    ends: dict[str, Offsets] = {}
+    while left:  # more than once on Spark 4.0 and 4.1: see ends_of
+        queries: dict[str, StreamingQuery] = {}
+        try:
+            for stream in left:
+                try:
+                    if stream.name not in ends:
+                        ends[stream.name] = ends_of(stream.source)
+                    queries[stream.name] = start(spark, stream, once=True)
+                except Exception as error:
+                    errors[stream.name] = _reason(error)
+            for name, query in queries.items():
+                try:
+                    query.awaitTermination()
+                except Exception as error:
+                    errors[name] = _reason(error)
+                done = sum(one.numInputRows for one in query.recentProgress)
+                rows += done
+                tell(f"{name}: {errors[name]}" if name in errors else f"{name}: {done} rows")
+        finally:
+            for query in queries.values():
+                query.stop()
+        left = [
+            stream
+            for stream in left
+            if stream.name not in errors and is_behind(queries[stream.name], ends[stream.name])
+        ]
+    return Ran(len(jobs.streams), rows, errors, time.monotonic() - began)
 
 
 @define

@@ -82,7 +82,7 @@ def archive_table(
         raise ConfigError("to", to, f"one of {', '.join(FORMS)}")
     began = time.monotonic()
     defaults = {} if any("starting" in name.lower() for name in options) else {"startingOffsets": "earliest"}
-    given = {"maxOffsetsPerTrigger": BATCH_ROWS, **defaults, **options}
+    given = {"maxOffsetsPerTrigger": str(BATCH_ROWS), **defaults, **options}
     frame = spark.readStream.format("rmq").options(**given).load().withColumn("date", F.expr(DATE_UTC))
     if lacking := set(partition) - set(frame.columns):
         raise ConfigError("partition", ", ".join(sorted(lacking)), f"some of {', '.join(frame.columns)}")
@@ -91,7 +91,7 @@ def archive_table(
     writer = writer.queryName(f"rmq archive into {to}")
     try:
         if every_seconds is None:
-            follow_to_end(writer.trigger(availableNow=True).start, watch)
+            follow_to_end(writer.trigger(availableNow=True).start, given, watch)
         else:
             pause = f"{round(every_seconds * 1000)} milliseconds"
             follow(writer.trigger(processingTime=pause).start(), watch)
