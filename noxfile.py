@@ -194,7 +194,7 @@ def fuzz_engine(session: nox.Session) -> None:
     watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
     client = ("tests/unit/client/test_message_view.py", "tests/unit/client/test_pipeline.py")
-    tests = ("tests/stateful/test_engines.py", *client)
+    tests = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py", *client)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 
 

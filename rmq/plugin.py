@@ -121,6 +121,23 @@ class PulledEvent:
     seconds: float = 0.0
 
 
+class Run(Protocol):
+    """Consecutive sends of one connection to topics that exist, all of one account, or of none: what those
+    who decide what may be sent need to know of them."""
+
+    @property
+    def account(self) -> str | None:
+        """The name of the account."""
+
+    def topics(self) -> list[str]:
+        """Where they go to, each once."""
+
+    def signed(self) -> list[tuple[bytes, bytes, str, str]]:
+        """Of each, in their order, if there is an account: all that its signature or proof covers
+        (rmq.protocol.signature); the signature or proof that it brings; nonce and time of a proof, empty for
+        a signature."""
+
+
 Handler = Callable[["Command", Peer, int], "Command | None"]
 """Answers a request: handler(request, peer, now_ms). It raises ResponseError to refuse."""
 
@@ -175,6 +192,14 @@ class Plugin:
     def on_request(self, peer: Peer, command: Command) -> None:
         """See a request before it is handled. Raises AccessDenied(remark=…) to refuse it."""
 
+    def on_run(self, peer: Peer, run: Run) -> Callable[[], None] | None:
+        """Whether `on_request` would let each of these sends pass: None when it would not, or it has to be
+        asked, one by one. What else `on_request` would do is done by the answer, which is called before they
+        are stored, and not at all when they are asked one by one after all. A gate without this has the
+        compiled engine make no runs.
+        """
+        return None
+
     def on_head(self, peer: Peer, command: Command) -> None:
         """See the header of a request whose body is large and not here yet. Raises AccessDenied to refuse it;
         `on_request` sees it again when it is whole.
@@ -216,6 +241,8 @@ class Hooks:
 
     plugins: tuple[tuple[str, Plugin], ...] = ()
     requests: tuple[Callable[[Peer, Command], None], ...] = ()
+    runs: tuple[Callable[[Peer, Run], Callable[[], None] | None], ...] = ()
+    """Of the plugins that have `requests`, too."""
     heads: tuple[Callable[[Peer, Command], None], ...] = ()
     publishers: tuple[Callable[[Peer, str], bool], ...] = ()
     responses: tuple[Callable[[Peer, Command, Command], None], ...] = ()
@@ -228,6 +255,27 @@ class Hooks:
     def admit(self, peer: Peer, command: Command) -> None:
         """Run the gates. Raises AccessDenied; a gate that breaks refuses too."""
         self._ask(self.requests, peer, command)
+
+    @property
+    def take_runs(self) -> bool:
+        """Whether every gate can look at a run."""
+        return len(self.runs) == len(self.requests)
+
+    def admit_run(self, peer: Peer, run: Run) -> list[Callable[[], None]] | None:
+        """What the gates note of a run that passes all of them; None when they must see each of its sends."""
+        if not self.take_runs:
+            return None
+        found = []
+        for gate in self.runs:
+            try:
+                then = gate(peer, run)
+            except Exception as error:
+                self._failed(gate, error)
+                return None
+            if then is None:
+                return None
+            found.append(then)
+        return found
 
     def foresee(self, peer: Peer, command: Command) -> None:
         """Run the gates for large bodies that have not come yet. Raises as `admit`."""
@@ -292,9 +340,12 @@ def hooks_of(plugins: Sequence[tuple[str, Plugin]]) -> Hooks:
             getattr(plugin, hook) for _, plugin in plugins if getattr(type(plugin), hook) is not base
         )
 
+    requests, runs = overridden("on_request"), overridden("on_run")
+    gates = [gate.__self__ for gate in requests]
     return Hooks(
         plugins=tuple(plugins),
-        requests=overridden("on_request"),
+        requests=requests,
+        runs=tuple(gate for gate in runs if gate.__self__ in gates),
         heads=overridden("on_head"),
         publishers=overridden("may_publish"),
         responses=overridden("on_response"),

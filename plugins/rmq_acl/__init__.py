@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import anyio
 
 from rmq.errors import AccessDenied, RemoteProtocolError
-from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin
+from rmq.plugin import ACCOUNT, Handler, Host, Peer, Plugin, Run
 from rmq.profile import SECURE
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
@@ -67,6 +67,17 @@ class AclPlugin(Plugin):
             self._admitted.append(command)
             self.audit.admin(peer.peer_address, command)
 
+    def on_run(self, peer: Peer, run: Run) -> Callable[[], None] | None:
+        """Let sends of one account through, if each brings a signature that holds and it may send there."""
+        accounts, name = self.files.accounts, run.account
+        if name is None:
+            sender = by_address(None, accounts, peer.peer_address)
+            return _nothing if sender is not None and sender.account is None else None
+        account = accounts.table.get(name)
+        if account is None or not all(may(account, TOPIC, topic, PUB) for topic in run.topics()):
+            return None
+        return self._senders.of_run(peer, run, account)
+
     def on_head(self, peer: Peer, command: Command) -> None:
         """Refuse at once what nobody has signed; a signature is looked at when the body is here."""
         try:
@@ -102,3 +113,7 @@ class AclPlugin(Plugin):
             await anyio.sleep(POLL_SECONDS)
             if self.files.poll():
                 self._senders.proofs.forget_others(self.files.accounts.table)
+
+
+def _nothing() -> None:
+    pass

@@ -7,7 +7,7 @@ forgotten leave the time up to which their requests were made: a session that no
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from attrs import define, field
@@ -97,6 +97,44 @@ class Proofs:
             remark = "the request was sent before, or signed before this server was started: it is not taken"
             raise AccessDenied(remark=remark)
 
+    def taking_signed(self, account: Account) -> Callable[[], None] | None:
+        """`check_needed` for requests of which it has to do nothing; None when it refuses."""
+        try:
+            self.check_needed(account)
+        except AccessDenied:
+            return None
+        return _nothing
+
+    def taking(self, account: Account, proofs: Sequence[tuple[str, str]]) -> Callable[[], None] | None:
+        """`check_new` for proofs by their nonces and times, which all hold: what notes that they were here,
+        to be called before any other is checked. None when one is refused, or has to be looked at by itself.
+        """
+        mark, session = account.key.mark, proofs[0][0][_SESSION]
+        now_ms, before, latest_ms = self._now_ms(), -1, 0
+        for nonce, time in proofs:
+            count, time_ms = _number(nonce[_COUNT]), _number(time)
+            if (
+                not nonce.startswith(mark)
+                or nonce[_SESSION] != session
+                or count <= before
+                or time_ms < 0
+                or not -WINDOW_MS <= now_ms - time_ms <= WINDOW_MS
+            ):
+                return None
+            before, latest_ms = count, max(latest_ms, time_ms)
+        sessions = self._sessions.get(account.access_key)
+        last = None if sessions is None else sessions.table.get(session)
+        if sessions is None or last is None:
+            return None  # a session begins with one that is looked at by itself
+        first = _number(proofs[0][0][_COUNT])
+        if first <= last[0]:
+            return None
+
+        def take() -> None:
+            sessions.takes(session, before, latest_ms)
+
+        return take
+
     def forget_others(self, names: Mapping[str, object]) -> None:
         """Accounts were read anew: forget those that are gone."""
         for name in self._sessions.keys() - names.keys():
@@ -105,3 +143,7 @@ class Proofs:
 
 def _number(text: str) -> int:
     return int(text) if len(text) <= _DIGITS_MAX and text.isascii() and text.isdigit() else -1
+
+
+def _nothing() -> None:
+    pass

@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Final
 
 from rmq.errors import AccessDenied
-from rmq.plugin import ACCOUNT, Peer
+from rmq.plugin import ACCOUNT, Peer, Run
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
-from rmq_acl.accounts import Accounts
+from rmq_acl.accounts import Account, Accounts
 from rmq_acl.addresses import host_of
 from rmq_acl.guesses import Guesses
 from rmq_acl.proofs import Proofs
-from rmq_acl.verify import Sender, Unproved, by_address, identify
+from rmq_acl.verify import Sender, Unproved, by_address, holding, identify
 
 _PROVED: Final = "proved account"
 """Under this key of `Peer.state`: the account whose signature a connection showed last."""
@@ -36,6 +36,25 @@ class Senders:
         if sender.account is not None:
             state[ACCOUNT] = name
         return sender
+
+    def of_run(self, peer: Peer, run: Run, account: Account) -> Callable[[], None] | None:
+        """What `of` would note of sends that all bring this account's name; None when `of` must see them: the
+        connection has not shown the account yet, a signature does not hold, or a proof is not new."""
+        state = peer.state
+        if state.get(_PROVED) != account.access_key or not (signed := holding(run, account)):
+            return None
+        nonces = [(nonce, time) for _, _, nonce, time in signed if nonce]
+        if nonces and len(nonces) < len(signed):
+            return None  # signatures beside proofs: what comes first counts
+        take = self.proofs.taking(account, nonces) if nonces else self.proofs.taking_signed(account)
+        if take is None:
+            return None
+
+        def note() -> None:
+            state[ACCOUNT] = account.access_key
+            take()
+
+        return note
 
     def _new(self, peer: Peer, command: Command, name: str, accounts: Accounts) -> Sender:
         """The sender on a connection that has shown no right signature of this account yet."""

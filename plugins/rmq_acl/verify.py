@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hmac
 import secrets
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Final
 
 from attrs import frozen
 
 from rmq.errors import AccessDenied
+from rmq.plugin import Run
 from rmq.protocol.codes import RequestCode
 from rmq.protocol.command import Command
 from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE, Key, order_of, proof, signature_of
@@ -92,6 +94,18 @@ def _signer(command: Command, accounts: Accounts, proofs: Proofs) -> Account:
     if not order.is_kept:
         order.keep()
     return account
+
+
+def holding(run: Run, account: Account) -> list[tuple[bytes, bytes, str, str]]:
+    """What `run.signed` gives, if each signature or proof is right by the account's secret; else nothing."""
+    key, signed = account.key, run.signed()
+    mark = key.mark.encode()
+    for content, given, nonce, _ in signed:
+        digest = key.sha256() if nonce else key.sha1()
+        digest.update(content)
+        if not hmac.compare_digest(given, b64encode(digest.digest())) or (not nonce and mark in content):
+            return []
+    return signed
 
 
 def _is_signed_as_by_java(command: Command, ext: Mapping[str, str], key: Key) -> bool:

@@ -1,9 +1,10 @@
 """Runs: a broker that takes consecutive plain sends as one thing, with the compiled engine.
 
 What is plain is decided twice. The engine makes a run of sends that look so, to queues that have lanes; here
-it is decided whether runs may be taken as such now: not when a plug-in wants to see requests or records, nor
-while a topic waits to be saved, nor when sends are refused. Then a run goes the long way, as the
-commands that it stands for, and what holds for sends is said in one place, `rmq.broker.send`.
+it is decided whether runs may be taken as such now: not when a plug-in wants to see records or each request,
+or has doubts about one of these, nor while a topic waits to be saved, nor when sends are refused. Then a run
+goes the long way, as the commands that it stands for, and what holds for sends is said in one place,
+`rmq.broker.send`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6
 from rmq.remoting.limits import turn_is_over
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from rmq.broker.config import BrokerConfig
@@ -68,7 +70,8 @@ class RunBroker(Broker):
         lanes.clear()
         lanes.suffix = f"{PROPERTY_CLUSTER}\x01{self.config.broker_cluster_name}".encode()
         lanes.is_indexed = self.store.config.message_index_enable
-        lanes.is_open = not (self.hooks.requests or self.hooks.stored)
+        lanes.is_open = not self.hooks.stored and self.hooks.take_runs
+        lanes.is_signed = bool(self.hooks.requests)
 
     def handle(self, requests: list[Command], connection: Connection) -> int:
         """As `Broker.handle`. A run that goes the long way is replaced by its commands in `requests`."""
@@ -125,12 +128,19 @@ class RunBroker(Broker):
             return False
         store, clock = self.store, self.work_clock
         began = self._chunk_at = clock()
+        passed: list[Callable[[], None]] | None = None
+        if self.hooks.requests:
+            passed = self.hooks.admit_run(connection, run)
+            if passed is None:
+                return False
         host = connection.state.get("host") or host_of(connection)
         try:
             if not store.put_run(self.lanes, run, host):
                 return False
         except StoreError:
             return False  # who sends is told so one by one
+        for then in passed or ():
+            then()
         counts = self.lanes.counts()
         written = clock()
         try:

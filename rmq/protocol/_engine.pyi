@@ -18,6 +18,17 @@ class SendRun:
     """Bytes of the largest body."""
     flag: int
     """As a command's: that of a request."""
+    account: str | None
+    """Whose name all of them bring; None for no account, and where `Lanes.is_signed` was not set."""
+
+    def topics(self) -> list[str]:
+        """Where they go to, each once."""
+
+    def signed(self) -> list[tuple[bytes, bytes, str, str]]:
+        """Of each, in their order: all that its signature or proof covers, as rmq.protocol.signature has it;
+        the signature or proof that it brings; and of a proof nonce and time, empty for a signature. Nothing
+        where there is no account.
+        """
 
     def __len__(self) -> int:
         """How many: `count`."""
@@ -48,6 +59,9 @@ class Lanes:
     """Whether `commit` gives entries for the index."""
     is_open: bool
     """Whether there may be runs at all."""
+    is_signed: bool
+    """Whether runs are of one account each, and know what is signed; else only sends that are not signed are
+    plain."""
 
     def __init__(
         self,

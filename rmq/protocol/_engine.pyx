@@ -24,6 +24,12 @@ cdef extern from *:
     #include <stdint.h>
     #include <string.h>
 
+    static const char *const rmq_names[20] = {
+        "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n",
+        "AccessKey", "RmqNonce", "RmqProof", "RmqTime", "SecurityToken", "Signature",
+    };
+    static const int rmq_name_sizes[20] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 9, 8, 8, 7, 13, 9};
+
     static uint32_t rmq_crc_table[8][256];
 
     static void rmq_crc_start(void) {
@@ -101,6 +107,8 @@ cdef extern from *:
         return ~rmq_crc_bytes(p, n, c);
     }
     """
+    const char *rmq_names[20]
+    const int rmq_name_sizes[20]
     void rmq_crc_start() nogil
     int rmq_crc_folds() nogil
     uint32_t rmq_crc(const uint8_t* p, size_t n, int folds) nogil
@@ -108,10 +116,18 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 7
+SEAM = 8
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
+    TEXT = 8  # of these the properties
+    ACCESS_KEY = 14  # the names by which it is signed, in their order; it comes before that of the short ones
+    NONCE = 15
+    PROOF = 16
+    TIME = 17
+    TOKEN = 18
+    SIGNATURE = 19
+    FIELDS = 20
     NEEDED = 0b1111111111  # a to j
     TEXT_MAX = 8000  # characters of properties; Python looks closer from 8191 on
     HEAD = 88  # of a record with two IPv4 hosts: all before the body
@@ -121,7 +137,7 @@ cdef struct Part:
     Py_ssize_t size
 
 cdef struct Header:
-    Part fields[LETTERS]
+    Part fields[FIELDS]
     uint32_t found
     int32_t opaque
 
@@ -146,6 +162,14 @@ cdef struct Row:
     int32_t reconsumed
     int32_t code
     int32_t binary
+    Py_ssize_t given_at  # signature or proof, in the chunk, as nonce and time
+    Py_ssize_t nonce_at
+    Py_ssize_t time_at
+    Py_ssize_t signed_at  # what of the header is signed, in the signed texts
+    uint32_t signed_size
+    uint32_t given_size
+    uint32_t nonce_size  # 0: it has no proof
+    uint32_t time_size
 
 cdef struct Marks:
     Py_ssize_t key_at, keys_at, size
@@ -234,6 +258,25 @@ cdef inline int32_t java_hash(const char* p, Py_ssize_t n) noexcept nogil:
 
 # ---- headers ----
 
+cdef int signing_name(const char* p, Py_ssize_t size) noexcept nogil:
+    """Which of the fields that sign a request has this name; 0 for none."""
+    if size == 9:
+        if memcmp(p, b"AccessKey", 9) == 0:
+            return ACCESS_KEY
+        if memcmp(p, b"Signature", 9) == 0:
+            return SIGNATURE
+    elif size == 8:
+        if memcmp(p, b"RmqNonce", 8) == 0:
+            return NONCE
+        if memcmp(p, b"RmqProof", 8) == 0:
+            return PROOF
+    elif size == 7:
+        if memcmp(p, b"RmqTime", 7) == 0:
+            return TIME
+    elif size == 13 and memcmp(p, b"SecurityToken", 13) == 0:
+        return TOKEN
+    return 0
+
 cdef inline const char* after(const char* p, const char* end, const char* text, Py_ssize_t size) noexcept nogil:
     """What comes after `text`, if that is what comes; NULL is handed on."""
     if p == NULL or end - p < size or memcmp(p, text, size) != 0:
@@ -271,8 +314,9 @@ cdef inline const char* digits(const char* p, const char* end, int32_t* out) noe
     part.size = p - part.at
     return p if number32(part, out) else NULL
 
-cdef bint read_json(const char* p, const char* end, Header* header) noexcept nogil:
-    """A header that is written as Java writes it; its short names in any order."""
+cdef bint read_json(const char* p, const char* end, Header* header, bint may_sign) noexcept nogil:
+    """A header that is written as Java writes it; its short names in any order. `may_sign`: it may have the
+    fields that sign it."""
     cdef Part part
     cdef int letter
     cdef int32_t version
@@ -280,13 +324,27 @@ cdef bint read_json(const char* p, const char* end, Header* header) noexcept nog
     if p == NULL:
         return 0
     while True:
-        if end - p < 5 or p[0] != c'"' or p[2] != c'"' or p[3] != c':' or p[4] != c'"':
+        if end - p < 5 or p[0] != c'"':
             return 0
-        letter = p[1] - c'a'
-        if not 0 <= letter < LETTERS or header.found >> letter & 1:
+        if p[2] == c'"':
+            letter = p[1] - c'a'
+            if not 0 <= letter < LETTERS or p[3] != c':' or p[4] != c'"':
+                return 0
+            p += 5
+        elif may_sign:
+            p = quoted(p + 1, end, &part, 0)
+            if p == NULL or end - p < 2 or p[0] != c':' or p[1] != c'"':
+                return 0
+            letter = signing_name(part.at, part.size)
+            if letter == 0:
+                return 0
+            p += 2
+        else:
+            return 0
+        if header.found >> letter & 1:
             return 0
         header.found |= 1u << letter
-        p = quoted(p + 5, end, &header.fields[letter], letter == 8)
+        p = quoted(p, end, &header.fields[letter], letter == TEXT)
         if p == NULL or p >= end:
             return 0
         if p[0] == c'}':
@@ -304,10 +362,11 @@ cdef bint read_json(const char* p, const char* end, Header* header) noexcept nog
     p = digits(after(p, end, b',"version":', 11), end, &version)
     return p != NULL and end - p == 1 and p[0] == c'}'
 
-cdef bint read_binary(const char* p, const char* end, Header* header) noexcept nogil:
-    """A header in the ROCKETMQ form with one-letter names and without a remark."""
+cdef bint read_binary(const char* p, const char* end, Header* header, bint may_sign) noexcept nogil:
+    """A header in the ROCKETMQ form with one-letter names and without a remark; `may_sign` as for
+    `read_json`."""
     cdef int letter
-    cdef uint32_t size
+    cdef uint32_t size, name_size
     if end - p < 21 or get16(p) != 310 or get32(p + 9) != 0 or get32(p + 13) != 0:
         return 0
     header.opaque = <int32_t>get32(p + 5)
@@ -315,12 +374,22 @@ cdef bint read_binary(const char* p, const char* end, Header* header) noexcept n
         return 0
     p += 21
     while p < end:
-        if end - p < 7 or get16(p) != 1:
+        if end - p < 7:
             return 0
-        letter = p[2] - c'a'
-        size = get32(p + 3)
-        p += 7
-        if not 0 <= letter < LETTERS or header.found >> letter & 1 or size > <uint64_t>(end - p):
+        name_size = get16(p)
+        if name_size == 1:
+            letter = p[2] - c'a'
+            if not 0 <= letter < LETTERS:
+                return 0
+        elif may_sign and end - p >= <Py_ssize_t>name_size + 6:
+            letter = signing_name(p + 2, name_size)
+            if letter == 0:
+                return 0
+        else:
+            return 0
+        size = get32(p + 2 + name_size)
+        p += 6 + name_size
+        if header.found >> letter & 1 or size > <uint64_t>(end - p):
             return 0
         header.found |= 1u << letter
         header.fields[letter].at = p
@@ -416,6 +485,31 @@ cdef bint read_text(
     return at > 0
 
 
+cdef Py_ssize_t unescaped_size(Part* text, bint escaped) noexcept nogil:
+    cdef Py_ssize_t i, size = text.size
+    if escaped:
+        for i in range(text.size):
+            if text.at[i] == c'\\':  # of the six characters of an escape, see read_text, one is left
+                size -= 5
+    return size
+
+cdef char* unescaped(Part* text, bint escaped, char* out) noexcept nogil:
+    """Write a text that `read_text` has found plain; returns what comes after it."""
+    cdef const char* p = text.at
+    cdef const char* end = p + text.size
+    if not escaped:
+        memcpy(out, p, text.size)
+        return out + text.size
+    while p < end:
+        if p[0] == c'\\':
+            out[0] = <char>(p[5] - c'0')
+            p += 6
+        else:
+            out[0] = p[0]
+            p += 1
+        out += 1
+    return out
+
 # ---- runs ----
 
 cdef class Lane:
@@ -449,6 +543,10 @@ cdef class SendRun:
     cdef Py_ssize_t bodies
     cdef int64_t number, generation
     cdef Py_ssize_t last_lane
+    cdef bint may_sign
+    cdef Part sender  # the name of the account that all are from
+    cdef char* signed_texts
+    cdef Py_ssize_t signed_size, signed_room
 
     def __cinit__(self):
         self.lanes = []
@@ -456,6 +554,7 @@ cdef class SendRun:
     def __dealloc__(self):
         PyMem_Free(self.rows)
         PyMem_Free(self.texts)
+        PyMem_Free(self.signed_texts)
 
     cdef int reserve(self, Py_ssize_t text_size) except -1:
         cdef void* more
@@ -478,6 +577,131 @@ cdef class SendRun:
 
     def __len__(self):
         return self.count
+
+    @property
+    def account(self):
+        return self.sender.at[: self.sender.size].decode("ascii") if self.sender.size else None
+
+    def topics(self):
+        cdef Lane lane
+        return list({lane.topic: None for lane in self.lanes})
+
+    def signed(self):
+        cdef Py_ssize_t i
+        cdef Row* row
+        cdef const char* base = PyBytes_AS_STRING(self.data)
+        cdef char* p
+        found = []
+        if self.sender.size == 0:
+            return found
+        for i in range(self.count):
+            row = &self.rows[i]
+            content = PyBytes_FromStringAndSize(NULL, <Py_ssize_t>row.signed_size + row.body_size)
+            p = PyBytes_AS_STRING(content)
+            memcpy(p, self.signed_texts + row.signed_at, row.signed_size)
+            memcpy(p + row.signed_size, base + row.body_at, row.body_size)
+            given = PyBytes_FromStringAndSize(base + row.given_at, row.given_size)
+            if row.nonce_size:
+                found.append(
+                    (
+                        content,
+                        given,
+                        base[row.nonce_at : row.nonce_at + row.nonce_size].decode("ascii"),
+                        base[row.time_at : row.time_at + row.time_size].decode("ascii"),
+                    )
+                )
+            else:
+                found.append((content, given, "", ""))
+        return found
+
+    cdef int sign(self, Row* row, Header* header, const char* base) except -1:
+        """Note what of a header is signed, and by what; 0 when its sender is not that of the run, or it is
+        not signed as clients do it. What is signed is in rmq.protocol.signature."""
+        cdef uint32_t found = header.found
+        cdef bint is_proved = found >> PROOF & 1
+        cdef bint is_named = found >> ACCESS_KEY & 1
+        cdef Part* name = &header.fields[ACCESS_KEY]
+        cdef Part* given
+        cdef Py_ssize_t room = 29 + 4, i = 0, n = 0, size
+        cdef int field, k
+        cdef char* p
+        cdef char* lengths
+        cdef void* more
+        row.given_at = row.nonce_at = row.time_at = row.signed_at = 0
+        row.given_size = row.nonce_size = row.time_size = row.signed_size = 0
+        if self.count == 0:
+            self.sender.size = 0
+        elif is_named != (self.sender.size > 0) or (
+            is_named
+            and (name.size != self.sender.size or memcmp(name.at, self.sender.at, name.size) != 0)
+        ):
+            return 0
+        if not is_named:
+            return found >> LETTERS == 0
+        for field in range(ACCESS_KEY, FIELDS):
+            if found >> field & 1 and not is_ascii(header.fields[field]):
+                return 0
+        if is_proved:
+            given = &header.fields[PROOF]
+            if not (found >> NONCE & 1 and found >> TIME & 1):
+                return 0
+            if header.fields[NONCE].size == 0 or header.fields[TIME].size == 0:
+                return 0
+        else:
+            given = &header.fields[SIGNATURE]
+            if not found >> SIGNATURE & 1:
+                return 0
+        if name.size == 0 or given.size == 0:
+            return 0
+        for field in range(FIELDS):
+            if found >> field & 1:
+                room += header.fields[field].size + 24
+                n += 1
+        if self.signed_size + room > self.signed_room:
+            more = PyMem_Realloc(self.signed_texts, max(2048, 2 * (self.signed_size + room)))
+            if more == NULL:
+                raise MemoryError
+            self.signed_texts = <char*>more
+            self.signed_room = max(2048, 2 * (self.signed_size + room))
+        p = self.signed_texts + self.signed_size
+        if is_proved:
+            memcpy(p, b"rmq request 1", 13)
+            put32(p + 13, 310)
+            put32(p + 17, 0)
+            put64(p + 21, row.body_size)
+            lengths = p + 29
+            n -= 1 + (found >> SIGNATURE & 1)
+            p = lengths + 4 + 4 * n
+            for k in range(FIELDS):
+                field = (k + LETTERS) % FIELDS
+                if not found >> field & 1 or field == PROOF or field == SIGNATURE:
+                    continue
+                size = unescaped_size(&header.fields[field], field == TEXT and not row.binary)
+                put32(lengths + 4 + 4 * i, <uint32_t>size)
+                i += 1
+                size = decimal(rmq_name_sizes[field], p)
+                p += size
+                p[0] = c':'
+                memcpy(p + 1, rmq_names[field], rmq_name_sizes[field])
+                p += 1 + rmq_name_sizes[field]
+                p[0] = c','
+                p += 1
+            put32(lengths, <uint32_t>(p - lengths - 4 - 4 * n))
+            row.nonce_at = header.fields[NONCE].at - base
+            row.nonce_size = <uint32_t>header.fields[NONCE].size
+            row.time_at = header.fields[TIME].at - base
+            row.time_size = <uint32_t>header.fields[TIME].size
+        for k in range(FIELDS):
+            field = (k + LETTERS) % FIELDS
+            if found >> field & 1 and field != SIGNATURE and field != PROOF:
+                p = unescaped(&header.fields[field], field == TEXT and not row.binary, p)
+        row.given_at = given.at - base
+        row.given_size = <uint32_t>given.size
+        row.signed_at = self.signed_size
+        row.signed_size = <uint32_t>(p - self.signed_texts - self.signed_size)
+        self.signed_size += row.signed_size
+        self.sender = name[0]
+        return 1
 
     def placed(self):
         cdef Py_ssize_t i
@@ -584,7 +808,7 @@ cdef class Lanes:
 
     cdef dict table
     cdef public bytes suffix
-    cdef public bint is_indexed, is_open
+    cdef public bint is_indexed, is_open, is_signed
     cdef bytes rare, store_host
     cdef int32_t host_flag, born_v6_flag, sender_flags
     cdef set wanted
@@ -596,6 +820,7 @@ cdef class Lanes:
         self.wanted = set()
         self.suffix = b""
         self.is_indexed = self.is_open = True
+        self.is_signed = False
         self.rare = b"".join(bytes([len(name)]) + name.encode() for name in sorted(rare))
         self.store_host = store_host
         self.host_flag, self.born_v6_flag, self.sender_flags = host_flag, born_v6_flag, sender_flags
@@ -687,7 +912,10 @@ cdef class Lanes:
         cdef Row* row
         header.found = 0
         header.opaque = 0
-        if not (read_binary(p, end, &header) if binary else read_json(p, end, &header)):
+        cdef bint is_signed = self.is_signed
+        if not (
+            read_binary(p, end, &header, is_signed) if binary else read_json(p, end, &header, is_signed)
+        ):
             return 0
         if header.found & NEEDED != NEEDED:
             return 0
@@ -722,15 +950,18 @@ cdef class Lanes:
             PyBytes_GET_SIZE(self.rare),
         ):
             return 0
+        row = &run.rows[run.count]
+        row.body_at = at + 8 + header_size
+        row.body_size = <uint32_t>(stop - row.body_at)
+        row.binary = binary
+        if is_signed and not run.sign(row, &header, base):
+            return 0
         place = self.place_of(run, header.fields[1], queue_id)
         if place < 0:
             return 0
-        row = &run.rows[run.count]
         row.born = born
         row.position = row.queue_offset = 0
         row.frame_at = at
-        row.body_at = at + 8 + header_size
-        row.body_size = <uint32_t>(stop - row.body_at)
         row.text_at = run.texts_size
         row.text_size = <uint32_t>marks.size
         row.key_at = run.texts_size + marks.key_at
@@ -743,7 +974,6 @@ cdef class Lanes:
         row.sys_flag = sys_flag
         row.flag = flag
         row.reconsumed = reconsumed
-        row.binary = binary
         run.largest = max(run.largest, <Py_ssize_t>row.body_size)
         run.bodies += row.body_size
         run.texts_size += marks.size
