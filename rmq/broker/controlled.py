@@ -157,7 +157,8 @@ class _Controlled:
         self._on_opened = on_opened
         self._now_ms = now_ms or wall_clock_ms
         self._secret = cluster_secret(config.cluster_secret_file)
-        self._addresses = parse_addresses(config.controller_addr, "controllerAddr")
+        self._given = parse_addresses(config.controller_addr, "controllerAddr")
+        self._addresses = self._given
         self._leader = self._addresses[0]
         self._broker: Broker | None = None
         self._led = 0  # the epoch that the running service leads; 0: it is a slave
@@ -279,6 +280,8 @@ class _Controlled:
             self._complain(answer.refusal)
             await self._register()
             return
+        # Controllers come and go while brokers run: those that are now are asked too when others are silent.
+        self._addresses = [*self._given, *(one for one in answer.controllers if one not in self._given)]
         control.heard(answer, asked_at)
         self._look()
         if self._led and self._broker is not None:

@@ -1,11 +1,11 @@
-"""`rmq controller status|elect|remove`: look after those who elect the masters of broker sets."""
+"""`rmq controller status|elect|remove|add|drop`: look after those who elect the masters of broker sets."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.1
-"""Between two looks at who is master."""
+"""Between two looks at who is master, or a member."""
+MEMBER_SECONDS: Final = 30.0
 CONTROLLERS: Final = click.option(
     "--controllers",
     envvar="RMQ_CONTROLLERS",
@@ -32,12 +33,14 @@ CONTROLLERS: Final = click.option(
     help="The controllers, when they are no part of the name servers.",
 )
 BROKER: Final = click.argument("broker")
+ADDRESS: Final = click.argument("address", metavar="ADDRESS")
 NUMBER: Final = click.argument("number", type=click.IntRange(1))
 
 
 @click.group("controller")
 def operations() -> None:
-    """Look after the controllers. BROKER is the name of a broker set, NUMBER one of its replicas.
+    """Look after the controllers. BROKER is the name of a broker set, NUMBER one of its replicas, ADDRESS the
+    host:port of a controller.
 
     Without --controllers the name servers are asked, which may be controllers too.
     """
@@ -56,8 +59,10 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
     states = run(_status, target, controllers)
     leading = next((one for one in states if one.get("leading")), None)
     if shows_all:
-        columns = ("address", "role", "leading", "leader", "term", "committed", "error")
-        show([{key: one.get(key) for key in columns} for one in states], output, columns=columns)
+        members = leading["members"].values() if leading is not None else ()
+        columns = ("address", "member", "role", "leading", "leader", "term", "committed", "error")
+        rows = [one | {"member": one.get("self", one["address"]) in members} for one in states]
+        show([{key: one.get(key) for key in columns} for one in rows], output, columns=columns)
     elif leading is not None:
         rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
         show(rows, output)
@@ -115,6 +120,90 @@ def remove(target: Target, broker: str, number: int, controllers: str, yes: bool
     echo(f"{broker} {number} is removed")
 
 
+@operations.command()
+@ADDRESS
+@CONTROLLERS
+@click.option(
+    "--timeout",
+    "seconds",
+    type=click.FloatRange(0),
+    default=MEMBER_SECONDS,
+    show_default=True,
+    help="How many seconds to wait until it has what the others have.",
+)
+@target_options
+def add(target: Target, address: str, controllers: str, seconds: float) -> None:
+    """Make one more controller a member: one that was started with controllerJoins=true.
+
+    It gets the log first, and counts once it has it. Members change one at a time.
+    """
+    done, text = run(_add, target, controllers, address, seconds)
+    if not done:
+        refuse(text)
+    echo(text)
+
+
+@operations.command()
+@ADDRESS
+@CONTROLLERS
+@yes_option
+@target_options
+def drop(target: Target, address: str, controllers: str, yes: bool) -> None:
+    """Have one controller less, whether it lives or not. Stop it then, and remove its folder.
+
+    The one that leads may be dropped too: the others elect another, which takes them a second or two.
+    """
+    from rmq.controller.controller import Drop
+
+    confirm(yes, f"Drop the controller {address}?")
+    answer = run(_asked, target, controllers, Drop(address))
+    if answer.refusal:
+        refuse(answer.refusal)
+    echo(f"{address} is dropped; {_named(answer.controllers)}")
+
+
+async def _add(target: Target, controllers: str, address: str, seconds: float) -> tuple[bool, str]:
+    """Have one more controller, and wait until it is a member. Returns whether it is so, and what was done or
+    why not."""
+    from rmq.controller.controller import Add
+
+    (new,) = await _states(target, [address])
+    if new.get("error"):
+        return False, f"{address} does not answer: {new['error']}"
+    if new.get("self") != address:
+        own = new.get("self")
+        return False, f"{address} knows itself as {own}: add it by that name, or set its controllerSelf"
+    before, why = await _leading(target, controllers)
+    if before is None:
+        return False, why
+    if address not in before["members"] and new.get("committed") and new.get("leader") != before["self"]:
+        others = ", ".join(new["members"]) or "none"
+        return False, (
+            f"{address} has a journal, of the controllers {others}: stop it, remove its folder and start it"
+            " with controllerJoins=true"
+        )
+    answer = await _asked(target, controllers, Add(address))
+    if answer.refusal:
+        return False, answer.refusal
+    end = time.monotonic() + seconds
+    while address not in answer.controllers:
+        if time.monotonic() > end:
+            return False, (
+                f"{address} is no member yet after {seconds:g} s; it becomes one once it has the log, unless"
+                f" another comes to lead; `rmq controller drop {address}` gives it up"
+            )
+        await anyio.sleep(LOOK_SECONDS)
+        answer = await _asked(target, controllers, Add(address))  # again, as another may lead now
+    return True, f"{address} is added; {_named(answer.controllers)}"
+
+
+def _named(members: Sequence[str]) -> str:
+    text = f"the controllers are {', '.join(members)}"
+    if len(members) % 2 == 0:
+        text += f": {len(members)} bear no more failures than {len(members) - 1}, add or drop another"
+    return text
+
+
 async def hand_over(
     target: Target, controllers: str, broker: str, number: int, seconds: float
 ) -> tuple[bool, str]:
@@ -151,14 +240,20 @@ async def hand_over(
 
 async def _set(target: Target, controllers: str, broker: str) -> tuple[dict[str, Any] | None, str]:
     """What the controller that leads knows of a set, or why there is nothing."""
-    states = await _status(target, controllers)
-    leading = next((one for one in states if one.get("leading")), None)
+    leading, why = await _leading(target, controllers)
     if leading is None:
-        each = "; ".join(f"{one['address']}: {one.get('error') or 'it does not lead'}" for one in states)
-        return None, f"no controller leads ({each})"
+        return None, why
     known: dict[str, dict[str, Any]] = {one["name"]: one for one in leading["sets"]}
     names = ", ".join(sorted(known)) or "none"
     return known.get(broker), f"the controllers know no broker set {broker}; they know: {names}"
+
+
+async def _leading(target: Target, controllers: str) -> tuple[dict[str, Any] | None, str]:
+    """What the controller that leads says of itself, or why there is none."""
+    states = await _status(target, controllers)
+    leading = next((one for one in states if one.get("leading")), None)
+    each = "; ".join(f"{one['address']}: {one.get('error') or 'it does not lead'}" for one in states)
+    return leading, "" if leading is not None else f"no controller leads ({each})"
 
 
 def _operate(target: Target, controllers: str, question: Question) -> None:
@@ -194,13 +289,20 @@ def _addresses(target: Target, controllers: str) -> list[str]:
 
 
 async def _status(target: Target, controllers: str) -> list[dict[str, Any]]:
-    """What each controller says, or its error."""
+    """What each controller says, or its error: of those that are named, and of those that these know."""
+    states = await _states(target, _addresses(target, controllers))
+    asked = {one["address"] for one in states} | {one.get("self") for one in states}
+    known = {other for one in states for other in (*one.get("members", {}).values(), *one.get("joining", ()))}
+    return states + await _states(target, sorted(known - asked))
+
+
+async def _states(target: Target, addresses: Sequence[str]) -> list[dict[str, Any]]:
     from rmq.protocol.codes import CONTROLLER_STATUS
     from rmq.protocol.command import Command
 
     found: list[dict[str, Any]] = []
     async with _pool(target) as pool:
-        for address in _addresses(target, controllers):
+        for address in addresses:
             try:
                 response = await pool.call(address, Command.request(CONTROLLER_STATUS), SECONDS)
                 _check(response, address)

@@ -28,6 +28,12 @@ class ControllerSettings(LogConfig):
     controller_self: str = setting(
         "", help="Which of `controllers` this one is, where its port and its addresses do not tell."
     )
+    controller_joins: bool = setting(
+        False,
+        help="At its first start this controller joins others that run, in place of founding a cluster with"
+        " those of `controllers`, which needs no other address than its own then. It does nothing before"
+        " `rmq controller add` has made it a member.",
+    )
     controller_path: str = setting(
         "~/controller", help="Folder of a controller's journal: term, vote and the table of broker sets."
     )
@@ -107,7 +113,7 @@ def own_address(config: ControllerSettings, bind_address: str, port: int) -> tup
         host = ALONE if bind_address in ("", "0.0.0.0", "::") else bind_address
         own = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return own, [own]
-    if len(known) not in COUNTS:
+    if len(known) not in COUNTS and not config.controller_joins:
         raise ConfigError("controllers", config.controllers, "one, three or five different addresses")
     if config.controller_self:
         if config.controller_self not in known:

@@ -11,14 +11,18 @@ from collections.abc import Callable
 
 from attrs import frozen
 
+from rmq.config import is_loopback, parse_addresses
 from rmq.controller.elections import Elections, Heartbeat
-from rmq.controller.raft import NotLeader, Raft
+from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft
 from rmq.controller.sets import AlterInSync, BrokerSet, BrokerSets, Outcome, Register, Remove, encode
+from rmq.errors import ConfigError
 
 log = logging.getLogger("rmq.controller")
 
 WAITING_MAX = 10_000
 """Questions that wait for the log; more are refused."""
+MEMBERS_MAX = 7
+"""Controllers of a cluster; each change waits for most of them."""
 
 
 @frozen
@@ -30,10 +34,26 @@ class Want:
 
 
 @frozen
+class Add:
+    """An operator's wish: who listens there is to be one more of the controllers. It was started with
+    `controllerJoins`, gets the log first, and is a member once it has it."""
+
+    address: str
+
+
+@frozen
+class Drop:
+    """An operator's wish: who listens there is to be none of the controllers any more."""
+
+    address: str
+
+
+@frozen
 class Answer:
     """`broker_set` as it is, when there is one; `refusal` says why nothing was done. To a heartbeat
     `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift.
-    `hands_over`: it is the master, and another is wanted; it may resign before its last lease is over."""
+    `hands_over`: it is the master, and another is wanted; it may resign before its last lease is over.
+    `controllers`: to a heartbeat and to changes of them, the addresses of all that are members."""
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
@@ -41,9 +61,10 @@ class Answer:
     is_leased: bool = False
     lease_s: float = 0.0
     hands_over: bool = False
+    controllers: tuple[str, ...] = ()
 
 
-Question = Heartbeat | Register | AlterInSync | Remove | Want
+Question = Heartbeat | Register | AlterInSync | Remove | Want | Add | Drop
 Reply = Callable[[Answer | NotLeader], None]
 
 
@@ -71,6 +92,10 @@ class Controller:
                 reply(self._heard(question, now))
             case Want():
                 reply(self._wanted(question, now))
+            case Add():
+                reply(self._add(question.address, now))
+            case Drop():
+                self._drop(question.address, reply, now)
             case _:
                 self._propose(question, reply, now)
         self.settle(now)
@@ -116,7 +141,8 @@ class Controller:
             return Answer(f"there is no broker set {heartbeat.name}: register")
         is_leased = self.elections.hear(heartbeat, known, now)
         hands_over = known.master == heartbeat.number and self.elections.is_wanted_away(known)
-        return Answer("", known, heartbeat.number, is_leased, self.elections.lease_s, hands_over)
+        lease_s, members = self.elections.lease_s, self._members()
+        return Answer("", known, heartbeat.number, is_leased, lease_s, hands_over, members)
 
     def _wanted(self, want: Want, now: float) -> Answer:
         known = self.sets.sets.get(want.name)
@@ -127,6 +153,50 @@ class Controller:
         self.elections.want(known, want.number)
         return Answer("", known, want.number)
 
+    # ---- who the controllers are ----
+
+    def _members(self) -> tuple[str, ...]:
+        return tuple(sorted(self.raft.members.values()))
+
+    def _add(self, address: str, now: float) -> Answer:
+        raft = self.raft
+        refusal = refused_address(raft.address, address)
+        if address in raft.members:
+            return Answer(controllers=self._members())
+        if not refusal and raft.learners not in ([], [address]):
+            refusal = f"{', '.join(raft.learners)} is being added: wait until it is one of them, or drop it"
+        if not refusal and len(raft.members) >= MEMBERS_MAX:
+            refusal = f"there are {MEMBERS_MAX} controllers, more are not useful: drop one first"
+        if not refusal:
+            try:
+                raft.add(address, address, now)
+            except ChangeUnderWay as error:
+                refusal = f"{error}: try again in a moment"
+        return Answer(refusal, controllers=self._members())
+
+    def _drop(self, address: str, reply: Reply, now: float) -> None:
+        raft = self.raft
+        rest = set(raft.members) - {address}
+        refusal = ""
+        if address not in raft.members and address not in raft.learners:
+            refusal = f"{address} is none of the controllers; they are {', '.join(self._members())}"
+        elif not rest:
+            refusal = f"{address} is the only controller: add another first, or stop it"
+        elif address in raft.members and len(raft.heard(now) & rest) <= len(rest) // 2:
+            silent = ", ".join(sorted(rest - raft.heard(now)))
+            refusal = f"the rest would have no majority: {silent} was not heard; drop that one first"
+        try:
+            place = None if refusal else raft.remove(address, now)
+        except ChangeUnderWay as error:
+            place, refusal = None, f"{error}: try again in a moment"
+        if place is None:
+            reply(Answer(refusal, controllers=self._members()))
+        else:
+            index, term = place
+            self._waiting[index] = term, reply
+
+    # ---- the log ----
+
     def _propose(self, command: Register | AlterInSync | Remove, reply: Reply, now: float) -> None:
         if len(self._waiting) >= WAITING_MAX:
             reply(Answer("too many requests wait: try again"))
@@ -134,14 +204,16 @@ class Controller:
         index, term = self.raft.propose(encode(command), now)
         self._waiting[index] = term, reply
 
-    def _applied(self, index: int, term: int, result: Outcome | None) -> None:
+    def _applied(self, index: int, term: int, result: Outcome | dict[str, str] | None) -> None:
         wanted, reply = self._waiting.pop(index, (0, None))
         if reply is None:
             return
-        if wanted == term and result is not None:
-            reply(Answer(result.refusal, result.broker_set, result.number))
-        else:
+        if wanted != term or result is None:
             reply(self._not_leader())
+        elif isinstance(result, dict):
+            reply(Answer(controllers=tuple(sorted(result.values()))))
+        else:
+            reply(Answer(result.refusal, result.broker_set, result.number))
 
     def give_up(self) -> None:
         """Tell all who wait for the log that this controller does not lead."""
@@ -151,3 +223,20 @@ class Controller:
 
     def _not_leader(self) -> NotLeader:
         return NotLeader(self.raft.leader_address if self.raft.leader != self.raft.me else "")
+
+
+def refused_address(own: str, address: str) -> str:
+    """Why a controller that is known as `own` takes no other at an address; empty when it does."""
+    try:
+        known = parse_addresses(address, "controller")
+    except ConfigError as error:
+        return str(error)
+    if known != [address]:
+        return f"{address!r} is not one address, host:port"
+    if is_loopback(_host(own)) and not is_loopback(_host(address)):
+        return f"this controller is known as {own}, which {address} cannot reach: it needs `controllers`"
+    return ""
+
+
+def _host(address: str) -> str:
+    return address.rpartition("://")[2].rpartition(":")[0].strip("[]")

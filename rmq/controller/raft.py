@@ -115,7 +115,8 @@ _decoder: Final = msgspec.msgpack.Decoder(Message)
 
 @frozen
 class Applied:
-    """An entry that has been applied here: its place, and what the machine returned."""
+    """An entry that has been applied here: its place, and what the machine returned; of a change of members
+    who they are from then on."""
 
     index: int
     term: int
@@ -195,6 +196,17 @@ class Raft:
         """When `step` has something to do at the latest."""
         return self._heartbeat_at if self.role is Role.LEADER else self._election_at
 
+    @property
+    def learners(self) -> list[str]:
+        """A leader's: who gets the log, and shall be a member once it has it."""
+        return sorted(self._learners)
+
+    def heard(self, now: float) -> set[str]:
+        """A leader's: the members that have answered what it sent within the time of an election, and itself
+        if it is one."""
+        since = now - self.timing.election_s
+        return {one for one in self.members if one == self.me or self._answered.get(one, -math.inf) >= since}
+
     def lease_until(self, now: float) -> float:
         """Until when no other leader can be elected; before `now` when that is not known."""
         if self.role is not Role.LEADER:
@@ -230,14 +242,16 @@ class Raft:
             self._match[member] = 0
             self._send_entries(member, now)
 
-    def remove(self, member: str, now: float) -> None:
-        """Have one member less; a leader that removes itself ends when that is committed. Raises NotLeader
-        and ChangeUnderWay."""
+    def remove(self, member: str, now: float) -> tuple[int, int] | None:
+        """Have one member less; a leader that removes itself ends when that is committed. Returns index and
+        term of the entry as `propose` does, None when it was no member. Raises NotLeader and ChangeUnderWay.
+        """
         self._check_change()
         self._learners.pop(member, None)
         members = self.members
-        if members.pop(member, None) is not None:
-            self._propose(members_entry(self.term, members), now)
+        if members.pop(member, None) is None:
+            return None
+        return self._propose(members_entry(self.term, members), now)
 
     def _check_change(self) -> None:
         if self.role is not Role.LEADER:
@@ -512,9 +526,10 @@ class Raft:
             self.commit += 1
             entry = self._journal.entry(self.commit)
             result = self._machine.apply(entry.data) if entry.kind == COMMAND else None
-            self._applied.append(Applied(self.commit, entry.term, result))
             if entry.kind == MEMBERS:
-                log.warning("the controllers are %s", ", ".join(f"{k} {v}" for k, v in entry.members.items()))
+                result = entry.members
+                log.warning("the controllers are %s", ", ".join(sorted(entry.members.values())))
+            self._applied.append(Applied(self.commit, entry.term, result))
         self.applied = self.commit
         if self.applied - self._journal.base >= self._compact_entries:
             self._journal.compact(self.applied, self._machine.snapshot())

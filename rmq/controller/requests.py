@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from rmq.controller.controller import Answer, Controller, Question, Want
+from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want
 from rmq.controller.elections import Heartbeat
 from rmq.controller.raft import NotLeader
 from rmq.controller.sets import AlterInSync, Register, Remove
@@ -40,7 +40,7 @@ LEADER: Final = "leader"
 _OF_BROKERS: Final[Mapping[str, type[Any]]] = {
     one.__name__: one for one in (Heartbeat, Register, AlterInSync)
 }
-_OF_OPERATORS: Final[Mapping[str, type[Any]]] = {one.__name__: one for one in (Want, Remove)}
+_OF_OPERATORS: Final[Mapping[str, type[Any]]] = {one.__name__: one for one in (Want, Remove, Add, Drop)}
 
 
 # ---- the asking side ----
@@ -172,6 +172,7 @@ class ControllerRequests:
             "committed": raft.commit,
             "elections": raft.elections,
             "members": raft.members,
+            "joining": raft.learners,
             "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],
         }
 

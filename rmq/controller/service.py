@@ -125,10 +125,13 @@ class Member:
         raise AssertionError("unreachable: the task above ends only by an error or by cancellation")
 
     def _start(self) -> Journal:
-        journal = Journal(self._disk, self._folder, {one: one for one in self._known})
+        founders = () if self._config.controller_joins else self._known
+        journal = Journal(self._disk, self._folder, {one: one for one in founders})
         sets, now = BrokerSets(), self._requests.clock()
         raft = Raft(self._own, self._own, journal, sets, now=now, chance=self._chance, timing=self._timing)
-        if self._own not in raft.members:
+        if not raft.members:
+            log.warning("%s joins: `rmq controller add %s` makes it one of the controllers", *2 * [self._own])
+        elif self._own not in raft.members:
             log.error(
                 "%s is none of the controllers that the journal knows (%s): it never leads",
                 self._own,

@@ -383,7 +383,7 @@ CONTROLLER_ASK: Final = 19_002
 CONTROLLER_STATUS: Final = 19_003
 """What a controller knows."""
 CONTROLLER_OPERATE: Final = 19_004
-"""An operator wants another master, or removes a replica."""
+"""An operator wants another master, removes a replica, adds or drops a controller."""
 CONTROLLER_NOT_LEADER: Final = 2007
 """Answer code, RocketMQ 5.x's: another controller leads."""
 CONTROLLER_CODES: Final = (CONTROLLER_MESSAGE, CONTROLLER_ASK, CONTROLLER_STATUS, CONTROLLER_OPERATE)

@@ -35,11 +35,12 @@ class Processes:
         self.folder = folder
         self.running: dict[str, subprocess.Popen[str]] = {}
 
-    def start(self, address: str) -> None:
+    def start(self, address: str, *, joins: bool = False) -> None:
         port = address.rpartition(":")[2]
         settings = {
             "listenPort": port,
-            "controllers": self.named,
+            "controllers": address if joins else self.named,
+            "controllerJoins": str(joins).lower(),
             "controllerPath": str(self.folder / port),
         }
         given = [part for pair in settings.items() for part in ("--set", "=".join(pair))]
@@ -92,6 +93,37 @@ def test_another_leads_after_the_leader_was_killed(three: Processes) -> None:
     said = rmq("elect", "none", "1", "--controllers", three.named)
     assert said.returncode == 1
     assert "none has no replica 1 in sync" in said.stderr
+
+
+@pytest.mark.long
+def test_a_controller_is_added_and_the_one_that_leads_is_dropped(three: Processes) -> None:
+    first = three.leader()
+    (port,) = free_ports(1)
+    new = f"127.0.0.1:{port}"
+    at = ("--controllers", three.named)
+    assert "does not answer" in rmq("add", new, *at).stderr
+    three.start(new, joins=True)
+    end = time.monotonic() + SECONDS
+    while (said := rmq("add", new, *at)).returncode and time.monotonic() < end:
+        assert "does not answer" in said.stderr  # it starts
+    assert f"{new} is added" in said.stdout, said.stderr
+    assert "4 bear no more failures than 3" in said.stdout
+    assert f"the controllers are {new}" not in rmq("drop", first, "--yes", *at).stdout
+    three.running[first].kill()
+    second = three.leader()  # the list that is asked is the old one still
+    assert second != first
+    members = {one["address"]: one["member"] for one in three.states()}
+    assert members == {one: one != first for one in (*three.addresses, new)}
+
+    # One that founded a cluster of its own is no controller of this.
+    (port,) = free_ports(1)
+    other = f"127.0.0.1:{port}"
+    three.named, named = other, three.named
+    three.start(other)
+    three.leader()
+    said = rmq("add", other, "--controllers", named)
+    assert said.returncode == 1
+    assert f"{other} has a journal, of the controllers {other}" in said.stderr
 
 
 def test_without_a_majority_the_command_line_says_so(three: Processes) -> None:

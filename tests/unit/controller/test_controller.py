@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rmq.controller.controller import Answer, Controller, Question, Want
+from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
 from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.journal import Journal
 from rmq.controller.raft import NotLeader, Raft
@@ -19,7 +19,8 @@ class Rig:
         self.now = 50.0
         journal = Journal(MemoryDisk(seed=1), "/raft", {name: name for name in members})
         self.sets = BrokerSets()
-        raft = Raft("n0", "n0", journal, self.sets, now=self.now, chance=random.Random(1))
+        own = members[0]
+        raft = Raft(own, own, journal, self.sets, now=self.now, chance=random.Random(1))
         self.controller = Controller(raft, self.sets, Elections(3.0))
 
     def run(self, seconds: float) -> None:
@@ -110,3 +111,22 @@ def test_without_a_majority_it_stops_to_answer_and_gives_up_who_waits() -> None:
     rig.run(3.0)
     (answer,) = answers
     assert isinstance(answer, NotLeader)
+
+
+def test_members_change_one_at_a_time() -> None:
+    rig = Rig("n0:1")
+    rig.run(3.0)
+    assert rig.done(Drop("n0:1")).refusal.startswith("n0:1 is the only controller")
+    assert rig.done(Add("n1:1")).refusal == ""
+    assert rig.done(Add("n1:1")).refusal == ""  # it may be asked for again
+    assert rig.done(Add("n2:1")).refusal.startswith("n1:1 is being added")
+    assert rig.done(Drop("n1:1")).refusal == ""
+    assert rig.done(Add("n2:1")).refusal == ""
+    assert rig.done(Add("n0:1")).controllers == ("n0:1",)
+
+
+def test_who_is_known_by_a_loopback_address_takes_nobody_from_elsewhere() -> None:
+    assert "cannot reach" in refused_address("127.0.0.1:9878", "10.0.0.1:9878")
+    assert "cannot reach" in refused_address("[::1]:9878", "a:9878")
+    assert refused_address("127.0.0.1:9878", "localhost:9879") == ""
+    assert refused_address("tls://10.0.0.1:9878", "tls://10.0.0.2:9878") == ""

@@ -14,7 +14,7 @@ import trio
 import trio.testing
 
 from rmq.controller.config import ControllerConfig, ControllerSettings, own_address
-from rmq.controller.controller import Answer, Question, Want
+from rmq.controller.controller import Add, Answer, Drop, Question, Want
 from rmq.controller.elections import Heartbeat
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
@@ -44,13 +44,18 @@ class Controllers:
         self.disks = {address: MemoryDisk(seed=number) for number, address in enumerate(ADDRESSES)}
         self.scopes: dict[str, trio.CancelScope] = {}
 
-    async def start(self, address: str) -> None:
-        await self.nursery.start(self._run, address)
+    async def start(self, address: str, *, joins: bool = False) -> None:
+        self.disks.setdefault(address, MemoryDisk(seed=len(self.disks)))
+        await self.nursery.start(self._run, address, joins)
 
-    async def _run(self, address: str, task_status: trio.TaskStatus[Any]) -> None:
+    async def _run(self, address: str, joins: bool, task_status: trio.TaskStatus[Any]) -> None:
         host = address.partition(":")[0]
         config = ControllerConfig(
-            controllers=NAMED, bind_address=host, controller_path="/controller", **self.settings
+            controllers=address if joins else NAMED,
+            controller_joins=joins,
+            bind_address=host,
+            controller_path="/controller",
+            **self.settings,
         )
         with trio.CancelScope() as self.scopes[address]:
             await run(
@@ -172,6 +177,79 @@ async def test_an_operator_names_the_next_master_and_removes_a_replica(
         answer = await three.ask(Remove("s", 1))
         assert answer.broker_set is not None
         assert sorted(answer.broker_set.replicas) == [2]
+
+
+async def change(three: Controllers, question: Add | Drop) -> Answer:
+    """An operator's change of the controllers, until it holds."""
+    with trio.fail_after(20):
+        while True:
+            try:
+                answer = await three.ask(question)
+            except NotLeader:
+                answer = Answer("the leader changes")
+            if not answer.refusal and (question.address in answer.controllers) == isinstance(question, Add):
+                return answer
+            await trio.sleep(0.1)
+
+
+async def test_all_controllers_are_replaced_one_at_a_time_and_know_what_was_agreed_on(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    new = [f"10.0.9.{number}:9878" for number in (4, 5, 6)]
+    async with controllers() as three:
+        await three.ask(register("a"))
+        for address, old in zip(new, ADDRESSES, strict=True):
+            await three.start(address, joins=True)
+            await trio.sleep(5)
+            alone = await three.status(address)
+            assert (alone["members"], alone["leading"], alone["committed"]) == ({}, False, 0)
+            assert address in (await change(three, Add(address))).controllers
+            after = await change(three, Drop(old))  # one of them leads
+            assert len(after.controllers) == 3
+            three.kill(old)
+        # The disks are what a power cut leaves: who they are is in the journal, whatever the settings say.
+        for address in new:
+            three.kill(address)
+        await trio.sleep(0.1)
+        for address in new:
+            await three.start(address, joins=True)
+        leader = await three.leader()
+        status = await three.status(leader)
+        assert sorted(status["members"]) == new
+        assert [one["name"] for one in status["sets"]] == ["s"]
+        answer = await three.ask(Heartbeat("s", 1, 1, 1, 5))
+        assert answer.controllers == tuple(new)
+        assert (await three.ask(register("b"))).number == 2
+
+
+async def test_wishes_that_would_end_the_controllers_are_refused(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controllers() as three:
+        leader = await three.leader()
+        follower, other = (address for address in ADDRESSES if address != leader)
+        assert (await three.ask(Add(other))).refusal == ""  # it is one already
+        for address in ("", "x", "x:0", "x:1;y:1", " x:1"):
+            assert (await three.ask(Add(address))).refusal
+        assert "none of the controllers" in (await three.ask(Drop("10.0.9.9:9878"))).refusal
+
+        assert (await three.ask(Add("10.0.9.9:9878"))).refusal == ""  # nobody is there
+        await trio.sleep(20)
+        status = await three.status(await three.leader())
+        assert (len(status["members"]), status["joining"]) == (3, ["10.0.9.9:9878"])
+        assert "is being added" in (await three.ask(Add("10.0.9.8:9878"))).refusal
+        assert (await three.ask(Drop("10.0.9.9:9878"))).refusal == ""
+        assert (await three.status(await three.leader()))["joining"] == []
+
+        three.kill(other)
+        await trio.sleep(3)
+        assert f"{other} was not heard" in (await three.ask(Drop(follower))).refusal
+        assert f"{other} was not heard" in (await three.ask(Drop(leader))).refusal
+        assert (await three.ask(Drop(other))).refusal == ""
+        assert await three.leader() == leader  # it led all the time
+        assert (await three.ask(Drop(follower))).controllers == (leader,)
+        assert "the only controller" in (await three.ask(Drop(leader))).refusal
+        assert (await three.ask(register("a"))).number == 1
 
 
 async def test_without_a_majority_nobody_answers_and_others_say_who_leads(
@@ -338,6 +416,7 @@ async def test_a_name_server_without_the_setting_knows_no_controllers(
         ({"controllers": f"127.0.0.1:1;{ADDRESSES[0]};x:1"}, "0.0.0.0", 1, "127.0.0.1:1"),
         ({"controllers": "127.0.0.1:1;127.0.0.1:2;127.0.0.1:3"}, "127.0.0.1", 3, "127.0.0.1:3"),
         ({"controllers": "x:1;y:1;z:1", "controller_self": "y:1"}, "0.0.0.0", 1, "y:1"),
+        ({"controllers": "127.0.0.1:1;y:1", "controller_joins": True}, "0.0.0.0", 1, "127.0.0.1:1"),
     ],
 )
 def test_a_controller_knows_which_of_all_it_is(
