@@ -163,7 +163,7 @@ class _SlaveLink:
             greet=broker.replica.greeting,
             safe=broker.replica.safe_offset,
             progress=broker.delivery.now,
-            tables=TableFeed(broker.followed.tables).note,
+            tables=TableFeed(broker.followed.tables, lambda: broker.store.max_physical_offset).note,
             admit=None if broker.replica.control is None else broker.replica.control.admit,
         )
         self._replicas = broker.acknowledgement.replicas
@@ -480,6 +480,7 @@ class Follower:
             while data := await _receive(stream, silence, "master"):
                 if session.received(data, anyio.current_time()):
                     self._grown.ring()
+                broker.followed.settle()
             scope.cancel()
 
         async def write() -> None:

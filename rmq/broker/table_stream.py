@@ -5,8 +5,10 @@ Topics and groups go before any byte of the log that was written after the chang
 has its topic, and has forgotten what its master has. Offsets follow within `OFFSETS_SECONDS`.
 
 A note has the name of the table, `rows`, which are the text of its file with these rows only, and `gone`, the
-names of deleted rows; or, in a piece of a whole table, `whole`: whether it is the first piece, and the last.
-Who does not know such notes passes over them, and copies tables by requests on, as RocketMQ's slaves do.
+names of deleted rows, with `end`, where the master's log ended then: a slave that has all up to there removes
+the queues of deleted topics, as its master did. Or, in a piece of a whole table, `whole`: whether it is the
+first piece, and the last. Who does not know such notes passes over them, and copies tables by requests on, as
+RocketMQ's slaves do.
 """
 
 from __future__ import annotations
@@ -81,9 +83,11 @@ class _Told:
 
 
 class TableFeed:
-    """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock."""
+    """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock; `end` says
+    where the log ends."""
 
-    def __init__(self, tables: Mapping[str, StreamedTable]) -> None:
+    def __init__(self, tables: Mapping[str, StreamedTable], end: Callable[[], int]) -> None:
+        self._end = end
         self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
         self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
         self._offsets_at = -OFFSETS_SECONDS
@@ -92,7 +96,7 @@ class TableFeed:
         """The next note, None when there is none now. It goes out before any more of the log."""
         for told in self._urgent:
             if note := told.note():
-                return note
+                return note | {"end": self._end()} if note.get("gone") else note
         for told in self._offsets:
             if (told.left or now - self._offsets_at >= OFFSETS_SECONDS) and (note := told.note()):
                 self._offsets_at = now
@@ -131,6 +135,7 @@ class FollowedTables:
         self._delivery = delivery
         self._collected: dict[str, dict[str, Any]] = {}
         self._held: int | None = None
+        self._deleted: dict[str, int] = {}  # topics -> where the master's log ended then
 
     # ---- by the link ----
 
@@ -150,7 +155,8 @@ class FollowedTables:
             raise RemoteProtocolError(f"the master's note about the table {name} cannot be read")
         rows, version = table.rows_of(text.encode())
         self.is_fed = True
-        missing: Collection[str] | None = [str(one) for one in gone]
+        deleted = [str(one) for one in gone]
+        missing: Collection[str] | None = deleted
         if isinstance(whole, list) and len(whole) == 2:
             is_first, is_last = whole
             collected = {} if is_first else self._collected.get(name, {})
@@ -160,6 +166,8 @@ class FollowedTables:
                 return
             self._collected.pop(name, None)
             rows, missing = collected, None
+        elif name == TOPICS and isinstance(end := note.get("end"), int):
+            self._deleted |= dict.fromkeys(deleted, end)
         if table.follow(rows, version, missing):
             self._changed(name)
 
@@ -170,6 +178,16 @@ class FollowedTables:
             if self._held is None:
                 self._held = self._store.max_physical_offset
             self._save_topics()
+
+    def settle(self) -> None:
+        """The log has grown: remove the queues of topics that are deleted, once all is here that had been
+        written before. Of a topic that is there again they begin anew with its first message."""
+        if self._deleted:
+            end = self._store.max_physical_offset
+            for topic in [topic for topic, at in self._deleted.items() if at <= end]:
+                del self._deleted[topic]
+                if self._topics.get(topic) is None:
+                    self._store.remove_topic(topic)
 
     def reportable(self, physical_offset: int) -> int:
         """How much of the log up to there may be reported as kept: nothing that came after a topic which is

@@ -14,6 +14,9 @@ from rmq.broker.table_stream import OFFSETS_SECONDS, TableFeed
 from rmq.broker.wakeups import Wakeups
 from rmq.errors import RemoteProtocolError
 from rmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig
+from rmq.protocol.codes import RequestCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import DeleteTopicRequestHeader
 from rmq.store.config import BrokerRole, FlushDiskType
 
 from .rig import Rig, send
@@ -29,9 +32,8 @@ class Link:
     def __init__(self, master: Rig, to: Rig, now: float = 0.0) -> None:
         self.master, self.to, self.now = master, to, now
         broker = master.broker
-        self.session = MasterSession(
-            master.store, now, greet=broker.replica.greeting, tables=TableFeed(broker.followed.tables).note
-        )
+        feed = TableFeed(broker.followed.tables, lambda: master.store.max_physical_offset)
+        self.session = MasterSession(master.store, now, greet=broker.replica.greeting, tables=feed.note)
         self.session.received(HELLO, now)
         self.session.frame(now)  # the greeting
         to.broker.followed.begin()
@@ -55,6 +57,7 @@ class Link:
     def take(self, count: int = 1 << 30) -> None:
         data, self.wire = self.wire[:count], self.wire[count:]
         self.slave.received(data, self.now)
+        self.to.broker.followed.settle()
 
     def run(self) -> None:
         self.now += 2 * OFFSETS_SECONDS
@@ -119,6 +122,37 @@ def test_what_a_master_deletes_its_slave_forgets_and_both_find_it_no_more() -> N
     master.offsets.put("H", "C", {0: 1})
     link.run()
     assert to.offsets.groups_of("C") == {"H"}
+
+
+def test_the_queues_of_a_deleted_topic_go_when_all_is_there_that_was_written_before() -> None:
+    master, to = Rig(), slave()
+    link = Link(master, to)
+
+    def topics(rig: Rig) -> set[str]:
+        return {topic for topic, _ in rig.store.queues()}
+
+    def delete(topic: str) -> None:
+        command = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic))
+        assert master.one(command).code == 0
+
+    for topic in ("A", "B", "C"):
+        master.topics.update(TopicConfig(topic))
+        assert master.one(send(topic)).code == 0
+    link.run()
+    assert topics(to) == {"A", "B", "C"}
+    for topic in ("A", "B"):
+        assert master.one(send(topic, body=b"late")).code == 0  # the slave has not got these
+        delete(topic)
+    link.send(1)
+    link.take()
+    assert to.topics.get("A") is None
+    assert topics(to) == {"A", "B", "C"}
+    master.topics.update(TopicConfig("B"))
+    assert master.one(send("B", body=b"anew")).code == 0
+    link.run()
+    assert topics(to) == topics(master) == {"B", "C"}
+    assert to.bodies("B") == master.bodies("B") == [b"anew"]
+    assert to.bodies("C") == [b"hello"]
 
 
 def test_what_is_always_there_is_not_taken_away() -> None:
