@@ -114,6 +114,7 @@ class Control:
         """It stops."""
         self._heard_at = clock()
         self._hands_over = 0  # the epoch in which another is wanted as master
+        self._closed = 0
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
         self.flushed: Callable[[], int] = lambda: self._flushed
@@ -212,6 +213,12 @@ class Control:
         return 0 if known is None else known.master
 
     @property
+    def in_sync(self) -> tuple[int, ...]:
+        """The numbers of the replicas in sync, as far as it is known."""
+        known = None if self.replica is None else self.replica.broker_set
+        return () if known is None else known.in_sync
+
+    @property
     def is_elected(self) -> bool:
         """Whether this broker is to be the master."""
         return self.number != 0 and self.master_number == self.number
@@ -285,6 +292,15 @@ class Control:
     def hands_over(self) -> bool:
         """Whether another is wanted as master of the epoch that this broker leads."""
         return self._hands_over == self._replica.epoch and self.is_elected
+
+    def close(self) -> None:
+        """Take no commits of offsets in this epoch either, as long as another is wanted as master."""
+        self._closed = self._replica.epoch
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether what is answered now could be lost with the epoch: another master is about to be."""
+        return self._replica.has_resigned or (self.hands_over and self._closed == self._replica.epoch)
 
     def resign(self) -> None:
         """Act no more in this epoch; the next heartbeat says so."""

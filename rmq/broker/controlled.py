@@ -245,6 +245,7 @@ class _Controlled:
                 control.lead(store.max_physical_offset)
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
+            broker.offsets.is_closed = lambda: control.is_closed
         control.flushed = lambda: store.flushed_offset
         self._broker = broker
         self._look()
@@ -309,11 +310,15 @@ class _Controlled:
 
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
-        are refused since this was asked for."""
+        are refused since this was asked for, and commits of offsets from when nothing else is left to do: the
+        last of them are told before it resigns."""
         broker.flow.look_again()
-        if self._control.may_act() and self._control.safe_offset() >= broker.store.max_physical_offset:
-            broker.acknowledgement.replicas.acknowledged()
-            self._control.resign()
+        control, replicas = self._control, broker.acknowledgement.replicas
+        if control.may_act() and control.safe_offset() >= broker.store.max_physical_offset:
+            replicas.acknowledged()
+            if control.is_closed and replicas.have_tables(control.in_sync):
+                control.resign()
+            control.close()
 
     def _look(self) -> None:
         """Do what the set as it is known now asks for."""

@@ -161,7 +161,8 @@ class MasterSession:
     gives what one of our slaves is told first; it may raise StoreError. `safe` and `progress` are told it
     with the log, and before the next bytes of the log what `tables`, given the time, has to tell. `admit`
     takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
-    when it is none of ours; `number` is its number, 0 for others.
+    when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
+    no more to tell.
     """
 
     def __init__(
@@ -176,8 +177,10 @@ class MasterSession:
         progress: Callable[[], Mapping[str, Any]] = dict,
         admit: Callable[[int, int], None] | None = None,
         tables: Callable[[float], Mapping[str, Any] | None] = lambda now: None,
+        has_told: Callable[[], bool] = lambda: True,
     ) -> None:
         self.number = 0
+        self.has_told = has_told
         self._admit = admit
         self._store = store
         self._greet = greet

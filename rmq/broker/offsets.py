@@ -132,6 +132,8 @@ class Offsets:
     ) -> None:
         self._settings = settings
         self.is_changed = False
+        self.is_closed: Callable[[], bool] = lambda: False
+        """Whether commits that are answered are refused, as they would be lost with this master."""
         self.changes = Changes()
         self._group_exists = group_exists
         self._topics = topics
@@ -415,6 +417,9 @@ class Offsets:
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(UpdateConsumerOffsetRequestHeader)
+        if self.is_closed():
+            remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         config = self._topics.get(header.topic)
         if config is None:
             raise _refused(header, "this broker has no such topic")

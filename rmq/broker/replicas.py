@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class Replicas:
                 if session.number:
                     self.control.report(session.number, session.acknowledged)
         self._on_advance(self.offset)
+
+    def have_tables(self, numbers: Collection[int]) -> bool:
+        """Whether the links to these replicas of a controlled set have told them all of the tables."""
+        return all(session.has_told() for session in self._links if session.number in numbers)
 
     def rows(self) -> dict[str, int]:
         """Each slave's address and how far it has the log."""

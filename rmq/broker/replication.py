@@ -40,7 +40,7 @@ from rmq.broker.ha import (
 )
 from rmq.broker.ha_guard import HANDSHAKE_SECONDS, Guard, exactly, link_errors, within
 from rmq.broker.replica_state import LOG_ID_FIELD, SLAVE_FIELD
-from rmq.broker.table_stream import OFFSETS_SECONDS, TableFeed
+from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableFeed
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -155,6 +155,13 @@ class _SlaveLink:
         config = broker.store.config
         self._heartbeat_seconds = config.ha_send_heartbeat_interval / 1000
         self._silence_seconds = config.ha_housekeeping_interval / 1000
+        control = broker.replica.control
+        feed = TableFeed(
+            broker.followed.tables,
+            lambda: broker.store.max_physical_offset,
+            offsets_s=OFFSETS_SECONDS if control is None else CONTROLLED_OFFSETS_SECONDS,
+        )
+        self._pause = min(self._heartbeat_seconds, feed.offsets_s)
         self.session = MasterSession(
             broker.store,
             anyio.current_time(),
@@ -163,8 +170,9 @@ class _SlaveLink:
             greet=broker.replica.greeting,
             safe=broker.replica.safe_offset,
             progress=broker.delivery.now,
-            tables=TableFeed(broker.followed.tables, lambda: broker.store.max_physical_offset).note,
-            admit=None if broker.replica.control is None else broker.replica.control.admit,
+            tables=feed.note,
+            has_told=lambda: feed.is_told,
+            admit=None if control is None else control.admit,
         )
         self._replicas = broker.acknowledgement.replicas
         self._store = broker.store
@@ -182,7 +190,7 @@ class _SlaveLink:
             while frame := self.session.frame(anyio.current_time()):
                 await self._stream.send_all(frame)
                 await self._pace(len(frame))
-            await self._grown.wait(anyio.current_time() + min(self._heartbeat_seconds, OFFSETS_SECONDS))
+            await self._grown.wait(anyio.current_time() + self._pause)
 
     async def _pace(self, size: int) -> None:
         """So many bytes were sent: if the slave is far behind, leave line and disk to others for a while."""

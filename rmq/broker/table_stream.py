@@ -2,7 +2,8 @@
 
 A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
 Topics and groups go before any byte of the log that was written after the change: a slave that has a message
-has its topic, and has forgotten what its master has. Offsets follow within `OFFSETS_SECONDS`.
+has its topic, and has forgotten what its master has. Offsets follow within `OFFSETS_SECONDS`, in a set with
+controllers within `CONTROLLED_OFFSETS_SECONDS`.
 
 A note has the name of the table, `rows`, which are the text of its file with these rows only, and `gone`, the
 names of deleted rows, with `end`, where the master's log ended then: a slave that has all up to there removes
@@ -30,6 +31,8 @@ ROWS: Final = 500
 """At most so many rows are in a note; its making and taking hold the loop for a few ms."""
 OFFSETS_SECONDS: Final = 0.2
 """Between two notes about offsets, which change all the time."""
+CONTROLLED_OFFSETS_SECONDS: Final = 0.02
+"""The same in a controlled set, where a slave may become master at any time."""
 OFFSETS: Final = "consumerOffset"
 TOPICS: Final = "topics"
 
@@ -65,6 +68,10 @@ class _Told:
     left: list[str] = []  # noqa: RUF008 - replaced, never changed
     is_whole: bool = False
 
+    @property
+    def is_told(self) -> bool:
+        return self.serial == self.table.changes.serial and not self.left
+
     def note(self) -> dict[str, Any] | None:
         changes, is_first = self.table.changes, False
         if self.serial < changes.forgotten:
@@ -84,13 +91,25 @@ class _Told:
 
 class TableFeed:
     """A master's: what is to be told to one slave of ours. Times are in seconds, of any clock; `end` says
-    where the log ends."""
+    where the log ends, `offsets_s` is between two notes about offsets."""
 
-    def __init__(self, tables: Mapping[str, StreamedTable], end: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        tables: Mapping[str, StreamedTable],
+        end: Callable[[], int],
+        *,
+        offsets_s: float = OFFSETS_SECONDS,
+    ) -> None:
         self._end = end
+        self.offsets_s = offsets_s
         self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
         self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
-        self._offsets_at = -OFFSETS_SECONDS
+        self._offsets_at = -offsets_s
+
+    @property
+    def is_told(self) -> bool:
+        """Whether notes have told all that there is."""
+        return all(one.is_told for one in (*self._urgent, *self._offsets))
 
     def note(self, now: float) -> dict[str, Any] | None:
         """The next note, None when there is none now. It goes out before any more of the log."""
@@ -98,7 +117,7 @@ class TableFeed:
             if note := told.note():
                 return note | {"end": self._end()} if note.get("gone") else note
         for told in self._offsets:
-            if (told.left or now - self._offsets_at >= OFFSETS_SECONDS) and (note := told.note()):
+            if (told.left or now - self._offsets_at >= self.offsets_s) and (note := told.note()):
                 self._offsets_at = now
                 return note
         return None

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
+import pytest
 import trio
 import trio.testing
 
+from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS
 from rmq.controller import service as controller_service
 from rmq.controller.config import ControllerConfig
 from rmq.controller.controller import Add, Drop
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from rmq.testing.disk import MemoryDisk
 from tests.sim.brokers import CONTROLLERS, Set, controlled_set
 
@@ -72,3 +77,65 @@ async def test_running_brokers_go_on_when_all_their_controllers_are_others(
             while not await found.send(producer, "another master"):
                 await trio.sleep(0.1)
             assert set(found.acknowledged) <= set(found.stored(second))
+
+
+async def commit(found: Set, address: str, offset: int) -> int:
+    """Commit an offset there, which goes back too; returns the answer's code."""
+    header = UpdateConsumerOffsetRequestHeader("G", "T", 0, offset)
+    request = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header=header)
+    return (await found.pool.call(address, request, 5)).code
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.01])
+async def test_a_master_that_hands_over_takes_no_commit_that_its_follower_will_not_have(
+    autojump_clock: trio.testing.MockClock, latency: float
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await client.admin.create_group("G", broker="s")
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            for number in range(50):
+                await found.send(producer, f"m{number}")
+        found.network.latency = (0.0, latency)
+        assert await found.want(2)
+        kept, refused, number = -1, 0, 0
+        with trio.fail_after(20):
+            while (await found.master()) is first:
+                number += 1
+                try:
+                    code = await commit(found, f"{first.host}:10911", number % 50)
+                except RmqError:
+                    break  # it ends
+                if code == ResponseCode.SUCCESS:
+                    kept = number % 50
+                    assert not refused, "it takes commits again"
+                else:
+                    assert code == ResponseCode.SERVICE_NOT_AVAILABLE
+                    refused += 1
+                await trio.sleep(0.001)
+        second = await found.master()
+        assert second is not first
+        assert second.broker is not None
+        assert refused
+        assert second.broker.offsets.of("G", "T") == {0: kept}
+
+
+async def test_a_committed_offset_is_soon_at_the_slaves(autojump_clock: trio.testing.MockClock) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await client.admin.create_group("G", broker="s")
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            for number in range(10):
+                await found.send(producer, f"m{number}")
+        await trio.sleep(1)
+        for offset in range(1, 11):  # the last ones come right after others
+            assert await commit(found, f"{first.host}:10911", offset) == ResponseCode.SUCCESS
+            await trio.sleep(2 * CONTROLLED_OFFSETS_SECONDS)
+        await found.kill(first)
+        second = await found.master()
+        assert second.broker is not None
+        assert second.broker.offsets.of("G", "T") == {0: 10}
