@@ -42,6 +42,7 @@ VISIT_SECONDS, TABLES_SECONDS, SAMPLE_SECONDS, BAR_SECONDS = 5.0, 30.0, 60.0, 2.
 END_SECONDS = 300.0
 """How long after the last send the last retry, delay and check-back may come."""
 SETTINGS: dict[str, Any] = {
+    "mappedFileSizeCommitLog": "16777216",
     "fileReservedTime": "1",
     "deleteWhen": ";".join(f"{hour:02}" for hour in range(24)),
     "cleanResourceInterval": "10000",
