@@ -163,7 +163,8 @@ class Broker(Endpoint):
             settings, groups=self.groups, topics=self.topics, filters=self.filters, clock=self.clock
         )
         self.locks = Locks(self.clock)
-        return Tables(self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats)
+        tables = self.topics, self.groups, self.offsets, self.clients, self.filters, self.stats, self.locks
+        return Tables(*tables)
 
     def _make_writers(self, tables: Tables) -> None:
         """The parts that store messages."""

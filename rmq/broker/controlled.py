@@ -166,6 +166,7 @@ class _Controlled:
         self._is_stopping = False
         self._known, self._beat = Alarm(), Alarm()
         self._complain_at = 0.0
+        self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
 
     async def live(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
         """All of its life, until `stop` is set."""
@@ -229,6 +230,7 @@ class _Controlled:
         finally:
             broker, self._broker, self._ending = self._broker, None, None
             if broker is not None:
+                self._locks = broker.locks.held()
                 control.flushed = lambda reach=broker.store.flushed_offset: reach  # type: ignore[misc]
                 # What was changed while it ran holds on.
                 self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
@@ -245,6 +247,7 @@ class _Controlled:
                 control.lead(store.max_physical_offset)
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
+            broker.locks.take_over(self._locks)
             broker.offsets.is_closed = lambda: control.is_closed
         control.flushed = lambda: store.flushed_offset
         self._broker = broker

@@ -3,21 +3,26 @@
 A lock lasts 60 s from its last renewal, by a clock that only goes forward: wall time may be set, and must not
 hand a queue over. Clients renew every 20 s. Nothing is saved: after a restart of the broker the clients lock
 again.
+
+Who holds what is told to slaves of ours, as rows of a table in the replication stream; renewals are not. When
+a slave of a controlled set becomes master, every lock lasts anew from then on: its holder goes on, and others
+wait as they would have at the master before.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.errors import InvalidName, for_code
-from rmq.message import validate_text
+from rmq.broker.tables import Changes
+from rmq.errors import InvalidName, RemoteProtocolError, for_code
+from rmq.message import MessageQueue, validate_text
+from rmq.protocol import json
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 
 if TYPE_CHECKING:
-    from rmq.message import MessageQueue
     from rmq.protocol.command import Command
 
 LOCK_MS: Final = 60_000
@@ -41,6 +46,8 @@ class Locks:
         self._clock = clock
         self._table: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
         self._count = 0
+        self.changes = Changes()
+        self._followed: dict[str, str] = {}  # a slave's: row -> client, as its master has said
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -66,6 +73,7 @@ class Locks:
                 new.append(queue)
             held[queue] = (client_id, now)
         if new:
+            self.changes.add(_row(group, queue) for queue in new)
             log.info("%s of group %s locks %s", client_id, group, _listed(new))
         if not held:
             del self._table[group]
@@ -79,6 +87,7 @@ class Locks:
             del held[queue]
         self._count -= len(mine)
         if mine:
+            self.changes.add(_row(group, queue) for queue in mine)
             log.info("%s of group %s unlocks %s", client_id, group, _listed(mine))
         if not held:
             self._table.pop(group, None)
@@ -92,12 +101,71 @@ class Locks:
         """Forget expired locks; returns when to come again."""
         for group, held in list(self._table.items()):
             kept = {queue: entry for queue, entry in held.items() if not _is_expired(entry, now)}
+            if len(kept) < len(held):
+                self.changes.add(_row(group, queue) for queue in held if queue not in kept)
             if kept:
                 self._table[group] = kept
             else:
                 del self._table[group]
         self._count = sum(map(len, self._table.values()))
         return now + (LOCK_MS if self._table else FREE_MS)
+
+    # --- rows for slaves ---
+
+    def names(self) -> list[str]:
+        """The names of all rows, one for each lock."""
+        return [_row(group, queue) for group, held in self._table.items() for queue in held]
+
+    def text_of(self, names: Collection[str]) -> bytes:
+        """The clients that hold those of these locks that are there."""
+        return json.dumps({name: entry[0] for name in names if (entry := self._entry(name)) is not None})
+
+    def missing(self, names: Collection[str]) -> list[str]:
+        """Those of these names that are no lock."""
+        return [name for name in names if self._entry(name) is None]
+
+    def rows_of(self, text: bytes) -> tuple[dict[str, str], None]:
+        """The rows of such a text: name of the lock -> client. Raises RemoteProtocolError."""
+        rows = json.loads(text)
+        if not isinstance(rows, dict) or not all(isinstance(client, str) for client in rows.values()):
+            raise RemoteProtocolError("the master's locks cannot be read")
+        for name in rows:
+            _parts(name)
+        return rows, None
+
+    def follow(self, rows: Mapping[str, str], version: None, gone: Collection[str] | None) -> bool:
+        """A slave's: know these locks of the master's, and those not that are gone; with None, no others."""
+        before = dict(self._followed)
+        if gone is None:
+            self._followed.clear()
+        for name in gone or ():
+            self._followed.pop(name, None)
+        self._followed |= rows
+        return self._followed != before
+
+    def held(self) -> dict[str, str]:
+        """The locks that this broker knows, its own or its master's: name of the row -> client."""
+        now = self._ms()
+        own = {
+            _row(group, queue): entry[0]
+            for group, held in self._table.items()
+            for queue, entry in held.items()
+            if not _is_expired(entry, now)
+        }
+        return self._followed | own
+
+    def take_over(self, rows: Mapping[str, str]) -> None:
+        """Be the master of a set in which these locks are held: each lasts from now on."""
+        now = self._ms()
+        for name, client in rows.items():
+            group, queue = _parts(name)
+            self._table.setdefault(group, {})[queue] = client, now
+        self._count = sum(map(len, self._table.values()))
+        self.changes.add(rows)
+
+    def _entry(self, name: str) -> tuple[str, int] | None:
+        group, queue = _parts(name)
+        return self._table.get(group, {}).get(queue)
 
     def _ms(self) -> int:
         return round(self._clock() * 1000)
@@ -115,6 +183,19 @@ class Locks:
         _check(body)
         self.unlock(body.consumer_group, body.mq_set, body.client_id)
         return request.reply()
+
+
+def _row(group: str, queue: MessageQueue) -> str:
+    return f"{group}\n{queue.topic}\n{queue.broker_name}\n{queue.queue_id}"  # names are printable
+
+
+def _parts(name: str) -> tuple[str, MessageQueue]:
+    """Raises RemoteProtocolError for what is no name of a row."""
+    try:
+        group, topic, broker, queue_id = name.split("\n")
+        return group, MessageQueue(topic, broker, int(queue_id))
+    except ValueError:
+        raise RemoteProtocolError(f"{name[:80]!r} is no lock") from None
 
 
 def _check(body: LockBatchRequestBody | UnlockBatchRequestBody) -> None:

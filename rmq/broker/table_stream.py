@@ -1,4 +1,4 @@
-"""Topics, groups and offsets in the replication stream, as notes between the frames of the log. Pure.
+"""Topics, groups, offsets and locks in the replication stream, as notes between the frames of the log. Pure.
 
 A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
 Topics and groups go before any byte of the log that was written after the change: a slave that has a message
@@ -35,6 +35,7 @@ CONTROLLED_OFFSETS_SECONDS: Final = 0.02
 """The same in a controlled set, where a slave may become master at any time."""
 OFFSETS: Final = "consumerOffset"
 TOPICS: Final = "topics"
+LOCKS: Final = "queueLocks"
 
 
 class StreamedTable(Protocol):
@@ -125,7 +126,7 @@ class TableFeed:
 
 class FollowedTables:
     """A slave's: takes what its master tells, by the link or as whole texts. `tables` are known by the names
-    of their files.
+    of their files; locks have none.
 
     `is_fed`: the master tells by the link, so that nothing has to be asked for. `on_topics` is called when
     a text has changed topics, `save_topics` when the link has.
@@ -143,6 +144,7 @@ class FollowedTables:
         self.tables: Final[Mapping[str, StreamedTable]] = {
             TOPICS: tables.topics,
             "subscriptionGroup": tables.groups,
+            LOCKS: tables.locks,
             OFFSETS: tables.offsets,
         }
         self.is_fed = False

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from rmq.broker.clients import Clients
     from rmq.broker.filter import FilterTable
     from rmq.broker.groups import Groups
+    from rmq.broker.locks import Locks
     from rmq.broker.offsets import Offsets
     from rmq.broker.stats import Stats
     from rmq.broker.topics import Topics
@@ -514,3 +515,4 @@ class Tables:
     clients: Clients
     filters: FilterTable
     stats: Stats
+    locks: Locks

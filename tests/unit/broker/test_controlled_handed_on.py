@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+from rmq.broker.locks import LOCK_MS
 from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS
 from rmq.controller import service as controller_service
 from rmq.controller.config import ControllerConfig
@@ -15,11 +16,13 @@ from rmq.controller.controller import Add, Drop
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError
+from rmq.message import MessageQueue
+from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from rmq.testing.disk import MemoryDisk
-from tests.sim.brokers import CONTROLLERS, Set, controlled_set
+from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
 
 NEW = [f"10.0.8.{number}:9878" for number in (4, 5, 6)]
 
@@ -139,3 +142,50 @@ async def test_a_committed_offset_is_soon_at_the_slaves(autojump_clock: trio.tes
         second = await found.master()
         assert second.broker is not None
         assert second.broker.offsets.of("G", "T") == {0: 10}
+
+
+QUEUES = frozenset(MessageQueue("T", "s", number) for number in range(3))
+
+
+async def lock(found: Set, node: Node, client_id: str, *numbers: int) -> set[int]:
+    """Lock queues for a client; returns the numbers of those that it gets."""
+    body = LockBatchRequestBody("G", client_id, _queues(*numbers))
+    request = Command.request(RequestCode.LOCK_BATCH_MQ, body=body.to_json())
+    answer = await found.pool.call(f"{node.host}:10911", request, 5)
+    return {queue.queue_id for queue in LockBatchResponseBody.from_json(answer.body).lock_ok_mq_set}
+
+
+async def unlock(found: Set, node: Node, client_id: str, *numbers: int) -> None:
+    body = UnlockBatchRequestBody("G", client_id, _queues(*numbers))
+    request = Command.request(RequestCode.UNLOCK_BATCH_MQ, body=body.to_json())
+    assert (await found.pool.call(f"{node.host}:10911", request, 5)).code == ResponseCode.SUCCESS
+
+
+def _queues(*numbers: int) -> frozenset[MessageQueue]:
+    return frozenset(queue for queue in QUEUES if queue.queue_id in numbers)
+
+
+@pytest.mark.parametrize("how", ["hand-over", "power cut"])
+async def test_a_new_master_lets_nobody_else_have_a_queue_that_somebody_consumes_in_order(
+    autojump_clock: trio.testing.MockClock, how: str
+) -> None:
+    async with controlled_set(2) as (found, _client):
+        first = await found.master()
+        await found.until(inSync=[1, 2])
+        assert await lock(found, first, "one", 0, 1, 2) == {0, 1, 2}
+        await unlock(found, first, "one", 2)
+        assert await lock(found, first, "two", 0, 2) == {2}
+        for _ in range(4):  # longer than a lock lasts: renewals are known, too
+            await trio.sleep(20)
+            assert await lock(found, first, "one", 0, 1) == {0, 1}
+            assert await lock(found, first, "two", 2) == {2}
+        await (found.want(2) if how == "hand-over" else found.kill(first))
+        with trio.fail_after(20):
+            while (second := await found.master()) is first:
+                await trio.sleep(0.1)
+        assert await lock(found, second, "two", 0, 1, 2) == {2}
+        assert await lock(found, second, "one", 0, 2) == {0}
+        await unlock(found, second, "one", 0)
+        assert await lock(found, second, "two", 0) == {0}
+        await trio.sleep(LOCK_MS / 1000 + 1)
+        assert await lock(found, second, "three", 0, 1, 2) == {0, 1, 2}, "nobody renewed them"

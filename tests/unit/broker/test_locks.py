@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from rmq.broker import locks as module
 from rmq.broker.locks import LOCK_MS, Locks
+from rmq.broker.table_stream import TableFeed
+from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
 from rmq.protocol.codes import RequestCode
@@ -178,3 +180,53 @@ def test_locks_of_all_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(locks.lock("i", queues[:1], "two", START)) == 1
     locks.expire(START + LOCK_MS + 1)
     assert len(locks.lock("h", queues, "two", START + LOCK_MS + 1)) == 3
+
+
+def told(feed: TableFeed, slave: Locks) -> None:
+    while note := feed.note(0.0):
+        rows, _ = slave.rows_of(note["rows"].encode())
+        slave.follow(rows, None, note.get("gone"))
+
+
+def test_a_slave_knows_who_holds_what_and_forgets_it_with_the_master() -> None:
+    now = START
+    master, slave = Locks(lambda: now / 1000), Locks(lambda: now / 1000)
+    feed = TableFeed({"queueLocks": master}, lambda: 0)
+    master.lock("g", [A], "one", now)
+    told(feed, slave)
+    master.lock("g", [B], "two", now)
+    master.lock("h", [A], "three", now)
+    told(feed, slave)
+    assert sorted(slave.held().values()) == ["one", "three", "two"]
+    assert slave.held() == master.held()
+    assert slave.holder("g", A, now) is None, "it has no say itself"
+
+    master.unlock("g", [B], "two")
+    told(feed, slave)
+    assert sorted(slave.held().values()) == ["one", "three"]
+    now += LOCK_MS
+    master.lock("h", [A], "three", now)
+    assert feed.note(0.0) is None, "a renewal is told to nobody"
+    now += 1
+    master.expire(now)
+    told(feed, slave)
+    assert list(slave.held().values()) == ["three"]
+    assert master.lock("g", [A], "four", now) == {A}
+    told(feed, slave)
+
+    now += 10 * LOCK_MS  # the slave hears of no renewal: it goes by what its master says
+    new = Locks(lambda: now / 1000)
+    new.take_over(slave.held())
+    assert new.lock("g", [A, B], "two", now) == {B}
+    assert new.lock("g", [A], "four", now + LOCK_MS) == {A}
+    assert new.lock("h", [A], "two", now + LOCK_MS) == set()
+    assert new.lock("h", [A], "two", now + LOCK_MS + 1) == {A}
+
+    slave.follow({}, None, None)  # another master tells all that it has
+    assert slave.held() == {}
+
+
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"a":"b"}', b'{"g\\nT\\nb\\nx":"c"}', b'{"g\\nT\\nb\\n1":2}'])
+def test_what_is_no_table_of_locks_is_refused(text: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        Locks(lambda: 0.0).rows_of(text)
