@@ -19,7 +19,10 @@ import pytest
 
 from tests.system.drill import PAGE, TOPIC, Drill, Server, drill, until
 
-TESTED_ELSEWHERE = {"Java in and out": "tests/interop/test_runbook.py"}
+TESTED_ELSEWHERE = {
+    "Java in and out": "tests/interop/test_runbook.py",
+    "Replace a controller": "tests/system/test_controller_processes.py",
+}
 
 
 def test_every_section_has_its_drill() -> None:

@@ -10,8 +10,10 @@ import gc
 import json
 import os
 import pathlib
+import statistics
 import threading
 import time
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -62,7 +64,20 @@ from tests.unit.plugins.test_metrics import said
 
 TOPICS, QUEUES, GROUPS, TOPICS_OF_A_GROUP = 1_000, 10, 500, 10
 LIMIT_SECONDS = 0.02
-ATTEMPTS = 3
+YARDSTICK_SECONDS = 0.0062
+"""What `yardstick` takes of the machine on which the limit was set: a slower one has a longer limit."""
+ATTEMPTS = 5
+
+
+def yardstick() -> float:
+    """CPU seconds of work of the kind that the steps do, now: CPUs that are shared have no one speed."""
+    took = []
+    for _ in range(9):
+        began = time.thread_time()
+        table = {f"topic-{number}": number for number in range(20_000)}
+        sum(table[f"topic-{number}"] for number in range(20_000))
+        took.append(time.thread_time() - began)
+    return statistics.median(took)
 
 
 class Steps(trio.abc.Instrument):
@@ -70,6 +85,7 @@ class Steps(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.longest: dict[str, float] = {}
+        self.too_long: list[str] = []
         self.now = ""
         self._began: float | None = None
 
@@ -80,18 +96,20 @@ class Steps(trio.abc.Instrument):
         if self._began is not None:
             took = time.thread_time() - self._began
             name = f"{task.name}, {self.now}"
-            if not name.startswith(f"{__name__}."):
+            if not name.startswith((f"{__name__}.", "<test")):
                 self.longest[name] = max(took, self.longest.get(name, 0.0))
 
     async def check(self, work: Callable[[], Awaitable[None]]) -> None:
-        """No step of the work is long. One that is, is so each time; what else the machine does is not."""
+        """Note in `too_long` what is so each time; what else the machine does is not."""
         for _ in range(ATTEMPTS):
             self.longest.clear()
             await work()
-            long = {name: took for name, took in self.longest.items() if took > LIMIT_SECONDS}
+            slower = yardstick() / YARDSTICK_SECONDS
+            limit = LIMIT_SECONDS * max(1.0, slower)
+            long = {name: round(took, 4) for name, took in self.longest.items() if took > limit}
             if not long:
                 return
-        raise AssertionError(f"CPU seconds of the longest steps: {long}")
+        self.too_long.append(f"CPU seconds of steps, on a machine of {slower:.2f} times the usual: {long}")
 
 
 def write_tables(root: pathlib.Path) -> None:
@@ -129,7 +147,7 @@ def in_loop(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def watched(name: str, call: Any) -> Any:
         def watch(*given: Any, **named: Any) -> Any:
             if threading.get_ident() == loop:
-                seen.append(name)
+                seen.append(f"{name} of {given}: {traceback.extract_stack(limit=6)[:-1]}")
             return call(*given, **named)
 
         return watch
@@ -329,10 +347,11 @@ async def test_nothing_holds_up_the_loop_of_a_large_broker(
                     assert answer.code == 0, (code, answer.remark)
 
             await rig.steps.check(ask_all)
-            assert not in_loop, "calls that wait for the disk"
             deleted = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader("topic-7"))
             await rig.steps.check(partial(ask, clients[0], deleted, "no topic"))
-        assert set(in_loop) <= {"unlink"}, "calls that wait for the disk, but for a topic's queue files"
+        waited = list(in_loop)
+    assert not rig.steps.too_long
+    assert not waited, "calls that wait for the disk"
     assert settings.read_text() == "fileReservedTime=96\n"
     assert "newcomer" not in accounts.read_text()
     sums, queues = pages

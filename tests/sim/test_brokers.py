@@ -1,0 +1,61 @@
+"""Some seeds of the simulation with real brokers; it is deterministic, and catches what is wrong."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.sim.broker_bugs import BROKER_BUGS, BROKERS_CAUGHT_BY
+from tests.sim.brokers import BrokerSimulation, Violation
+from tests.sim.bugs import BUGS
+from tests.sim.set_bugs import SET_BUGS
+
+SEEDS = 6
+SECONDS = 20.0
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reliability.md"
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_real_brokers_lose_nothing_that_was_acknowledged(seed: int) -> None:
+    simulation = BrokerSimulation(seed, size=2 + seed % 2, seconds=SECONDS)
+    simulation.run()
+    assert simulation.accepted > 0
+
+
+def test_the_same_seed_gives_the_same_trace() -> None:
+    """In another process too, where sets of texts are in another order."""
+    code = (
+        "from tests.sim.brokers import BrokerSimulation as S;"
+        f"s = S(5, size=3, seconds={SECONDS}); s.run(); print('trace', s.trace)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    again, other = (BrokerSimulation(seed, size=3, seconds=SECONDS) for seed in (5, 6))
+    again.run()
+    assert done.stdout.split()[-2:] == ["trace", again.trace]
+    other.run()
+    assert other.trace != again.trace
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", BROKER_BUGS)
+def test_a_bug_planted_in_real_brokers_is_caught(name: str) -> None:
+    with BROKER_BUGS[name](), pytest.raises(Violation):
+        BrokerSimulation.of(BROKERS_CAUGHT_BY[name]).run()
+
+
+def test_the_page_names_every_planted_bug() -> None:
+    text = PAGE.read_text("utf-8")
+    for bugs in (BUGS, SET_BUGS, BROKER_BUGS):
+        for name in bugs:
+            assert f"| {name} |" in text, name
