@@ -2,17 +2,19 @@
 
 Brokers lose power, are cut off from replicas or from controllers too, and are stopped in order; links get
 slow. A client sends all the time. At any moment one broker at most may act as master; in the end, when all is
-healed, all that was acknowledged is there, and all logs are the same. Identities are random, so a seed gives
-the same faults, but not the same trace.
+healed, all that was acknowledged is there, and all logs are the same. The same seed gives the same trace:
+what is random by itself (identities, nonces, the order in which trio runs tasks) comes of the seed, too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any
 
@@ -252,6 +254,27 @@ class Violation(Exception):
     """What must hold does not."""
 
 
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """What takes its chance from the system takes it from a seed, and trio its order of tasks."""
+    source, new, urandom = random.Random(seed), random.Random, os.urandom
+    order, allowed = trio._core._run._r, trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING
+
+    def chance(seed: Any = None) -> random.Random:
+        return new(source.getrandbits(64) if seed is None else seed)
+
+    state = order.getstate()
+    order.seed(seed)
+    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    random.Random, os.urandom = chance, source.randbytes  # type: ignore[assignment,misc]
+    try:
+        yield
+    finally:
+        random.Random, os.urandom = new, urandom  # type: ignore[misc]
+        trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = allowed  # type: ignore[misc]
+        order.setstate(state)
+
+
 class BrokerSimulation:
     """One seed: `size` brokers under faults for `seconds` of simulated time, then healed."""
 
@@ -265,14 +288,28 @@ class BrokerSimulation:
         self.counts: Counter[str] = Counter()
         self.accepted = 0
         self._number = 0
+        self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
     def of(cls, seed: int) -> BrokerSimulation:
         """The simulation of a seed."""
         return cls(seed, size=2 + seed % 2)
 
+    @property
+    def trace(self) -> str:
+        """Of all that was seen: of each broker its role and the end of its log, twenty times a second,
+        faults, and what was acknowledged."""
+        return self._traced.hexdigest()
+
+    def _saw(self, *what: object) -> None:
+        self._traced.update(repr((trio.current_time(), *what)).encode())
+
     def run(self) -> None:
         """Raises Violation."""
+        with seeded(self.seed):
+            self._run_to_end()
+
+    def _run_to_end(self) -> None:
         try:
             trio.run(self._run, clock=trio.testing.MockClock(autojump_threshold=0))
         except BaseExceptionGroup as group:
@@ -308,12 +345,14 @@ class BrokerSimulation:
     async def _send(self, found: Set, producer: Producer) -> None:
         while True:
             self._number += 1
-            await found.send(producer, f"m{self._number}")
+            self._saw(self._number, await found.send(producer, f"m{self._number}"))
             await trio.sleep(self.chance.uniform(0.0, 0.2))
 
     async def _watch(self, found: Set) -> None:
         while True:
             acting = found.acting()
+            ends = [-1 if one.broker is None else one.broker.store.max_physical_offset for one in found.nodes]
+            self._saw([node.host for node in acting], ends)
             if len(acting) > 1:
                 raise Violation(f"{len(acting)} brokers act as master")
             await trio.sleep(0.05)
@@ -328,6 +367,7 @@ class BrokerSimulation:
             ("power", "power", "apart", "away", "stop", "heal", "slow", "restart", "hand over", "hand over")
         )
         self.counts[deed] += 1
+        self._saw(deed, node.host)
         if deed == "power" and node in alive:
             await found.kill(node)
         elif deed == "stop" and node in alive:
@@ -365,6 +405,7 @@ class BrokerSimulation:
     async def _check(self, found: Set) -> None:
         await trio.sleep(3)
         logs = [found.stored(node) for node in found.nodes]
+        self._saw(logs)
         lost = [text for text in found.acknowledged if text not in set(logs[0])]
         if lost:
             raise Violation(f"acknowledged and lost: {lost[:10]}")
