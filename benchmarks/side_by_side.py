@@ -139,8 +139,8 @@ class Bench:
         start = processes.java_broker if kind == "java" else processes.rmq_broker
         with pytest.MonkeyPatch.context() as patch:
             if kind == OTHER:
-                patch.setenv("PYTHONPATH", str(self.other))
-                patch.setenv("PYTHONSAFEPATH", "1")  # else the working folder, which is this one, comes first
+                places = os.pathsep.join((str(self.other), os.path.join(self.other or "", "plugins")))
+                patch.setattr("tests.interop.rocketmq.PYTHON_PATH", places)
             broker = start(namesrv, store, brokerName=f"bench-{kind}", **SETTINGS)
         processes.pin = "0"
         return Target(kind, namesrv, broker, broker.port), broker.seconds_to_port

@@ -178,12 +178,11 @@ class Acknowledgement:
         connection.flush()  # the books that follow are ours
 
     def run_committed(self, connection: Connection, run: SendRun) -> None:
-        """As `committed`, for a run that was the whole batch."""
+        """As `committed`, for a run; batches have runs only, or none."""
         if self._waits_for_more:
             self._park(connection, run)
         else:
-            connection.write(self._answers.of_run(run))
-        connection.flush()
+            connection.answer(self._answers.of_run(run))
 
     def refused(self, connection: Connection, code: int, remark: str) -> None:
         """The pending batch could not be written: nobody of it is told success."""

@@ -103,17 +103,17 @@ class Lanes:
         born_host: bytes,
     ) -> bytes | None:
         """The records of a run, for the log at `position`, in whose file `left` bytes are left; None when the
-        run has to go the long way. `commit` or `rollback` comes before the next one.
+        run has to go the long way. More runs may follow at the log's next place, then `commit` or `rollback`.
         """
 
     def counts(self) -> list[tuple[str, int, int]]:
-        """Of the run that is being put: (topic, messages, bytes) for each of its queues."""
+        """Of the runs that are being put: (topic, messages, bytes) for each of its queues."""
 
     def commit(self, now: int) -> tuple[list[tuple[Any, int, bytes]], Rows | None]:
-        """The run is in the log: what its queues get, as (queue, how many, units), and the index."""
+        """The runs are in the log: what their queues get, as (queue, how many, units), and the index."""
 
     def rollback(self) -> None:
-        """The run is not in the log."""
+        """The runs are not in the log."""
 
 class Rows:
     """Rows for the index, (key hash, physical offset, store timestamp) each, in the order of the log."""

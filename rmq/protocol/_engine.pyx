@@ -524,7 +524,8 @@ cdef class Lane:
     cdef uint32_t key_hash  # of what the index has before a key
     cdef int64_t run  # the last run that has it, and as which of its lanes
     cdef int32_t place
-    cdef int64_t next, count, size  # of the run that is being put
+    cdef int64_t next, count, size  # of the runs that are being put,
+    cdef int64_t batch  # which are those of this batch
     cdef char* unit  # where its next one goes
 
 
@@ -812,12 +813,13 @@ cdef class Lanes:
     cdef bytes rare, store_host
     cdef int32_t host_flag, born_v6_flag, sender_flags
     cdef set wanted
-    cdef int64_t runs, generation
-    cdef SendRun pending
+    cdef int64_t runs, generation, batches
+    cdef list pending, touched  # the runs that are being put, and their lanes
 
     def __init__(self, rare, bytes store_host, int32_t host_flag, int32_t born_v6_flag, int32_t sender_flags):
         self.table = {}
         self.wanted = set()
+        self.pending, self.touched = [], []
         self.suffix = b""
         self.is_indexed = self.is_open = True
         self.is_signed = False
@@ -834,7 +836,7 @@ cdef class Lanes:
         lane.queue_id = queue.queue_id
         lane.sys_flag = sys_flag
         lane.key_hash = before_key(PyBytes_AS_STRING(lane.name), PyBytes_GET_SIZE(lane.name))
-        lane.run = -1
+        lane.run = lane.batch = -1
         self.table[_key(lane.name, lane.queue_id)] = lane
 
     def clear(self):
@@ -1015,7 +1017,7 @@ cdef class Lanes:
 
     def put(self, SendRun run, queues, int64_t position, int64_t left, int64_t now, bytes born_host):
         """The records of a run for the log, to be written at `position`; None when the run has to go the long
-        way. `queues` has all queues as (topic, queue id). `commit` or `rollback` follows."""
+        way. `queues` has all queues as (topic, queue id). More runs may follow, then `commit` or `rollback`."""
         cdef Py_ssize_t born_size = len(born_host), store_size = PyBytes_GET_SIZE(self.store_host)
         cdef Py_ssize_t suffix_size = PyBytes_GET_SIZE(self.suffix), i, fixed, total, size, name_size, text_size
         cdef const char* base = PyBytes_AS_STRING(run.data)
@@ -1026,19 +1028,23 @@ cdef class Lanes:
         cdef Lane lane
         cdef Row* row
         cdef char* p
-        if run.generation != self.generation or self.pending is not None:
+        if run.generation != self.generation:
             return None
         for lane in run.lanes:
             if queues.get((lane.topic, lane.queue_id)) is not lane.queue:
                 return None
-            lane.next = lane.queue.next
-            lane.count = lane.size = 0
         fixed = HEAD - 16 + born_size + store_size + 2 + 1 + suffix_size
         total = run.bodies + run.texts_size + run.count * fixed
         for i in range(run.count):
             total += PyBytes_GET_SIZE((<Lane>run.lanes[run.rows[i].lane]).stored_name)
         if total + 8 > left:
             return None
+        for lane in run.lanes:
+            if lane.batch != self.batches:
+                lane.batch = self.batches
+                lane.next = lane.queue.next
+                lane.count = lane.size = 0
+                self.touched.append(lane)
         data = PyBytes_FromStringAndSize(NULL, total)
         p = PyBytes_AS_STRING(data)
         for i in range(run.count):
@@ -1086,41 +1092,44 @@ cdef class Lanes:
             p += 1 + suffix_size
             position += size
         assert p == PyBytes_AS_STRING(data) + total
-        self.pending = run
+        self.pending.append(run)
         return data
 
     def counts(self):
-        """(topic, messages, bytes) of the lanes of the run that is being put."""
+        """(topic, messages, bytes) of the lanes of the runs that are being put."""
         cdef Lane lane
-        return [(lane.topic, lane.count, lane.size) for lane in self.pending.lanes]
+        return [(lane.topic, lane.count, lane.size) for lane in self.touched]
 
     def rollback(self):
-        self.pending = None
+        self.pending, self.touched = [], []
+        self.batches += 1
 
     def commit(self, int64_t now):
-        """The log has the run: (units of each queue, rows for the index)."""
-        cdef SendRun run = self.pending
+        """The log has the runs: (units of each queue, rows for the index)."""
+        cdef list runs = self.pending
+        cdef SendRun run
         cdef Py_ssize_t i
         cdef Row* row
         cdef Marks marks
         cdef Lane lane
         cdef Rows rows = Rows() if self.is_indexed else None
-        self.pending = None
         units = []
-        for lane in run.lanes:
+        for lane in self.touched:
             piece = PyBytes_FromStringAndSize(NULL, lane.count * 20)
             units.append((lane.queue, lane.count, piece))
             lane.unit = PyBytes_AS_STRING(piece)
-        for i in range(run.count):
-            row = &run.rows[i]
-            lane = <Lane>run.lanes[row.lane]
-            put_unit(lane.unit, row.position, row.size, row.code)
-            lane.unit += 20
-            if rows is not None and (row.key_size or row.keys_size):
-                marks.key_at, marks.key_size = row.key_at, row.key_size
-                marks.keys_at, marks.keys_size = row.keys_at, row.keys_size
-                if rows.add_keys(lane.key_hash, run.texts, &marks, row.position, now):
-                    rows.records += 1
+        for run in runs:
+            for i in range(run.count):
+                row = &run.rows[i]
+                lane = <Lane>run.lanes[row.lane]
+                put_unit(lane.unit, row.position, row.size, row.code)
+                lane.unit += 20
+                if rows is not None and (row.key_size or row.keys_size):
+                    marks.key_at, marks.key_size = row.key_at, row.key_size
+                    marks.keys_at, marks.keys_size = row.keys_at, row.keys_size
+                    if rows.add_keys(lane.key_hash, run.texts, &marks, row.position, now):
+                        rows.records += 1
+        self.rollback()
         return units, rows
 
 

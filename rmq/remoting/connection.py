@@ -7,9 +7,7 @@ not take it all, the reader waits until it does, so a peer that does not read is
 `Poller` does the same in one task for many connections, and leaves to the reader what has to wait. A writer
 task exists only once something was written outside the endpoint's `handle` (a late reply), and wakes only
 for that. Deadlines of calls sit in the table of pending requests; one task, asleep until the earliest of
-them, serves them all.
-
-Runs on trio and on asyncio.
+them, serves them all. Runs on trio and on asyncio.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -39,8 +38,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RELIEF_SECONDS = 5.0
-"""How long a peer that holds much is not read from while the process holds too much."""
 _UNBOUNDED = 1 << 62
 FIRST_READ_BYTES = 64 * 1024
 """Reads grow to `limits.receive_bytes` only while they come back full: a large buffer costs 14 µs."""
@@ -66,8 +63,7 @@ class Connection:
         """`first` is what was already read from the stream, to find out what it carries. What waits here for
         the peer counts against `budget`. `poller` reads the stream where that can be."""
         loop = current_loop()
-        self.peer_address = stream.peer
-        self.local_address = stream.local
+        self.peer_address, self.local_address = stream.peer, stream.local
         self.state: dict[str, Any] = {}
         self._signer = signer
         self.is_signing = signer is not None  # then requests must come as commands
@@ -104,7 +100,7 @@ class Connection:
         self._is_blocked = False  # the same, cheaper to ask
         self._is_torn = False  # a send was cancelled halfway: what follows would not be a frame
         self._is_mute = False  # nothing more is sent: the peer is gone or does not read
-        self._reply_bytes = 0  # responses put into the outbox since it was last empty
+        self._reply_bytes = 0  # of responses put into the outbox since it was last empty
         self._pending: dict[int, PendingRequest] = {}
         self._room: anyio.Event | None = None
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -115,9 +111,7 @@ class Connection:
         self._cause: BaseException | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<Connection {self.local_address} to {self.peer_address}{' closed' if self.is_closed else ''}>"
-        )
+        return f"<Connection {self.local_address} to {self.peer_address}{' closed' * self.is_closed}>"
 
     # --- for everybody ----------------------------------------------------------------------------
 
@@ -181,16 +175,31 @@ class Connection:
 
     def flush(self) -> None:
         """Send what waits now, as far as the peer takes it: for an endpoint that goes on after its answer."""
-        try:
-            if self._outbox.size and not self.is_closed:
+        if self._outbox.size and not self.is_closed:
+            with suppress(*lost_errors()):  # the next send, or the next read, meets it again
                 self._flush_now()
+
+    def answer(self, frames: bytes) -> None:
+        """As `write` and `flush`, and the rest is sent soon: also for an answer outside of `handle`."""
+        if self.is_closed or self._is_blocked:
+            self._put(frames)
+            return
+        try:
+            self._outbox.send(self._stream, frames)
         except lost_errors():
-            return  # the next send, or the next read, meets it again
+            pass  # as above
+        if self._outbox.size:
+            self._reply_bytes = self._outbox.size
+            self._queued()
+        elif self._room is not None:
+            self._make_room()
 
     def _put(self, frame: Buffer | Sequence[Buffer]) -> None:
-        if self.is_closed:
-            return
-        self._outbox.add(frame)
+        if not self.is_closed:
+            self._outbox.add(frame)
+            self._queued()
+
+    def _queued(self) -> None:
         if self._outbox.size > self._watched_bytes:
             self._grown()
         if not self._is_handling and not self.is_closed:
@@ -287,7 +296,7 @@ class Connection:
                 if outbox.size + self._decoder.buffered != self._held:
                     self._count()
                 if self._held > SMALL_BYTES and self._budget.is_tight:
-                    await self._wait_for_relief()
+                    await self._budget.relief()
                 if poller is not None:
                     await poller.attend(self._stream.descriptor, self._on_readable)
                     if self._at_end:
@@ -358,8 +367,7 @@ class Connection:
         if self._rest:
             self._serve(self._rest)
             return
-        commands = self._decoder.feed(b"")
-        self._serve(self._take_responses(commands))
+        self._serve(self._take_responses(self._decoder.feed(b"")))
         if self._decoder.head is not None:
             self._ask()
 
@@ -374,13 +382,6 @@ class Connection:
             self._half_since = math.inf
             if not head.flag & (FLAG_RESPONSE | FLAG_ONEWAY):
                 self.reply(refusal)
-
-    async def _wait_for_relief(self) -> None:
-        """The process holds too much, and some of it is ours: do not read, but for a chunk now and then, or
-        a frame that is nearly whole would never be."""
-        with anyio.move_on_after(RELIEF_SECONDS):
-            while self._budget.is_tight:
-                await anyio.sleep(RELIEF_SECONDS / 20)
 
     def _take_responses(self, commands: list[Command]) -> list[Command]:
         """Wake the calls whose responses are here; returns the requests."""
@@ -503,8 +504,8 @@ class Connection:
     def _count(self) -> None:
         """Tell the budget what is held here now.
 
-        Called where bytes stay, not where they pass: an answer that the system takes at once is never
-        counted. A closed connection only gives back, or its bytes would be counted for ever."""
+        Called where bytes stay, not where they pass. A closed connection only gives back, or its bytes would
+        be counted for ever."""
         held = self._outbox.size + self._decoder.buffered
         if held != self._held and not (held and self.is_closed):
             self._held = held
@@ -542,8 +543,7 @@ class Connection:
         return deadline - self._now()
 
     async def _next_room(self) -> None:
-        if self._room is None:
-            self._room = anyio.Event()
+        self._room = self._room or anyio.Event()
         await self._room.wait()
 
     def _make_room(self) -> None:

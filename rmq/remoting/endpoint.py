@@ -40,6 +40,15 @@ class Endpoint(Protocol):
         handed over; None: all.
         """
 
+    def begin_round(self) -> None:
+        """Until `end_round`, which comes before any task has its turn, the chunks of several connections are
+        handed over: what costs as much for one as for all may wait for that."""
+        return
+
+    def end_round(self) -> None:
+        """All chunks of the round were handed over; what was left for its end is due. Never raises."""
+        return
+
     def on_head(self, head: Command, body_bytes: int, connection: Connection) -> Command | None:
         """The header of a frame of more than `limits.ask_bytes` is here, its body is not: None takes the
         body, a response refuses it, so that it is read and dropped."""

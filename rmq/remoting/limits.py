@@ -9,6 +9,7 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Final, Protocol
 
+import anyio
 import attrs
 
 KIB = 1024
@@ -94,6 +95,8 @@ class Limits:
 
 
 BUDGET_BYTES: Final = 256 * MIB
+RELIEF_SECONDS: Final = 5.0
+"""How long a peer that holds much is not read from while the process holds too much."""
 SMALL_BYTES: Final = 64 * 1024
 """Peers that hold less are read from even when the budget is tight."""
 LEFT: Final = 7 / 8
@@ -131,6 +134,13 @@ class Budget:
     def is_tight(self) -> bool:
         """Whether those who hold much should not be read from for now."""
         return self.held > self.most // 2
+
+    async def relief(self) -> None:
+        """Return when use is not tight any more, or after `RELIEF_SECONDS`: whoever waits for this reads a
+        chunk now and then, or a frame that is nearly whole would never be. Cancelled: nothing is left."""
+        with anyio.move_on_after(RELIEF_SECONDS):
+            while self.is_tight:
+                await anyio.sleep(RELIEF_SECONDS / 20)
 
     def holders(self) -> list[Holder]:
         """Who holds something now."""

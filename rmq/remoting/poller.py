@@ -18,6 +18,7 @@ import anyio
 import anyio.abc
 import trio
 
+from rmq.remoting.endpoint import Endpoint
 from rmq.remoting.loop import Waiter, current_loop
 from rmq.remoting.trio_loop import TrioWaiter
 
@@ -41,6 +42,8 @@ class Poller:
         """Whether a round is not over yet while tasks have their turn."""
         self.alone = -1
         """The descriptor from which all chunks came for a while; -1: they come from several."""
+        self.endpoint: Endpoint | None = None
+        """Is told where a round of several chunks begins and ends."""
         self._clock = clock
         self._watched: dict[int, tuple[Callable[[], bool], Waiter]] = {}
         self._epoll: epoll | None = None
@@ -78,7 +81,11 @@ class Poller:
         while True:
             await trio.lowlevel.wait_readable(ready.fileno())
             began = turn_began = clock()
-            for descriptor, _ in ready.poll(0):
+            found = ready.poll(0)
+            endpoint = self.endpoint if len(found) > 1 else None
+            if endpoint is not None:
+                endpoint.begin_round()
+            for descriptor, _ in found:
                 entry = watched.get(descriptor)
                 if entry is None:  # it left while others were served
                     continue
@@ -91,9 +98,15 @@ class Poller:
                     entry[1].fail(error)
                 now = clock()
                 if now - turn_began > SLICE_SECONDS:
+                    if endpoint is not None:
+                        endpoint.end_round()
                     self.is_serving = True
                     await trio.lowlevel.checkpoint()
                     turn_began = clock()
+                    if endpoint is not None:
+                        endpoint.begin_round()
+            if endpoint is not None:
+                endpoint.end_round()
             self.round_seconds = clock() - began
             self.is_serving = False
 

@@ -100,6 +100,7 @@ async def serve_listeners(
     limits = limits or Limits()
     acceptor = acceptor or Acceptor.of(limits)
     poller = poller or Poller()
+    poller.endpoint = endpoint
     try:
         server = Server(endpoint, limits, tls, access, budget, poller)
         async with anyio.create_task_group() as nursery:

@@ -256,6 +256,25 @@ class Outbox:
         if sent:
             self._buffers[0] = memoryview(self._buffers[0])[sent:]
 
+    def send(self, stream: Stream, frame: bytes) -> None:
+        """Queue a buffer, and give the transport what it takes at once: mostly all, which then is never in
+        the queue. Raises what `Stream.send_now` does; the buffer is queued then."""
+        if not self.size:
+            try:
+                sent = stream.send_now((frame,))
+            except BaseException:
+                self.add(frame)
+                raise
+            if sent == len(frame):
+                self.taken += sent
+                return
+            self.add(frame)
+            self._packed = 1
+        else:
+            self.add(frame)
+            sent = stream.send_now(self.pieces())
+        self.drop(sent)
+
     def clear(self) -> None:
         self.drop(self.size)
 

@@ -399,13 +399,16 @@ class Store(StoreSync, ReplicaStore):
         return Batch(first, positions, len(data))
 
     def put_run(self, lanes: Lanes, run: SendRun, born_host: bytes) -> bool:
-        """Take a run of plain sends as the whole pending batch. False when they are to be put one by one.
+        """Take a run of plain sends; runs are the whole pending batch. False when they are to be put one by
+        one, after a `commit` of the runs before.
 
-        Raises StoreError as `put` does; then nothing is pending.
+        Raises StoreError as `put` does; then this run is not pending.
         """
         commit_log = self._log
-        assert not commit_log.has_pending
-        self._begin_batch()
+        if not commit_log.has_pending:
+            self._begin_batch()
+        else:
+            assert self._lanes is lanes
         place = commit_log.position, commit_log.left
         data = lanes.put(run, self._queues.table, *place, self._batch_ms, born_host)
         if data is None:

@@ -79,6 +79,8 @@ class Wire:
     def flush(self) -> None:
         """What was written is there already."""
 
+    answer = write
+
     def reply(self, response: Command) -> None:
         """Take a response."""
         self.write(encode(response))

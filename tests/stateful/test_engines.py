@@ -47,7 +47,7 @@ START = 1_795_253_354_000
 ROOT = "/store"
 FOLDERS = ("commitlog", "consumequeue", "index")
 SEEDS = int(os.environ.get("RMQ_ENGINE_SEEDS", "8"))
-PEERS = ("10.0.0.1:40001", "[fd00::7]:40002")
+PEERS = ("10.0.0.1:40001", "[fd00::7]:40002", "10.0.0.1:40003", "10.0.0.2:40001")
 FOREVER = 1 << 10
 SECRET = "Secret"
 
@@ -214,6 +214,8 @@ class Peer:
     def write(self, frame: bytes | Sequence[bytes]) -> None:
         self.frames += frame if isinstance(frame, bytes) else b"".join(frame)
 
+    answer = write
+
     def flush(self) -> None:
         """It is there already."""
 
@@ -320,6 +322,15 @@ class Side:
             requests = requests[self.broker.handle(chunk, self.peers[at]) :]  # type: ignore[arg-type]
         return ""
 
+    def receive_round(self, pieces: Sequence[tuple[int, bytes]]) -> list[str]:
+        """Bytes come on several connections in one round of the poller."""
+        if self.in_turns:
+            return [self.receive(at, data) for at, data in pieces]
+        self.broker.begin_round()
+        ended = [self.receive(at, data) for at, data in pieces]
+        self.broker.end_round()
+        return ended
+
     def files(self) -> dict[str, bytes]:
         """The bytes of log, queues and index."""
         found = {}
@@ -390,6 +401,34 @@ class Engines(RuleBasedStateMachine):
         assert sorted(one.events) == sorted(other.events)
         self.ends.append(one.store.max_physical_offset)
 
+    def frames(self, requests: Sequence[tuple[str, int]]) -> bytes:
+        """Requests, asked for."""
+        data = b""
+        for kind, seed in requests:
+            self.opaque += 1
+            frame = send(kind, Random(seed), self.opaque)
+            self.asked += [one.opaque for one in Decoder().feed(frame) if not one.is_oneway]
+            data += frame
+        return data
+
+    @rule(
+        seed=st.integers(0, 1 << 32),
+        others=st.sampled_from([0, 0, 0.02, 0.1]),
+        fails=st.sampled_from([False] * 9 + [True]),
+    )
+    def round(self, seed: int, others: float, fails: bool) -> None:
+        """Chunks of several connections in a row, most of one send each: what one engine commits at once."""
+        chance = Random(seed)
+        pieces = []
+        for at in chance.sample(range(len(PEERS)), chance.randrange(2, len(PEERS) + 1)):
+            count = chance.choice([1, 1, 1, 1, 2, 70])
+            kinds = [chance.choice(KINDS) if chance.random() < others else "run" for _ in range(count)]
+            pieces.append((at, self.frames([(kind, chance.getrandbits(16)) for kind in kinds])))
+        if fails:
+            self.both(lambda side: side.disk.fail("write", "commitlog", FOREVER))
+        assert not any(self.both(lambda side: side.receive_round(pieces)))
+        self.both(lambda side: side.disk.heal())
+
     @rule(
         requests=REQUESTS,
         at=st.integers(0, len(PEERS) - 1),
@@ -397,12 +436,7 @@ class Engines(RuleBasedStateMachine):
         fails=st.sampled_from([False] * 9 + [True]),
     )
     def chunk(self, requests: list[tuple[str, int]], at: int, cuts: list[int], fails: bool) -> None:
-        data = b""
-        for kind, seed in requests:
-            self.opaque += 1
-            frame = send(kind, Random(seed), self.opaque)
-            self.asked += [one.opaque for one in Decoder().feed(frame) if not one.is_oneway]
-            data += frame
+        data = self.frames(requests)
         places = sorted(cut % (len(data) + 1) for cut in cuts)
         for start, stop in zip([0, *places], [*places, len(data)], strict=True):
             piece = data[start:stop]
@@ -544,7 +578,9 @@ def run_traffic(machine: Engines, seed: int, steps: int) -> None:
     for _ in range(steps):
         at = chance.randrange(len(PEERS))
         act = chance.random()
-        if act < 0.8:
+        if act < 0.3:
+            machine.round(chance.getrandbits(32), chance.choice([0, 0, 0.02, 0.1]), chance.random() < 0.05)
+        elif act < 0.8:
             count, others = chance.choice([1, 1, 2, 10, 40]), chance.choice([0, 0, 0.02, 0.1])
             fails = chance.random() < 0.05
             machine.sends_in_a_row(chance.getrandbits(32), count, at, others, fails)
@@ -677,6 +713,9 @@ class Pair:
 
     def give(self, data: bytes) -> None:
         self.machine.both(partial(Side.receive, at=0, data=data))
+
+    def give_round(self, *pieces: bytes) -> None:
+        self.machine.both(partial(Side.receive_round, pieces=list(enumerate(pieces))))
 
     def end(self) -> None:
         self.machine.answered = self.machine.asked = []
@@ -976,3 +1015,50 @@ def test_a_pull_of_many_ranges_is_one_buffer() -> None:
     assert len(other.buffers) == other.count
     assert first.buffers[0] == b"".join(other.buffers)
     pair.end()
+
+
+@HAS_COMPILED
+@pytest.mark.parametrize("waits", ["", "disk"])
+def test_the_sends_of_a_round_are_one_commit(waits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(waits)
+    store = pair.machine.sides[0].store
+    commits = []
+    commit = store.commit
+    monkeypatch.setattr(store, "commit", lambda: commits.append(1) or commit())  # type: ignore[func-returns-value]
+    pair.give_round(*(pair.frame() for _ in PEERS))
+    assert len(commits) == 1
+    pair.give_round(pair.frame(), pair.frame() * 70, pair.frame())
+    assert len(commits) == 4, "a long run is written by itself, in its place"
+    pair.give_round(pair.frame(), pair.frame(topic="Unknown"), pair.frame())
+    assert len(commits) == 7, "so is what is not plain"
+    pair.machine.both(lambda side: side.broker.acknowledgement.stop())
+    pair.end()
+
+
+@HAS_COMPILED
+def test_a_bug_in_a_round_ends_its_connections_and_nobody_is_told_success(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair()
+    side = pair.machine.sides[0]
+    reasons: list[str] = []
+    for peer in side.peers:
+        peer.close = lambda reason, cause: reasons.append(reason)  # type: ignore[attr-defined]
+    put_run, left = side.store.put_run, [1, 0]
+
+    def fail(*given: Any) -> bool:
+        if not left.pop(0):
+            raise ValueError("a bug")
+        return put_run(*given)
+
+    monkeypatch.setattr(side.store, "put_run", fail)
+    side.receive_round([(at, pair.frame()) for at in range(3)])
+    assert reasons == ["an unexpected error: ValueError: a bug"] * 3
+    assert [peer.take() for peer in side.peers] == [[]] * len(PEERS)
+    assert not side.store.has_pending
+    assert "a bug" in caplog.text
+    monkeypatch.undo()
+    before = side.store.max_physical_offset
+    side.receive(0, pair.frame())
+    assert len(side.peers[0].take()) == 1
+    assert side.store.max_physical_offset > before

@@ -331,6 +331,66 @@ async def test_a_flush_to_a_peer_that_is_gone_is_no_error_of_the_endpoint(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+async def test_an_answer_is_sent_at_once_within_a_chunk_and_outside_of_one(autojump_clock: MockClock) -> None:
+    network, sent = CountedSends(), []
+
+    def answer(asked: Command, connection: Connection) -> None:
+        if asked.body == b"1":
+            connection.reply(asked.reply(body=b"before"))
+        connection.answer(encode(asked.reply(body=asked.body)))
+        sent.append(len(network.sends))
+
+    async with linked(Custom(answer), network=network) as link:
+        await link.peer.send(*(request(b"%d" % n) for n in range(3)))
+        assert [one.body for one in await link.peer.receive(4)] == [b"0", b"before", b"1", b"2"]
+        assert sent == [1, 2, 3]
+        link.connection.answer(encode(request(b"late").reply(body=b"late")))
+        assert len(network.sends) == 4
+        assert [one.body for one in await link.peer.receive(1)] == [b"late"]
+        await wait_all_tasks_blocked()
+        assert len(network.sends) == 4, "nothing was left for the writer"
+
+
+async def test_an_answer_that_the_peer_does_not_take_goes_out_when_it_does(autojump_clock: MockClock) -> None:
+    async with linked(network=MemoryNetwork(window=1000)) as link:
+        for body in (b"a" * 3000, b"b" * 3000):
+            link.connection.answer(encode(request().reply(body=body)))
+        await wait_all_tasks_blocked()
+        assert not link.connection.is_closed
+        assert [one.body for one in await link.peer.receive(2)] == [b"a" * 3000, b"b" * 3000]
+
+
+async def test_an_answer_that_takes_all_with_it_makes_room(autojump_clock: MockClock) -> None:
+    async with linked() as link, trio.open_nursery() as nursery:
+        for _ in range(20):  # the order of tasks is random: in some of these the writer finds nothing left
+            for _ in range(3):
+                link.connection.notify(request(b"x" * link.connection._limits.busy_bytes))
+            nursery.start_soon(link.connection.room)
+            nursery.start_soon(sync_call, link.connection.answer, encode(request().reply()))
+            with trio.fail_after(60):
+                while nursery.child_tasks:
+                    await trio.lowlevel.checkpoint()
+            await link.peer.receive(4)
+
+
+async def sync_call(call: Callable[..., object], *given: object) -> None:
+    call(*given)
+
+
+async def test_an_answer_to_a_peer_that_is_gone_is_no_error_of_the_endpoint(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked() as link:
+        await wait_all_tasks_blocked()
+        link.peer.stream.break_off()  # type: ignore[attr-defined]
+        link.connection.answer(encode(request().reply()))
+        with trio.fail_after(1):
+            await link.ended.wait()
+        link.connection.answer(encode(request().reply()))
+    assert link.connection.reason.startswith("lost:")
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
 async def test_late_replies_of_a_moment_are_one_send(autojump_clock: MockClock) -> None:
     network = CountedSends()
     async with linked(silent := Silent(), network=network) as link:

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmq.remoting.stream import SMALL_BYTES, Outbox
+from rmq.remoting.stream import SMALL_BYTES, Buffer, Outbox, Stream
 
 sizes = st.one_of(st.integers(0, 50), st.sampled_from([SMALL_BYTES - 1, SMALL_BYTES, 3 * SMALL_BYTES]))
 steps = st.lists(
@@ -63,3 +67,59 @@ def test_clear() -> None:
     outbox.add([b"abc", b"def"])
     outbox.clear()
     assert (outbox.size, outbox.pieces()) == (0, [])
+
+
+class Taking(Stream):
+    """Takes so many bytes of each send; a negative number breaks it."""
+
+    def __init__(self, *takes: int) -> None:
+        self.takes, self.taken = list(takes), b""
+
+    def send_now(self, buffers: Sequence[Buffer]) -> int:
+        most = self.takes.pop(0)
+        if most < 0:
+            raise trio.BrokenResourceError("gone")
+        taken = b"".join(buffers)[:most]
+        self.taken += taken
+        return len(taken)
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        raise NotImplementedError
+
+    async def send_all(self, data: Buffer) -> None:
+        raise NotImplementedError
+
+    async def wait_send_all_might_not_block(self) -> None:
+        raise NotImplementedError
+
+    async def aclose(self) -> None:
+        raise NotImplementedError
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40), st.sampled_from([0, 1, 10, 100])), max_size=12))
+def test_what_is_sent_at_once_keeps_its_place(steps: list[tuple[bool, int, int]]) -> None:
+    outbox, stream, expected = Outbox(), Taking(), b""
+    for number, (at_once, size, takes) in enumerate(steps, 1):
+        frame = bytes([number]) * size
+        expected += frame
+        if not at_once:
+            outbox.add(frame)
+            continue
+        stream.takes.append(takes)
+        before = b"".join(outbox.pieces()) + frame
+        outbox.send(stream, frame)
+        assert stream.takes == [], "it is asked once"
+        assert outbox.size == max(0, len(before) - takes)
+        # A transport that took a part wants the same bytes again, so what begins them must stay as it is.
+        assert not outbox.size or b"".join(outbox.pieces()) == before[takes:]
+    assert stream.taken + b"".join(outbox.pieces()) == expected
+    assert outbox.taken == len(stream.taken)
+
+
+@pytest.mark.parametrize("waiting", [b"", b"before"])
+def test_what_cannot_be_sent_at_once_is_queued(waiting: bytes) -> None:
+    outbox = Outbox()
+    outbox.add(waiting)
+    with pytest.raises(trio.BrokenResourceError):
+        outbox.send(Taking(-1), b"frame")
+    assert b"".join(outbox.pieces()) == waiting + b"frame"

@@ -125,6 +125,46 @@ async def test_tasks_have_their_turn_in_a_long_round_and_its_length_is_known() -
         assert lengths == [pytest.approx(9 * 2 * SLICE_SECONDS)]
 
 
+class Rounds(Echo):
+    """Keeps what the poller tells, and what is read, in `seen`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def begin_round(self) -> None:
+        self.seen.append("begin")
+
+    def end_round(self) -> None:
+        self.seen.append("end")
+
+    def read(self, pair: Pair) -> bool:
+        self.seen.append("read")
+        return pair.on_readable()
+
+
+@pytest.mark.parametrize("is_long", [False, True])
+async def test_the_endpoint_is_told_of_rounds_of_several_and_each_ends_before_tasks_have_their_turn(
+    is_long: bool,
+) -> None:
+    ticks = itertools.count(0.0, 2 * SLICE_SECONDS if is_long else 0.0)
+    async with polling(ticks) as (poller, pairs), trio.open_nursery() as nursery:
+        poller.endpoint = endpoint = Rounds()
+        for pair in pairs:
+            pair.wants_more = False
+            nursery.start_soon(poller.attend, pair.near.fileno(), partial(endpoint.read, pair))
+        await wait_all_tasks_blocked()
+        pairs[0].far.send(b"x")
+        await wait_all_tasks_blocked(0.01)
+        assert endpoint.seen == ["read"], "one is no round"
+        endpoint.seen.clear()
+        for pair in pairs[1:]:
+            pair.far.send(b"x")
+        await wait_all_tasks_blocked(0.01)
+    one = ["begin", "read", "end"]
+    assert endpoint.seen == ([*one * 3, "begin", "end"] if is_long else ["begin", *["read"] * 3, "end"])
+
+
 def test_who_is_alone_for_a_while_is_told_so() -> None:
     poller = Poller()
     for _ in range(ALONE_AFTER):
