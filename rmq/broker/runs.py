@@ -24,6 +24,7 @@ from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_OF_SENDERS, SYS_STOREHOST_V6
 from rmq.remoting.limits import turn_is_over
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
 
     from rmq.broker.config import BrokerConfig

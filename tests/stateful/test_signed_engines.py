@@ -206,9 +206,14 @@ def test_with_accounts_runs_come_to_the_same(seed: int, tmp_path: pathlib.Path) 
             case 4:
                 move(sides, clients, 400_000)  # it took too long on its way
         before = frames
-        data = b"".join(frames)
-        for side in sides:
-            assert not side.receive(at, data)
+        if chance.random() < 0.5:
+            data = b"".join(frames)
+            for side in sides:
+                assert not side.receive(at, data)
+        else:
+            pieces = [b"".join(frames[number::4]) for number in range(4)]
+            for side in sides:
+                assert not any(side.receive_round([*enumerate(pieces)]))
         mine, yours = ([sorted(peer.take()) for peer in side.peers] for side in sides)
         assert mine == yours
         move(sides, clients, chance.choice([0, 5, 100, 200_000]))
@@ -225,6 +230,24 @@ def test_with_accounts_runs_come_to_the_same(seed: int, tmp_path: pathlib.Path) 
     assert sum(taken) > 20, taken
 
 
+def test_a_wrong_signature_sends_nobody_else_of_its_round_the_long_way(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "acl.yml").write_text(ACCOUNTS)
+    (tmp_path / "acl.yml").chmod(0o600)
+    side = Guarded(tmp_path / "acl.yml", in_turns=False)
+    clients = Clients(Random(7))
+    for at in range(4):  # who a connection is, its first request says
+        side.receive(at, b"".join(clients.frames(WRITER, 20, proves=False, wrong=False)))
+    taken, end = count_taken(side), side.store.max_physical_offset
+    for peer in side.peers:
+        peer.take()
+    frames = clients.frames(WRITER, 4, proves=False, wrong=False)
+    (frames[2],) = clients.frames(GUESSER, 1, proves=False, wrong=False)
+    side.receive_round(list(enumerate(frames)))
+    assert taken == [1, 1, 1]
+    assert [len(peer.take()) for peer in side.peers] == [1, 1, 1, 1]
+    assert side.store.max_physical_offset > end
+
+
 def move(sides: list[Guarded], clients: Clients, milliseconds: int) -> None:
     clients.now_ms += milliseconds
     for side in sides:
@@ -235,7 +258,7 @@ def count_taken(side: Guarded) -> list[int]:
     """How many sends each run had that was taken as one."""
     taken: list[int] = []
     broker: Any = side.broker
-    take: Callable[..., bool] = broker._take
+    take: Callable[..., bool] = broker._put
 
     def counting(run: Any, connection: Any) -> bool:
         done = take(run, connection)
@@ -243,7 +266,7 @@ def count_taken(side: Guarded) -> list[int]:
             taken.append(run.count)
         return done
 
-    broker._take = counting
+    broker._put = counting
     return taken
 
 
