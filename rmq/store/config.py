@@ -367,3 +367,20 @@ class StoreConfig:
     def index_file_size(self) -> int:
         """The size of an index file: header, slots, entries."""
         return 40 + 4 * self.max_hash_slot_num + 20 * self.max_index_num
+
+
+def physical_memory(cgroup: str = "/sys/fs/cgroup") -> int:
+    """Bytes of memory that this process may have: the machine's, or what a container's limit leaves of it."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        found = 8 << 30
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups 2, and 1
+        try:
+            with open(os.path.join(cgroup, name), encoding="ascii") as file:
+                text = file.read().strip()
+        except (OSError, ValueError):
+            continue
+        if text.isdecimal() and int(text) > 0:  # version 2 says `max` for none
+            found = min(found, int(text))
+    return found

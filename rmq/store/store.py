@@ -30,7 +30,7 @@ from rmq.protocol.record import FIXED_SIZE, PROPERTIES_MAX, Record, build_batch,
 from rmq.store.abort import AbortFile
 from rmq.store.checkpoint import Checkpoint
 from rmq.store.commitlog import CommitLog
-from rmq.store.config import BrokerRole, StoreConfig, delay_table
+from rmq.store.config import BrokerRole, StoreConfig, delay_table, physical_memory
 from rmq.store.consumequeue import UNIT_FORM, ConsumeQueue, Unit
 from rmq.store.disk import Disk, Lock
 from rmq.store.files import ConfigFiles
@@ -96,7 +96,7 @@ class Store(StoreSync, ReplicaStore):
         self._fixed_size = FIXED_SIZE - 16 + len(store_host)  # of a record without its variable parts
         self._now_ms = now_ms
         self._delays = delay_table(config.message_delay_level)
-        self._memory = _physical_memory() if memory_bytes is None else memory_bytes
+        self._memory = physical_memory() if memory_bytes is None else memory_bytes
         self._limits = self._make_limits()
         self._compiled = compiled
         self._make_parts()
@@ -584,20 +584,3 @@ class Store(StoreSync, ReplicaStore):
         if self._log.failure:
             return evolve(self._disk_state, is_writable=False, reason=self._log.failure)
         return self._disk_state
-
-
-def _physical_memory(cgroup: str = "/sys/fs/cgroup") -> int:
-    """Bytes of memory that this process may have: the machine's, or what a container's limit leaves of it."""
-    try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
-        found = 8 << 30
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroups 2, and 1
-        try:
-            with open(os.path.join(cgroup, name), encoding="ascii") as file:
-                text = file.read().strip()
-        except (OSError, ValueError):
-            continue
-        if text.isdecimal() and int(text) > 0:  # version 2 says `max` for none
-            found = min(found, int(text))
-    return found

@@ -115,7 +115,7 @@ async def test_several_slaves_follow_and_serve_reads_when_the_master_is_down(clo
 async def test_a_loaded_master_points_old_reads_at_its_slave(
     clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rmq.store.store._physical_memory", lambda: 1000)  # nearly all is old
+    monkeypatch.setattr("rmq.store.store.physical_memory", lambda: 1000)  # nearly all is old
     async with Cluster() as made:
         await made.start("m", **PAIR)
         await made.start("s1", store=SLAVE, broker_id=1, **PAIR)

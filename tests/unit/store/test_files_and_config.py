@@ -12,10 +12,9 @@ import pytest
 
 from rmq.config import java_key, load
 from rmq.errors import ConfigError, StoreError
-from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig, delay_table
+from rmq.store.config import BrokerRole, Durability, FlushDiskType, StoreConfig, delay_table, physical_memory
 from rmq.store.disk import RealDisk
 from rmq.store.files import ConfigFiles
-from rmq.store.store import _physical_memory
 from rmq.testing.disk import MemoryDisk
 
 from .stores import open_store
@@ -248,5 +247,5 @@ def test_a_container_s_limit_is_the_memory_there_is(
     file = tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_text(f"{text}\n")
-    assert (_physical_memory(str(tmp_path)) == 1 << 20) is bounded
-    assert _physical_memory(str(tmp_path / "none")) > 1 << 24
+    assert (physical_memory(str(tmp_path)) == 1 << 20) is bounded
+    assert physical_memory(str(tmp_path / "none")) > 1 << 24
