@@ -301,15 +301,17 @@ class _Controlled:
         """A master has stopped: another may be elected at once, which need not wait for this one."""
         self._control.resign()
         self._control.leaves = True
+        failure: Exception | None = None
         with anyio.move_on_after(LEAVE_SECONDS, shield=True):
             while True:
                 try:
                     await self._ask(self._control.heartbeat())
                 except ASKING_ERRORS as error:
-                    log.info("%s: the controllers are not told yet: %s", self._config.broker_name, error)
+                    failure = error
                     await anyio.sleep(BEAT_SECONDS / 3)
                 else:
-                    break
+                    return
+        log.info("%s: the controllers are not told that it leaves: %s", self._config.broker_name, failure)
 
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages

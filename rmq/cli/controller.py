@@ -59,9 +59,8 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
     states = run(_status, target, controllers)
     leading = next((one for one in states if one.get("leading")), None)
     if shows_all:
-        members = leading["members"].values() if leading is not None else ()
         columns = ("address", "member", "role", "leading", "leader", "term", "committed", "error")
-        rows = [one | {"member": one.get("self", one["address"]) in members} for one in states]
+        rows = [one | {"member": _is_member(one, leading)} for one in states]
         show([{key: one.get(key) for key in columns} for one in rows], output, columns=columns)
     elif leading is not None:
         rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
@@ -72,6 +71,12 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
     if leading is None:
         echo("rmq: no controller leads: nobody elects masters", err=True)
         sys.exit(EXIT_FAILED)
+
+
+def _is_member(one: dict[str, Any], leading: dict[str, Any] | None) -> bool:
+    """As the one that leads has it; while nobody leads, as it has it itself."""
+    members: dict[str, str] = (one if leading is None else leading).get("members", {})
+    return one.get("self", one["address"]) in members.values()
 
 
 def _row(one: dict[str, Any], replica: dict[str, Any]) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def services_of(section: str) -> set[str]:
 def shape(words: Sequence[str]) -> str:
     """`rmq topic create --queues` of `rmq topic create Orders --queues 4`: without what is another one's on
     other machines, and without what an operator is asked for, or how an answer is written."""
-    many = {"topic", "group", "cluster", "broker", "store", "acl", "certs", "msg"}
+    many = {"topic", "group", "controller", "cluster", "broker", "store", "acl", "certs", "msg"}
     verbs = 1
     if words[0] == "rmq" and words[1] in many and not words[2].startswith("-"):
         verbs = 3 if list(words[1:3]) == ["broker", "config"] else 2
@@ -235,17 +235,28 @@ class Drill:
 
     # --- servers ---
 
-    def name_server(self, name: str = "names") -> Server:
+    def name_server(self, name: str = "names", start: bool = True, **settings: str) -> Server:
         """Starts a name server at ports of its own."""
         port, metrics = free_ports(2)
-        settings = {
+        given = {
             "listenPort": str(port),
             "metricsPort": str(metrics),
             "kvConfigPath": str(self.folder / name / "kv.json"),
             "mastersPath": str(self.folder / name / "masters.json"),
             "plugins": "metrics",
         }
-        return self.add(Server("namesrv", name, self.folder, settings))
+        return self.put(Server("namesrv", name, self.folder, given | settings), start)
+
+    def controller(self, name: str, start: bool = True, **settings: str) -> Server:
+        """Starts a controller at ports of its own."""
+        port, metrics = free_ports(2)
+        given = {
+            "listenPort": str(port),
+            "metricsPort": str(metrics),
+            "controllerPath": str(self.folder / name),
+            "plugins": "metrics",
+        }
+        return self.put(Server("controller", name, self.folder, given | settings), start)
 
     def broker(self, name: str, start: bool = True, **settings: str) -> Server:
         """Starts a broker at ports of its own."""
@@ -261,11 +272,7 @@ class Drill:
             "storePathRootDir": str(self.folder / name),
             "brokerIP1": "127.0.0.1",
         }
-        server = Server("broker", name, self.folder, given | settings)
-        if not start:
-            self.servers[name] = server
-            return server
-        return self.add(server)
+        return self.put(Server("broker", name, self.folder, given | settings), start)
 
     def slave(self, name: str, start: bool = True, **settings: str) -> Server:
         """Starts the slave of a master, under the name NAME-slave."""
@@ -276,9 +283,11 @@ class Drill:
             server.start()
         return server
 
-    def add(self, server: Server) -> Server:
+    def put(self, server: Server, start: bool = True) -> Server:
+        """Keeps it, and starts it."""
         self.servers[server.name] = server
-        server.start()
+        if start:
+            server.start()
         return server
 
     def load(self) -> Traffic:

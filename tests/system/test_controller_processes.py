@@ -137,4 +137,6 @@ def test_without_a_majority_the_command_line_says_so(three: Processes) -> None:
             break
     assert said.returncode == 1
     assert "no controller leads" in said.stderr
+    (state,) = [one for one in three.states() if one["address"] == first]
+    assert state["member"], "it says so itself"
     assert rmq("elect", "none", "1", "--controllers", three.named).returncode != 0

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,9 +25,11 @@ from rmq_metrics.text import ProcessMetrics, text_of
 
 from rmq.broker import __main__ as broker
 from rmq.broker.config import BrokerConfig
+from rmq.broker.control import Control, MemberFile
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.tables import drain
 from rmq.config import describe
+from rmq.controller.requests import ControllerRequests
 from rmq.metrics import Metric
 from rmq.namesrv import __main__ as namesrv
 from rmq.namesrv.config import NamesrvConfig
@@ -34,6 +37,7 @@ from rmq.namesrv.handlers import NameServer
 from rmq.namesrv.host import PluginHost as NamesrvHost
 from rmq.namesrv.kvconfigs import KvConfigs
 from rmq.store.config import StoreConfig
+from rmq.testing.disk import MemoryDisk
 from tests.system.containers import DEPLOY, SHARED, USER, dockerfile, image_environment, python_of_others
 from tests.unit.broker.rig import Rig
 
@@ -43,9 +47,15 @@ SERVICES = {"broker": broker, "namesrv": namesrv}
 
 
 def metrics() -> list[Metric]:
-    """Those of a broker and of a name server."""
+    """Those of a broker and of a name server, which may have to do with controllers."""
     server = NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None))
+    file = MemberFile(MemoryDisk(), "/store", Random(1))
+    control = Control(
+        BrokerConfig(), file, address="a:10911", ha_address="a:10912", is_founder=True, clock=lambda: 0.0
+    )
     return [
+        *control.metrics(),
+        *ControllerRequests(lambda: 0.0).metrics(),
         *MetricsPlugin({}, PluginHost(Rig().broker)).metrics(),
         *MetricsPlugin({}, NamesrvHost(server, lambda: 0)).metrics(),
     ]
@@ -142,6 +152,19 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "RmqSlaveLacksOldMessages": (
         BUILDS | {MASTER_LOG: "4096x60", SLAVE_LOG: "8192x60"},
         BUILDS | {MASTER_LOG: "4096x60", SLAVE_LOG: "4096x60"},
+    ),
+    "RmqSetRefuses": ({"rmq_set_refusing": "1x60"}, {"rmq_set_refusing": "0x60"}),
+    "RmqSetWithoutMaster": (
+        {"rmq_controller_sets_without_master": "1x60", "rmq_controller_leading": "1x60"},
+        {"rmq_controller_sets_without_master": "1x60", "rmq_controller_leading": "0x60"},
+    ),
+    "RmqReplicaNotInSync": (
+        {"rmq_set_in_sync": "1x60", "rmq_set_replicas": "2x60"},
+        {"rmq_set_in_sync": "3x60", "rmq_set_replicas": "3x60"},
+    ),
+    "RmqControllersSilent": (
+        {"rmq_set_controllers_silent_seconds": "20+60x60"},
+        {"rmq_set_controllers_silent_seconds": "0x60"},
     ),
     "RmqGroupLags": (
         {f'rmq_consumer_lag_messages{{group="g", topic="{topic}"}}': "60000x60" for topic in "ab"},

@@ -28,6 +28,7 @@ from rmq.broker.plugin_host import PluginHost
 from rmq.broker.runs import RunBroker
 from rmq.broker.tables import drain
 from rmq.client.metrics import ClientMetrics
+from rmq.controller.requests import ControllerRequests
 from rmq.errors import AccessDenied, ConfigError, PortInUse
 from rmq.health import Health
 from rmq.metrics import SECONDS, Histogram, Metric, single
@@ -178,6 +179,7 @@ def test_the_page_lists_every_figure() -> None:
     made |= {metric.name for metric in drain(plugin.host.metrics_in_slices(queues=True))}
     made |= {metric.name for metric in ClientMetrics().collect()}
     made |= {metric.name for metric in a_control().metrics()}
+    made |= {metric.name for metric in ControllerRequests(lambda: 0.0).metrics()}
     assert listed == made | {"namesrv_brokers", "namesrv_topics"}
 
 

@@ -1,0 +1,153 @@
+"""The drills of docs/runbooks.md in which controllers decide who is master."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+
+import pytest
+
+from tests.system.drill import Drill, Server, drill, until
+from tests.system.test_runbooks import masters
+
+SET = "broker-a"
+
+
+def name_servers_that_control(run: Drill) -> list[Server]:
+    """Three name servers, each of which is a controller too."""
+    servers = [run.name_server(f"names-{number}", start=False) for number in (1, 2, 3)]
+    for server in servers:
+        let_control(run, server, servers)
+        server.launch()
+    for server in servers:
+        until(server.is_ready, lambda: f"a name server is not ready: {server.said[-2000:]}")  # noqa: B023
+    return servers
+
+
+def let_control(run: Drill, server: Server, servers: list[Server]) -> None:
+    server.settings["controllers"] = ";".join(one.address for one in servers)
+    server.settings["controllerPath"] = str(run.folder / server.name / "controller")
+
+
+def brokers_of_a_set(run: Drill, controllers: str) -> list[Server]:
+    """Its first master and a replica."""
+    master = run.broker(SET, controllerAddr=controllers, durability="replicated")
+    replica = run.slave(SET, controllerAddr=controllers, flushDiskType="SYNC_FLUSH")
+    return [master, replica]
+
+
+def wait_until_in_sync(run: Drill, *options: str) -> None:
+    """Waits until two replicas are, as `rmq controller status` shows it."""
+
+    def is_so() -> bool:
+        done = run.shell.run("controller", "status", *options, "-o", "json")
+        rows = json.loads(done.stdout) if not done.exit_code else []
+        return [row["in_sync"] for row in rows].count(True) == 2
+
+    until(is_so, lambda: run.shell.run("controller", "status", *options).output)
+
+
+def wait_for_master(run: Drill, server: Server) -> None:
+    until(lambda: masters(run) == [server.address], lambda: f"not master: {server.said[-2000:]}")
+
+
+@pytest.mark.runbooks
+def test_failover_by_itself(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Failover by itself") as run:
+        names = [run.name_server(f"names-{number}") for number in (1, 2, 3)]
+        first = run.broker(SET, durability="replicated")
+        second = run.slave(SET, durability="disk")
+        traffic = run.load()
+        run.wait_until_copied(SET)
+
+        for server in names:
+            let_control(run, server, names)
+            server.end()
+            server.start()
+        until(lambda: not run.shell.run("controller", "status").exit_code, lambda: "no controller leads")
+        run.rmq("controller", "status", "--all")
+        first.settings["controllerAddr"] = second.settings["controllerAddr"] = run.namesrv
+        for server in (first, second):
+            server.end()
+            server.start()
+        run.rmq("controller", "status")
+        wait_until_in_sync(run)
+        run.rmq("doctor")
+        traffic.go_on()
+
+        for dying, living in ((first, second), (second, first)):
+            dying.end(signal.SIGKILL)
+            wait_for_master(run, living)
+            traffic.go_on()
+            dying.start()
+            wait_until_in_sync(run)
+
+        for server in (second, first):  # and a pair again
+            server.end()
+            del server.settings["controllerAddr"]
+        first.start()
+        second.start()
+        run.rmq("cluster", "list")
+        run.wait_until_copied(SET)
+        traffic.go_on()
+        run.check_nothing_is_lost()
+
+
+@pytest.mark.runbooks
+def test_hand_over_a_master(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Hand over a master") as run:
+        name_servers_that_control(run)
+        first, second = brokers_of_a_set(run, run.namesrv)
+        traffic = run.load()
+        wait_until_in_sync(run)
+        run.rmq("controller", "status")
+        run.rmq("broker", "handover", SET)
+        wait_for_master(run, second)
+        first.end()
+        traffic.go_on()
+        first.start()
+        wait_until_in_sync(run)
+        run.rmq("controller", "status")
+        run.rmq("broker", "handover", SET)
+        wait_for_master(run, first)
+        traffic.go_on()
+        run.rmq("doctor")
+        traffic.stop()
+        assert traffic.failures == []
+        run.check_nothing_is_lost()
+
+
+@pytest.mark.runbooks
+def test_replace_a_controller(tmp_path: pathlib.Path) -> None:
+    with drill(tmp_path, "Replace a controller") as run:
+        run.name_server()
+        old = [run.controller(f"controller-{number}", start=False) for number in (1, 2, 3)]
+        addresses = [server.address for server in old]
+        for server in old:
+            server.settings["controllers"] = ";".join(addresses)
+            server.launch()
+        first, second = brokers_of_a_set(run, ";".join(addresses))
+        traffic = run.load()
+        wait_until_in_sync(run, "--controllers", ";".join(addresses))
+
+        old[0].end(signal.SIGKILL)
+        new = run.controller("controller-4", start=False)
+        new.settings |= {"controllers": new.address, "controllerJoins": "true"}
+        new.start()
+        run.ran.append("rmq controller -c")
+        run.rmq("controller", "add", new.address, "--controllers", ";".join(addresses))
+        named = ";".join([*addresses[1:], new.address])
+        run.rmq("controller", "drop", old[0].address, "--yes", "--controllers", named)
+        run.rmq("controller", "status", "--all", "--controllers", named)
+        traffic.go_on()
+
+        # The new one is a controller like any other: with it and one of the old ones a master is elected.
+        old[1].end(signal.SIGKILL)
+        first.end(signal.SIGKILL)
+        wait_for_master(run, second)
+        traffic.go_on()
+        first.settings["controllerAddr"] = named
+        first.start()
+        wait_until_in_sync(run, "--controllers", named)
+        run.check_nothing_is_lost()
