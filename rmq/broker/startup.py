@@ -72,7 +72,7 @@ def check(config: BrokerConfig, store_config: StoreConfig) -> None:
             "true",
             "false: DLedger's groups and files are not read here. Set controllerAddr and"
             " durability=replicated at the two or three brokers of a name, and run `python -m rmq.controller`"
-            " (docs/design/failover.md); messages come over by consuming them there and sending them here",
+            " (docs/failover.md); messages come over by consuming them there and sending them here",
         )
     if store_config.transient_store_pool_enable:
         log.warning(
@@ -118,7 +118,14 @@ class Ports:
 async def open_ports(network: Network, config: BrokerConfig, store_config: StoreConfig) -> Ports:
     """Listen for clients and, at the port after theirs, for slaves, once they are served: until
     then peers are refused. On failure nothing stays open."""
-    clients = await open_listeners(network, _addresses(config), held=True)
+    main, *vip = _addresses(config)
+    try:
+        clients = await open_listeners(network, [main, *vip], held=True)
+    except PortInUse as error:
+        if error.address in vip:
+            why = "for clients that ask there, listenPort - 2; vipChannelEnabled=false does without"
+            raise PortInUse(error.address, why) from None
+        raise
     if not config.ha_enable or store_config.broker_role is BrokerRole.SLAVE:
         return Ports(clients, None)
     port = config.listen_port and config.listen_port + 1

@@ -99,9 +99,13 @@ class Wire:
         return taken
 
 
+SEEN_MAX: Final = 50_000
+"""Of more, which virtual days bring, the first are forgotten."""
+
+
 class Front(Endpoint):
     """Stands before one server, over all its starts. `address` is where clients reach it, `seen` are the
-    requests that came, `connections` those that are open."""
+    requests that came (the last `SEEN_MAX` or more), `connections` those that are open."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -185,16 +189,21 @@ class Front(Endpoint):
             noted = [copy(request) for request in requests[:count]]  # held requests forget what they were
             taken = self.server.handle(requests if count == len(requests) else requests[:count], connection)
             taken = count if taken is None else taken
-            self.seen += noted[:taken]
+            self._note(noted[:taken])
             return taken
         request = requests[0]
-        self.seen.append(copy(request))
+        self._note([copy(request)])
         script = self._scripts.get(request.code)
         scripted = script.popleft() if script else self._hooks[request.code]
         answer = self._scripted(scripted, request, connection)
         if answer is not None and not request.is_oneway:
             connection.reply(answer)
         return 1
+
+    def _note(self, requests: list[Command]) -> None:
+        self.seen += requests
+        if len(self.seen) > 2 * SEEN_MAX:
+            del self.seen[:-SEEN_MAX]
 
     def _scripted(self, answer: Answer, request: Command, connection: Connection) -> Command | None:
         if callable(answer):

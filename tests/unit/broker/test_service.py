@@ -696,6 +696,21 @@ async def test_a_port_in_use_is_told_before_the_store_is_touched(files: dict[str
     assert not os.path.exists(files["store_path_root_dir"])
 
 
+@pytest.mark.parametrize(
+    ("taken", "told"),
+    [(11909, "vipChannelEnabled=false"), (11911, "stop the other"), (11912, "haEnable=false")],
+)
+async def test_which_port_is_in_use_is_said(
+    files: dict[str, Any], network: MemoryNetwork, taken: int, told: str
+) -> None:
+    await network.listen(f"127.0.0.1:{taken}")
+    config = BrokerConfig(broker_name="b", listen_port=11911)
+    with pytest.raises(PortInUse, match=rf"127.0.0.1:{taken}\b.*{told}"):
+        await service.run(config, StoreConfig(**SMALL | files), network=network)
+    for port in {11909, 11911, 11912} - {taken}:
+        await network.listen(f"127.0.0.1:{port}")  # raises where one listens
+
+
 async def test_a_store_of_another_broker_is_told_and_the_port_is_free_again(
     files: dict[str, Any], network: MemoryNetwork
 ) -> None:

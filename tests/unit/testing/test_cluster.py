@@ -83,6 +83,22 @@ async def test_a_slow_network_takes_its_time(autojump_clock: MockClock) -> None:
         assert trio.current_time() - began == pytest.approx(1, abs=0.01)
 
 
+async def test_a_front_forgets_the_oldest_of_very_many_requests(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rmq.testing.front.SEEN_MAX", 10)
+    async with (
+        Cluster("a", topics={"T": 1}) as cluster,
+        cluster.connect() as client,
+        client.producer("p") as producer,
+    ):
+        for number in range(50):
+            await producer.send(Message("T", b"%d" % number))
+            assert len(cluster["a"].seen) <= 20
+        assert cluster["a"].requests(SEND)[-1].body == b"49"
+        assert cluster["a"].count(SEND) >= 10
+
+
 async def test_a_front_answers_in_the_brokers_place(autojump_clock: MockClock) -> None:
     def twice(request: Command, connection: Connection) -> Command | None:
         first = cluster["a"].answer(request, connection)
