@@ -121,6 +121,8 @@ class Member:
                         journal.close()
                     journal = await self._start_again()
         finally:
+            for queue in self._queues.values():
+                queue.close()
             lock.release()
         raise AssertionError("unreachable: the task above ends only by an error or by cancellation")
 
@@ -172,19 +174,20 @@ class Member:
             log.debug("a message to %s is dropped: %d wait", address, QUEUED_MESSAGES)
 
     async def _deliver(self, address: str, receive: MemoryObjectReceiveStream[bytes]) -> None:
-        async for data in receive:
-            request = Command.request(CONTROLLER_MESSAGE, body=data)
-            if self._secret is not None:
-                request = self._secret.sign(request, wall_clock_ms(), os.urandom(16))
-            try:
-                # Answered, so that a link that brings nothing any more is noticed and made anew.
-                response = await self._pool.call(address, request, self._timing.election_s)
-                if response.code:
-                    log.warning("controller %s refuses a message: %s", address, response.remark)
-            except RequestTimeout:
-                self._pool.close(address)
-            except (ConnectFailed, ConnectionLost, RemoteProtocolError) as error:
-                log.debug("no message to controller %s: %s", address, error)
+        async with receive:
+            async for data in receive:
+                request = Command.request(CONTROLLER_MESSAGE, body=data)
+                if self._secret is not None:
+                    request = self._secret.sign(request, wall_clock_ms(), os.urandom(16))
+                try:
+                    # Answered, so that a link that brings nothing any more is noticed and made anew.
+                    response = await self._pool.call(address, request, self._timing.election_s)
+                    if response.code:
+                        log.warning("controller %s refuses a message: %s", address, response.remark)
+                except RequestTimeout:
+                    self._pool.close(address)
+                except (ConnectFailed, ConnectionLost, RemoteProtocolError) as error:
+                    log.debug("no message to controller %s: %s", address, error)
 
 
 @asynccontextmanager

@@ -119,7 +119,7 @@ async def run(
     address = join_address(config.bind_address, config.listen_port)
     health = health or Health()
     health.lacks("port", "it does not listen yet")
-    async with served_pages(network, config, health) as served, _nursery() as nursery:
+    async with send, receive, served_pages(network, config, health) as served, _nursery() as nursery:
         served.pages.update(hooks.pages())
         nursery.start_soon(_expire, server)
         if saving is not None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import pathlib
 import socket
+import warnings
 import zlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 import trio
 import trio.testing
+from attrs import evolve
 
 from rmq.errors import ConfigError, PortInUse, RemoteProtocolError
 from rmq.files import with_changes
@@ -33,6 +36,7 @@ from rmq.protocol.command import Command
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
 from rmq.remoting.tls import TlsConfig
+from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 
 
@@ -128,6 +132,24 @@ async def test_nonsense_ends_only_its_own_connection(config: NamesrvConfig) -> N
                     assert await stream.receive_some() == b""
             await stream.aclose()
         assert await client.route(address, "T") is not None
+
+
+@pytest.mark.parametrize("controllers", ["", "10.0.0.1:9876;10.0.0.2:9876;10.0.0.3:9876"])
+async def test_nothing_is_left_to_the_garbage_collector(
+    autojump_clock: trio.testing.MockClock, config: NamesrvConfig, controllers: str
+) -> None:
+    config = evolve(config, listen_port=9876, bind_address="10.0.0.1", controllers=controllers)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        async with trio.open_nursery() as nursery:
+            network = MemoryNetwork().host("10.0.0.1")
+            await nursery.start(
+                partial(run, config, network=network, disk=MemoryDisk(), lease_clock=trio.current_time)
+            )
+            await trio.sleep(5)  # a controller asks the others for their votes
+            nursery.cancel_scope.cancel()
+        gc.collect()
+    assert [str(one.message) for one in seen if one.category is ResourceWarning] == []
 
 
 async def test_a_port_in_use_is_said_plainly(config: NamesrvConfig) -> None:
