@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
 
 import trio
 from attrs import define, field
@@ -53,15 +54,28 @@ class Report:
     longest: float = 0.0
     """The longest time without an answer since this was reset."""
     epochs: int = 0
+    others: dict[str, list[float]] = field(factory=dict)
+    """Of other producers beside ours: their times without an acknowledgement, in seconds."""
 
     def text(self) -> str:
         """In words."""
         found = f"{len(self.acknowledged)} acknowledged, {len(self.lost)} lost, epoch {self.epochs}"
-        for name, gaps in (("without writes", sorted(self.gaps)), ("when planned", sorted(self.planned))):
-            if gaps:
+        named = {"without writes": self.gaps, "when planned": self.planned, **self.others}
+        for name, given in named.items():
+            if gaps := sorted(given):
                 middle, late = gaps[len(gaps) // 2], gaps[min(len(gaps) - 1, int(len(gaps) * 0.99))]
                 found += f"; {name} p50 {middle:.1f} s, p99 {late:.1f} s, longest {gaps[-1]:.1f} s"
         return found + (f"; {self.failed} sends failed")
+
+
+class Beside(Protocol):
+    """Other clients that work beside ours while masters die."""
+
+    def start(self, namesrv: str, topic: str) -> None:
+        """Begin to send and to consume."""
+
+    async def end(self, report: Report, stored: Callable[[], Awaitable[set[str]]]) -> None:
+        """Send no more; add to the report what was acknowledged, and what the consumer did not get of it."""
 
 
 class Processes:
@@ -158,9 +172,10 @@ async def run(
     handovers: int = 0,
     seed: int = 0,
     load_s: float = 2.0,
+    beside: Beside | None = None,
 ) -> Report:
     """Kill, pause and stop the master so often, and have it hand over, in any order, with `load_s` seconds of
-    load before each."""
+    load before each. `beside` are more clients."""
     processes, report, chance = Processes(folder, size), Report(), random.Random(seed)
     try:
         processes.start()
@@ -176,6 +191,8 @@ async def run(
                         break
                     except RmqError:
                         await trio.sleep(0.2)
+            if beside is not None:
+                beside.start(processes.namesrv, "T")
             async with trio.open_nursery() as nursery:
                 last = [time.monotonic()]
                 nursery.start_soon(_load, client, report, last)
@@ -192,8 +209,10 @@ async def run(
                 await trio.sleep(load_s)
                 report.epochs = (await processes.set_status(pool))["epoch"]
                 nursery.cancel_scope.cancel()
+            if beside is not None:
+                await beside.end(report, partial(_stored, client))
             stored = await _stored(client)
-            report.lost = [text for text in report.acknowledged if text not in stored]
+            report.lost += [text for text in report.acknowledged if text not in stored]
     finally:
         processes.stop()
     return report

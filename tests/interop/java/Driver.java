@@ -21,6 +21,7 @@ import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.LocalTransactionState;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.client.producer.TransactionListener;
 import org.apache.rocketmq.client.producer.TransactionMQProducer;
 import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
@@ -60,6 +61,8 @@ public class Driver {
         switch (todo.getString("do")) {
             case "send": send(todo); break;
             case "transact": transact(todo); break;
+            case "pour": pour(todo); break;
+            case "gather": gather(todo); break;
             case "consume": consume(todo); break;
             case "lite": lite(todo); break;
             case "ask": ask(todo); break;
@@ -183,7 +186,106 @@ public class Driver {
         tell(todo, "done", true);
     }
 
+    /**
+     * pour: "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were
+     * acknowledged, how many sends failed, and pauses of more than half a second between acknowledgements, in ms. "poll" is how
+     * often it asks for routes, in ms.
+     */
+    static void pour(JSONObject todo) throws Exception {
+        DefaultMQProducer producer = new DefaultMQProducer("driver-" + todo.getString("id"));
+        open(producer, todo);
+        producer.setSendMsgTimeout(3000);
+        if (todo.containsKey("poll")) {
+            producer.setPollNameServerInterval(todo.getIntValue("poll"));
+        }
+        producer.start();
+        String id = todo.getString("id");
+        List<String> acknowledged = new ArrayList<>();
+        List<Long> pauses = new ArrayList<>();
+        long[] state = {System.currentTimeMillis(), 0};
+        List<Thread> threads = new ArrayList<>();
+        CLOSERS.put(id, () -> { });
+        for (int number = 0; number < todo.getIntValue("threads"); number++) {
+            String name = id + "-" + number + "-";
+            threads.add(new Thread(() -> {
+                for (int count = 0; CLOSERS.containsKey(id); count++) {
+                    String body = name + count;
+                    boolean good = false;
+                    try {
+                        good = producer.send(message(todo, body)).getSendStatus() == SendStatus.SEND_OK;
+                    } catch (Exception error) {
+                        sleep(20);
+                    }
+                    synchronized (acknowledged) {
+                        if (good) {
+                            long now = System.currentTimeMillis();
+                            if (now - state[0] > 500) {
+                                pauses.add(now - state[0]);
+                            }
+                            state[0] = now;
+                            acknowledged.add(body);
+                        } else {
+                            state[1]++;
+                        }
+                    }
+                }
+            }));
+        }
+        threads.forEach(Thread::start);
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        producer.shutdown();
+        tellAll(todo, "acknowledged", acknowledged);
+        tell(todo, "failed", state[1], "pauses", pauses);
+        tell(todo, "done", true);
+    }
+
+    static void sleep(long milliseconds) {
+        try {
+            Thread.sleep(milliseconds);
+        } catch (InterruptedException error) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    static void tellAll(JSONObject todo, String key, List<String> bodies) {
+        for (int at = 0; at < bodies.size(); at += 2000) {
+            tell(todo, key, bodies.subList(at, Math.min(at + 2000, bodies.size())));
+        }
+    }
+
     // --- consumers ---
+
+    /**
+     * gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that
+     * has changed, and when it is stopped which. "poll" is as for pour.
+     */
+    static void gather(JSONObject todo) throws Exception {
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(todo.getString("group"));
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setInstanceName("driver-" + todo.getString("id") + "-" + ProcessHandle.current().pid());
+        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        if (todo.containsKey("poll")) {
+            consumer.setPollNameServerInterval(todo.getIntValue("poll"));
+        }
+        consumer.subscribe(todo.getString("topic"), "*");
+        Set<String> bodies = ConcurrentHashMap.newKeySet();
+        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            messages.forEach(message -> bodies.add(text(message)));
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        CLOSERS.put(todo.getString("id"), consumer::shutdown);
+        consumer.start();
+        for (int last = -1; CLOSERS.containsKey(todo.getString("id")); sleep(200)) {
+            if (bodies.size() != last) {
+                last = bodies.size();
+                tell(todo, "count", last);
+            }
+        }
+        tellAll(todo, "got", new ArrayList<>(bodies));
+        tell(todo, "done", true);
+    }
 
     /**
      * consume: a push consumer of "group" and "topic" until it is stopped. "ordered", "broadcasting", "tags", "sql",
