@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from tests.sim.broker_bugs import BROKER_BUGS, BROKERS_CAUGHT_BY
-from tests.sim.brokers import BrokerSimulation, Violation
+from tests.sim.broker_traffic import Violation
+from tests.sim.brokers import BrokerSimulation
 from tests.sim.bugs import BUGS
 from tests.sim.set_bugs import SET_BUGS
 
