@@ -176,6 +176,14 @@ def sim(session: nox.Session) -> None:
 
 
 @nox.session
+def failover(session: nox.Session) -> None:
+    """Kills masters and controllers under load, pulls cables (--kills 50 --pauses 25 --cuts 30 ...)."""
+    session.install("-e", ".[test]")
+    given = session.posargs or ["--kills", "10", "--pauses", "5", "--controllers", "6"]
+    session.run("python", "-m", "tests.system.failover", *given)
+
+
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """Odd values in every field, and mutated input without end (RMQ_FUZZ_FRAMES, 10,000,000)."""
     session.install("-e", ".[test]")

@@ -19,7 +19,7 @@ import trio
 
 from tests.interop.driver import Driver, Job
 from tests.interop.rocketmq import Java, Processes
-from tests.system.failover import Report, run
+from tests.system.failover import Report, add_options, in_network, run
 
 END_SECONDS = 180.0
 """How long after the last fault the Java consumer may take for what it has not got yet."""
@@ -64,30 +64,23 @@ class JavaClients:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it, and say what came out; the status is 1 when something was lost."""
     parser = argparse.ArgumentParser("python -m tests.interop.failover")
-    parser.add_argument("--size", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--pauses", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    add_options(parser)
     parser.add_argument("--poll-ms", type=int, default=1000)
     parser.add_argument("--kit", type=pathlib.Path, default=pathlib.Path(".rocketmq"), help="folder of jars")
-    options = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
     java = Java(options.kit.resolve())
     java.folder.mkdir(parents=True, exist_ok=True)
     java.prepare()
+    status = in_network("tests.interop.failover", given, options)
+    if status is not None:
+        return status
+    settings = {name: value for name, value in vars(options).items() if name not in ("poll_ms", "kit")}
     with tempfile.TemporaryDirectory(prefix="rmq-failover-") as folder:
         path = pathlib.Path(folder)
         with Processes(java, path / "java") as processes:
             clients = JavaClients(processes, poll_ms=options.poll_ms)
-            report = trio.run(
-                lambda: run(
-                    path,
-                    size=options.size,
-                    kills=options.kills,
-                    pauses=options.pauses,
-                    seed=options.seed,
-                    beside=clients,
-                )
-            )
+            report = trio.run(lambda: run(path, **settings, beside=clients))
     print(report.text(), *report.lost[:10], sep="\n")
     return 1 if report.lost else 0
 

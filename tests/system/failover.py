@@ -4,8 +4,11 @@
 
 Three controllers, a name server and the brokers of one set run as processes on loopback; a producer sends all
 the time, waits for each answer and tries again. The master is killed by SIGKILL (or stopped by SIGSTOP, or
-ended by SIGTERM, or hands over to another by the command), and comes back once another one leads. In the end
-all that was acknowledged must be there, and no send may have failed while a master handed over.
+ended by SIGTERM, or hands over to another by the command), and comes back once another one leads. A
+controller is killed, the one that leads every other time, and every third time the master with it. With
+`--cuts` every broker is on a machine of its own (`tests.system.machines`; needs root): the master's cable is
+pulled, or it hears nothing of the controllers, or nothing of the other replicas, for up to `CUT_SECONDS`. In
+the end all that was acknowledged must be there, and no send may have failed while a master handed over.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import pathlib
 import random
 import signal
@@ -36,9 +40,17 @@ from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.network import TcpNetwork
 from rmq.remoting.pool import Pool
 from tests.ports import free_ports
+from tests.system.machines import SWITCH, Machine, Switch, in_a_network_of_its_own, lacks
 
 PATIENCE = 90.0
 """Seconds for what must come about; machines of tests are busy."""
+PAUSE_SECONDS, CUT_SECONDS = 3.0, 20.0
+"""How long a master stands still, or is cut off, at most, once writes go on without it."""
+LOOPBACK = "127.0.0.1"
+WITHIN = "RMQ_FAILOVER_WITHIN"
+"""Set in a network of its own."""
+CUTS = "pull the cable", "cut from controllers", "cut from replicas"
+CONTROLLERS = "kill the leading controller", "kill another controller", "kill a controller and the master"
 
 
 @define
@@ -79,42 +91,56 @@ class Beside(Protocol):
 
 
 class Processes:
-    """The processes of a set of `size` brokers."""
+    """The processes of a set of `size` brokers, each on a machine of its own if there is a switch."""
 
-    def __init__(self, folder: pathlib.Path, size: int) -> None:
+    def __init__(self, folder: pathlib.Path, size: int, switch: Switch | None = None) -> None:
         self.folder = folder
         ports = free_ports(4)
-        self.namesrv = f"127.0.0.1:{ports[0]}"
-        self.controllers = [f"127.0.0.1:{port}" for port in ports[1:]]
+        self.hall = None if switch is None else switch.machine()
+        """Where the controllers are."""
+        self.namesrv = f"{LOOPBACK if switch is None else SWITCH}:{ports[0]}"
+        host = LOOPBACK if self.hall is None else self.hall.host
+        self.controllers = [f"{host}:{port}" for port in ports[1:]]
         self.brokers = [free_ports(4)[2] for _ in range(size)]  # the port before it and after it are free
+        self.machines = {} if switch is None else {port: switch.machine() for port in self.brokers}
         self.running: dict[int, subprocess.Popen[bytes]] = {}
 
-    def spawn(self, port: int, module: str, settings: dict[str, Any]) -> None:
+    def spawn(self, port: int, module: str, settings: dict[str, Any], machine: Machine | None = None) -> None:
         given = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+        prefix = [] if machine is None else machine.prefix
         with (self.folder / f"{port}.log").open("ab") as log:
             self.running[port] = subprocess.Popen(
-                [sys.executable, "-m", module, *given], stdout=log, stderr=log
+                [*prefix, sys.executable, "-m", module, *given], stdout=log, stderr=log
             )
 
     def start(self) -> None:
-        port = int(self.namesrv.rpartition(":")[2])
-        self.spawn(port, "rmq.namesrv", {"listenPort": port, "kvConfigPath": self.folder / "kv.json"})
+        host, _, port = self.namesrv.rpartition(":")
+        settings = {"bindAddress": host, "listenPort": port, "kvConfigPath": self.folder / "kv.json"}
+        self.spawn(int(port), "rmq.namesrv", settings)
         for address in self.controllers:
-            port = int(address.rpartition(":")[2])
-            settings = {
-                "listenPort": port,
-                "controllers": ";".join(self.controllers),
-                "controllerPath": self.folder / f"controller-{port}",
-            }
-            self.spawn(port, "rmq.controller", settings)
-        for port in self.brokers:
-            self.start_broker(port)
+            self.start_controller(address)
+        for broker in self.brokers:
+            self.start_broker(broker)
+
+    def start_controller(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        settings = {
+            "bindAddress": host,
+            "listenPort": port,
+            "controllers": ";".join(self.controllers),
+            "controllerPath": self.folder / f"controller-{port}",
+        }
+        self.spawn(int(port), "rmq.controller", settings, self.hall)
 
     def start_broker(self, port: int) -> None:
         is_founder = port == self.brokers[0]
+        machine = self.machines.get(port)
+        host = LOOPBACK if machine is None else machine.host
         role = {"durability": "replicated"} if is_founder else {"brokerRole": "SLAVE", "brokerId": 1}
         settings = {
             "listenPort": port,
+            "bindAddress": host,
+            "brokerIP1": host,
             "brokerName": "set",
             "namesrvAddr": self.namesrv,
             "controllerAddr": ";".join(self.controllers),
@@ -124,7 +150,7 @@ class Processes:
             "vipChannelEnabled": "false",
             **role,
         }
-        self.spawn(port, "rmq.broker", settings)
+        self.spawn(port, "rmq.broker", settings, machine)
 
     def kill(self, port: int) -> None:
         process = self.running.pop(port)
@@ -138,17 +164,22 @@ class Processes:
                 process.kill()
             process.wait()
 
-    async def set_status(self, pool: Pool) -> dict[str, Any]:
-        """The set as the leading controller knows it; empty while nobody leads or knows it."""
+    async def leader(self, pool: Pool) -> tuple[str, dict[str, Any]]:
+        """The controller that leads, and what it says; empty while nobody does."""
         for address in self.controllers:
             try:
                 found = json.loads((await pool.call(address, Command.request(CONTROLLER_STATUS), 2.0)).body)
             except NETWORK_ERRORS:
                 continue
-            if found["leading"] and found["sets"]:
-                status: dict[str, Any] = found["sets"][0]
-                return status
-        return {}
+            if found["leading"]:
+                return address, found
+        return "", {"sets": []}
+
+    async def set_status(self, pool: Pool) -> dict[str, Any]:
+        """The set as the leading controller knows it; empty while nobody leads or knows it."""
+        _, found = await self.leader(pool)
+        status: dict[str, Any] = found["sets"][0] if found["sets"] else {}
+        return status
 
     async def until_in_sync(self, pool: Pool, count: int) -> int:
         """Wait for so many in sync and a master that lives; returns its port."""
@@ -170,13 +201,16 @@ async def run(
     pauses: int = 0,
     stops: int = 0,
     handovers: int = 0,
+    controllers: int = 0,
+    cuts: int = 0,
     seed: int = 0,
     load_s: float = 2.0,
     beside: Beside | None = None,
 ) -> Report:
-    """Kill, pause and stop the master so often, and have it hand over, in any order, with `load_s` seconds of
-    load before each. `beside` are more clients."""
-    processes, report, chance = Processes(folder, size), Report(), random.Random(seed)
+    """Kill, pause, stop and cut off the master so often, have it hand over, and kill controllers, in any
+    order, with `load_s` seconds of load before each. `beside` are more clients."""
+    switch = Switch() if cuts else None
+    processes, report, chance = Processes(folder, size, switch), Report(), random.Random(seed)
     try:
         processes.start()
         async with (
@@ -197,14 +231,20 @@ async def run(
                 last = [time.monotonic()]
                 nursery.start_soon(_load, client, report, last)
                 deeds = ["kill"] * kills + ["pause"] * pauses + ["stop"] * stops + ["hand over"] * handovers
+                deeds += [CUTS[number % len(CUTS)] for number in range(cuts)]
+                deeds += [CONTROLLERS[number % len(CONTROLLERS)] for number in range(controllers)]
                 chance.shuffle(deeds)
-                for deed in deeds:
+                for done, deed in enumerate(deeds):
+                    _bar(done, len(deeds), report)
                     port = await processes.until_in_sync(pool, size)
                     await trio.sleep(load_s)
                     if deed in ("stop", "hand over"):
                         await _hand_over(processes, port, deed, report)
+                    elif deed in CONTROLLERS:
+                        await _kill_controller(processes, pool, port, deed, chance, report, last)
                     else:
                         await _strike(processes, port, deed, chance, report, last)
+                _bar(len(deeds), len(deeds), report)
                 await processes.until_in_sync(pool, size)
                 await trio.sleep(load_s)
                 report.epochs = (await processes.set_status(pool))["epoch"]
@@ -215,27 +255,83 @@ async def run(
             report.lost += [text for text in report.acknowledged if text not in stored]
     finally:
         processes.stop()
+        if switch is not None:
+            switch.close()
     return report
+
+
+def _bar(done: int, count: int, report: Report) -> None:
+    """How far it is, where somebody looks."""
+    if sys.stderr.isatty():
+        filled = round(30 * done / max(1, count))
+        bar = "#" * filled + "." * (30 - filled)
+        line = f"[{bar}] {done} of {count}, {len(report.acknowledged):,} acknowledged"
+        print(f"\r{line}", end="\n" if done == count else "", file=sys.stderr, flush=True)
 
 
 async def _strike(
     processes: Processes, port: int, deed: str, chance: random.Random, report: Report, last: list[float]
 ) -> None:
-    """Kill or pause the master, wait until writes go on, and let it come back."""
+    """Kill, pause or cut off the master, wait until writes go on, and let it come back."""
     count, struck_at = len(report.acknowledged), time.monotonic()
+    machine = processes.machines.get(port)
+    heal: list[Callable[[], object]] = []
+    seconds = CUT_SECONDS
     if deed == "kill":
         processes.kill(port)
+        heal.append(partial(processes.start_broker, port))
+        seconds = 0.0
+    elif deed == "pause":
+        process = processes.running[port]
+        process.send_signal(signal.SIGSTOP)
+        heal.append(partial(process.send_signal, signal.SIGCONT))
+        seconds = PAUSE_SECONDS
+    elif deed == "pull the cable":
+        assert machine is not None
+        machine.pull_cable()
+        heal.append(machine.plug_in)
     else:
-        processes.running[port].send_signal(signal.SIGSTOP)
+        assert machine is not None
+        others = [processes.hall] if deed == "cut from controllers" else list(processes.machines.values())
+        for other in others:
+            if other is not None and other is not machine:
+                machine.drop(other.host)
+                heal.append(partial(machine.take, other.host))
     with trio.fail_after(PATIENCE):
         while len(report.acknowledged) <= count + 1:  # one answer may have been on its way
             await trio.sleep(0.02)
     report.gaps.append(last[0] - struck_at)
-    if deed == "kill":
-        processes.start_broker(port)
+    await trio.sleep(chance.uniform(0, seconds))
+    for undo in heal:
+        undo()
+
+
+async def _kill_controller(
+    processes: Processes,
+    pool: Pool,
+    port: int,
+    deed: str,
+    chance: random.Random,
+    report: Report,
+    last: list[float],
+) -> None:
+    """Kill the controller that leads, or another one, and the master too where that is to be; start them."""
+    with trio.fail_after(PATIENCE):
+        while not (leader := (await processes.leader(pool))[0]):
+            await trio.sleep(0.1)
+    others = [one for one in processes.controllers if one != leader]
+    address = chance.choice(others) if deed == CONTROLLERS[1] else leader
+    processes.kill(int(address.rpartition(":")[2]))
+    if deed == CONTROLLERS[2]:
+        await _strike(processes, port, "kill", chance, report, last)
     else:
-        await trio.sleep(chance.uniform(0, 3))
-        processes.running[port].send_signal(signal.SIGCONT)
+        report.longest, count = 0.0, len(report.acknowledged)
+        await trio.sleep(2 * PAUSE_SECONDS)  # longer than a lease
+        with trio.fail_after(PATIENCE):
+            while len(report.acknowledged) <= count + 1:
+                await trio.sleep(0.02)
+        report.others.setdefault("without a controller", []).append(report.longest)
+    processes.start_controller(address)
 
 
 async def _hand_over(processes: Processes, port: int, deed: str, report: Report) -> None:
@@ -297,28 +393,40 @@ async def _stored(client: rmq.Client) -> set[str]:
     return found
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run it, and say what came out; the status is 1 when something was lost."""
-    parser = argparse.ArgumentParser("python -m tests.system.failover")
-    parser.add_argument("--size", type=int, default=3)
-    parser.add_argument("--kills", type=int, default=10)
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of `run`, by their names there."""
+    parser.add_argument("--size", type=int, default=3, help="brokers of the set, 2 or 3")
+    parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--pauses", type=int, default=0)
     parser.add_argument("--stops", type=int, default=0)
     parser.add_argument("--handovers", type=int, default=0)
+    parser.add_argument("--controllers", type=int, default=0, help="kills of controllers")
+    parser.add_argument("--cuts", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args(arguments)
+
+
+def in_network(module: str, arguments: Sequence[str], options: argparse.Namespace) -> int | None:
+    """Runs the module where it can make machines, if it needs some; its status, or None if it may go on."""
+    if not options.cuts or os.environ.get(WITHIN):
+        return None
+    if missing := lacks():
+        print(f"--cuts: {missing}", file=sys.stderr)
+        return 2
+    command = in_a_network_of_its_own(module, arguments)
+    return subprocess.run(command, env={**os.environ, WITHIN: "1"}, check=False).returncode
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run it, and say what came out; the status is 1 when something was lost."""
+    parser = argparse.ArgumentParser("python -m tests.system.failover")
+    add_options(parser)
+    given = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(given)
+    status = in_network("tests.system.failover", given, options)
+    if status is not None:
+        return status
     with tempfile.TemporaryDirectory(prefix="rmq-failover-") as folder:
-        report = trio.run(
-            lambda: run(
-                pathlib.Path(folder),
-                size=options.size,
-                kills=options.kills,
-                pauses=options.pauses,
-                stops=options.stops,
-                handovers=options.handovers,
-                seed=options.seed,
-            )
-        )
+        report = trio.run(lambda: run(pathlib.Path(folder), **vars(options)))
     print(report.text(), *report.lost[:10], sep="\n")
     return 1 if report.lost else 0
 
