@@ -11,30 +11,35 @@ from attrs import evolve
 from rmq.broker import control
 from rmq.broker.control import Control
 from rmq.broker.schedule import Schedule
+from rmq.broker.table_stream import TableFeed
 from rmq.broker.transaction import Transactions
 from rmq.controller.epochs import Epochs
 from rmq.controller.replica import Replica
 from rmq.protocol.codes import SYS_COMMIT
 from rmq.protocol.headers import EndTransactionRequestHeader
 from rmq.store.queues import Queues
+from tests.sim.brokers import Node, Set
 from tests.sim.bugs import Bug, planted
 from tests.sim.set_bugs import SET_BUGS
 
 BROKERS_CAUGHT_BY = {
     "a master acts without a lease": 0,
-    "elected before the lease is over": 9,
-    "whoever lives is elected": 1,
-    "cut to the shorter log, whatever is in it": 1,
+    "elected before the lease is over": 0,
+    "whoever lives is elected": 0,
+    "cut to the shorter log, whatever is in it": 0,
     "acknowledged when the master alone has it": 1,
-    "an old master goes on acknowledging": 1,
-    "a slave is believed to have all": 1,
+    "an old master goes on acknowledging": 0,
+    "a slave is believed to have all": 6,
     "who has resigned acts on": 1,
-    "queues keep what was cut from the log": 1,
-    "a queue is cut one message shorter than the log": 1,
+    "queues keep what was cut from the log": 0,
+    "a queue is cut one message shorter than the log": 0,
     "a rollback is taken for a commit": 0,
     "nobody checks back": 0,
+    "a transaction ends as often as it is told": 13,
     "a slave counts one delayed message more as delivered": 0,
     "delivered a second before it is due": 0,
+    "the clock of leases stands still with its machine": 0,
+    "followers are told no offsets of groups": 0,
 }
 """The first seed that shows a bug."""
 
@@ -105,6 +110,13 @@ def _committed(self: Transactions, header: EndTransactionRequestHeader, now_ms: 
 BROKER_BUGS["a rollback is taken for a commit"] = planted((Transactions, "_decide", _committed))
 
 
+def _not_ended(self: Transactions, half_offset: int) -> bool:
+    return False
+
+
+BROKER_BUGS["a transaction ends as often as it is told"] = planted((Transactions, "_has_ended", _not_ended))
+
+
 def _never(self: Transactions, now_ms: int) -> int:
     return now_ms + 1000
 
@@ -126,3 +138,20 @@ def _early(self: Schedule, now_ms: int) -> int:
 
 
 BROKER_BUGS["delivered a second before it is due"] = planted((Schedule, "step", _early))
+
+
+def _stands_still(self: Set, node: Node) -> float:
+    return self.pauses.own_time(node.host)
+
+
+BROKER_BUGS["the clock of leases stands still with its machine"] = planted((Set, "clock", _stands_still))
+
+_feed = TableFeed.note
+
+
+def _no_offsets(self: TableFeed, now: float) -> Any:
+    self._offsets = []
+    return _feed(self, now)
+
+
+BROKER_BUGS["followers are told no offsets of groups"] = planted((TableFeed, "note", _no_offsets))

@@ -46,12 +46,13 @@ from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.testing.cluster import SELDOM_MS, STORE, Cluster
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
+from tests.sim.broker_commits import Commits
 from tests.sim.broker_traffic import Delays, Traffic, Transactions, Violation, check_copies
 from tests.sim.pauses import MACHINE, Pauses, pausable
 
 DEEDS = (
     *("power", "power", "apart", "away", "stop", "heal", "slow", "restart"),
-    *("hand over", "hand over and away", "pause"),
+    *("hand over", "hand over and away", "pause", "pause"),
 )
 CONTROLLERS = [f"10.0.8.{number}:9878" for number in (1, 2, 3)]
 
@@ -65,10 +66,26 @@ class Node:
         self.is_founder = number == 1
         self.stop: trio.Event | None = None
         self.ended = trio.Event()
+        self.started_at = 0.0
         self.broker: Broker | None = None
 
     def opened(self, broker: Broker) -> None:
         self.broker = broker
+
+    def number(self) -> int:
+        """Its number in the set; 0 before it has one."""
+        control = None if self.broker is None else self.broker.replica.control
+        return 0 if control is None else control.number
+
+    def has_resigned(self) -> bool:
+        """Whether it must act no more in its epoch."""
+        control = None if self.broker is None else self.broker.replica.control
+        return control is not None and control.replica is not None and control.replica.has_resigned
+
+    def epoch_led(self) -> int:
+        """The epoch that it leads, or follows."""
+        control = None if self.broker is None else self.broker.replica.control
+        return 0 if control is None or control.replica is None else control.led()[0]
 
 
 class Set:
@@ -111,6 +128,7 @@ class Set:
 
     async def _live(self, node: Node, more: dict[str, Any], task_status: trio.TaskStatus[Any]) -> None:
         MACHINE.set(node.host)
+        node.started_at = trio.current_time()
         config, store_config = self.configs(node)
         ended = node.ended
         await controlled.run(
@@ -184,9 +202,11 @@ class Set:
         """The machine stands still so long, or until it is stopped."""
         self.pauses.pause(node.host)
         stop = node.stop
-        await trio.sleep(seconds)
-        if node.stop is stop:
-            self.pauses.resume(node.host)
+        try:
+            await trio.sleep(seconds)
+        finally:  # cancelled, too: tasks that are held could not end
+            if node.stop is stop:
+                self.pauses.resume(node.host)
 
     def cut_off(self, node: Node) -> None:
         self.network.partition(node.host, *self.network._hosts())
@@ -329,6 +349,7 @@ class BrokerSimulation:
         self.counts: Counter[str] = Counter()
         self.accepted = 0
         self._number = 0
+        self._commits = Commits()
         self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
@@ -375,6 +396,7 @@ class BrokerSimulation:
             ]
             async with client.producer("P") as producer, trio.open_nursery() as nursery:
                 nursery.start_soon(self._send, found, producer)
+                nursery.start_soon(self._commit, found, self._chance())
                 nursery.start_soon(self._watch, found)
                 for one in traffic:
                     await nursery.start(one.run, client)
@@ -399,7 +421,7 @@ class BrokerSimulation:
                 one.check(messages)
                 check_copies(messages, found.opened_ms)
                 self.accepted += len(messages)
-            self.accepted += len(found.acknowledged)
+            self.accepted += len(found.acknowledged) + self._commits.answered
         for node in found.nodes:
             report = audit(node.disk, "/store")
             if not report.is_clean:
@@ -423,8 +445,18 @@ class BrokerSimulation:
     async def _send(self, found: Set, producer: Producer) -> None:
         while True:
             self._number += 1
-            self._saw(self._number, await found.send(producer, f"m{self._number}"))
+            sent_at = trio.current_time()
+            is_acknowledged = await found.send(producer, f"m{self._number}")
+            self._saw(self._number, is_acknowledged)
+            if is_acknowledged:
+                self._commits.proved(found, sent_at)
             await trio.sleep(self.chance.uniform(0.0, 0.2))
+
+    async def _commit(self, found: Set, chance: random.Random) -> None:
+        while True:
+            await trio.sleep(chance.uniform(0.05, 0.5))
+            await self._commits.commit(found)
+            self._saw("commits", self._commits.answered)
 
     async def _watch(self, found: Set) -> None:
         while True:
@@ -433,9 +465,16 @@ class BrokerSimulation:
             self._saw([node.host for node in acting], ends)
             if len(acting) > 1:
                 raise Violation(f"{len(acting)} brokers act as master")
+            for node in acting:
+                if node.has_resigned():
+                    raise Violation(f"{node.host} acts as master after it has resigned")
+            self._commits.look(acting)
             await trio.sleep(0.05)
 
     async def _fault(self, found: Set) -> None:
+        dead = [node for node in found.nodes if node.stop is None]
+        if dead and self.chance.random() < 0.3:
+            await self._restart(found, self.chance.choice(dead))
         alive = [node for node in found.nodes if node.stop is not None]
         dead = [node for node in found.nodes if node.stop is None]
         acting = found.acting()
@@ -446,6 +485,7 @@ class BrokerSimulation:
         self._saw(deed, node.host)
         if deed == "power" and node in alive:
             await found.kill(node)
+            self._commits.lost_power(node, node.disk)
         elif deed == "stop" and node in alive:
             await found.end(node)
         elif deed == "restart" and dead:

@@ -1,0 +1,89 @@
+"""A group that commits its offset in the simulation of real brokers, by requests that are answered.
+
+Up to 0.02 s long only the master has a commit, and longer while the link to its followers is silent. But what
+changes in tables goes before any byte of the log that was written 0.02 s later: a message that was sent then,
+and is acknowledged, proves that all in sync have the commit. From there no clean election may lose it. What
+a power cut takes of a replica's own table since it was saved last is lost with that replica.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from rmq.broker.offsets import decode_offsets
+from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS
+from rmq.broker.tables import drain
+from rmq.errors import RmqError
+from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.command import Command
+from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from rmq.testing.disk import MemoryDisk
+from tests.sim.broker_traffic import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.brokers import Node, Set
+
+GROUP = "G"
+
+
+class Commits:
+    """What was answered, and what each replica must know of it at least."""
+
+    def __init__(self) -> None:
+        self._answered: tuple[Node, int, int, float] | None = None  # by whom, epoch, offset, when
+        self._floors: dict[str, int] = {}
+        self._epoch = 0
+        self.answered = 0
+
+    async def commit(self, found: Set) -> None:
+        """Commit the end of what is acknowledged in the first queue, at the master."""
+        acting = found.acting()
+        end = max((offset + 1 for queue_id, offset, _ in found.places[-20:] if queue_id == 0), default=0)
+        if not acting or not end:
+            return
+        node = acting[0]
+        epoch = node.epoch_led()
+        request = Command.request(
+            RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequestHeader(GROUP, "T", 0, end)
+        )
+        try:
+            response = await found.pool.call(f"{node.host}:10911", request, 1.0)
+        except RmqError:
+            return
+        if response.code == ResponseCode.SUCCESS and node.epoch_led() == epoch:
+            self.answered += 1
+            self._answered = node, epoch, end, trio.current_time()
+
+    def proved(self, found: Set, sent_at: float) -> None:
+        """A message that was sent then is acknowledged."""
+        if self._answered is None or self._answered[3] + CONTROLLED_OFFSETS_SECONDS + 0.001 > sent_at:
+            return
+        node, epoch, offset, _ = self._answered
+        if found.acting() != [node] or node.epoch_led() != epoch:
+            return
+        assert node.broker is not None
+        assert node.broker.replica.control is not None
+        in_sync = node.broker.replica.control.in_sync
+        for one in found.nodes:
+            if one.stop is not None and one.started_at < sent_at and one.number() in in_sync:
+                self._floors[one.host] = max(offset, self._floors.get(one.host, 0))
+
+    def lost_power(self, node: Node, left: MemoryDisk) -> None:
+        """A replica has this left of its disk."""
+        data = left.load("/store/config/consumerOffset.json")
+        saved = drain(decode_offsets(data)).get(f"T@{GROUP}", {}).get(0, 0) if data else 0
+        self._floors[node.host] = min(saved, self._floors.get(node.host, 0))
+
+    def look(self, acting: list[Node]) -> None:
+        """Whether who acts as master knows what it must. Raises Violation."""
+        for node in acting:
+            assert node.broker is not None
+            offset = max(0, node.broker.offsets.get(GROUP, "T", 0))
+            floor = self._floors.get(node.host, 0)
+            if offset < floor:
+                raise Violation(f"{node.host} has offset {offset} of a group, {floor} was answered before")
+            if node.epoch_led() != self._epoch:
+                self._epoch = node.epoch_led()
+                self._floors = {host: min(offset, known) for host, known in self._floors.items()}
