@@ -275,6 +275,8 @@ class Acknowledgement:
     def synced(self, position: int) -> None:
         """The log is synced up to the physical offset `position`: answer who waited for the disk."""
         self.disk.advance(position)
+        if self.replicas.control is not None:
+            self.replicas.control.on_confirmed()
 
     def step(self, now: float) -> float:
         """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""

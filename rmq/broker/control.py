@@ -87,7 +87,8 @@ class Control:
     """See the module. `clock` is that of leases, in seconds; `address` and `ha_address` are what the set is
     told. `flushed` says up to where our log is on the disk; `end` where it ends.
 
-    `on_new_master` is called when there is another master to follow.
+    `on_new_master` is called when there is another master to follow, `on_confirmed` when consumers may read
+    further.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Control:
         self.flushed: Callable[[], int] = lambda: self._flushed
         self._flushed = 0
         self.on_new_master: Callable[[], None] = lambda: None
+        self.on_confirmed: Callable[[], None] = lambda: None
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 
     # ---- with the controllers ----
@@ -268,6 +270,8 @@ class Control:
             found = min(self.epochs[0][1], master.epochs[0][1])
         if found < max(master.start, store.min_physical_offset):
             raise Expired(f"our log is the master's up to {found} only, and that has expired")
+        if (replica := self._replica).confirmed is not None:
+            replica.confirmed = min(replica.confirmed, found)  # it is less after an unclean election only
         return found
 
     # ---- a master ----
@@ -324,6 +328,19 @@ class Control:
     def safe_offset(self) -> int:
         """Up to where messages may be acknowledged."""
         return self._replica.safe_offset(self.flushed(), self._clock(), least=self._least)
+
+    def confirmed(self) -> int | None:
+        """Up to where consumers may read: what all replicas have that are waited for. What a consumer has had
+        is never gone with a master then, and no other message takes its offset, which the consumer would
+        skip. None before anything is known: of a replica that has just started."""
+        return self._replica.confirm(self.flushed(), self._clock())
+
+    def told_confirmed(self, offset: int) -> None:
+        """A slave: the master says up to where consumers may read."""
+        replica = self._replica
+        if offset > (-1 if replica.confirmed is None else replica.confirmed):
+            replica.confirmed = offset
+            self.on_confirmed()
 
     def rows(self) -> dict[str, str]:
         """Rows of the runtime metrics."""

@@ -231,6 +231,7 @@ class _Controlled:
             broker, self._broker, self._ending = self._broker, None, None
             if broker is not None:
                 self._locks = broker.locks.held()
+                control.on_confirmed = lambda: None
                 control.flushed = lambda reach=broker.store.flushed_offset: reach  # type: ignore[misc]
                 # What was changed while it ran holds on.
                 self._config = evolve(broker.settings.broker, broker_id=self._config.broker_id)
@@ -250,6 +251,8 @@ class _Controlled:
             broker.locks.take_over(self._locks)
             broker.offsets.is_closed = lambda: control.is_closed
         control.flushed = lambda: store.flushed_offset
+        control.on_confirmed = broker.pull.read_on
+        broker.pull.confirmed = broker.query.confirmed = control.confirmed
         self._broker = broker
         self._look()
         self._beat.ring()

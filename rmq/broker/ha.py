@@ -162,7 +162,7 @@ class MasterSession:
     with the log, and before the next bytes of the log what `tables`, given the time, has to tell. `admit`
     takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
     when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
-    no more to tell.
+    no more to tell. `confirmed` is up to where consumers of such a set may read, told as `safe` is.
     """
 
     def __init__(
@@ -178,6 +178,7 @@ class MasterSession:
         admit: Callable[[int, int], None] | None = None,
         tables: Callable[[float], Mapping[str, Any] | None] = lambda now: None,
         has_told: Callable[[], bool] = lambda: True,
+        confirmed: Callable[[], int | None] = lambda: None,
     ) -> None:
         self.number = 0
         self.has_told = has_told
@@ -185,13 +186,14 @@ class MasterSession:
         self._store = store
         self._greet = greet
         self._safe = safe
+        self._confirmed = confirmed
         self._progress = progress
         self._tables = tables
         self._is_ours = False  # the slave said HELLO
         self._questions = 0
         self._notes: deque[bytes] = deque()  # to be sent before anything else
         self._news: tuple[int, bytes] | None = None  # a note, and the end of the log that it is about
-        self._told: tuple[int | None, Mapping[str, Any]] = (None, {})
+        self._told: tuple[int | None, int | None, Mapping[str, Any]] = (None, None, {})
         self._told_at = now
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
@@ -289,10 +291,11 @@ class MasterSession:
         end = self._store.max_physical_offset
         late = now - self._told_at >= NEWS_SECONDS
         if self._news is None and (late or self._next == end):
-            safe, progress = self._safe(), self._progress()
-            if progress != self._told[1] or (late and safe != self._told[0]):
-                self._told = safe, progress
-                self._news = end, encode_note({"safe": safe, "progress": progress})
+            safe, confirmed, progress = self._safe(), self._confirmed(), self._progress()
+            if progress != self._told[2] or (late and (safe, confirmed) != self._told[:2]):
+                self._told = safe, confirmed, progress
+                more = {} if confirmed is None else {"confirmed": confirmed}
+                self._news = end, encode_note({"safe": safe, "progress": progress} | more)
             if late:
                 self._told_at = now
         # A note speaks of the log up to an end, and goes out behind that end: a slave that has the note has

@@ -126,6 +126,10 @@ class Pull:
         self.held_pulls = HeldPulls(clock, self._resume, on_deadline)
         self._on_pulled = on_pulled
         self._now_ms = now_ms
+        self.confirmed: Callable[[], int | None] | None = None
+        """Up to which physical offset consumers may read, in a set with controllers; None: all."""
+        self._unconfirmed: set[tuple[str, int]] = set()
+        """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
         settings.derive(self._settings_changed)
@@ -138,6 +142,14 @@ class Pull:
         self._room = _room(self._settings.broker)
         self._plans.clear()
         self._plans_size = 0
+
+    def read_on(self) -> None:
+        """Consumers may read further than before: try the pulls that wait for that."""
+        if self._unconfirmed:
+            queues, self._unconfirmed = self._unconfirmed, set()
+            self.held_pulls.turn()
+            for topic, queue_id in queues:
+                self.held_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
 
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
         """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
@@ -299,6 +311,7 @@ class Pull:
         limits, clock = self._settings.store, self.held_pulls.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if connection.is_busy else limits.max_transfer_count_on_message_in_memory
+        reach = None if self.confirmed is None else self.confirmed()
         began = clock()
         result = self._store.get(
             header.topic,
@@ -309,7 +322,10 @@ class Pull:
             plan.matches,
             plan.matches_record,
             plan.looks,
+            reach,
         )
+        if reach is not None and result.is_cut:
+            self._unconfirmed.add((header.topic, header.queue_id))
         self._stats.read((clock() - began) * 1000)
         return result
 

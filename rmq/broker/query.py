@@ -45,6 +45,8 @@ class Query:
         self._store = store
         self._clients = clients
         self._filters = filters
+        self.confirmed: Callable[[], int | None] = lambda: None
+        """Up to which physical offset consumers may read, in a set with controllers; None: all."""
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
         """What this part answers."""
@@ -61,13 +63,18 @@ class Query:
     def _on_search_offset(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(SearchOffsetRequestHeader)
         offset = self._store.offset_by_time(header.topic, header.queue_id, header.timestamp)
+        if (reach := self.confirmed()) is not None:
+            offset = min(offset, self._store.readable_end(header.topic, header.queue_id, reach))
         return request.reply(header=SearchOffsetResponseHeader(offset))
 
     def _on_max_offset(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(GetMaxOffsetRequestHeader)
-        return request.reply(
-            header=GetMaxOffsetResponseHeader(self._store.max_offset(header.topic, header.queue_id))
+        store, topic, queue_id = self._store, header.topic, header.queue_id
+        reach = self.confirmed()
+        end = (
+            store.max_offset(topic, queue_id) if reach is None else store.readable_end(topic, queue_id, reach)
         )
+        return request.reply(header=GetMaxOffsetResponseHeader(end))
 
     def _on_min_offset(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(GetMinOffsetRequestHeader)

@@ -171,6 +171,9 @@ class ReplicaState:
         progress = note.get("progress")
         if isinstance(progress, Mapping) and progress:
             self._take_progress(progress)
+        confirmed = note.get("confirmed")
+        if isinstance(confirmed, int) and self.control is not None:
+            self.control.told_confirmed(min(confirmed, self._store.max_physical_offset))
         safe = note.get("safe")
         if isinstance(safe, int) and self.acknowledged is not None:
             safe = min(safe, self._store.max_physical_offset)

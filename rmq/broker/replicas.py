@@ -63,6 +63,8 @@ class Replicas:
                 if session.number:
                     self.control.report(session.number, session.acknowledged)
         self._on_advance(self.offset)
+        if self.control is not None:
+            self.control.on_confirmed()
 
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a controlled set have told them all of the tables."""

@@ -173,6 +173,7 @@ class _SlaveLink:
             tables=feed.note,
             has_told=lambda: feed.is_told,
             admit=None if control is None else control.admit,
+            confirmed=(lambda: None) if control is None else control.confirmed,
         )
         self._replicas = broker.acknowledgement.replicas
         self._store = broker.store

@@ -38,6 +38,9 @@ class Replica:
         self.broker_set: BrokerSet | None = None
         self.epoch = 0
         self.acknowledged = 0
+        self.confirmed: int | None = None
+        """Up to where all that are waited for have the log, now and in every later epoch, as far as this
+        replica knows; None before it knows anything. Consumers read no further."""
         self._drift = drift
         self._lag_s = lag_s
         self._lease_until = -math.inf
@@ -115,9 +118,19 @@ class Replica:
         sync, and without a lease, no more than before."""
         known = self.broker_set
         if known is not None and self.is_master(now) and len(known.in_sync) >= least:
-            reach = min((self._reach.get(one, 0) for one in self.awaited() - {self.number}), default=flushed)
-            self.acknowledged = max(self.acknowledged, min(flushed, reach))
+            self.acknowledged = max(self.acknowledged, min(flushed, self._awaited_reach(flushed)))
         return self.acknowledged
+
+    def confirm(self, flushed: int, now: float) -> int | None:
+        """A master: look again at up to where all have the log, and return it. Unlike what may have been
+        acknowledged it does not begin at the end of the log that an epoch begins with."""
+        if self.is_master(now):
+            self.confirmed = max(self.confirmed or 0, min(flushed, self._awaited_reach(flushed)))
+        return self.confirmed
+
+    def _awaited_reach(self, flushed: int) -> int:
+        """How far all others have it that are waited for; `flushed` when there are none."""
+        return min((self._reach.get(one, 0) for one in self.awaited() - {self.number}), default=flushed)
 
     def change(self, flushed: int, now: float) -> tuple[int, ...] | None:
         """Who should be in sync, when that is not so: to be proposed to the controllers. From now on it is

@@ -52,6 +52,8 @@ class GetResult:
     count: int = 0
     size: int = 0
     suggests_slave: bool = False
+    is_cut: bool = False
+    """There are messages behind those that might be read."""
 
 
 @define
@@ -92,6 +94,30 @@ class Wanted:
     matches: Matches | None = None
     matches_record: MatchesRecord | None = None
     looks: int = _SCAN_BYTES // UNIT
+    stop: int = 1 << 62
+    """The queue offset at which to stop, whatever the queue holds."""
+
+
+def readable_end(queue: ConsumeQueue, reach: int) -> int:
+    """The queue offset behind the last message that ends before the physical offset `reach`."""
+    low, high = queue.start, queue.end
+    # Mostly all of it or all but the last few: look at the end first, in steps that double.
+    step = 1
+    while low < high:
+        at = max(low, high - step)
+        unit = queue.unit(at)
+        if unit is None or unit[0] + unit[1] <= reach:
+            low = at + 1
+            break
+        high, step = at, 2 * step
+    while low < high:
+        at = (low + high) // 2
+        unit = queue.unit(at)
+        if unit is None or unit[0] + unit[1] <= reach:
+            low = at + 1
+        else:
+            high = at
+    return high
 
 
 def read_queue(
@@ -106,8 +132,9 @@ def read_queue(
         scan = min(scan, max(limits.count_in_memory, limits.count_in_disk) + 1)
     elif wanted.matches_record is not None:
         scan = min(scan, wanted.looks)
-    units = queue.units(wanted.offset, scan)
-    result = GetResult(NO_MATCHED_MESSAGE, wanted.offset, queue.start, queue.end)
+    end = min(queue.end, wanted.stop)
+    units = queue.units(wanted.offset, min(scan, end - wanted.offset))
+    result = GetResult(NO_MATCHED_MESSAGE, wanted.offset, queue.start, end, is_cut=end < queue.end)
     if not units:
         result.status, result.next_queue_offset = OFFSET_FOUND_NULL, queue.next_file(wanted.offset)
         return result

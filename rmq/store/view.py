@@ -14,6 +14,7 @@ from rmq.store.consumequeue import ConsumeQueue
 from rmq.store.index import Index
 from rmq.store.queues import Queues
 from rmq.store.reader import (
+    OFFSET_OVERFLOW_ONE,
     GetResult,
     Limits,
     Matches,
@@ -22,6 +23,7 @@ from rmq.store.reader import (
     offset_by_time,
     outside,
     read_queue,
+    readable_end,
 )
 from rmq.store.reput import Reput
 from rmq.store.scan import parse
@@ -85,18 +87,26 @@ class StoreView:
         matches: Matches | None = None,
         matches_record: MatchesRecord | None = None,
         looks: int = 800,
+        reach: int | None = None,
     ) -> GetResult:
         """Read messages from `queue_offset` on, as Java's getMessage does, status and next offset included.
 
         `matches(tags code)` and `matches_record(record)` leave messages out. `max_bytes` is a bound
         besides the configured ones; the first message is given whatever its size. `looks` bounds the messages
-        that `matches_record` is asked about. The buffers stay valid
-        for as long as they are held.
+        that `matches_record` is asked about. Messages that end behind `reach`, a physical offset, are as if
+        they had not come yet. The buffers stay valid for as long as they are held.
         """
         queue = self._queue(topic, queue_id)
         if queue is None or not queue.start <= queue_offset < queue.end:
             return outside(queue, queue_offset, self._corrects_offsets())
-        wanted = Wanted(queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks)
+        stop = queue.end
+        if reach is not None and reach < self._log.end:
+            stop = readable_end(queue, reach)
+            if queue_offset >= stop:
+                return GetResult(OFFSET_OVERFLOW_ONE, queue_offset, queue.start, queue_offset, is_cut=True)
+        wanted = Wanted(
+            queue_offset, max_messages, max_bytes or 1 << 62, matches, matches_record, looks, stop
+        )
         result = read_queue(queue, self._log, self._limits, wanted, self._compiled)
         self._served += result.size
         if self._served > _RELAX_BYTES:
@@ -155,6 +165,11 @@ class StoreView:
         """The offset that the next message of a queue gets; 0 for a queue without messages."""
         queue = self._queues.table.get((topic, queue_id))
         return 0 if queue is None else queue.end
+
+    def readable_end(self, topic: str, queue_id: int, reach: int) -> int:
+        """As `max_offset`, of the messages that end before the physical offset `reach`."""
+        queue = self._queues.table.get((topic, queue_id))
+        return 0 if queue is None else readable_end(queue, reach)
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """The offset of the message stored nearest to that time, as Java's getOffsetInQueueByTime has it."""

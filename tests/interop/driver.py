@@ -61,7 +61,8 @@ class Job:
                 assert not self.told("error"), self.told("error")
                 await trio.sleep(0.02)
             return
-        raise AssertionError(f"{self.name}: no {what}: {self.rows[-20:]} {self._driver.process.said()}")
+        told = f"{self.rows[-20:]} {self._driver.process.said()}"
+        raise AssertionError(f"{self.name}: no {what}: {told[-3000:]}")
 
     async def done(self) -> list[dict[str, Any]]:
         """Wait until a client that ends by itself has ended; all that it told."""
