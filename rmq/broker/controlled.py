@@ -249,7 +249,7 @@ class _Controlled:
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
             broker.locks.take_over(self._locks)
-            broker.offsets.is_closed = lambda: control.is_closed
+            broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed

@@ -417,7 +417,7 @@ class Offsets:
 
     def _on_update(self, request: Command, connection: Any, now: int) -> Command:
         header = request.read(UpdateConsumerOffsetRequestHeader)
-        if self.is_closed():
+        if self.is_closed() and not request.is_oneway:
             remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, remark)
         config = self._topics.get(header.topic)

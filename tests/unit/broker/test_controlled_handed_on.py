@@ -125,6 +125,31 @@ async def test_a_master_that_hands_over_takes_no_commit_that_its_follower_will_n
         assert second.broker.offsets.of("G", "T") == {0: kept}
 
 
+async def test_a_master_without_a_lease_answers_no_commit_and_takes_those_that_ask_for_no_answer(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await client.admin.create_group("G", broker="s")
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            for number in range(10):
+                await found.send(producer, f"m{number}")
+        address = f"{first.host}:10911"
+        assert await commit(found, address, 3) == ResponseCode.SUCCESS
+        found.network.partition(first.host, *(address.partition(":")[0] for address in CONTROLLERS))
+        await trio.sleep(4)  # a lease lasts 3
+        assert first.broker is not None
+        assert await commit(found, address, 5) == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert first.broker.offsets.of("G", "T") == {0: 3}
+        header = UpdateConsumerOffsetRequestHeader("G", "T", 0, 7)
+        request = Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header=header, oneway=True)
+        await found.pool.notify(address, request)
+        await trio.sleep(0.1)
+        assert first.broker.offsets.of("G", "T") == {0: 7}
+
+
 async def test_a_committed_offset_is_soon_at_the_slaves(autojump_clock: trio.testing.MockClock) -> None:
     async with controlled_set(2) as (found, client):
         first = await found.master()
