@@ -311,6 +311,7 @@ class ConsumeQueue:
         self.tail = bytearray(kept)
         self.end = self.next = end
         self.known_to = min(self.known_to, log_end)
+        self.cut_files()  # after a crash the tail was made of the log, and the files may have the same units
 
     def cut_files(self) -> bool:
         """Make what lies after the end zero in the files, if it is not; whether that changed anything."""

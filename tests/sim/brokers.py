@@ -47,6 +47,7 @@ from rmq.testing.cluster import SELDOM_MS, STORE, Cluster
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 from tests.sim.broker_commits import Commits
+from tests.sim.broker_reader import Reader
 from tests.sim.broker_traffic import Delays, Traffic, Transactions, Violation, check_copies
 from tests.sim.pauses import MACHINE, Pauses, pausable
 
@@ -350,6 +351,7 @@ class BrokerSimulation:
         self.accepted = 0
         self._number = 0
         self._commits = Commits()
+        self._reader = Reader(random.Random(seed))
         self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
@@ -398,6 +400,7 @@ class BrokerSimulation:
                 nursery.start_soon(self._send, found, producer)
                 nursery.start_soon(self._commit, found, self._chance())
                 nursery.start_soon(self._watch, found)
+                nursery.start_soon(self._reader.run, found)
                 for one in traffic:
                     await nursery.start(one.run, client)
                 end = trio.current_time() + self.seconds
@@ -413,7 +416,13 @@ class BrokerSimulation:
                     raise Violation("no message is acknowledged a minute after healing")
                 for one in traffic:
                     await self._settle(found, one)
+                acknowledged = found.acknowledged[:]
+                with trio.move_on_after(60):
+                    while not self._reader.seen.issuperset(acknowledged):
+                        await trio.sleep(0.1)
                 nursery.cancel_scope.cancel()
+                if skipped := set(acknowledged) - self._reader.seen:
+                    raise Violation(f"a minute after healing a consumer has not had {sorted(skipped)[:10]}")
             await self._check(found)
             for one in traffic:
                 messages = found.messages(await found.master(), one.topic)

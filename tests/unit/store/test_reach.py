@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from .stores import open_store, record
+from rmq.store.audit import check
+from rmq.testing.disk import MemoryDisk
+
+from .stores import make_store, open_store, record
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), st.integers(1, 300)), min_size=1, max_size=40), st.data())
@@ -40,4 +44,38 @@ def test_what_ends_behind_a_reach_is_as_if_it_had_not_come(
         else:
             plain = store.get("Orders", queue_id, offset, 32)
             assert (result.status, result.next_queue_offset) == (plain.status, plain.next_queue_offset)
+    store.close()
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_queue_that_is_cut_with_the_log_does_not_come_back_with_the_next_start(crashes: bool) -> None:
+    disk = MemoryDisk(seed=1)
+    store = open_store(disk)
+    store.put(record("first", topic="T"))
+    store.commit()
+    cut = store.max_physical_offset
+    for number in range(9):
+        store.put(record(f"e{number}", topic="Quiet"))
+    store.commit()
+    store.close()  # its units are in the files
+    store = open_store(disk)
+    store.put(record("second", topic="T"))
+    store.commit()
+    if crashes:
+        store.flush()
+        disk = disk.image(0.5)
+    else:
+        store.close()
+    store = open_store(disk)
+    assert store.max_offset("Quiet", 0) == 9
+    store.truncate(cut)
+    assert store.max_offset("Quiet", 0) == 0
+    for number in range(30):
+        store.put(record(f"t{number}", topic="T"))
+    store.commit()
+    store.close()
+    assert check(disk, store.config.store_path_root_dir).is_clean
+    store = make_store(disk)
+    store.load()
+    assert (store.max_offset("Quiet", 0), store.max_offset("T", 0)) == (0, 31)
     store.close()
