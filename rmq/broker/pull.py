@@ -127,7 +127,8 @@ class Pull:
         self._on_pulled = on_pulled
         self._now_ms = now_ms
         self.confirmed: Callable[[], int | None] | None = None
-        """Up to which physical offset consumers may read, in a set with controllers; None: all."""
+        """Up to which physical offset consumers may read, in a set with controllers; nothing as long as that
+        is not known. None: all."""
         self._unconfirmed: set[tuple[str, int]] = set()
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
@@ -311,7 +312,7 @@ class Pull:
         limits, clock = self._settings.store, self.held_pulls.clock
         # Somebody who pulls many queues over one connection may ask for more than it takes at a time.
         most = 1 if connection.is_busy else limits.max_transfer_count_on_message_in_memory
-        reach = None if self.confirmed is None else self.confirmed()
+        reach = None if self.confirmed is None else self.confirmed() or 0
         began = clock()
         result = self._store.get(
             header.topic,

@@ -162,3 +162,22 @@ async def test_a_slave_lets_read_what_its_master_says_all_have(
             assert await read(found, second, 0) == (ResponseCode.SUCCESS, ["one"], 1)
             assert (await read(found, second, 1, waits=True))[1][:1] == ["two"]
             assert (await found.status())["inSync"] == [1, 2], "nobody waits for the third any more"
+
+
+async def test_a_replica_that_has_just_started_lets_read_nothing_before_it_knows_what_all_have(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            assert await found.send(producer, "one")
+        await found.end(second)
+        found.network.partition(second.host, first.host)
+        await found.start(second)
+        await trio.sleep(1)
+        assert broker_of(second).store.max_offset("T", 0) == 1
+        assert await read(found, second, 0) == (ResponseCode.PULL_NOT_FOUND, [], 0)
+        found.network.heal()
+        assert await read(found, second, 0, waits=True) == (ResponseCode.SUCCESS, ["one"], 1)
