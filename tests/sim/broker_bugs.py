@@ -35,7 +35,6 @@ BROKERS_CAUGHT_BY = {
     "a queue is cut one message shorter than the log": 3,
     "a rollback is taken for a commit": 0,
     "nobody checks back": 0,
-    "a transaction ends as often as it is told": 13,
     "a slave counts one delayed message more as delivered": 0,
     "delivered a second before it is due": 0,
     "the clock of leases stands still with its machine": 2,
@@ -109,13 +108,6 @@ def _committed(self: Transactions, header: EndTransactionRequestHeader, now_ms: 
 
 
 BROKER_BUGS["a rollback is taken for a commit"] = planted((Transactions, "_decide", _committed))
-
-
-def _not_ended(self: Transactions, half_offset: int) -> bool:
-    return False
-
-
-BROKER_BUGS["a transaction ends as often as it is told"] = planted((Transactions, "_has_ended", _not_ended))
 
 
 def _never(self: Transactions, now_ms: int) -> int:
