@@ -23,6 +23,9 @@ class Control:
     def safe_offset(self) -> int:
         return self.safe
 
+    def on_confirmed(self) -> None:
+        """Nobody reads here."""
+
     def refusal(self) -> str:
         return "" if self.is_leased else "no lease"
 
