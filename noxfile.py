@@ -197,12 +197,13 @@ def fuzz_engine(session: nox.Session) -> None:
     checkout in which no engine was built."""
     built = {"RMQ_ENGINE": "compiled", "CFLAGS": "-fsanitize=address -fno-omit-frame-pointer -g"}
     session.install("--force-reinstall", "--no-deps", ".", env=built)
-    session.install(".", "--group", "test", env=built)
+    session.install(".[spark]", "--group", "test", env=built)
     library = session.run("gcc", "-print-file-name=libasan.so", external=True, silent=True)
     watched = {"LD_PRELOAD": str(library).strip(), "ASAN_OPTIONS": "detect_leaks=0", "PYTHONMALLOC": "malloc"}
     seeds = {"RMQ_ENGINE_SEEDS": session.env.get("RMQ_ENGINE_SEEDS") or "200"}
     client = ("tests/unit/client/test_message_view.py", "tests/unit/client/test_pipeline.py")
-    tests = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py", *client)
+    spark = "tests/spark/test_plain_records.py"
+    tests = ("tests/stateful/test_engines.py", "tests/stateful/test_signed_engines.py", *client, spark)
     session.run("python", "-m", "pytest", *tests, *session.posargs, env=watched | seeds)
 
 

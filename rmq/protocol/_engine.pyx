@@ -116,7 +116,7 @@ cdef extern from *:
 rmq_crc_start()
 cdef int FOLDS = rmq_crc_folds()
 
-SEAM = 8
+SEAM = 9
 
 cdef enum:
     LETTERS = 14  # a to n: the short names of a send's fields
@@ -1570,3 +1570,4 @@ def gather(view, int64_t first, list ranges, int64_t total):
     return None if left else data
 
 include "_client.pxi"
+include "_columns.pxi"

@@ -8,7 +8,8 @@ but for thousands of records with a fixed number of numpy and Arrow calls:
 - properties are split at their two separators, which a scan finds for all records (`rmq.spark.properties`);
 - records are found by their sizes, from several places at the same time.
 
-Only compressed bodies are looped over, and all bodies when their CRC is checked.
+Only compressed bodies are looped over, and all bodies when their CRC is checked. Where the compiled engine is
+there it does all this for plain records (`rmq.spark.plain_records`): what is here is for the others then.
 """
 
 from __future__ import annotations
@@ -28,9 +29,11 @@ from attrs import frozen
 
 from rmq.errors import CorruptRecord, RemoteProtocolError
 from rmq.message import PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQUE_KEY
+from rmq.protocol import engine
 from rmq.protocol.codes import SYS_BORNHOST_V6, SYS_COMPRESSED, SYS_HOST_BITS, SYS_STOREHOST_V6
 from rmq.protocol.record import FIELDS, FIXED_SIZE, MESSAGE_MAGIC, decompress, host_text, part
 from rmq.spark.arrays import Array, at_every_byte, decode_utf8, gather, offsets_and_bytes, take_bytes
+from rmq.spark.plain_records import host_texts, plain_batch
 from rmq.spark.properties import Properties
 from rmq.spark.schema import COLUMNS, MORE_COLUMNS, arrow_schema
 
@@ -103,6 +106,10 @@ def decode_batch(
         parts = [decode_batch(data, part, schema, **options) for part in (starts[:half], starts[half:])]
         return pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
     opened = decompress and "body" in schema.names
+    if not check_crc:
+        batch = plain_batch(buffer, starts, schema, broker_name=broker_name, decompress=opened)
+        if batch is not None:
+            return batch
     records = Records(buffer, starts, broker_name, decompress=opened, on_bad_body=on_bad_body)
     if check_crc:
         records.check_crc()
@@ -242,9 +249,7 @@ class Records:
 
     def _hosts(self, name: str, at: Array, v6: int) -> pa.Array:
         """The texts of hosts. There are few different ones, so each is made once."""
-        found = pa.array(np.ascontiguousarray(self.head[name])).dictionary_encode()
-        codes = found.indices.to_numpy()
-        texts = [host_text(host.tobytes()) for host in found.dictionary.to_numpy()]
+        codes, texts = host_texts(self.head[name])
         wide = np.flatnonzero(self.head["sys_flag"] & v6)
         if len(wide):
             longer = take_bytes(self._bytes, at[wide], _HOST.itemsize + _WIDER).dictionary_encode()
@@ -438,11 +443,12 @@ def each_fitting(starts: Array, take: Take) -> Iterator[Any]:
 
 # --- where records begin ---
 #
-# A record's size leads to the next one, so records make a chain, and a chain is followed step by step. To
-# follow it with few numpy calls, a search for the magic gives many places to begin from, and all these chains
-# take their steps together. A chain must arrive at exactly the place where the next one began: then that
-# place was a record's start, and not a body that holds the magic. When one does not, the bytes are looked
-# through again one record after the other.
+# A record's size leads to the next one, so records make a chain, and a chain is followed step by step. That
+# is what the compiled engine does. To follow it with few numpy calls, a search for the magic gives many
+# places to begin from, and all these chains take their steps together. A chain must arrive at exactly the
+# place where the next one began: then that place was a record's start, and not a body that holds the magic.
+# When one does not, the bytes are looked through again one record after the other.
+
 
 _PAIR: Final = part("size", "magic")
 _PAIRS: Final = np.dtype(">u8")  # size and magic as one number
@@ -471,6 +477,13 @@ def find_records(buffer: Array, at: int, end: int) -> tuple[Array, int]:
 
     That one is below `end` where no whole record begins. Only sizes and magics are looked at.
     """
+    if engine.compiled is not None:
+        places, reached = engine.compiled.find_records(buffer, at, end, MESSAGE_MAGIC, FIXED_SIZE)
+        return np.frombuffer(places, np.int64), reached
+    return _found_by_chains(buffer, at, end)
+
+
+def _found_by_chains(buffer: Array, at: int, end: int) -> tuple[Array, int]:
     first, reached = _one_by_one(buffer, at, end, _FIRST)
     if reached >= end or len(first) < _FIRST:
         return first, reached

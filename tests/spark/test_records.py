@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,24 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import ArrayType, BinaryType, IntegerType, MapType, StringType, StructField, StructType
 
 from rmq.errors import ConfigError, CorruptRecord
+from rmq.protocol import engine
 from rmq.protocol.codes import SYS_COMPRESSED
 from rmq.protocol.record import Record
 from rmq.spark.records import decode_batch, record_starts
 from rmq.spark.schema import COLUMNS, arrow_schema, asked_schema, own_names, renamed, spark_schema
+from tests.compiled import COMPILED
 from tests.spark.records import MAGIC, V4, V6, encoded, records, rows_of
+
+
+@pytest.fixture(autouse=True, scope="module", params=["pure", "compiled"])
+def chosen_engine(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Each test here is for both."""
+    wanted = COMPILED if request.param == "compiled" else None
+    if wanted is None and request.param == "compiled":
+        pytest.skip("it is not built")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "compiled", wanted)
+        yield
 
 
 def rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
