@@ -16,6 +16,7 @@ cdef enum:
     PAIRS = 4
     UNREPEATED = 8
     PAIRS_MOST = 64  # properties of a record that are compared with each other
+    KEYS_MOST = 8  # names whose values are wanted
     ID_SIZE = 32  # characters of a message id that is made of a host and an offset
 
 cdef struct Place:
@@ -105,7 +106,7 @@ def read_columns(data, bytes starts, uint32_t magic, uint32_t left, list numbers
     `numbers` are fields, as (place in the record, bytes, factor): those with a factor become numbers of this
     machine times that factor, as near as 64 bits go, those with 0 stay as they are. `wanted` is a sum of
     1 (topics), 2 (bodies), 4 (names and values of all properties) and 8 (None if a record has a name twice).
-    `names` are those of properties whose values are wanted, as (name, whether a message id stands for one that
+    `names` are those of properties whose last values are wanted, as (name, whether a message id stands for one that
     is not there).
 
     The result is (the bytes of each field, topics, bodies, (ends of each record's pairs, names, values), values
@@ -134,9 +135,9 @@ cdef columns_of(
 ):
     cdef const int64_t* start = <const int64_t*>PyBytes_AS_STRING(starts)
     cdef Py_ssize_t count = PyBytes_GET_SIZE(starts) // 8
-    cdef int64_t bodies = 0, topics = 0, texts = 0, text_room
-    cdef bint has_texts = wanted & PAIRS or names
+    cdef int64_t bodies = 0, topics = 0, texts = 0, room
     cdef list fields, values
+    cdef Keys keys
     cdef Texts topic = None, body = None, pair_names = None, pair_values = None
     cdef bytes pairs = None
     cdef int32_t* pair_end = NULL
@@ -154,28 +155,30 @@ cdef columns_of(
         body = Texts(count, bodies, False)
         for i in range(count):
             body.add(places[i].body, places[i].body_size)
-    if has_texts:
+    values = [Texts(count, texts + (ID_SIZE * count if or_id else 0), True) for _, or_id in names]
+    if wanted & PAIRS or values:
+        keys = Keys(names, values)
+        if wanted & PAIRS:
+            # A property takes four bytes at least, but the last one three.
+            room = texts // 4 + count
+            pair_names, pair_values = Texts(room, texts, False), Texts(room, texts, False)
+            pairs = PyBytes_FromStringAndSize(NULL, 4 * (count + 1))
+            pair_end = <int32_t*>PyBytes_AS_STRING(pairs)
+            pair_end[0] = 0
         for i in range(count):
             if not is_utf8(places[i].text, places[i].text_size):
                 return None
-    if wanted & PAIRS:
-        # A property takes four bytes at least, but the last one three.
-        text_room = texts // 4 + count
-        pair_names, pair_values = Texts(text_room, texts, False), Texts(text_room, texts, False)
-        pairs = PyBytes_FromStringAndSize(NULL, 4 * (count + 1))
-        pair_end = <int32_t*>PyBytes_AS_STRING(pairs)
-        pair_end[0] = 0
-        for i in range(count):
-            if not add_pairs(places[i].text, places[i].text_size, pair_names, pair_values, wanted & UNREPEATED):
+            if not split(&places[i], pair_names, pair_values, wanted & UNREPEATED, keys):
                 return None
-            pair_end[i + 1] = <int32_t>pair_names.count
-    values = [values_of(base, start, places, count, name, or_id, texts) for name, or_id in names]
+            if pair_end != NULL:
+                pair_end[i + 1] = <int32_t>pair_names.count
+            keys.add(base + start[i])
     return (
         fields,
         None if topic is None else topic.taken(),
         None if body is None else body.taken(),
         None if pairs is None else (pairs, pair_names.taken(), pair_values.taken()),
-        values,
+        [(<Texts>each).taken() for each in values],
     )
 
 
@@ -289,62 +292,77 @@ cdef inline const char* next_pair(const char* p, const char* end, const char** n
     return NULL
 
 
-cdef bint add_pairs(const char* p, Py_ssize_t size, Texts names, Texts values, bint unrepeated) noexcept:
-    """The properties of a record; false where a name is there twice, or where there are too many to look."""
-    cdef const char* end = p + size
+cdef bint split(Place* place, Texts names, Texts values, bint unrepeated, Keys keys) noexcept:
+    """Look through the properties of a record; false where a name is there twice, or where there are too many to
+    look. `names` and `values` get all of them unless they are None, `keys` those that it wants."""
+    cdef const char* p
+    cdef const char* end = place.text + place.text_size
     cdef const char* middle = NULL
     cdef const char* stop = NULL
     cdef const char* other
-    cdef Py_ssize_t first = names.count, i, length
-    p = next_pair(p, end, &middle, &stop)
+    cdef bint are_kept = names is not None
+    cdef Py_ssize_t first = names.count if are_kept else 0, i, length
+    p = next_pair(place.text, end, &middle, &stop)
     while p != NULL:
         length = middle - p
-        if unrepeated:
-            if names.count - first >= PAIRS_MOST:
-                return False
-            for i in range(first, names.count):
-                other = names.start + names.end[i]
-                if names.end[i + 1] - names.end[i] == length and memcmp(other, p, length) == 0:
+        for i in range(keys.count):
+            if keys.keys[i].name_size == length and memcmp(p, keys.keys[i].name, length) == 0:
+                keys.keys[i].value, keys.keys[i].size = middle + 1, stop - middle - 1
+        if are_kept:
+            if unrepeated:
+                if names.count - first >= PAIRS_MOST:
                     return False
-        names.add(p, length)
-        values.add(middle + 1, stop - middle - 1)
+                for i in range(first, names.count):
+                    other = names.start + names.end[i]
+                    if names.end[i + 1] - names.end[i] == length and memcmp(other, p, length) == 0:
+                        return False
+            names.add(p, length)
+            values.add(middle + 1, stop - middle - 1)
         p = next_pair(stop + 1, end, &middle, &stop)
     return True
 
 
-cdef tuple values_of(
-    const char* base, const int64_t* start, Place* places, Py_ssize_t count, bytes name, bint or_id,
-    int64_t texts,
-):
-    """The last value of each record under a name."""
-    cdef Texts found = Texts(count, texts + (ID_SIZE * count if or_id else 0), True)
-    cdef const char* key = PyBytes_AS_STRING(name)
-    cdef Py_ssize_t size = PyBytes_GET_SIZE(name), i
-    cdef const char* p
-    cdef const char* end
-    cdef const char* middle = NULL
-    cdef const char* stop = NULL
-    cdef const char* value
-    cdef Py_ssize_t length = 0
-    for i in range(count):
-        p = places[i].text
-        end = p + places[i].text_size
-        value = NULL
-        p = next_pair(p, end, &middle, &stop)
-        while p != NULL:
-            if middle - p == size and memcmp(p, key, size) == 0:
-                value, length = middle + 1, stop - middle - 1
-            p = next_pair(stop + 1, end, &middle, &stop)
-        if value != NULL:
-            found.add(value, length)
-        elif or_id:
-            add_id(found, base + start[i])
-        else:
-            found.nulls += 1
-            found.add(NULL, 0)
-            continue
-        found.valid[i >> 3] |= 1 << (i & 7)
-    return found.taken()
+cdef struct Key:
+    const char* name
+    Py_ssize_t name_size
+    const char* value  # the last one of the record under this name; NULL: none
+    Py_ssize_t size
+    bint or_id
+
+cdef class Keys:
+    """The names of properties whose values are wanted, and where these go."""
+
+    cdef Key keys[KEYS_MOST]
+    cdef Py_ssize_t count
+    cdef list kept, values
+
+    def __cinit__(self, list names, list values):
+        if len(names) > KEYS_MOST:
+            raise ValueError("too many names")
+        self.kept, self.values, self.count = names, values, len(names)
+        cdef Py_ssize_t i
+        cdef bytes name
+        for i in range(self.count):
+            name, or_id = names[i]
+            self.keys[i].name, self.keys[i].name_size = PyBytes_AS_STRING(name), PyBytes_GET_SIZE(name)
+            self.keys[i].value, self.keys[i].or_id = NULL, or_id
+
+    cdef void add(self, const char* record) noexcept:
+        """What was found in this record."""
+        cdef Py_ssize_t i
+        cdef Texts found
+        for i in range(self.count):
+            found = <Texts>self.values[i]
+            if self.keys[i].value != NULL:
+                found.add(self.keys[i].value, self.keys[i].size)
+                self.keys[i].value = NULL
+            elif self.keys[i].or_id:
+                add_id(found, record)
+            else:
+                found.nulls += 1
+                found.add(NULL, 0)
+                continue
+            found.valid[(found.count - 1) >> 3] |= 1 << ((found.count - 1) & 7)
 
 
 cdef void add_id(Texts found, const char* record) noexcept:

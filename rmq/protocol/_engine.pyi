@@ -229,8 +229,8 @@ class BatchBody:
 # Of Spark's data sources; they are in `_columns.pxi`.
 
 _Texts: TypeAlias = tuple[bytes | None, int, bytes, bytes]
-"""Which values are there, as bits, or None for all; how many are not; where each ends, as 32-bit numbers of this
-machine after a 0; the bytes of all."""
+"""Which values are there, as bits, or None for all; how many are not; where each ends, as 32-bit numbers of
+this machine after a 0; the bytes of all."""
 
 def find_records(data: Any, at: int, end: int, magic: int, least: int) -> tuple[bytes, int]:
     """As `rmq.spark.records.find_records`, with the places as 64-bit numbers of this machine."""
@@ -246,14 +246,14 @@ def read_columns(
 ) -> (
     tuple[list[bytes], _Texts | None, _Texts | None, tuple[bytes, _Texts, _Texts] | None, list[_Texts]] | None
 ):
-    """Columns of the records at these places; None where one is not whole, not plain or not in UTF-8, or where
-    they do not ascend.
+    """Columns of the records at these places; None where one is not whole, not plain or not in UTF-8, or
+    where they do not ascend.
 
-    `left` are the bits of the sys flag that no plain record has. `numbers` are fields as (place in the record,
-    bytes, factor): those with a factor become numbers of this machine times it, as near as 64 bits go, those
-    with 0 stay as they are. `wanted` is a sum of 1 (topics), 2 (bodies), 4 (names and values of all
-    properties) and 8 (None if a record has a name twice, or too many to look). `names` are those of properties
-    whose last values are wanted, and whether the offset message id stands for one that is not there. The
-    result is (the bytes of each field, topics, bodies, (ends of each record's pairs, names, values), the values
-    of each name).
+    `left` are the bits of the sys flag that no plain record has. `numbers` are fields as (place in the
+    record, bytes, factor): those with a factor become numbers of this machine times it, as near as 64 bits
+    go, those with 0 stay as they are. `wanted` is a sum of 1 (topics), 2 (bodies), 4 (names and values of
+    all properties) and 8 (None if a record has a name twice, or too many to look). `names` are those of
+    properties whose last values are wanted, at most 8, and whether the offset message id stands for one that
+    is not there. The result is (the bytes of each field, topics, bodies, (ends of each record's pairs,
+    names, values), the values of each name).
     """

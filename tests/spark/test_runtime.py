@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
+import zipfile
+import zipimport
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -186,3 +189,29 @@ def test_registering_gives_the_processes_that_plan_streams_the_path_of_rmq() -> 
     del spark._sc
     register(spark)  # a session of Spark Connect
     assert registered == ["rmq", "rmqstore"] * 3
+
+
+def test_the_lists_of_sparks_own_zips_are_read_once_and_others_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = []
+    read_directory = zipimport._read_directory  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        zipimport, "_read_directory", lambda archive: read.append(archive) or read_directory(archive)
+    )
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    for name, package in (("pyspark.zip", "kept_one"), ("mine.zip", "new_one")):
+        with zipfile.ZipFile(tmp_path / name, "w") as file:
+            for module in ("__init__", "first", "second"):
+                file.writestr(f"{package}/{module}.py", "")
+        monkeypatch.syspath_prepend(str(tmp_path / name))
+        importlib.import_module(f"{package}.first")
+    runtime._keep_zips()
+    read.clear()
+
+    importlib.invalidate_caches()
+    importlib.import_module("kept_one.second")
+    importlib.import_module("new_one.second")
+    assert {Path(archive).name for archive in read} == {"mine.zip"}
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("kept_one.third")

@@ -104,8 +104,12 @@ def test_a_batch_is_what_the_client_reads(spark: SparkSession, pair: Pair) -> No
             producer.send(Message("Columns", body, properties={"ü": f"ä{number}"}, flag=number, **more))
         producer.send(Message("Columns", b"plain"))
     expected = pulled(pair, "Columns", 2)
-    rows = batch(spark, pair.options("Columns")).collect()
+    frame = batch(spark, pair.options("Columns"))
+    rows = frame.collect()
 
+    shown = frame.select("queueOffset", "keys", "body", "storeTimestamp").toPandas()
+    assert len(shown) == len(expected)
+    assert {*shown["body"]} == {message.body for message in expected.values()}
     assert {(row.queueId, row.queueOffset) for row in rows} == expected.keys()
     assert len(rows) == len(expected) == 41
     for row in rows:
