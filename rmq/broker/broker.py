@@ -170,7 +170,7 @@ class Broker(Endpoint):
         """The parts that store messages."""
         settings, store = self.settings, self.store
         self.schedule = Schedule(
-            store.config.message_delay_level, store, self._commit, on_earlier=self.wake.schedule
+            store.config.message_delay_level, store, self._commit, self.wake.schedule, self.clock
         )
         self.timers = Timers(store, self._commit, on_earlier=self.wake.schedule)
         self.acknowledgement = Acknowledgement(

@@ -9,6 +9,7 @@ due and tells when to come again.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -40,20 +41,30 @@ class Schedule:
 
     `commit()` commits what was put and tells who waits for it; it raises StoreError, and then nothing of the
     level counts as delivered. `levels` is messageDelayLevel's text. `on_earlier()` is called when a message
-    arrives that is due before anything known, so that `step` comes earlier than it said.
+    arrives that is due before anything known, so that `step` comes earlier than it said. `clock` is in
+    seconds and never set, unlike the wall clock that messages are due by.
     """
 
     def __init__(
-        self, levels: str, store: Store, commit: Callable[[], None], on_earlier: Callable[[], None]
+        self,
+        levels: str,
+        store: Store,
+        commit: Callable[[], None],
+        on_earlier: Callable[[], None],
+        clock: Callable[[], float],
     ) -> None:
         self.levels = delay_table(levels)
         self._on_earlier = on_earlier
+        self._clock = clock
         self._store = store
         self._commit = commit
         self._next: dict[int, int] = dict.fromkeys(self.levels, 0)
         self._dropped: dict[int, int] = {}  # the same of levels that are no longer there
         self._due: dict[int, int] = dict.fromkeys(self.levels, 0)  # when to look at a level again, ms
         self._turn: list[int] = list(self.levels)  # whose turn it is, first
+        # After the wall clock was set back: below this offset messages came, first and last, at these times.
+        self._there: dict[int, deque[tuple[int, int, int]]] = {level: deque() for level in self.levels}
+        self._stepped_ms = 0
         self.is_changed = False
 
     @property
@@ -114,6 +125,7 @@ class Schedule:
         """A queue of the schedule topic got messages."""
         level = queue_id + 1
         if level in self._due:
+            self._note_arrival(level, now_ms)
             due = self._due_at(level, now_ms)
             if due is not None and due < self._due[level]:
                 earliest = min(self._due.values())
@@ -123,6 +135,9 @@ class Schedule:
 
     def step(self, now_ms: int) -> int:
         """Deliver what is due at `now_ms`; returns the time (ms) of the next step, now when more is due."""
+        if now_ms < self._stepped_ms:  # the clock was set back: what was due at a time may be due earlier
+            self._due = dict.fromkeys(self.levels, 0)
+        self._stepped_ms = now_ms
         left = STEP_MESSAGES
         for level in [level for level in self._turn if self._due[level] <= now_ms]:
             left -= self._deliver(level, now_ms, left)
@@ -156,6 +171,9 @@ class Schedule:
         if offset != self._next[level]:
             self._next[level] = offset
             self.is_changed = True
+        there = self._there[level]
+        while there and there[0][0] <= offset:
+            there.popleft()
         if failure is not None:
             raise failure
         due = self._due_of(level, offset, now_ms)
@@ -181,9 +199,33 @@ class Schedule:
         unit = self._store.unit(SCHEDULE_TOPIC, level - 1, offset)
         if unit is None:
             return None
-        due = unit[2]
-        # A clock that was set back must not hold messages longer than their level.
-        return due if due <= now_ms + self.levels[level] else now_ms
+        due, delay, there = unit[2], self.levels[level], self._there[level]
+        # A clock that was set back must not hold messages longer than their level from when that is noticed,
+        # nor are they early. Those that come in the next seconds have a store time from before it was set.
+        if due > now_ms + delay and (not there or there[-1][0] <= offset):
+            now = self._ms()
+            there.append((self._store.max_offset(SCHEDULE_TOPIC, level - 1), now, now))
+        for end, _, last in there:
+            if offset < end:
+                return min(due, now_ms + max(0, last + delay - self._ms()))
+        return due
+
+    def _note_arrival(self, level: int, now_ms: int) -> None:
+        """Keep when a message came whose store time is of a clock that was set back since. Those that come
+        within a 64th of their delay share the time of the last one."""
+        end, delay = self._store.max_offset(SCHEDULE_TOPIC, level - 1), self.levels[level]
+        unit = self._store.unit(SCHEDULE_TOPIC, level - 1, end - 1)
+        if unit is None or unit[2] <= now_ms + delay:
+            return
+        there, now = self._there[level], self._ms()
+        if there and now < there[-1][1] + delay // 64:
+            there[-1] = end, there[-1][1], now
+        else:
+            there.append((end, now, now))
+
+    def _ms(self) -> int:
+        """Of the clock that is never set."""
+        return round(self._clock() * 1000)
 
     def _put(self, level: int, offset: int) -> int:
         """Deliver a message; returns its size."""

@@ -25,6 +25,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.now = START
+        self.ahead = 0
         self.folder = folder
         self.fail: StoreError | None = None
         self.woken: list[bool] = []
@@ -39,7 +40,18 @@ class Bench:
         )
         self.store = Store(RealDisk(), config, store_host=bytes(8), now_ms=lambda: self.now)
         self.store.load()
-        self.schedule = Schedule(LEVELS, self.store, self.commit, lambda: self.woken.append(True))
+        self.schedule = self.made(LEVELS)
+
+    def made(self, levels: str) -> Schedule:
+        return Schedule(levels, self.store, self.commit, lambda: self.woken.append(True), self.clock)
+
+    def clock(self) -> float:
+        return (self.now - self.ahead) / 1000
+
+    def set_clock(self, by_ms: int) -> None:
+        """Unlike a change of `now` no time goes by."""
+        self.now += by_ms
+        self.ahead += by_ms
 
     def commit(self) -> None:
         if self.fail is not None:
@@ -164,10 +176,74 @@ def test_a_failed_commit_delivers_nothing_and_is_tried_again(bench: Bench) -> No
 
 def test_a_clock_set_back_holds_nothing_longer_than_its_level(bench: Bench) -> None:
     bench.delay(1, b"a")
-    bench.now -= 3_600_000
+    bench.set_clock(-3_600_000)
     bench.schedule.arrived(0, bench.now)
     bench.schedule.step(bench.now)
-    bench.schedule.step(bench.now + 1000)
+    bench.now += 1000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"a"]
+
+
+@pytest.mark.parametrize("back_ms", [400, 2_000, 3_600_000])
+def test_after_a_clock_was_set_back_nothing_is_early_and_nothing_late(bench: Bench, back_ms: int) -> None:
+    """Store times do not go back by some seconds: what comes then has the time of the clock as it was."""
+    bench.delay(3, b"another", "Other")
+    bench.set_clock(-back_ms)
+    sent: dict[bytes, int] = {}
+    while bench.now < START + 10_000 - back_ms:
+        sent[b"%d" % bench.now] = bench.now
+        bench.delay(2, b"%d" % bench.now)
+        bench.now += 30
+        before = len(bench.delivered())
+        bench.schedule.step(bench.now)
+        for body in bench.delivered()[before:]:
+            assert 5_000 <= bench.now - sent[body] < 5_000 + 5_000 // 64 + 30
+    assert len(bench.delivered()) > 100
+    assert len(bench.schedule._there[2]) < 70
+    bench.now += 6_000
+    while bench.schedule.step(bench.now) == bench.now:
+        pass
+    assert bench.delivered() == list(sent)
+    assert not bench.schedule._there[2]
+
+
+@pytest.mark.parametrize("again_ms", [-60_000, 0, 58_000, 60_000])
+def test_what_waits_while_the_clock_is_set_is_never_early(bench: Bench, again_ms: int) -> None:
+    bench.delay(2, b"a")
+    bench.set_clock(-60_000)
+    bench.delay(2, b"b")
+    bench.now += 1_000
+    bench.schedule.step(bench.now)
+    bench.set_clock(again_ms)
+    began = bench.now
+    while len(bench.delivered()) < 2:
+        assert not (bench.delivered() and bench.now < began + 4_000)
+        bench.now += 100
+        bench.schedule.step(bench.now)
+        assert bench.now < began + 5_200
+    assert bench.delivered() == [b"a", b"b"]
+
+
+def test_a_clock_set_back_is_noticed_although_nothing_arrives(bench: Bench) -> None:
+    bench.delay(1, b"a")
+    bench.schedule.step(bench.now)
+    bench.set_clock(-3_600_000)
+    assert bench.schedule.step(bench.now) == bench.now + 1000
+    bench.now += 1000
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == [b"a"]
+
+
+def test_a_start_after_the_clock_was_set_back_counts_from_then(bench: Bench) -> None:
+    bench.delay(2, b"a")
+    bench.store.close()
+    bench.set_clock(-3_000)
+    bench.open()
+    bench.schedule.step(bench.now)
+    assert bench.delivered() == []
+    assert bench.schedule.step(bench.now) == bench.now + 5_000
+    bench.now += 5_000
+    bench.schedule.step(bench.now)
     assert bench.delivered() == [b"a"]
 
 
@@ -220,12 +296,12 @@ def test_levels_that_are_no_longer_there_are_named_and_their_progress_is_kept(
     bench.schedule.step(START + 10_000)
     bench.delay(3, b"waits")
     saved = bench.schedule.to_json()
-    fewer = Schedule("1s 5s", bench.store, bench.commit, lambda: None)
+    fewer = bench.made("1s 5s")
     fewer.load(saved)
     assert "delay level 3" in caplog.text
     assert "1 messages wait" in caplog.text
     assert "messageDelayLevel" in caplog.text
-    again = Schedule(LEVELS, bench.store, bench.commit, lambda: None)
+    again = bench.made(LEVELS)
     again.load(fewer.to_json())
     again.step(START + 60_000)
     assert bench.delivered() == [b"0", b"1", b"2", b"waits"]
@@ -235,8 +311,8 @@ def test_a_level_that_was_never_delivered_is_named_too(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.delay(3, b"waits")
-    Schedule("1s 5s", bench.store, bench.commit, lambda: None).load(None)
+    bench.made("1s 5s").load(None)
     assert "delay level 3" in caplog.text
     caplog.clear()
-    Schedule(LEVELS, bench.store, bench.commit, lambda: None).load(None)
+    bench.made(LEVELS).load(None)
     assert caplog.text == ""
