@@ -242,6 +242,7 @@ class _Controlled:
         """The store is open, and nobody is served yet."""
         control, store = self._control, broker.store
         broker.replica.control = control
+        broker.locks.is_closed = lambda: control.is_closed or not control.may_act()
         if self._led:
             store.flush()
             if control.is_elected and control.epoch == epoch:
@@ -250,6 +251,8 @@ class _Controlled:
             broker.flow.gate = control.refusal
             broker.locks.take_over(self._locks)
             broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
+        else:
+            broker.locks.follow(self._locks, None, None)  # until its master tells of others
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed

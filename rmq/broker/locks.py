@@ -6,7 +6,8 @@ again.
 
 Who holds what is told to slaves of ours, as rows of a table in the replication stream; renewals are not. When
 a slave of a controlled set becomes master, every lock lasts anew from then on: its holder goes on, and others
-wait as they would have at the master before.
+wait as they would have at the master before. In such a set only a master with a lease locks: another does not
+know what that one has given away.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Locks:
         self._table: dict[str, dict[MessageQueue, tuple[str, int]]] = {}
         self._count = 0
         self.changes = Changes()
+        self.is_closed: Callable[[], bool] = lambda: False
+        """Whether another broker may be the one that locks."""
         self._followed: dict[str, str] = {}  # a slave's: row -> client, as its master has said
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
@@ -175,6 +178,8 @@ class Locks:
     def _on_lock(self, request: Command, connection: Any, now: int) -> Command:
         body = LockBatchRequestBody.from_request(request.body)
         _check(body)
+        if self.is_closed():
+            raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, "queues are locked at the master of this set")
         got = self.lock(body.consumer_group, body.mq_set, body.client_id, self._ms())
         return request.reply(body=LockBatchResponseBody(got).to_json())
 

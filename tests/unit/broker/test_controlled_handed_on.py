@@ -214,3 +214,58 @@ async def test_a_new_master_lets_nobody_else_have_a_queue_that_somebody_consumes
         assert await lock(found, second, "two", 0) == {0}
         await trio.sleep(LOCK_MS / 1000 + 1)
         assert await lock(found, second, "three", 0, 1, 2) == {0, 1, 2}, "nobody renewed them"
+
+
+async def refused(found: Set, node: Node, client_id: str) -> bool:
+    body = LockBatchRequestBody("G", client_id, _queues(0))
+    request = Command.request(RequestCode.LOCK_BATCH_MQ, body=body.to_json())
+    answer = await found.pool.call(f"{node.host}:10911", request, 5)
+    return answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+
+
+async def test_who_is_not_the_master_or_has_no_lease_locks_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Members with old routes ask a former master, which does not know who holds what by now."""
+    async with controlled_set(2) as (found, client):
+        first, second = await found.master(), found.nodes[1]
+        await client.admin.create_topic("T", broker="s", queues=3)
+        await found.until(inSync=[1, 2])
+        assert await lock(found, first, "one", 0) == {0}
+        assert await refused(found, second, "two")
+        assert await found.want(2)
+        await found.until(master=2, inSync=[1, 2])
+        assert await found.master() is second
+        assert await refused(found, first, "two")
+        assert await lock(found, second, "one", 0) == {0}
+        away = (address.partition(":")[0] for address in CONTROLLERS)
+        found.network.partition(second.host, first.host, *away)
+        await trio.sleep(10)
+        assert await found.master() is first
+        assert await refused(found, second, "one")
+        assert await lock(found, first, "two", 0) == set()
+        assert await lock(found, first, "one", 0) == {0}
+
+
+async def test_a_former_master_that_never_heard_its_successor_still_knows_who_holds_what(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = await found.master(), found.nodes[1]
+        await client.admin.create_topic("T", broker="s", queues=3)
+        await found.until(inSync=[1, 2])
+        assert await lock(found, first, "one", 0) == {0}
+        await trio.sleep(0.1)
+        assert await found.want(2)
+        with trio.fail_after(20):
+            while not first.has_resigned():
+                await trio.sleep(0.0001)
+        found.network.partition(first.host, second.host)
+        assert await found.master() is second
+        await found.kill(second)
+        found.network.heal()
+        with trio.fail_after(20):
+            while first not in found.acting():
+                await trio.sleep(0.1)
+        assert await lock(found, first, "two", 0) == set()
+        assert await lock(found, first, "one", 0) == {0}
