@@ -155,8 +155,7 @@ class Connection:
     def reply(self, response: Command) -> None:
         """Send a response, soon. Dropped when the connection has ended.
 
-        One that has no frame (passed on from a peer, or a bug) is logged; its asker gets a SYSTEM_ERROR.
-        """
+        One that has no frame (passed on from a peer, or a bug) is logged; its asker gets a SYSTEM_ERROR."""
         try:
             frame = encode(response)
         except LocalProtocolError as error:
@@ -248,18 +247,19 @@ class Connection:
         """Serve the connection until it ends, then close the stream and tell the endpoint.
 
         Whatever ends it is logged, not raised: what one peer sends must not end the service of the others.
-        Cancelled: ends the same way.
-        """
+        Cancelled: ends the same way."""
         try:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
-                    if self._pending:  # calls that came before run()
-                        self._wake_at(min(deadline for _, deadline, *_ in self._pending.values()))
-                    if not self.is_closed:
-                        await self._read()
-                    self._tasks.cancel_scope.cancel()
+                    try:
+                        if self._pending:  # calls that came before run()
+                            self._wake_at(min(deadline for _, deadline, *_ in self._pending.values()))
+                        if not self.is_closed:
+                            await self._read()
+                    finally:
+                        self.close("cancelled")  # others still run before the group has ended
+                        self._tasks.cancel_scope.cancel()
         finally:
-            self.close("cancelled")
             try:
                 self._endpoint.on_close(self)
             except Exception as error:

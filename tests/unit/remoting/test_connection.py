@@ -832,3 +832,28 @@ def test_the_stream_contract_has_a_send_that_takes_nothing() -> None:
         async def aclose(self) -> None: ...
 
     assert Deaf().send_now([b"x"]) == 0
+
+
+@pytest.mark.parametrize("ticks", range(8))
+async def test_an_answer_while_the_connection_is_being_cancelled_is_dropped(
+    autojump_clock: MockClock, ticks: int
+) -> None:
+    """As a service that stops gives it: its connections are cancelled, and what waits is answered."""
+    endpoint, network = Silent(), MemoryNetwork()
+    ours, peers = network.pair()
+    async with trio.open_nursery() as nursery:
+        scope = trio.CancelScope()
+
+        async def serve() -> None:
+            with scope:
+                await Connection(ours, endpoint).run()
+
+        nursery.start_soon(serve)
+        await peers.send_all(encode(request()))
+        await wait_all_tasks_blocked()
+        scope.cancel()
+        for _ in range(ticks):
+            await trio.lowlevel.checkpoint()
+        assert endpoint.connection is not None
+        endpoint.connection.reply(endpoint.requests[0].reply())
+    assert endpoint.gone == [endpoint.connection]
