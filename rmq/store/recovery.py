@@ -22,7 +22,7 @@ from rmq.store.consumequeue import ConsumeQueue, Unit
 from rmq.store.queues import Key, Queues
 from rmq.store.scan import (
     BLANK_SIZE,
-    PAGE,
+    SECTOR,
     Scan,
     Scanned,
     Synced,
@@ -215,7 +215,7 @@ class Recoverer:
         return records, end, torn
 
     def _is_pierced(self, record: Scanned) -> bool:
-        """Whether a power cut took a page of the record's properties. What was synced lost none, nor did what
+        """Whether a power cut took a part of the record's properties. What was synced lost none, nor did what
         lies before it.
         """
         if self.synced.covers(record) or not has_lost_page(record):
@@ -225,12 +225,12 @@ class Recoverer:
 
     def _is_torn(self, last: Scanned) -> bool:
         """Whether the last record before the end lacks its last bytes: a write that was killed, or a power
-        cut, leaves zeros there. A sender's zeros begin in the middle of a page, and the record has a unit.
+        cut, leaves zeros there. A sender's zeros begin in the middle of a sector, and the record has a unit.
         """
         zeros = len(last.properties) - len(last.properties.rstrip(b"\0"))
         if not zeros or self.synced.covers(last):
             return False
-        return (last.position + last.size - zeros) % PAGE == 0 or not self._vouch(last)
+        return (last.position + last.size - zeros) % SECTOR == 0 or not self._vouch(last)
 
     def _vouch(self, record: Scanned) -> bool | None:
         queue = self.queues.table.get((record.topic.decode("utf-8", "replace"), record.queue_id))

@@ -41,7 +41,8 @@ else:
     from rmq.late_attrs import frozen
 
 BLANK_SIZE = 8
-PAGE = 4096
+SECTOR = 512
+"""What a disk writes whole, of the pages that a system gives it."""
 _PIECE = 1 << 18
 _MAGIC_BYTES = MESSAGE_MAGIC.to_bytes(4, "big")
 _ZEROS = re.compile(rb"\0+")
@@ -113,13 +114,14 @@ def parse(data: Bytes, at: int, position: int, *, check_crc: bool) -> Scanned | 
 
 def has_lost_page(record: Scanned) -> bool:
     """Whether zeros in a record's properties, which no CRC covers, are what a power cut leaves of unsynced
-    pages: they begin and end at page borders. Those of a sender (RocketMQ takes any) do so by chance only.
+    pages, or sectors: they begin and end at borders of those. Those of a sender (RocketMQ takes any) do so by
+    chance only.
 
-    A page that was lost at their end took the next record's start with it, so that is found there.
+    One that was lost at their end took the next record's start with it, so that is found there.
     """
     start = record.position + record.size - len(record.properties)
     runs = _ZEROS.finditer(record.properties)
-    return any((start + run.start()) % PAGE == 0 == (start + run.end()) % PAGE for run in runs)
+    return any((start + run.start()) % SECTOR == 0 == (start + run.end()) % SECTOR for run in runs)
 
 
 def _wide(data: Bytes, at: int, sys_flag: int, end: int) -> tuple[int, int, int] | None:
@@ -379,8 +381,8 @@ def check_end(
 
 
 def _page_lost(segments: Segments, position: int, stop: int) -> bool:
-    """Whether the record at `position` reads as one of whose pages a power cut took one away."""
+    """Whether the record at `position` reads as one of which a power cut took a page away, or a sector."""
     end = position - position % segments.file_size + segments.file_size
-    border = position - position % PAGE + PAGE
-    starts = [position, *range(border, min(stop, end), PAGE)]
-    return any(not any(segments.copy(start, PAGE - start % PAGE)) for start in starts)
+    border = position - position % SECTOR + SECTOR
+    starts = [position, *range(border, min(stop, end), SECTOR)]
+    return any(not any(segments.copy(start, SECTOR - start % SECTOR)) for start in starts)

@@ -86,19 +86,22 @@ def test_a_message_at_the_log_s_end_with_a_unit_may_end_in_zeros() -> None:
     assert bodies(opened(disk)) == [b"first", b"odd"]
 
 
-def test_a_page_that_a_power_cut_took_from_properties_is_cut_with_what_follows() -> None:
+@pytest.mark.parametrize("lost", [(2 * PAGE, PAGE), (2 * PAGE + 1024, 512), (2 * PAGE - 512, 1024)])
+def test_what_a_power_cut_took_from_properties_is_cut_with_what_follows(lost: tuple[int, int]) -> None:
+    """A page, or sectors of one that was being written."""
     disk = MemoryDisk()
     store = opened(disk)
     send(store, record("first"))
     store.flush()
     send(store, record("long", note="x" * 20_000), record("last"))
-    disk.open(LOG, BIG).write(2 * PAGE, bytes(PAGE))
+    disk.open(LOG, BIG).write(lost[0], bytes(lost[1]))
     again = make_store(disk.copy(), mapped_file_size_commit_log=BIG)
     assert again.load().cut == LOG
     assert bodies(again) == [b"first"]
 
 
-def test_an_end_torn_off_by_a_power_cut_is_cut_though_a_unit_is_there() -> None:
+@pytest.mark.parametrize("kept", [4 * PAGE, 4 * PAGE + 1536])
+def test_an_end_torn_off_by_a_power_cut_is_cut_though_a_unit_is_there(kept: int) -> None:
     disk, clock = MemoryDisk(), Clock()
     store = opened(disk, clock)
     send(store, record("first"))
@@ -106,7 +109,7 @@ def test_an_end_torn_off_by_a_power_cut_is_cut_though_a_unit_is_there() -> None:
     send(store, record("long", note="x" * 20_000))
     clock.now_ms += 10_000
     store.dispatch()
-    disk.open(LOG, BIG).clear(4 * PAGE)
+    disk.open(LOG, BIG).clear(kept)
     assert bodies(opened(disk.copy(), clock)) == [b"first"]
 
 

@@ -531,19 +531,20 @@ def test_damage_can_be_given_up_on() -> None:
     assert bodies(open_store(disk)) == expected_bodies(4)
 
 
-def test_a_lost_page_behind_the_last_sync_is_a_torn_tail() -> None:
-    """A power cut may keep a page and lose the one before it."""
+@pytest.mark.parametrize(("at", "size"), [(4096, 4096), (4096, 512), (7 * 512, 512), (4608, 1024)])
+def test_a_lost_page_behind_the_last_sync_is_a_torn_tail(at: int, size: int) -> None:
+    """A power cut may keep a page and lose the one before it, or sectors of it."""
     disk = MemoryDisk()
     store = open_store(disk, mapped_file_size_commit_log=65536)
     fill(store, 3)
     store.flush()
     store.flush_checkpoint()
     fill(store, 100)
-    disk.open(LOG, 65536).write(4096, bytes(4096))
+    disk.open(LOG, 65536).write(at, bytes(size))
     again = make_store(disk.copy(), mapped_file_size_commit_log=65536)
     recovery = again.load()
     assert recovery.cut == LOG
-    assert 3 <= len(bodies(again)) < 40
+    assert 3 <= len(bodies(again)) < 45
     assert bodies(again) == (expected_bodies(3) + expected_bodies(100))[: len(bodies(again))]
 
 
