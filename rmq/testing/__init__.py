@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rmq.testing.clock import virtual_time as virtual_time
     from rmq.testing.cluster import Cluster as Cluster
     from rmq.testing.messages import message as message
+    from rmq.testing.network import Link as Link
     from rmq.testing.network import MemoryHost as MemoryHost
     from rmq.testing.network import MemoryListener as MemoryListener
     from rmq.testing.network import MemoryNetwork as MemoryNetwork
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Cluster": "cluster",
+    "Link": "network",
     "MemoryHost": "network",
     "MemoryListener": "network",
     "MemoryNetwork": "network",

@@ -2,7 +2,8 @@
 seed.
 
 It keeps the contract of `rmq.store.disk.Disk`, proved by the tests that run on both. `crash()` is a power
-cut: synced bytes stay, and of the 4 KiB pages written since then a random part. A file whose making was
+cut: synced bytes stay, and of the 4 KiB pages written since then a random part; with `tears` also parts of
+pages, in sectors of 512 bytes. A file whose making was
 never synced may be gone. Names (`replace`, `remove`) are kept in order and at once, as a journal does it.
 """
 
@@ -18,6 +19,7 @@ from rmq.errors import DiskFull, StoreError, StoreLocked
 from rmq.store.disk import Bytes, DiskUsage, wrong_size
 
 PAGE = 4096
+SECTOR = 512
 
 
 class _File:
@@ -45,18 +47,27 @@ class _File:
         self.dirty.update(pages)
         self.used.update(pages)
 
-    def after_crash(self, chance: random.Random) -> _File:
+    def after_crash(self, chance: random.Random, tears: bool) -> _File:
         """The file as a power cut leaves it."""
         kept = _File(self.size)
         pages = dict(self.synced)
         for number in sorted(self.dirty):
             if chance.random() < 0.5:
                 pages[number] = self.page(number)
+            elif tears and chance.random() < 0.5:
+                pages[number] = self._torn(number, chance)
         for number, page in pages.items():
             kept.live[number * PAGE : number * PAGE + len(page)] = page
             kept.mark(number * PAGE, number * PAGE + len(page))
         kept.sync()
         return kept
+
+    def _torn(self, number: int, chance: random.Random) -> bytes:
+        """A page of which some sectors were written."""
+        new = self.page(number)
+        old = self.synced.get(number, bytes(len(new)))
+        sectors = range(0, len(new), SECTOR)
+        return b"".join((old, new)[chance.random() < 0.5][at : at + SECTOR] for at in sectors)
 
 
 class MemorySegment:
@@ -151,13 +162,15 @@ class _Lock:
 class MemoryDisk:
     """A disk in memory. `seed` decides what a crash keeps and where a failing write stops.
 
-    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` (see there), `flip` (a bit).
+    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` (see there), `flip` (a bit),
+    `tears`.
     `on_change` is called after each change, `on_sync` before each sync (a slow one sleeps there).
     """
 
     def __init__(self, seed: int = 0, capacity: int | None = None) -> None:
         self.chance = random.Random(seed)
         self.capacity = capacity
+        self.tears = False
         self.on_change: Callable[[], None] | None = None
         self.on_sync: Callable[[str], None] | None = None
         self._files: dict[str, _File] = {}
@@ -178,7 +191,7 @@ class MemoryDisk:
         other.capacity = self.capacity
         for path, file in self._files.items():
             if file.made or other.chance.random() < 0.5:
-                other._files[path] = file.after_crash(other.chance)
+                other._files[path] = file.after_crash(other.chance, self.tears)
         return other
 
     def copy(self) -> MemoryDisk:

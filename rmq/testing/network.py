@@ -5,8 +5,11 @@
     broker, client = network.host("10.0.0.1"), network.host("10.0.0.2")
     ... serve(broker, ["10.0.0.1:10911"], ...) ... Pool(client, ...)
     network.partition("10.0.0.1", "10.0.0.2")     # bytes wait, dials get no answer
+    network.silence("10.0.0.1", "10.0.0.2")       # the same of what the first sends to the second only
     network.heal()
     network.cut("10.0.0.1")                       # its connections break
+    network.vanish("10.0.0.1")                    # they break at its end only
+    network.links["10.0.0.1", "10.0.0.2"] = Link(breaks=0.01, stalls=0.1)
 
 All chance comes from the seed. Time is the loop's, so a virtual clock rules it. Streams behave
 as TCP does: bytes keep their order, a full window stops the sender, a closed peer breaks the sender later.
@@ -19,10 +22,11 @@ import itertools
 import math
 import os
 import random
-from collections import deque
+from collections import Counter, deque
 
 import anyio
 import anyio.lowlevel
+from attrs import frozen
 
 from rmq.errors import PortInUse
 from rmq.remoting.address import join_address, split_address
@@ -33,11 +37,27 @@ WINDOW_BYTES = 64 * 1024
 _OWN = ("127.0.0.1", "localhost", "0.0.0.0", "::", "::1")
 
 
+@frozen
+class Link:
+    """What one host's bytes meet on their way to another: a slow link, a lossy one.
+
+    `latency` is as that of the network, whose own holds with None. `breaks` is the chance of each piece of
+    bytes that the connection breaks at one of them: what came before arrives. `stalls` is the chance that
+    it stands still at one of its bytes for `stall_seconds` (lowest, highest), and all behind it; a dial, too.
+    """
+
+    latency: tuple[float, float] | None = None
+    breaks: float = 0.0
+    stalls: float = 0.0
+    stall_seconds: tuple[float, float] = (0.2, 3.0)
+
+
 class MemoryNetwork:
     """A network of named hosts. It is itself the network as the host ``127.0.0.1`` sees it.
 
     `latency` is (lowest, highest) seconds for each piece of bytes, `chop` cuts what a receive returns at
-    random places, `window` is how many unread bytes a connection takes. All may be changed at any time.
+    random places, `window` is how many unread bytes a connection takes. `links` are what is special of the
+    bytes of one host to another, each direction by itself. All may be changed at any time.
     """
 
     def __init__(self, seed: int = 0, *, chop: bool = False, window: int = WINDOW_BYTES) -> None:
@@ -48,7 +68,9 @@ class MemoryNetwork:
         self.chance = random.Random(seed)
         self._listeners: dict[tuple[str, int], MemoryListener] = {}
         self._streams: dict[MemoryStream, None] = {}
-        self._apart: set[frozenset[str]] = set()
+        self.links: dict[tuple[str, str], Link] = {}
+        self._silent: set[tuple[str, str]] = set()
+        self._lives: Counter[str] = Counter()
         self._ports = itertools.count(49152)
         self._changed = _Change()
 
@@ -65,12 +87,18 @@ class MemoryNetwork:
     def partition(self, one: str, *others: str) -> None:
         """Nothing passes between `one` and the others (none named: everybody else) until `heal`."""
         for other in others or self._hosts() - {one}:
-            self._apart.add(frozenset((one, other)))
+            self._silent |= {(one, other), (other, one)}
         self._wake()
 
-    def heal(self) -> None:
-        """End all partitions; what waited arrives now."""
-        self._apart.clear()
+    def silence(self, one: str, *others: str) -> None:
+        """Nothing that `one` sends comes to the others (none named: to anybody) until `heal`. What they send
+        arrives; but nobody hears that it did, so that a window that is full stays full."""
+        self._silent |= {(one, other) for other in others or self._hosts() - {one}}
+        self._wake()
+
+    def heal(self, one: str | None = None) -> None:
+        """End all partitions (or those of one host), those of one direction too; what waited arrives now."""
+        self._silent = set() if one is None else {way for way in self._silent if one not in way}
         self._wake()
 
     def cut(self, one: str | None = None, other: str | None = None) -> None:
@@ -80,11 +108,25 @@ class MemoryNetwork:
             if (one is None or one in hosts) and (other is None or other in hosts):
                 stream.break_off()
 
-    def delay(self) -> float:
-        return self.chance.uniform(*self.latency) if self.latency[1] else 0.0
+    def vanish(self, one: str) -> None:
+        """The machine is gone without a word, as one that loses power: nothing more comes of its connections,
+        and the others hear that they are over when they send to it the next time. What still runs there
+        reaches nobody; the next life begins with another `host`."""
+        self._lives[one] += 1
+        for stream in list(self._streams):
+            if stream.local_host == one:
+                stream.vanish()
+        self._listeners = {key: found for key, found in self._listeners.items() if key[0] != one}
 
-    def parted(self, one: str, other: str) -> bool:
-        return bool(self._apart) and frozenset((one, other)) in self._apart
+    def delay(self, source: str, target: str) -> float:
+        """How long the next bytes of one host to another take, in seconds."""
+        link = self.links.get((source, target)) if self.links else None
+        latency = self.latency if link is None or link.latency is None else link.latency
+        return self.chance.uniform(*latency) if latency[1] else 0.0
+
+    def is_silent(self, source: str, target: str) -> bool:
+        """Whether nothing of one host comes to another."""
+        return bool(self._silent) and (source, target) in self._silent
 
     def _hosts(self) -> set[str]:
         listening = {host for host, _ in self._listeners}
@@ -96,9 +138,16 @@ class MemoryNetwork:
             stream.wake()
 
     async def _connect(self, source: str, host: str, port: int) -> MemoryStream:
-        await anyio.sleep(self.delay())
-        while self.parted(source, host):
+        life = self._lives[source]
+        await anyio.sleep(self.delay(source, host))
+        for way in ((source, host), (host, source)) if self.links else ():
+            link = self.links.get(way)
+            if link is not None and link.stalls and self.chance.random() < link.stalls:
+                await anyio.sleep(self.chance.uniform(*link.stall_seconds))
+        while self.is_silent(source, host) or self.is_silent(host, source):
             await self._changed.wait()
+        if self._lives[source] != life:
+            await anyio.sleep_forever()
         listener = self._listeners.get((host, port))
         if listener is None or listener.is_held:
             raise ConnectionRefusedError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))
@@ -122,9 +171,15 @@ class MemoryHost:
     def __init__(self, network: MemoryNetwork, name: str) -> None:
         self._network = network
         self.name = name
+        self._life = network._lives[name]
+
+    def _is_gone(self) -> bool:
+        return self._life != self._network._lives[self.name]
 
     async def dial(self, address: str) -> MemoryStream:
         target = split_address(address)
+        if self._is_gone():
+            await anyio.sleep_forever()
         return await self._network._connect(self.name, self._own(target.host), target.port)
 
     async def listen(self, address: str, *, held: bool = False) -> MemoryListener:
@@ -134,7 +189,8 @@ class MemoryHost:
         if (host, port) in self._network._listeners:
             raise PortInUse(join_address(host, port))
         listener = MemoryListener(self._network, host, port, held=held)
-        self._network._listeners[host, port] = listener
+        if not self._is_gone():
+            self._network._listeners[host, port] = listener
         return listener
 
     def _own(self, host: str) -> str:
@@ -170,7 +226,8 @@ class MemoryListener:
         return self._offered.popleft()
 
     async def aclose(self) -> None:
-        self._network._listeners.pop(self._key, None)
+        if self._network._listeners.get(self._key) is self:
+            del self._network._listeners[self._key]
         self._is_closed = True
         while self._offered:
             self._offered.popleft().break_off()
@@ -207,36 +264,74 @@ class _Pipe:
     def __init__(self, network: MemoryNetwork, source: str, target: str) -> None:
         self._network = network
         self._ends = (source, target)
+        self._back = (target, source)
         self._pieces: deque[tuple[float, bytes]] = deque()
         self._changed = _Change()
-        self.size = 0
+        self.size = 0  # of what the sender knows not to be read
+        self._unheard = 0  # bytes of it that were read, which the sender has not heard
         self.eof_at = math.inf  # when the receiver learns that the sender closed
         self.broken = False
+        self.torn = False  # breaks where the pieces end
         self.unread = False  # the receiver closed: nobody will read
 
     def wake(self) -> None:
         self._changed.tell()
 
+    @property
+    def room(self) -> int:
+        """So many bytes the window takes."""
+        if self._unheard and not self._network.is_silent(*self._back):
+            self.size -= self._unheard
+            self._unheard = 0
+        return max(0, self._network.window - self.size)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the sender is told that nobody will read."""
+        return self.unread and not self._network.is_silent(*self._back)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the receiver has had all that came before the connection broke."""
+        return self.torn and not self._pieces and not self._network.is_silent(*self._ends)
+
     def put(self, data: memoryview) -> int:
         """Take what the window has room for."""
-        count = min(len(data), self._network.window - self.size)
+        count = min(len(data), self.room)
         if count > 0:
-            self._pieces.append((anyio.current_time() + self._network.delay(), bytes(data[:count])))
+            arrival = anyio.current_time() + self._network.delay(*self._ends)
+            link = self._network.links.get(self._ends) if self._network.links else None
+            if link is None:
+                self._pieces.append((arrival, bytes(data[:count])))
+            else:
+                self._pieces += self._on(link, arrival, bytes(data[:count]))
             self.size += count
             self.wake()
-        return max(0, count)
+        return count
+
+    def _on(self, link: Link, arrival: float, data: bytes) -> list[tuple[float, bytes]]:
+        """The pieces that bytes become on a link."""
+        chance, parts = self._network.chance, [(arrival, data)]
+        if link.stalls and chance.random() < link.stalls:
+            at, late = chance.randrange(len(data)), chance.uniform(*link.stall_seconds)
+            parts = [(arrival, data[:at]), (arrival + late, data[at:])]
+        if link.breaks and chance.random() < link.breaks:
+            self.torn = True
+            at = chance.randrange(len(data))
+            parts = [(parts[0][0], data[:at])]
+        return [part for part in parts if part[1]]
 
     def finish(self) -> None:
-        self.eof_at = min(self.eof_at, anyio.current_time() + self._network.delay())
+        self.eof_at = min(self.eof_at, anyio.current_time() + self._network.delay(*self._ends))
         self.wake()
 
     def take(self, max_bytes: int) -> bytes | None:
         """What has arrived; None: nothing yet; ``b""``: the end."""
         now = anyio.current_time()
-        if self._network.parted(*self._ends):
+        if self._network.is_silent(*self._ends):
             return None
         if not self._pieces:
-            return b"" if self.eof_at <= now else None
+            return b"" if self.eof_at <= now and not self.torn else None
         arrival, data = self._pieces[0]
         if arrival > now:
             return None
@@ -248,7 +343,10 @@ class _Pipe:
             count = self._network.chance.randint(1, count)
         if count < len(data):
             self._pieces.appendleft((arrival, data[count:]))
-        self.size -= count
+        if self._network.is_silent(*self._back):
+            self._unheard += count
+        else:
+            self.size -= count
         self.wake()
         return data[:count]
 
@@ -263,7 +361,7 @@ class _Pipe:
     async def change(self) -> None:
         """Wait until something happens to it, or until the next piece arrives."""
         due = self._pieces[0][0] if self._pieces else self.eof_at
-        if self._network.parted(*self._ends) or due <= anyio.current_time():
+        if self._network.is_silent(*self._ends) or due <= anyio.current_time():
             due = math.inf
         with anyio.CancelScope(deadline=due):
             await self._changed.wait()
@@ -286,6 +384,7 @@ class MemoryStream(ByteStream):
         self.local, self.peer = join_address(*local), join_address(*peer)
         self.local_host, self.peer_host = local[0], peer[0]
         self._network = network
+        self._is_gone = False
         self._incoming = incoming
         self._outgoing = outgoing
 
@@ -296,6 +395,8 @@ class MemoryStream(ByteStream):
             data = self._incoming.take(max_bytes)
             if data is not None:
                 return data
+            if self._incoming.is_over:
+                raise broken("the connection broke")
             await self._incoming.change()
 
     def send_now(self, buffers: list[Buffer] | tuple[Buffer, ...]) -> int:  # type: ignore[override]
@@ -310,9 +411,15 @@ class MemoryStream(ByteStream):
 
     def _put(self, view: memoryview) -> int:
         self._check_open(self._outgoing)
-        if self._outgoing.unread:
+        if self._outgoing.torn:
+            raise broken("the connection broke")
+        if self._outgoing.is_refused:
             raise broken("the peer closed the connection")
-        return self._outgoing.put(view)
+        count = self._outgoing.put(view)
+        if self._outgoing.torn:
+            self._incoming.broken = True
+            self._incoming.wake()
+        return count
 
     async def _send(self, data: memoryview) -> None:
         await anyio.lowlevel.checkpoint()
@@ -324,7 +431,7 @@ class MemoryStream(ByteStream):
     async def _wait_sendable(self) -> None:
         await anyio.lowlevel.checkpoint()
         self._check_open(self._outgoing)
-        while self._outgoing.size >= self._network.window and not self._outgoing.unread:
+        while not (self._outgoing.room or self._outgoing.is_refused or self._outgoing.torn):
             await self._outgoing.change()
             self._check_open(self._outgoing)
 
@@ -332,7 +439,8 @@ class MemoryStream(ByteStream):
         if not self._is_closed:
             self._is_closed = True
             self._network._streams.pop(self, None)
-            self._outgoing.finish()
+            if not self._is_gone:
+                self._outgoing.finish()
             self._incoming.unread = True
             self._incoming.wake()
         await anyio.lowlevel.checkpoint()
@@ -343,6 +451,11 @@ class MemoryStream(ByteStream):
             pipe.broken = True
             pipe.wake()
 
+    def vanish(self) -> None:
+        """Break at this end, without a word to the peer."""
+        self._is_gone = self._incoming.unread = True
+        self.wake()
+
     def wake(self) -> None:
         self._incoming.wake()
         self._outgoing.wake()
@@ -350,5 +463,5 @@ class MemoryStream(ByteStream):
     def _check_open(self, pipe: _Pipe) -> None:
         if self._is_closed:
             raise closed("this side closed the stream")
-        if pipe.broken:
+        if pipe.broken or self._is_gone:
             raise broken("the connection was cut")

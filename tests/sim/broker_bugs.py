@@ -4,42 +4,61 @@ of real brokers must catch. What that would show in hours only is planted for th
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from attrs import evolve
 
-from rmq.broker import control
+from rmq.broker import control, transaction
 from rmq.broker.control import Control
+from rmq.broker.controlled import ASK_SECONDS, _Controlled
+from rmq.broker.locks import Locks
 from rmq.broker.schedule import Schedule
 from rmq.broker.table_stream import TableFeed
+from rmq.broker.timer import Timers
 from rmq.broker.transaction import Transactions
+from rmq.controller.controller import Answer, Question
 from rmq.controller.epochs import Epochs
+from rmq.controller.journal import Journal
+from rmq.controller.raft import NotLeader
 from rmq.controller.replica import Replica
+from rmq.controller.requests import answer_of, request_of
+from rmq.errors import RequestTimeout
+from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.codes import SYS_COMMIT
 from rmq.protocol.headers import EndTransactionRequestHeader
+from rmq.store.disk import Disk
 from rmq.store.queues import Queues
 from tests.sim.brokers import Node, Set
-from tests.sim.bugs import Bug, planted
+from tests.sim.bugs import Bug, before, planted
 from tests.sim.set_bugs import SET_BUGS
 
 BROKERS_CAUGHT_BY = {
     "a master acts without a lease": 0,
-    "elected before the lease is over": 26,
+    "elected before the lease is over": 29,
     "whoever lives is elected": 1,
-    "cut to the shorter log, whatever is in it": 2,
+    "cut to the shorter log, whatever is in it": 1,
     "acknowledged when the master alone has it": 1,
-    "an old master goes on acknowledging": 1,
-    "a slave is believed to have all": 6,
-    "who has resigned acts on": 1,
-    "queues keep what was cut from the log": 4,
-    "a queue is cut one message shorter than the log": 3,
+    "an old master goes on acknowledging": 4,
+    "a slave is believed to have all": 0,
+    "who has resigned acts on": 3,
+    "queues keep what was cut from the log": 1,
+    "a queue is cut one message shorter than the log": 1,
     "a rollback is taken for a commit": 0,
     "nobody checks back": 0,
     "a slave counts one delayed message more as delivered": 0,
     "delivered a second before it is due": 0,
-    "the clock of leases stands still with its machine": 2,
+    "the clock of leases stands still with its machine": 1,
     "followers are told no offsets of groups": 0,
-    "consumers read what only the master has": 3,
+    "consumers read what only the master has": 0,
+    "who does not hear the controllers goes on talking to them": 18,
+    "a transaction ends as often as it is told": 30,
+    "a controller begins with an empty journal": 0,
+    "leases go by a clock that is set": 5,
+    "what is delayed comes at once when a clock was set back": 17,
+    "queues are locked without a lease": 0,
+    "followers are told no locks": 1,
+    "what was delivered at its time stays in memory": 0,
 }
 """The first seed that shows a bug."""
 
@@ -155,3 +174,88 @@ def _everything(self: Control) -> int | None:
 
 
 BROKER_BUGS["consumers read what only the master has"] = planted((Control, "confirmed", _everything))
+
+
+async def _stubborn(self: _Controlled, question: Question) -> Answer:
+    try:
+        return answer_of(await self._pool.call(self._leader, request_of(question), ASK_SECONDS))
+    except NotLeader as error:
+        self._leader = error.leader or self._next()
+        raise
+    except RequestTimeout:
+        raise
+    except Exception:
+        self._leader = self._next()
+        raise
+
+
+BROKER_BUGS["who does not hear the controllers goes on talking to them"] = planted(
+    (_Controlled, "_ask", _stubborn)
+)
+
+
+def _decided_again(self: Transactions, header: EndTransactionRequestHeader, now_ms: int) -> None:
+    half = self._checked_half(header)
+    if header.commit_or_rollback == SYS_COMMIT:
+        self._store.put(_record_of(half))
+    self._put_op(header.tran_state_table_offset, now_ms)
+
+
+_record_of = transaction._committed
+BROKER_BUGS["a transaction ends as often as it is told"] = planted((Transactions, "_decide", _decided_again))
+
+_begin_journal = Journal.__init__
+
+
+def _forgotten(self: Journal, disk: Disk, folder: str, *rest: Any, **more: Any) -> None:
+    for name in disk.list(folder):
+        if name != "lock":
+            disk.remove(f"{folder}/{name}")
+    _begin_journal(self, disk, folder, *rest, **more)
+
+
+BROKER_BUGS["a controller begins with an empty journal"] = planted((Journal, "__init__", _forgotten))
+
+
+def _set(self: Set, node: Node) -> float:
+    return self.now_ms(node) / 1000
+
+
+BROKER_BUGS["leases go by a clock that is set"] = planted((Set, "clock", _set))
+
+
+def _at_once(self: Schedule, level: int, offset: int, now_ms: int) -> int | None:
+    unit = self._store.unit(SCHEDULE_TOPIC, level - 1, offset)
+    if unit is None:
+        return None
+    return unit[2] if unit[2] <= now_ms + self.levels[level] else now_ms
+
+
+BROKER_BUGS["what is delayed comes at once when a clock was set back"] = planted(
+    (Schedule, "_due_of", _at_once)
+)
+
+
+def _open(self: Locks, *arguments: Any) -> None:
+    self.is_closed = lambda: False
+
+
+BROKER_BUGS["queues are locked without a lease"] = before(Locks, "_on_lock", _open)
+
+
+def _no_rows(self: Locks, names: Collection[str]) -> bytes:
+    return b"{}"
+
+
+BROKER_BUGS["followers are told no locks"] = planted((Locks, "text_of", _no_rows))
+
+_delivered = Timers._delivered
+
+
+def _kept(self: Timers, group: Any, end: int) -> None:
+    waiting = dict(self._waiting)
+    _delivered(self, group, end)
+    self._waiting |= waiting
+
+
+BROKER_BUGS["what was delivered at its time stays in memory"] = planted((Timers, "_delivered", _kept))

@@ -8,9 +8,10 @@ written twice by brokers, which is right only across the start of a master.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import trio
 
@@ -18,6 +19,14 @@ from rmq.client.client import Client
 from rmq.client.transactional import COMMIT, ROLLBACK, UNKNOWN, Decision
 from rmq.errors import RmqError
 from rmq.message import Message, MessageQueue, StoredMessage
+from rmq.protocol.record import decode_record
+
+if TYPE_CHECKING:
+    from tests.sim.brokers import Node
+
+
+LOOK_SECONDS: Final = 0.05
+"""Between two looks at masters."""
 
 
 class Violation(Exception):
@@ -43,13 +52,17 @@ class Traffic(Protocol):
         """Whether these, all of the topic, may be there. Raises Violation."""
 
 
-def check_copies(messages: Iterable[StoredMessage], opened_ms: Iterable[int]) -> None:
-    """No message of a topic is there twice but across the start of a master."""
+def check_copies(
+    messages: Iterable[StoredMessage], opened_ms: Iterable[int], ahead_ms: tuple[int, int]
+) -> None:
+    """No message of a topic is there twice but across the start of a master. Clocks of masters were ahead by
+    something between `ahead_ms`."""
+    low, high = ahead_ms
     before: dict[bytes, int] = {}
     for message in messages:
         stored_ms = message.store_timestamp
         copied_ms = before.get(message.body)
-        if copied_ms is not None and not any(copied_ms <= at <= stored_ms for at in opened_ms):
+        if copied_ms is not None and not any(copied_ms - high <= at <= stored_ms - low for at in opened_ms):
             raise Violation(f"{message.topic}: {message.body!r} was delivered twice by one master")
         before[message.body] = stored_ms
 
@@ -103,14 +116,26 @@ class Transactions:
 
 
 class Delays:
-    """Messages that are delayed by a level, or to any time."""
+    """Messages that are delayed by a level, or to any time. `ahead_ms` is by how much wall clocks were ahead
+    at least and at most, of all machines, between two times.
+
+    The broker that takes a message counts from its own clock, and the one that delivers it goes by its own:
+    early is what is delivered by how much that one is ahead of the first one, and sooner still.
+    """
 
     topic = "D"
 
-    def __init__(self, chance: random.Random, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        chance: random.Random,
+        ahead_ms: Callable[[float, float], tuple[int, int]],
+    ) -> None:
         self._chance = chance
-        self._now_ms = now_ms
-        self._due: dict[str, int] = {}
+        self._ahead_ms = ahead_ms
+        self._taken: dict[str, tuple[float, float]] = {}  # between which times it was taken
+        self._seen: dict[str, float] = {}  # when it was delivered, or a look later
+        self._looked: dict[tuple[str, int], int] = {}  # of each master in its epoch, how far
+        self._delays: dict[str, int] = {}  # ms
         self._acknowledged: list[str] = []
         self._is_stopped = False
         self.sent = 0
@@ -129,12 +154,15 @@ class Delays:
                 else:
                     delay_ms = self._chance.randrange(1_000, 15_000)
                     message = Message(self.topic, text.encode(), delay_ms=delay_ms)
-                self._due[text] = self._now_ms() + delay_ms
+                self._delays[text] = delay_ms
+                began = trio.current_time()
+                self._taken[text] = began, math.inf
                 try:
                     result = await producer.send(message, queue=MessageQueue(self.topic, "s", 0))
                 except RmqError:
                     continue
                 if result.status == "SEND_OK":
+                    self._taken[text] = began, trio.current_time()
                     self._acknowledged.append(text)
 
     def stop(self) -> None:
@@ -144,7 +172,22 @@ class Delays:
         return [text for text in self._acknowledged if text not in bodies]
 
     def check(self, messages: Iterable[StoredMessage]) -> None:
-        for message in messages:
-            early = self._due[message.body.decode()] - message.store_timestamp
-            if early > 0:
-                raise Violation(f"{message.body!r} was delivered {early} ms too early")
+        for text, at in self._seen.items():
+            began, ended = self._taken[text]
+            ahead_ms = self._ahead_ms(at - LOOK_SECONDS, at)[1] - self._ahead_ms(began, ended)[0]
+            early = self._delays[text] - max(0, ahead_ms) - (at - began) * 1000
+            if early > 1:
+                raise Violation(f"{text} was delivered {early:.0f} ms too early")
+
+    def look(self, acting: Iterable[Node]) -> None:
+        """See what has been delivered since the last look, LOOK_SECONDS ago."""
+        for node in acting:
+            assert node.broker is not None
+            store, place = node.broker.store, (node.host, node.epoch_led())
+            end = store.max_offset(self.topic, 0)
+            for offset in range(self._looked.get(place, store.min_offset(self.topic, 0)), end):
+                unit = store.unit(self.topic, 0, offset)
+                record = None if unit is None else store.read(unit[0])
+                if record is not None:
+                    self._seen.setdefault(decode_record(bytes(record)).body.decode(), trio.current_time())
+            self._looked[place] = end

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import random
 from collections import Counter
@@ -29,12 +30,10 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.client.client import Client
 from rmq.client.producer import Producer
-from rmq.controller import service as controller_service
-from rmq.controller.config import ControllerConfig
 from rmq.controller.controller import Want
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
-from rmq.errors import RmqError
+from rmq.errors import RmqError, StoreError
 from rmq.message import Message, StoredMessage
 from rmq.protocol.codes import CONTROLLER_STATUS
 from rmq.protocol.command import Command
@@ -47,15 +46,20 @@ from rmq.testing.cluster import SELDOM_MS, STORE, Cluster
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 from tests.sim.broker_commits import Commits
+from tests.sim.broker_controllers import CONTROLLERS, Controller
+from tests.sim.broker_faults import Faults
+from tests.sim.broker_locks import MEMBERS, Locks
+from tests.sim.broker_memory import check_memory, waiting
 from tests.sim.broker_reader import Reader
-from tests.sim.broker_traffic import Delays, Traffic, Transactions, Violation, check_copies
-from tests.sim.pauses import MACHINE, Pauses, pausable
-
-DEEDS = (
-    *("power", "power", "apart", "away", "stop", "heal", "slow", "restart"),
-    *("hand over", "hand over and away", "pause", "pause"),
+from tests.sim.broker_traffic import (
+    LOOK_SECONDS,
+    Delays,
+    Traffic,
+    Transactions,
+    Violation,
+    check_copies,
 )
-CONTROLLERS = [f"10.0.8.{number}:9878" for number in (1, 2, 3)]
+from tests.sim.pauses import MACHINE, Pauses, pausable
 
 
 class Node:
@@ -69,6 +73,8 @@ class Node:
         self.ended = trio.Event()
         self.started_at = 0.0
         self.broker: Broker | None = None
+        self.ahead_ms = 0
+        """So much later than it is its wall clock says."""
 
     def opened(self, broker: Broker) -> None:
         self.broker = broker
@@ -106,22 +112,13 @@ class Set:
         """When masters began."""
         self.is_controlled = True
         self.pauses = Pauses()
+        self.controllers: list[Controller] = []
+        self.clocks = [(0.0, 0, 0)]
 
     async def start_controllers(self) -> None:
-        for number, address in enumerate(CONTROLLERS):
-            host = address.partition(":")[0]
-            config = ControllerConfig(
-                controllers=";".join(CONTROLLERS), bind_address=host, controller_path="/controller"
-            )
-            await self.nursery.start(
-                partial(
-                    controller_service.run,
-                    config,
-                    network=self.network.host(host),
-                    disk=MemoryDisk(seed=number),
-                    clock=trio.current_time,
-                )
-            )
+        for number in range(len(CONTROLLERS)):
+            self.controllers.append(Controller(number, self.network, self.nursery))
+            await self.controllers[-1].start()
 
     async def start(self, node: Node, **more: Any) -> None:
         node.stop, node.ended = trio.Event(), trio.Event()
@@ -132,22 +129,41 @@ class Set:
         node.started_at = trio.current_time()
         config, store_config = self.configs(node)
         ended = node.ended
-        await controlled.run(
-            config,
-            store_config,
-            network=self.network.host(node.host),
-            disk=node.disk,
-            now_ms=self.cluster.now_ms,
-            clock=partial(self.clock, node),
-            stop=node.stop,
-            on_opened=partial(self._opened, node),
-            task_status=task_status,
-        )
+        try:
+            await controlled.run(
+                config,
+                store_config,
+                network=self.network.host(node.host),
+                disk=node.disk,
+                now_ms=partial(self.now_ms, node),
+                clock=partial(self.clock, node),
+                stop=node.stop,
+                on_opened=partial(self._opened, node),
+                task_status=task_status,
+            )
+        except StoreError as error:
+            raise Violation(f"{node.host} cannot go on: {error}") from error
         ended.set()
 
     def clock(self, node: Node) -> float:
         """The clock of a broker's leases, which goes on while its machine stands still."""
         return trio.current_time()
+
+    def now_ms(self, node: Node) -> int:
+        """The wall clock of a broker's machine."""
+        return self.cluster.now_ms() + node.ahead_ms
+
+    def set_clock(self, node: Node, ahead_ms: int) -> None:
+        """Set the wall clock of a broker's machine."""
+        node.ahead_ms = ahead_ms
+        clocks = [one.ahead_ms for one in self.nodes]
+        self.clocks.append((trio.current_time(), min(clocks), max(clocks)))
+
+    def ahead_ms(self, since: float = 0.0, until: float = math.inf) -> tuple[int, int]:
+        """By how much wall clocks were ahead meanwhile, of all machines: at least, at most."""
+        ends = [at for at, _, _ in self.clocks[1:]] + [math.inf]
+        known = [one for one, end in zip(self.clocks, ends, strict=True) if end >= since and one[0] <= until]
+        return min(low for _, low, _ in known), max(high for _, _, high in known)
 
     def _opened(self, node: Node, broker: Broker) -> None:
         node.opened(broker)
@@ -172,11 +188,14 @@ class Set:
             ha_housekeeping_interval=4000,
         )
 
-    async def kill(self, node: Node) -> None:
-        """The machine loses power."""
+    async def kill(self, node: Node, *, silently: bool = False, left: MemoryDisk | None = None) -> None:
+        """The machine loses power, or has lost it and is cut off, when its disk was as `left`. Silently:
+        nobody hears of it."""
         assert node.stop is not None
-        left = node.disk.image(0.5)
-        self.cut_off(node)
+        if left is None:
+            node.disk.on_change = node.disk.on_sync = None
+            left = node.disk.image(0.5)
+            self.cut_off(node, silently=silently)
         self.pauses.resume(node.host)
         node.stop.set()
         await node.ended.wait()
@@ -209,21 +228,36 @@ class Set:
             if node.stop is stop:
                 self.pauses.resume(node.host)
 
-    def cut_off(self, node: Node) -> None:
+    def cut_off(self, node: Node, *, silently: bool = False) -> None:
         self.network.partition(node.host, *self.network._hosts())
-        self.network.cut(node.host)
+        if not silently:
+            self.network.cut(node.host)
+        self.network.vanish(node.host)
 
     async def status(self) -> dict[str, Any]:
         with trio.fail_after(30):
             while True:
                 for address in CONTROLLERS:
-                    found = json.loads(
-                        (await self.pool.call(address, Command.request(CONTROLLER_STATUS), 5)).body
-                    )
+                    try:
+                        answer = await self.pool.call(address, Command.request(CONTROLLER_STATUS), 5)
+                    except RmqError:
+                        continue
+                    found = json.loads(answer.body)
                     if found["leading"] and found["sets"]:
                         sets: dict[str, Any] = found["sets"][0]
                         return sets
                 await trio.sleep(0.1)
+
+    async def leading(self) -> str:
+        """The host of the controller that leads; empty when none says so."""
+        for address in CONTROLLERS:
+            try:
+                answer = await self.pool.call(address, Command.request(CONTROLLER_STATUS), 0.5)
+            except RmqError:
+                continue
+            if json.loads(answer.body)["leading"]:
+                return address.partition(":")[0]
+        return ""
 
     async def want(self, number: int) -> bool:
         """Ask for a replica as the next master; whether the controllers take it."""
@@ -274,6 +308,16 @@ class Set:
     def stored(self, node: Node) -> list[str]:
         """The bodies that a broker has, in the order of its queues."""
         return [message.body.decode() for message in self.messages(node, "T")]
+
+    def log_digest(self, node: Node) -> str:
+        """Of all bytes of a broker's log."""
+        assert node.broker is not None
+        store, digest = node.broker.store, hashlib.blake2b(digest_size=16)
+        at = store.min_physical_offset
+        while data := bytes(store.read_raw(at, 1 << 20)):
+            digest.update(data)
+            at += len(data)
+        return f"{at} {digest.hexdigest()}"
 
     def messages(self, node: Node, topic: str) -> list[StoredMessage]:
         """What a broker has of a topic, queue after queue. Raises Violation for a gap."""
@@ -352,6 +396,7 @@ class BrokerSimulation:
         self._number = 0
         self._commits = Commits()
         self._reader = Reader(random.Random(seed))
+        self._locks = Locks(random.Random(seed))
         self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
@@ -392,22 +437,24 @@ class BrokerSimulation:
             for topic in ("X", "D"):
                 await client.admin.create_topic(topic, broker="s", queues=1)
             await found.until(inSync=list(range(1, self.size + 1)))
-            traffic: list[Traffic] = [
-                Transactions(self._chance()),
-                Delays(self._chance(), found.cluster.now_ms),
-            ]
+            delays = Delays(self._chance(), found.ahead_ms)
+            traffic: list[Traffic] = [Transactions(self._chance()), delays]
             async with client.producer("P") as producer, trio.open_nursery() as nursery:
                 nursery.start_soon(self._send, found, producer)
                 nursery.start_soon(self._commit, found, self._chance())
-                nursery.start_soon(self._watch, found)
+                nursery.start_soon(self._watch, found, delays)
                 nursery.start_soon(self._reader.run, found)
+                for member in MEMBERS:
+                    nursery.start_soon(partial(self._locks.run, found, member=member))
                 for one in traffic:
                     await nursery.start(one.run, client)
+                faults = Faults(found, self.chance, self._commits, self._saw)
+                self.counts = faults.counts
                 end = trio.current_time() + self.seconds
                 while trio.current_time() < end:
-                    await self._fault(found)
+                    await faults.happen()
                     await trio.sleep(self.chance.uniform(0.1, 8.0))
-                await self._heal(found)
+                await faults.heal()
                 before = len(found.acknowledged)
                 with trio.move_on_after(60) as waiting:
                     while len(found.acknowledged) < before + 3:
@@ -416,6 +463,7 @@ class BrokerSimulation:
                     raise Violation("no message is acknowledged a minute after healing")
                 for one in traffic:
                     await self._settle(found, one)
+                await self._quiet(found)
                 acknowledged = found.acknowledged[:]
                 with trio.move_on_after(60):
                     while not self._reader.seen.issuperset(acknowledged):
@@ -424,13 +472,14 @@ class BrokerSimulation:
                 if skipped := set(acknowledged) - self._reader.seen:
                     raise Violation(f"a minute after healing a consumer has not had {sorted(skipped)[:10]}")
             await self._check(found)
+            check_memory(found)
             for one in traffic:
                 messages = found.messages(await found.master(), one.topic)
                 self._saw(one.topic, [message.body for message in messages])
                 one.check(messages)
-                check_copies(messages, found.opened_ms)
+                check_copies(messages, found.opened_ms, found.ahead_ms())
                 self.accepted += len(messages)
-            self.accepted += len(found.acknowledged) + self._commits.answered
+            self.accepted += len(found.acknowledged) + self._commits.answered + self._locks.given
         for node in found.nodes:
             report = audit(node.disk, "/store")
             if not report.is_clean:
@@ -443,13 +492,20 @@ class BrokerSimulation:
         """Wait until all of it is delivered."""
         traffic.stop()
         missing = ["?"]
-        with trio.move_on_after(60):
+        low, high = found.ahead_ms()  # what was sent with a clock that is ahead waits for longer
+        with trio.move_on_after(60 + (high - low) / 1000):
             while missing:
                 await trio.sleep(0.5)
                 bodies = {one.body.decode() for one in found.messages(await found.master(), traffic.topic)}
                 missing = traffic.missing(bodies)
         if missing:
             raise Violation(f"{traffic.topic}: not delivered a minute after healing: {missing[:10]}")
+
+    async def _quiet(self, found: Set) -> None:
+        """Wait a minute at most until nothing waits; `check_memory` says what does."""
+        with trio.move_on_after(60):
+            while (broker := (await found.master()).broker) is None or waiting(broker):
+                await trio.sleep(0.01)
 
     async def _send(self, found: Set, producer: Producer) -> None:
         while True:
@@ -459,6 +515,7 @@ class BrokerSimulation:
             self._saw(self._number, is_acknowledged)
             if is_acknowledged:
                 self._commits.proved(found, sent_at)
+                self._locks.proved(found, sent_at)
             await trio.sleep(self.chance.uniform(0.0, 0.2))
 
     async def _commit(self, found: Set, chance: random.Random) -> None:
@@ -467,7 +524,7 @@ class BrokerSimulation:
             await self._commits.commit(found)
             self._saw("commits", self._commits.answered)
 
-    async def _watch(self, found: Set) -> None:
+    async def _watch(self, found: Set, delays: Delays) -> None:
         while True:
             acting = found.acting()
             ends = [-1 if one.broker is None else one.broker.store.max_physical_offset for one in found.nodes]
@@ -478,64 +535,9 @@ class BrokerSimulation:
                 if node.has_resigned():
                     raise Violation(f"{node.host} acts as master after it has resigned")
             self._commits.look(acting)
-            await trio.sleep(0.05)
-
-    async def _fault(self, found: Set) -> None:
-        dead = [node for node in found.nodes if node.stop is None]
-        if dead and self.chance.random() < 0.3:
-            await self._restart(found, self.chance.choice(dead))
-        alive = [node for node in found.nodes if node.stop is not None]
-        dead = [node for node in found.nodes if node.stop is None]
-        acting = found.acting()
-        # The master is struck more often than others.
-        node = self.chance.choice(acting if acting and self.chance.random() < 0.6 else found.nodes)
-        deed = self.chance.choice(DEEDS)
-        self.counts[deed] += 1
-        self._saw(deed, node.host)
-        if deed == "power" and node in alive:
-            await found.kill(node)
-            self._commits.lost_power(node, node.disk)
-        elif deed == "stop" and node in alive:
-            await found.end(node)
-        elif deed == "restart" and dead:
-            await self._restart(found, self.chance.choice(dead))
-        elif deed == "apart":
-            found.network.partition(node.host, *(one.host for one in found.nodes if one is not node))
-        elif deed == "pause" and node in alive and node.host not in found.pauses:
-            found.nursery.start_soon(found.pause, node, self.chance.uniform(3.0, 30.0))
-        elif deed == "away":
-            self._send_away(found, node)
-        elif deed == "hand over":
-            await found.want(self.chance.randint(1, self.size))
-        elif deed == "hand over and away":
-            await found.want(self.chance.randint(1, self.size))
-            await trio.sleep(self.chance.uniform(0.0, 0.2))
-            self._send_away(found, node)
-        elif deed == "slow":
-            found.network.latency = (0.0, self.chance.choice((0.0, 0.0, 0.02, 0.2)))
-        elif deed == "heal":
-            found.network.heal()
-
-    def _send_away(self, found: Set, node: Node) -> None:
-        """Clients and name servers still reach it, others do not."""
-        hosts = [address.partition(":")[0] for address in CONTROLLERS]
-        found.network.partition(node.host, *hosts, *(one.host for one in found.nodes if one is not node))
-
-    async def _restart(self, found: Set, node: Node) -> None:
-        found.network.heal()
-        found.start_later(node)
-
-    async def _heal(self, found: Set) -> None:
-        found.network.heal()
-        found.network.latency = (0.0, 0.0)
-        for node in found.nodes:
-            found.pauses.resume(node.host)
-            if node.stop is None:
-                found.start_later(node)
-        try:
-            await found.until(inSync=list(range(1, self.size + 1)))
-        except trio.TooSlowError:
-            raise Violation(f"not all are in sync a minute after healing: {await found.status()}") from None
+            self._locks.look(acting)
+            delays.look(acting)
+            await trio.sleep(LOOK_SECONDS)
 
     async def _check(self, found: Set) -> None:
         await trio.sleep(3)
@@ -546,6 +548,8 @@ class BrokerSimulation:
             raise Violation(f"acknowledged and lost: {lost[:10]}")
         if any(log != logs[0] for log in logs):
             raise Violation(f"logs differ: {[len(log) for log in logs]}")
+        if len({found.log_digest(node) for node in found.nodes}) > 1:
+            raise Violation("logs have the same messages and other bytes")
         self._check_places(found)
 
     def _check_places(self, found: Set) -> None:

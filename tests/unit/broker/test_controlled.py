@@ -14,7 +14,8 @@ from rmq.broker.table_stream import OFFSETS_SECONDS
 from rmq.errors import ConfigError, RmqError
 from rmq.message import Message
 from rmq.store.config import FlushDiskType, StoreConfig
-from tests.sim.brokers import CONTROLLERS, BrokerSimulation, Node, controlled_set
+from tests.sim.broker_controllers import CONTROLLERS
+from tests.sim.brokers import BrokerSimulation, Node, controlled_set
 
 LEASE_SECONDS = 3.0
 

@@ -22,7 +22,8 @@ from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from rmq.testing.disk import MemoryDisk
-from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
+from tests.sim.broker_controllers import CONTROLLERS
+from tests.sim.brokers import Node, Set, controlled_set
 
 NEW = [f"10.0.8.{number}:9878" for number in (4, 5, 6)]
 

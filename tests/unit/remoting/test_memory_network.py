@@ -5,13 +5,23 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from rmq.errors import PortInUse
-from rmq.testing import MemoryNetwork, MemoryStream
+from rmq.testing import Link, MemoryNetwork, MemoryStream
 
 
 async def connected(network: MemoryNetwork, client: str, server: str) -> tuple[MemoryStream, MemoryStream]:
     listener = await network.host(server).listen(f"{server}:1")
     stream = await network.host(client).dial(f"{server}:1")
     return stream, await listener.accept()
+
+
+async def until_broken(stream: MemoryStream) -> bytes:
+    received = b""
+    try:
+        while data := await stream.receive_some():
+            received += data
+    except trio.BrokenResourceError:
+        return received
+    raise AssertionError("it ends in order")
 
 
 async def test_hosts_and_their_addresses(autojump_clock: MockClock) -> None:
@@ -157,3 +167,117 @@ def test_one_seed_is_one_run() -> None:
         return trio.run(run_once, seed, clock=MockClock(autojump_threshold=0))
 
     assert run(7) == run(7) != run(8)
+
+
+async def test_what_one_host_sends_stands_still_and_what_it_gets_does_not(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork(window=10)
+    client, server = await connected(network, "a", "b")
+    network.silence("a", "b")
+    await client.send_all(b"hello")
+    with trio.move_on_after(1000) as scope:
+        await server.receive_some()
+    assert scope.cancelled_caught
+    await server.send_all(b"0123456789")
+    assert await client.receive_some() == b"0123456789"
+    with trio.move_on_after(1000) as scope:
+        await server.send_all(b"x")  # nobody has told the server that there is room again
+    assert scope.cancelled_caught
+    for one, other in (("a", "b"), ("b", "a")):  # a dial needs both directions
+        await network.host(other).listen(f"{other}:2")
+        with trio.move_on_after(1000) as scope:
+            await network.host(one).dial(f"{other}:2")
+        assert scope.cancelled_caught
+    network.heal()
+    assert await server.receive_some() == b"hello"
+    await server.send_all(b"x")
+    assert await client.receive_some() == b"x"
+
+
+async def test_nobody_hears_of_a_closed_stream_through_silence(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    client, server = await connected(network, "a", "b")
+    network.silence("b", "a")
+    await server.aclose()
+    await client.send_all(b"x")
+    with trio.move_on_after(1000) as scope:
+        await client.receive_some()
+    assert scope.cancelled_caught
+    network.heal()
+    assert await client.receive_some() == b""
+    with pytest.raises(trio.BrokenResourceError):
+        await client.send_all(b"x")
+
+
+async def test_a_link_has_a_latency_of_its_own(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    client, server = await connected(network, "a", "b")
+    network.links["a", "b"] = Link(latency=(2, 2))
+    began = trio.current_time()
+    await client.send_all(b"x")
+    await server.receive_some()
+    assert trio.current_time() - began == pytest.approx(2)
+    await server.send_all(b"x")
+    await client.receive_some()
+    assert trio.current_time() - began == pytest.approx(2)  # the other direction takes no time
+
+
+async def test_a_link_stands_still_for_a_while_and_loses_nothing(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork(seed=5)
+    client, server = await connected(network, "a", "b")
+    network.links["a", "b"] = Link(stalls=0.5, stall_seconds=(1, 1))
+    sent, received = bytes(range(200)), b""
+    began = trio.current_time()
+    for n in range(0, 200, 10):
+        await client.send_all(sent[n : n + 10])
+    times = []
+    while len(received) < 200:
+        received += await server.receive_some()
+        times.append(round(trio.current_time() - began, 3))
+    assert received == sent
+    assert set(times) == {0, 1}
+    await client.aclose()
+    assert await server.receive_some() == b""
+
+
+async def test_a_link_breaks_at_any_byte(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork(seed=1)
+    lengths = set()
+    for number in range(20):
+        client, server = network.pair(("a", number), ("b", 1))
+        network.links["a", "b"] = Link(latency=(1, 1), breaks=1.0)
+        await client.send_all(b"0123456789")
+        for stream in (client.send_all(b"x"), client.receive_some(), server.send_all(b"x")):
+            with pytest.raises(trio.BrokenResourceError):
+                await stream
+        await client.aclose()
+        lengths.add(len(received := await until_broken(server)))
+        assert b"0123456789".startswith(received)
+    assert len(lengths) > 5
+    assert 10 not in lengths
+
+
+async def test_of_a_machine_that_vanishes_the_others_hear_when_they_send(autojump_clock: MockClock) -> None:
+    network = MemoryNetwork()
+    before = network.host("b")
+    client, server = await connected(network, "a", "b")
+    await network.host("a").listen("a:1")
+    await server.send_all(b"last")
+    network.vanish("b")
+    with pytest.raises(trio.BrokenResourceError):
+        await server.send_all(b"x")
+    await server.aclose()
+    assert await client.receive_some() == b"last"
+    with trio.move_on_after(1000) as scope:
+        await client.receive_some()
+    assert scope.cancelled_caught
+    network.partition("a", "b")
+    await client.send_all(b"x")  # nobody is there who would refuse it
+    network.heal()
+    with pytest.raises(trio.BrokenResourceError):
+        await client.send_all(b"x")
+    with pytest.raises(ConnectionRefusedError):
+        await network.host("a").dial("b:1")
+    with trio.move_on_after(1000) as scope:
+        await before.dial("a:1")
+    assert scope.cancelled_caught
+    await network.host("b").dial("a:1")
