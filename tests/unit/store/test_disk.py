@@ -255,6 +255,25 @@ def test_a_crash_keeps_synced_bytes_and_some_unsynced_pages() -> None:
     assert outcomes == {(a, b) for a in (b"one", bytes(3)) for b in (b"two", bytes(3))}
 
 
+@pytest.mark.parametrize("tears", [False, True])
+def test_a_crash_tears_pages_in_sectors_when_it_is_told_to(tears: bool) -> None:
+    torn = 0
+    for seed in range(50):
+        disk = MemoryDisk(seed)
+        disk.tears = tears
+        segment = disk.open("/a", 4096)
+        segment.write(0, b"a" * 4096)
+        segment.sync()
+        segment.write(100, b"b" * 3000)
+        whole = segment.copy(0, 4096)
+        disk.crash()
+        left = disk.open("/a", 4096).copy(0, 4096)
+        for at in range(0, 4096, 512):
+            assert left[at : at + 512] in (whole[at : at + 512], b"a" * 512)
+        torn += left not in (whole, b"a" * 4096)
+    assert bool(torn) == tears
+
+
 def test_the_same_seed_gives_the_same_crash() -> None:
     def run() -> bytes | None:
         disk = MemoryDisk(5)
