@@ -52,6 +52,8 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self._struck: dict[str, trio.CancelScope] = {}
         """Controllers that are away, and what ends it."""
+        self._dying = 0
+        """Machines that have lost power, and whose processes have not ended yet."""
         self._deeds = [*DEEDS]
         for deeds in MORE.values():
             if chance.random() < 0.5:
@@ -109,6 +111,7 @@ class Faults:
     def _cut_power(self, node: Node) -> MemoryDisk:
         """The machine is gone; returns what is left on its disk."""
         disk = node.disk
+        self._dying += 1
         disk.on_change = disk.on_sync = None
         disk.tears = self._chance.random() < 0.5
         image = disk.image(self._chance.random())
@@ -151,6 +154,7 @@ class Faults:
             node.disk = left
         else:
             await self._found.kill(node, left=left)
+        self._dying -= 1
         self._commits.lost_power(node, node.disk)
 
     async def _controller(self) -> None:
@@ -281,8 +285,11 @@ class Faults:
                 scope.cancel()
             await trio.sleep(0.1)
         for node in found.nodes:
-            found.set_clock(node, 0)
             node.disk.on_change = node.disk.on_sync = None
+        while self._dying:
+            await trio.sleep(0.1)
+        for node in found.nodes:
+            found.set_clock(node, 0)
             found.pauses.resume(node.host)
             if node.stop is None:
                 found.start_later(node)
