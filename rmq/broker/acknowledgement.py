@@ -31,6 +31,7 @@ from attrs import define, field
 
 from rmq.broker.refusals import not_written
 from rmq.broker.replicas import Replicas
+from rmq.broker.row_waits import RowWaits
 from rmq.errors import StoreError
 from rmq.message import dlq_topic, retry_topic
 from rmq.protocol import engine, json
@@ -141,7 +142,8 @@ class Acknowledgement:
         self._new_topics: list[tuple[Connection, Senders]] = []
         self.disk = ParkedSends(clock, histograms.flush_wait, on_deadline, self._on_disk)
         self.slaves = ParkedSends(clock, histograms.replication_wait, on_deadline, self._on_slave)
-        self.replicas = Replicas(settings, self.slaves.advance)
+        self.replicas = Replicas(settings, self._advance)
+        self.rows = RowWaits(self.replicas, clock, on_deadline, lambda: self._slave_seconds)
         self._settings = settings
         settings.derive(self._settings_changed)
 
@@ -282,12 +284,17 @@ class Acknowledgement:
         """Answer those whose deadline has passed; returns the next deadline, infinite when nobody waits."""
         self.disk.expire(now)
         self.slaves.expire(now)
-        return min(self.disk.deadline, self.slaves.deadline)
+        return min(self.disk.deadline, self.slaves.deadline, self.rows.step(now))
+
+    def _advance(self, offset: int) -> None:
+        self.slaves.advance(offset)
+        self.rows.advance()
 
     def stop(self) -> None:
         """Answer all who still wait: there will be no further sync, and slaves are cut off."""
         self.disk.expire(math.inf)
         self.slaves.expire(math.inf)
+        self.rows.step(math.inf)
 
     @property
     def waiting(self) -> int:

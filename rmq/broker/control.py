@@ -292,6 +292,10 @@ class Control:
         at, end = (self._clock(), reach + 1) if had is None else had
         replica.report(number, replica.epoch, reach, end, at)
 
+    def awaited(self) -> frozenset[int]:
+        """The other replicas that must have what is acknowledged."""
+        return self._replica.awaited() - {self.number}
+
     @property
     def hands_over(self) -> bool:
         """Whether another is wanted as master of the epoch that this broker leads."""

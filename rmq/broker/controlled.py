@@ -27,6 +27,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
 from rmq.broker.startup import Stop
+from rmq.broker.table_stream import LOCKS, OFFSETS
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
 from rmq.controller.controller import Answer, Question
@@ -251,6 +252,9 @@ class _Controlled:
             broker.flow.gate = control.refusal
             broker.locks.take_over(self._locks)
             broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
+            rows = broker.acknowledgement.rows
+            broker.offsets.settled = partial(rows.answer, OFFSETS, broker.offsets.changes)
+            broker.locks.settled = partial(rows.answer, LOCKS, broker.locks.changes)
         else:
             broker.locks.follow(self._locks, None, None)  # until its master tells of others
         control.flushed = lambda: store.flushed_offset

@@ -179,8 +179,12 @@ class MasterSession:
         tables: Callable[[float], Mapping[str, Any] | None] = lambda now: None,
         has_told: Callable[[], bool] = lambda: True,
         confirmed: Callable[[], int | None] = lambda: None,
+        heard: Callable[[int], None] | None = None,
+        rows_had: Callable[[str], int] = lambda table: -1,
     ) -> None:
         self.number = 0
+        self.rows_had = rows_had
+        self._heard = heard
         self.has_told = has_told
         self._admit = admit
         self._store = store
@@ -228,6 +232,9 @@ class MasterSession:
             return
         if self._next < 0:
             self._open(offset)
+        elif offset < NOTE and self._is_ours and self._heard is not None:
+            self._heard(NOTE - 1 - offset)
+            return
         elif not 0 <= offset <= self._next:
             raise RemoteProtocolError(f"the slave acknowledges {offset}, but only {self._next} was sent")
         # What a slave has reported it has kept: a report that comes late takes nothing back.
@@ -312,7 +319,8 @@ class MasterSession:
 
 
 class SlaveSession:
-    """The slave's end: checks that frames follow its log, and says what to report.
+    """The slave's end: checks that frames follow its log, and says what to report. `rows` gives what is to be
+    said of tables since the last time.
 
     `append(physical_offset, data)` writes log bytes; `reach()` is how far the log reaches, `safe()` how far
     it may be reported, `reach` when not given. `noted` takes the master's notes; without it there are none.
@@ -327,9 +335,11 @@ class SlaveSession:
         *,
         safe: Callable[[], int] | None = None,
         noted: Callable[[dict[str, Any]], None] | None = None,
+        rows: Callable[[], list[int]] = list,
         heartbeat_s: float = 5.0,
         silence_s: float = 20.0,
     ) -> None:
+        self._rows = rows
         self._append = append
         self._reach = reach
         self._safe = safe or reach
@@ -385,10 +395,11 @@ class SlaveSession:
         # What is reported the master counts as safe here, and answers producers: with SYNC_FLUSH that is what
         # is on our disk, not what has come.
         reach = self._safe()
+        rows = b"".join([REPORT.pack(NOTE - 1 - number) for number in self._rows()])
         if reach == self.reported and now - self._reported_at < self._heartbeat_s:
-            return b""
+            return rows
         self.reported, self._reported_at = reach, now
-        return REPORT.pack(reach)
+        return REPORT.pack(reach) + rows
 
     def is_silent(self, now: float) -> bool:
         """Whether the master said nothing for so long that the link must end."""

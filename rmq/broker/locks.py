@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables import Changes
+from rmq.broker.tables import Changes, Settled
 from rmq.errors import InvalidName, RemoteProtocolError, for_code
 from rmq.message import MessageQueue, validate_text
 from rmq.protocol import json
@@ -50,6 +50,8 @@ class Locks:
         self.changes = Changes()
         self.is_closed: Callable[[], bool] = lambda: False
         """Whether another broker may be the one that locks."""
+        self.settled: Settled = lambda request, connection, response: response
+        """The answer to who gets a lock, which may have to wait for the replicas of a set."""
         self._followed: dict[str, str] = {}  # a slave's: row -> client, as its master has said
 
     def handlers(self) -> dict[int, Callable[[Command, Any, int], Command | None]]:
@@ -175,13 +177,13 @@ class Locks:
 
     # --- requests ---
 
-    def _on_lock(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_lock(self, request: Command, connection: Any, now: int) -> Command | None:
         body = LockBatchRequestBody.from_request(request.body)
         _check(body)
         if self.is_closed():
             raise for_code(ResponseCode.SERVICE_NOT_AVAILABLE, "queues are locked at the master of this set")
         got = self.lock(body.consumer_group, body.mq_set, body.client_id, self._ms())
-        return request.reply(body=LockBatchResponseBody(got).to_json())
+        return self.settled(request, connection, request.reply(body=LockBatchResponseBody(got).to_json()))
 
     def _on_unlock(self, request: Command, connection: Any, now: int) -> Command:
         body = UnlockBatchRequestBody.from_request(request.body)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any, Final
 
-from rmq.broker.tables import Changes, Slices, drain
+from rmq.broker.tables import Changes, Settled, Slices, drain
 from rmq.errors import ResponseError, for_code
 from rmq.message import TRANS_HALF_TOPIC, TRANS_OP_HALF_TOPIC, TRANSACTION_GROUP
 from rmq.plugin import account_of
@@ -134,6 +134,8 @@ class Offsets:
         self.is_changed = False
         self.is_closed: Callable[[], bool] = lambda: False
         """Whether commits that are answered are refused, as they would be lost with this master."""
+        self.settled: Settled = lambda request, connection, response: response
+        """The answer to a commit, which may have to wait for the replicas of a set."""
         self.changes = Changes()
         self._group_exists = group_exists
         self._topics = topics
@@ -415,7 +417,7 @@ class Offsets:
             return False
         return not self._store.get(topic, queue_id, 0, 1).suggests_slave
 
-    def _on_update(self, request: Command, connection: Any, now: int) -> Command:
+    def _on_update(self, request: Command, connection: Any, now: int) -> Command | None:
         header = request.read(UpdateConsumerOffsetRequestHeader)
         if self.is_closed() and not request.is_oneway:
             remark = f"offset {header.commit_offset} is not kept: another master takes over, commit it there"
@@ -439,7 +441,7 @@ class Offsets:
             header.commit_offset,
             connection.peer_address,
         )
-        return request.reply()
+        return self.settled(request, connection, request.reply())
 
     def _on_get_all(self, request: Command, connection: Any, now: int) -> Command:
         return request.reply(body=self._last_text or self.to_json())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rmq.broker.config import Settings
     from rmq.broker.control import Control
     from rmq.broker.ha import MasterSession
+
+
+_ALL: Final = 1 << 62
 
 
 class Replicas:
@@ -21,6 +24,9 @@ class Replicas:
         self._settings = settings
         self._on_advance = on_advance
         self._links: dict[MasterSession, tuple[str, Callable[[], None]]] = {}
+        self.is_in_time: Callable[[MasterSession], bool] = lambda session: True
+        """Whether a slave has the rows of tables that it must have: before that what it has of the log does
+        not make it one that may become master."""
         self.control: Control | None = None
         """In a controlled set: what decides how far the log is safe, in place of the links' reports."""
 
@@ -60,7 +66,7 @@ class Replicas:
         """A slave has reported how far it has the log."""
         if self.control is not None:
             for session in self._links:
-                if session.number:
+                if session.number and self.is_in_time(session):
                     self.control.report(session.number, session.acknowledged)
         self._on_advance(self.offset)
         if self.control is not None:
@@ -69,6 +75,18 @@ class Replicas:
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a controlled set have told them all of the tables."""
         return all(session.has_told() for session in self._links if session.number in numbers)
+
+    def have_rows(self, table: str) -> int:
+        """Up to which change of a table all have its rows that are waited for; without bound where nobody
+        is."""
+        if self.control is None:
+            return _ALL
+        had = {session.number: session.rows_had(table) for session in self._links}
+        return min((had.get(number, -1) for number in self.control.awaited()), default=_ALL)
+
+    def may_act(self) -> bool:
+        """Whether what is answered now holds: always but in a controlled set without a lease."""
+        return self.control is None or self.control.may_act()
 
     def rows(self) -> dict[str, int]:
         """Each slave's address and how far it has the log."""

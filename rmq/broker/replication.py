@@ -160,6 +160,7 @@ class _SlaveLink:
             broker.followed.tables,
             lambda: broker.store.max_physical_offset,
             offsets_s=OFFSETS_SECONDS if control is None else CONTROLLED_OFFSETS_SECONDS,
+            is_awaited=broker.acknowledgement.rows.is_awaited,
         )
         self._pause = min(self._heartbeat_seconds, feed.offsets_s)
         self.session = MasterSession(
@@ -174,7 +175,10 @@ class _SlaveLink:
             has_told=lambda: feed.is_told,
             admit=None if control is None else control.admit,
             confirmed=(lambda: None) if control is None else control.confirmed,
+            heard=feed.heard,
+            rows_had=feed.had,
         )
+        self._waits = broker.acknowledgement.rows
         self._replicas = broker.acknowledgement.replicas
         self._store = broker.store
         self._stream = stream
@@ -209,6 +213,8 @@ class _SlaveLink:
         while data := await _receive(self._stream, self._silence_seconds, "slave"):
             self.session.received(data, anyio.current_time())
             self._replicas.acknowledged()
+            if self._waits:  # for the next note
+                self.wake()
             if not opened:
                 self.wake()
                 opened = self.session.position >= 0
@@ -481,13 +487,14 @@ class Follower:
             anyio.current_time(),
             safe=on_disk if broker.replica.flushes_copies else reach,
             noted=None if self._greeting is None else noted,
+            rows=broker.followed.reports,
             heartbeat_s=heartbeat,
             silence_s=silence,
         )
 
         async def read(scope: anyio.CancelScope) -> None:
             while data := await _receive(stream, silence, "master"):
-                if session.received(data, anyio.current_time()):
+                if session.received(data, anyio.current_time()) or broker.followed.has_reports:
                     self._grown.ring()
                 broker.followed.settle()
             scope.cancel()

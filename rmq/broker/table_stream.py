@@ -14,6 +14,7 @@ RocketMQ's slaves do.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -36,6 +37,10 @@ CONTROLLED_OFFSETS_SECONDS: Final = 0.02
 OFFSETS: Final = "consumerOffset"
 TOPICS: Final = "topics"
 LOCKS: Final = "queueLocks"
+CONFIRMED: Final = OFFSETS, LOCKS
+"""Tables of which followers say what they have."""
+CONFIRM_SECONDS: Final = 3.0
+"""A follower that has all and has not said so for so long is of a version that does not."""
 
 
 class StreamedTable(Protocol):
@@ -74,6 +79,12 @@ class _Told:
         return self.serial == self.table.changes.serial and not self.left
 
     def note(self) -> dict[str, Any] | None:
+        note = self._next()
+        if note is not None and not self.left and self.name in CONFIRMED:
+            note["serial"] = self.serial
+        return note
+
+    def _next(self) -> dict[str, Any] | None:
         changes, is_first = self.table.changes, False
         if self.serial < changes.forgotten:
             self.serial, self.left = changes.begin(), self.table.names()
@@ -100,9 +111,14 @@ class TableFeed:
         end: Callable[[], int],
         *,
         offsets_s: float = OFFSETS_SECONDS,
+        is_awaited: Callable[[str, int], bool] = lambda table, serial: False,
     ) -> None:
         self._end = end
+        self._is_awaited = is_awaited
         self.offsets_s = offsets_s
+        self._had: dict[str, int] = {}
+        self._all_told_at = math.inf
+        self._now = 0.0
         self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
         self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
         self._offsets_at = -offsets_s
@@ -114,14 +130,44 @@ class TableFeed:
 
     def note(self, now: float) -> dict[str, Any] | None:
         """The next note, None when there is none now. It goes out before any more of the log."""
+        self._now = now
+        if self._all_told_at > now and self.is_told:
+            self._all_told_at = now
         for told in self._urgent:
             if note := told.note():
                 return note | {"end": self._end()} if note.get("gone") else note
         for told in self._offsets:
-            if (told.left or now - self._offsets_at >= self.offsets_s) and (note := told.note()):
+            if (told.left or now - self._offsets_at >= self.offsets_s or self._is_wanted(told)) and (
+                note := told.note()
+            ):
                 self._offsets_at = now
                 return note
         return None
+
+    def _is_wanted(self, told: _Told) -> bool:
+        """Whether somebody waits for what is not told yet, and all is had that is."""
+        return self._is_awaited(told.name, told.serial) and self._had.get(told.name, -1) >= told.serial
+
+    def heard(self, number: int) -> None:
+        """The slave has rows of a table, as `row_report` says. Raises RemoteProtocolError for those that it
+        was not told."""
+        serial, at = divmod(number, len(CONFIRMED))
+        told = next(one for one in (*self._urgent, *self._offsets) if one.name == CONFIRMED[at])
+        if serial > told.serial:
+            raise RemoteProtocolError(f"it has {told.name} up to change {serial}, of {told.serial} told")
+        self._had[told.name] = max(serial, self._had.get(told.name, -1))
+
+    def had(self, table: str) -> int:
+        """Up to which change of a table the slave has its rows; -1 before it has said so, and without bound
+        when it never does."""
+        if not self._had and self._now - self._all_told_at > CONFIRM_SECONDS:
+            return 1 << 62
+        return self._had.get(table, -1)
+
+
+def row_report(table: str, serial: int) -> int:
+    """What a slave says once it has the rows of a table up to a change, as a number."""
+    return serial * len(CONFIRMED) + CONFIRMED.index(table)
 
 
 class FollowedTables:
@@ -155,6 +201,7 @@ class FollowedTables:
         self._save_topics = save_topics
         self._delivery = delivery
         self._collected: dict[str, dict[str, Any]] = {}
+        self._to_report: dict[str, int] = {}
         self._held: int | None = None
         self._deleted: dict[str, int] = {}  # topics -> where the master's log ended then
 
@@ -163,6 +210,7 @@ class FollowedTables:
     def begin(self) -> None:
         """There is a new link to a master."""
         self.is_fed = False
+        self._to_report.clear()
         self._collected.clear()
 
     def take(self, note: Mapping[str, Any]) -> None:
@@ -191,6 +239,19 @@ class FollowedTables:
             self._deleted |= dict.fromkeys(deleted, end)
         if table.follow(rows, version, missing):
             self._changed(name)
+        if name in CONFIRMED and isinstance(serial := note.get("serial"), int) and serial >= 0:
+            self._to_report[name] = serial
+
+    @property
+    def has_reports(self) -> bool:
+        """Whether `reports` would give any."""
+        return bool(self._to_report)
+
+    def reports(self) -> list[int]:
+        """What is to be said to the master of the rows that it told (`row_report`)."""
+        found = [row_report(name, serial) for name, serial in self._to_report.items()]
+        self._to_report.clear()
+        return found
 
     def _changed(self, name: str) -> None:
         if name == OFFSETS:

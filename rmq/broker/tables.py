@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rmq.broker.offsets import Offsets
     from rmq.broker.stats import Stats
     from rmq.broker.topics import Topics
+    from rmq.protocol.command import Command
     from rmq.store.store import Store
 
 
@@ -40,6 +41,9 @@ log = logging.getLogger("rmq.broker")
 
 T = TypeVar("T")
 Slices = Generator[None, None, T]
+Settled = Callable[["Command", Any, "Command"], "Command | None"]
+"""From a request whose rows are changed, its connection and its answer to that, or None when it comes
+later."""
 
 
 def drain(work: Slices[T]) -> T:

@@ -13,6 +13,7 @@ from rmq.broker import control, transaction
 from rmq.broker.control import Control
 from rmq.broker.controlled import ASK_SECONDS, _Controlled
 from rmq.broker.locks import Locks
+from rmq.broker.row_waits import RowWaits
 from rmq.broker.schedule import Schedule
 from rmq.broker.table_stream import TableFeed
 from rmq.broker.timer import Timers
@@ -59,6 +60,7 @@ BROKERS_CAUGHT_BY = {
     "queues are locked without a lease": 0,
     "followers are told no locks": 1,
     "what was delivered at its time stays in memory": 0,
+    "a commit is answered before the replicas have it": 1,
 }
 """The first seed that shows a bug."""
 
@@ -259,3 +261,12 @@ def _kept(self: Timers, group: Any, end: int) -> None:
 
 
 BROKER_BUGS["what was delivered at its time stays in memory"] = planted((Timers, "_delivered", _kept))
+
+
+def _told_before(
+    self: RowWaits, table: str, changes: Any, request: Any, connection: Any, response: Any
+) -> Any:
+    return response
+
+
+BROKER_BUGS["a commit is answered before the replicas have it"] = planted((RowWaits, "answer", _told_before))

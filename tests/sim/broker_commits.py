@@ -1,9 +1,7 @@
 """A group that commits its offset in the simulation of real brokers, by requests that are answered.
 
-Up to 0.02 s long only the master has a commit, and longer while the link to its followers is silent. But what
-changes in tables goes before any byte of the log that was written 0.02 s later: a message that was sent then,
-and is acknowledged, proves that all in sync have the commit. From there no clean election may lose it. What
-a power cut takes of a replica's own table since it was saved last is lost with that replica.
+What is answered is known to all in sync: from there no clean election may lose it. What a power cut takes of
+a replica's own table since it was saved last is lost with that replica.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING
 import trio
 
 from rmq.broker.offsets import decode_offsets
-from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS
 from rmq.broker.tables import drain
 from rmq.errors import RmqError
 from rmq.protocol.codes import RequestCode, ResponseCode
@@ -32,7 +29,6 @@ class Commits:
     """What was answered, and what each replica must know of it at least."""
 
     def __init__(self) -> None:
-        self._answered: tuple[Node, int, int, float] | None = None  # by whom, epoch, offset, when
         self._floors: dict[str, int] = {}
         self._epoch = 0
         self.answered = 0
@@ -44,7 +40,7 @@ class Commits:
         if not acting or not end:
             return
         node = acting[0]
-        epoch = node.epoch_led()
+        epoch, asked_at = node.epoch_led(), trio.current_time()
         request = Command.request(
             RequestCode.UPDATE_CONSUMER_OFFSET, UpdateConsumerOffsetRequestHeader(GROUP, "T", 0, end)
         )
@@ -54,20 +50,15 @@ class Commits:
             return
         if response.code == ResponseCode.SUCCESS and node.epoch_led() == epoch:
             self.answered += 1
-            self._answered = node, epoch, end, trio.current_time()
+            self._all_have(found, node, end, asked_at)
 
-    def proved(self, found: Set, sent_at: float) -> None:
-        """A message that was sent then is acknowledged."""
-        if self._answered is None or self._answered[3] + CONTROLLED_OFFSETS_SECONDS + 0.001 > sent_at:
-            return
-        node, epoch, offset, _ = self._answered
-        if found.acting() != [node] or node.epoch_led() != epoch:
-            return
+    def _all_have(self, found: Set, node: Node, offset: int, since: float) -> None:
+        """All in sync have it that ran since then."""
         assert node.broker is not None
         assert node.broker.replica.control is not None
         in_sync = node.broker.replica.control.in_sync
         for one in found.nodes:
-            if one.stop is not None and one.started_at < sent_at and one.number() in in_sync:
+            if one.stop is not None and one.started_at < since and one.number() in in_sync:
                 self._floors[one.host] = max(offset, self._floors.get(one.host, 0))
 
     def lost_power(self, node: Node, left: MemoryDisk) -> None:

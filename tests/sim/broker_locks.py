@@ -2,10 +2,8 @@
 and unlock, at the master mostly, or at another, as routes are old at times.
 
 A member holds a queue from the answer to its request on, until a renewal is refused, or for 30 s without one.
-Like a commit, a lock that is answered may be gone with its master. But what changes in tables goes before any
-byte of the log that was written 0.02 s later: a message that was sent then, and is acknowledged, proves that
-all in sync know the lock. From there no master may give the queue to the other member. Locks are not saved:
-who has started since knows none of them, and who follows such a master forgets them.
+A lock that is answered is known to all in sync: from there no master may give the queue to the other member.
+Locks are not saved: who has started since knows none of them, and who follows such a master forgets them.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS
 from rmq.errors import RmqError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
@@ -73,7 +70,7 @@ class Locks:
 
     async def _lock(self, found: Set, node: Node, queue: MessageQueue, member: str) -> None:
         body, asked_at = LockBatchRequestBody(GROUP, member, frozenset((queue,))), trio.current_time()
-        request = Command.request(RequestCode.LOCK_BATCH_MQ, body=body.to_json())
+        request, epoch = Command.request(RequestCode.LOCK_BATCH_MQ, body=body.to_json()), node.epoch_led()
         try:
             answer = await found.pool.call(f"{node.host}:10911", request, 1.0)
         except RmqError:
@@ -93,6 +90,8 @@ class Locks:
         known.pop((queue, other), None)
         if known.get((queue, member), -1.0) < node.started_at:
             known[queue, member] = trio.current_time()
+        if node.epoch_led() == epoch:
+            self._all_know(found, node, (queue, member), asked_at)
 
     def _lost(self, queue: MessageQueue, member: str) -> None:
         self._held.pop((queue, member), None)
@@ -110,18 +109,13 @@ class Locks:
             for host, known in self._known.items():
                 self._known[host] = {key: since for key, since in known.items() if key in valid}
 
-    def proved(self, found: Set, sent_at: float) -> None:
-        """A message that was sent then is acknowledged."""
-        acting = found.acting()
-        for node in acting:
-            assert node.broker is not None
-            assert node.broker.replica.control is not None
-            in_sync = node.broker.replica.control.in_sync
-            for key, since in self._known.get(node.host, {}).items():
-                if not node.started_at <= since <= sent_at - CONTROLLED_OFFSETS_SECONDS - 0.001:
-                    continue
-                for one in found.nodes:
-                    if one.stop is not None and one.started_at < sent_at and one.number() in in_sync:
-                        known = self._known.setdefault(one.host, {})
-                        if known.get(key, -1.0) < one.started_at:
-                            known[key] = sent_at
+    def _all_know(self, found: Set, node: Node, key: tuple[MessageQueue, str], asked_at: float) -> None:
+        """All in sync know the lock that ran when it was asked for."""
+        assert node.broker is not None
+        control = node.broker.replica.control
+        assert control is not None
+        for one in found.nodes:
+            if one.stop is not None and one.started_at < asked_at and one.number() in control.in_sync:
+                known = self._known.setdefault(one.host, {})
+                if known.get(key, -1.0) < one.started_at:
+                    known[key] = trio.current_time()

@@ -510,12 +510,7 @@ class BrokerSimulation:
     async def _send(self, found: Set, producer: Producer) -> None:
         while True:
             self._number += 1
-            sent_at = trio.current_time()
-            is_acknowledged = await found.send(producer, f"m{self._number}")
-            self._saw(self._number, is_acknowledged)
-            if is_acknowledged:
-                self._commits.proved(found, sent_at)
-                self._locks.proved(found, sent_at)
+            self._saw(self._number, await found.send(producer, f"m{self._number}"))
             await trio.sleep(self.chance.uniform(0.0, 0.2))
 
     async def _commit(self, found: Set, chance: random.Random) -> None:
