@@ -1,6 +1,6 @@
 """Our broker beside Apache RocketMQ 4.9.7: the same load, seconds apart, on the same core.
 
-    python -m benchmarks.side_by_side [--rounds 3] [--seconds 4] [--work NAME ...] [--write]
+    python -m benchmarks.side_by_side [--rounds 3] [--seconds 4] [--work NAME ...] [--sync-flush] [--write]
 
 The broker under test is pinned to core 1, the load to core 0. Both brokers are warmed with every work; then
 each round runs every work on both, the order of the two rotated from round to round. Reported are the medians
@@ -80,7 +80,10 @@ WORKS = (
     Work("sync-32", "Java client, sync, 32 threads, 128 B", "java", ("sync", "128", "32")),
     Work("async", "Java client, async, 128 B", "java", ("async", "128", "1")),
     Work("push", "Java push consumer, backlog of 200,000 x 1 KB", "java", ("push", "200000")),
+    Work("pull", "Java pull consumer, backlog of 200,000 x 1 KB", "java", ("pull", "200000")),
 )
+BACKLOGS = ("push", "pull")
+"""Works that read what was written before."""
 
 
 @attrs.frozen
@@ -118,9 +121,16 @@ class Bench:
     """The clients, the targets and the rounds. `other` is the folder of the checkout to compare with."""
 
     def __init__(
-        self, processes: Processes, folder: pathlib.Path, warm: float, seconds: float, other: str | None
+        self,
+        processes: Processes,
+        folder: pathlib.Path,
+        warm: float,
+        seconds: float,
+        other: str | None,
+        flush: str = "ASYNC_FLUSH",
     ) -> None:
         self.processes = processes
+        self.settings = SETTINGS | {"flushDiskType": flush}
         self.other = other
         self.folder = folder
         self.warm = warm
@@ -141,7 +151,7 @@ class Bench:
             if kind == OTHER:
                 places = os.pathsep.join((str(self.other), os.path.join(self.other or "", "plugins")))
                 patch.setattr("tests.interop.rocketmq.PYTHON_PATH", places)
-            broker = start(namesrv, store, brokerName=f"bench-{kind}", **SETTINGS)
+            broker = start(namesrv, store, brokerName=f"bench-{kind}", **self.settings)
         processes.pin = "0"
         return Target(kind, namesrv, broker, broker.port), broker.seconds_to_port
 
@@ -163,8 +173,8 @@ class Bench:
             address = ("127.0.0.1", str(target.port))
             arguments = (*address, serialization, size, window, connections, *times, batch, topic)
             return [str(self.pipelined), *arguments]
-        if work.name == "push":
-            arguments = (target.namesrv, "push", topic, work.arguments[1])
+        if work.name in BACKLOGS:
+            arguments = (target.namesrv, work.name, topic, work.arguments[1])
         else:
             mode, size, threads = work.arguments
             arguments = (target.namesrv, mode, topic, size, threads, *times)
@@ -172,7 +182,7 @@ class Bench:
         return java.command("Load", *arguments, home=self.processes.home, heap="512m")
 
     def fill(self, target: Target, work: Work) -> None:
-        """Writes the backlog that the push consumer reads."""
+        """Writes the backlog that a consumer reads."""
         address = ("127.0.0.1", str(target.port))
         arguments = (
             *address,
@@ -194,7 +204,7 @@ class Bench:
         """Warms both brokers with all works, then yields the figures round by round, the order rotated."""
         for work in works:
             for target in targets:
-                if work.name == "push":
+                if work.name in BACKLOGS:
                     self.fill(target, work)
                 self.run(work, target, 1, self.warm)
         for number in range(count):
@@ -255,7 +265,7 @@ def difference(works: Sequence[Work], results: dict[tuple[str, str], list[Figure
     return "\n".join(lines)
 
 
-def conditions(rounds: int, seconds: float, *, realtime: bool) -> str:
+def conditions(rounds: int, seconds: float, flush: str, *, realtime: bool) -> str:
     """One line on where and how the figures were taken."""
     java = subprocess.run(["java", "-version"], capture_output=True, text=True, check=True).stderr.split('"')[
         1
@@ -263,7 +273,7 @@ def conditions(rounds: int, seconds: float, *, realtime: bool) -> str:
     today = datetime.date.today().isoformat()
     return (
         f"Taken {today}: {os.cpu_count()} CPUs, Python {platform.python_version()}, Java {java} "
-        f"(1 GiB heap), ASYNC_FLUSH, {rounds} rounds of {seconds:g} s"
+        f"(1 GiB heap), {flush}, {rounds} rounds of {seconds:g} s"
         f"{', at real-time priority' if realtime else ''}; medians."
     )
 
@@ -287,6 +297,7 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--realtime", action="store_true", help="brokers and loads before all other processes (needs root)"
     )
+    parser.add_argument("--sync-flush", action="store_true", help="SYNC_FLUSH at both brokers")
     parser.add_argument("--no-idle", action="store_true", help="leave start time and memory out")
     parser.add_argument("--write", action="store_true", help="put the table into docs/performance.md")
     parser.add_argument("--against", metavar="FOLDER", help="another checkout of ours to compare with")
@@ -304,7 +315,8 @@ def main() -> None:
     folder = pathlib.Path(tempfile.mkdtemp(prefix="rmq-bench-"))
     try:
         with Processes(java, folder, broker_heap="1g") as processes:
-            bench = Bench(processes, folder, chosen.warm, chosen.seconds, chosen.against)
+            flush = "SYNC_FLUSH" if chosen.sync_flush else "ASYNC_FLUSH"
+            bench = Bench(processes, folder, chosen.warm, chosen.seconds, chosen.against, flush)
             text = measure(bench, works, chosen)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -322,7 +334,8 @@ def measure(bench: Bench, works: Sequence[Work], chosen: argparse.Namespace) -> 
         results.setdefault((work.name, kind), []).append(figures)
         said = f"{figures.rate:10,.0f}/s {figures.cpu_us:7.2f} µs  p50 {figures.p50_us:.0f} µs"
         print(f"{work.name:12} {kind:5} {said}", file=sys.stderr)
-    found = [conditions(chosen.rounds, chosen.seconds, realtime=chosen.realtime), table(works, results, idle)]
+    how = conditions(chosen.rounds, chosen.seconds, bench.settings["flushDiskType"], realtime=chosen.realtime)
+    found = [how, table(works, results, idle)]
     if chosen.against:
         print(difference(works, results))
     return "\n\n".join(found)

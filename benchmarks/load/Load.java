@@ -7,7 +7,10 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
+import org.apache.rocketmq.client.consumer.PullStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -15,14 +18,16 @@ import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /**
  * The stock Java client as load.
  *
  *   Load NAMESRV sync|async|batch TOPIC SIZE THREADS WARM SECONDS
- *   Load NAMESRV push TOPIC COUNT
+ *   Load NAMESRV push|pull TOPIC COUNT
  *
- * Prints {"event":"measuring"} when the warm-up is over (push: at the first message) and one line of results.
+ * Prints {"event":"measuring"} when the warm-up is over (push and pull: at the first message) and one line of
+ * results.
  */
 public class Load {
     static final int BATCH = 32;
@@ -36,6 +41,8 @@ public class Load {
     public static void main(String[] args) throws Exception {
         if (args[1].equals("push")) {
             push(args[0], args[2], Long.parseLong(args[3]));
+        } else if (args[1].equals("pull")) {
+            pull(args[0], args[2], Long.parseLong(args[3]));
         } else {
             produce(args);
         }
@@ -178,6 +185,34 @@ public class Load {
             failed(new IllegalStateException("only " + answered.get() + " of " + count + " messages came"));
         }
         report(answered.get(), (System.nanoTime() - from.get()) / 1e9);
+        consumer.shutdown();
+    }
+
+    static void pull(String namesrv, String topic, long count) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("load_pull_" + System.nanoTime());
+        consumer.setNamesrvAddr(namesrv);
+        consumer.setVipChannelEnabled(false);
+        consumer.start();
+        long from = 0;
+        for (MessageQueue queue : consumer.fetchSubscribeMessageQueues(topic)) {
+            long offset = consumer.minOffset(queue);
+            while (answered.get() < count) {
+                PullResult found = consumer.pull(queue, "*", offset, BATCH);
+                if (found.getPullStatus() != PullStatus.FOUND) {
+                    break;
+                }
+                if (from == 0) {
+                    from = System.nanoTime();
+                    event();
+                }
+                answered.addAndGet(found.getMsgFoundList().size());
+                offset = found.getNextBeginOffset();
+            }
+        }
+        if (answered.get() < count) {
+            failed(new IllegalStateException("only " + answered.get() + " of " + count + " messages are there"));
+        }
+        report(answered.get(), (System.nanoTime() - from) / 1e9);
         consumer.shutdown();
     }
 
