@@ -1,8 +1,9 @@
 """What a message costs `rmq broker --processes N`: CPU of all its brokers, user and system, by N and by how
 many sends are in flight in all.
 
-    python -m benchmarks.processes [--messages 40000] [--body 128] [--engine pure]
+    python -m benchmarks.processes [--messages 40000] [--body 128] [--engine pure] [--java]
 
+With --java RocketMQ's own broker, which uses all cores by itself, has a column (needs a JDK and Maven).
 One process sends frames that are made before, to each broker its share of the window; brokers are pinned to
 cores as the service does it. Rates are not told: the load needs a core, too.
 """
@@ -20,18 +21,22 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from statistics import median
 
 from benchmarks.scale import Link as ScaleLink
 from benchmarks.scale import make_topic, send
+from benchmarks.side_by_side import SETTINGS, cpu_seconds
 from rmq.protocol.frames import Decoder
+from tests.interop.rocketmq import Java, Processes
 
 FIRST_PORT, DISTANCE, HEALTH_PORT = 27_410, 10, 27_400
 QUEUES, RUNS = 8, 3
 PROCESSES, WINDOWS = (1, 2, 8), (16, 64, 256, 1024, 4096)
 START_SECONDS = 120.0
+JAVA_WARM = 300_000  # messages until most of it is compiled
 
 
 class Link(ScaleLink):
@@ -43,7 +48,7 @@ class Link(ScaleLink):
         self.decoder = Decoder()
 
 
-def cpu_seconds(supervisor: int) -> float:
+def cpu_of_children(supervisor: int) -> float:
     """User and system time of the brokers below the process that looks after them."""
     ticks = 0
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
@@ -84,6 +89,16 @@ def service(count: int, folder: str, engine: str) -> Iterator[int]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(START_SECONDS)
+
+
+@contextmanager
+def java_broker(folder: str) -> Iterator[tuple[int, int]]:
+    """RocketMQ 4.9.7's broker on all cores: its port and its process."""
+    java = Java(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "d" / "rocketmq-4.9.7")
+    java.prepare()
+    with Processes(java, pathlib.Path(folder), broker_heap="1g") as processes:
+        broker = processes.java_broker(processes.java_namesrv(), pathlib.Path(folder, "store"), **SETTINGS)
+        yield broker.port, broker.pid
 
 
 def is_ready() -> bool:
@@ -127,29 +142,44 @@ def main() -> None:
     )
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--body", type=int, default=128)
+    parser.add_argument("--java", action="store_true", help="RocketMQ's own broker, too")
     parser.add_argument("--engine", default="auto", choices=("auto", "pure", "compiled"))
     options = parser.parse_args()
     frames = [send("shared", queue, bytes(options.body)) for queue in range(QUEUES)]
-    table: dict[int, list[float]] = {window: [] for window in WINDOWS}
+    columns = {}
     for count in PROCESSES:
         with tempfile.TemporaryDirectory() as folder, service(count, folder, options.engine) as supervisor:
             links = [Link(FIRST_PORT + DISTANCE * number) for number in range(count)]
-            for link in links:
-                make_topic(link, "shared", QUEUES)
-            load(links, frames, 2_000, 64)
-            for window in WINDOWS:
-                messages = min(options.messages, 4_000 * window)
-                costs = []
-                for _ in range(RUNS):
-                    before = cpu_seconds(supervisor)
-                    load(links, frames, messages, window)
-                    costs.append((cpu_seconds(supervisor) - before) / messages * 1e6)
-                table[window].append(median(costs))
-                print(f"# {count} processes, {window} in flight: {median(costs):.1f} µs", file=sys.stderr)
-    print(f"| sends in flight | {' | '.join(f'at {count}' for count in PROCESSES)} |")
-    print(f"|---|{'---|' * len(PROCESSES)}")
-    for window, costs in table.items():
-        print(f"| {window:,} | {' | '.join(f'{cost:.1f}' for cost in costs)} |")
+            spent = partial(cpu_of_children, supervisor)
+            columns[f"at {count}"] = measured(links, frames, options.messages, spent, 2_000)
+    if options.java:
+        with tempfile.TemporaryDirectory() as folder, java_broker(folder) as (port, process):
+            spent = partial(cpu_seconds, process)
+            columns["Java"] = measured([Link(port)], frames, options.messages, spent, JAVA_WARM)
+    print(f"| sends in flight | {' | '.join(columns)} |")
+    print(f"|---|{'---|' * len(columns)}")
+    for window in WINDOWS:
+        print(f"| {window:,} | {' | '.join(f'{costs[window]:.1f}' for costs in columns.values())} |")
+
+
+def measured(
+    links: list[Link], frames: list[bytes], most: int, spent: Callable[[], float], warm: int
+) -> dict[int, float]:
+    """CPU µs a message by the number in flight, after so many messages that are not counted."""
+    for link in links:
+        make_topic(link, "shared", QUEUES)
+    load(links, frames, warm, 64)
+    found = {}
+    for window in WINDOWS:
+        messages = min(most, 4_000 * window)
+        costs = []
+        for _ in range(RUNS):
+            before = spent()
+            load(links, frames, messages, window)
+            costs.append((spent() - before) / messages * 1e6)
+        found[window] = median(costs)
+        print(f"# {len(links)} connections, {window} in flight: {found[window]:.1f} µs", file=sys.stderr)
+    return found
 
 
 if __name__ == "__main__":
