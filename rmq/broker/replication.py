@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import anyio
 
 from rmq.broker.broker import Broker
+from rmq.broker.confirmed_progress import go_back
 from rmq.broker.ha import (
     FRAME,
     HELLO,
@@ -379,6 +380,7 @@ class Follower:
                 cut = control.cut(store, greeting, state.log_id)
                 if cut < store.max_physical_offset:
                     log.warning("our log reaches %d: it is cut at %d", store.max_physical_offset, cut)
+                    go_back(self._broker)  # before, so that a crash in between leaves nothing undelivered
                     self._broker.truncate(cut)
             except Expired as error:
                 self._begin_anew(str(error))

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 import anyio
 
 from rmq.broker.broker import Broker
+from rmq.broker.confirmed_progress import ConfirmedProgress
 from rmq.errors import StoreError
 from rmq.remoting.loop import Alarm, in_slices
 
@@ -30,6 +31,7 @@ class Saver:
         self._broker = broker
         self._blocking = blocking
         self._wanted = wanted
+        self._confirmed = ConfirmedProgress(broker)
         self._saving, self._saving_rows = anyio.Lock(), anyio.Lock()
 
     async def persist(self) -> NoReturn:
@@ -68,6 +70,7 @@ class Saver:
             except StoreError as error:
                 log.error("a table cannot be saved, trying again: %s", error)
         async with self._saving:
+            self._confirmed.look()
             texts = await in_slices(self._broker.saving())
             try:
                 await self._blocking(partial(self._broker.store.save_configs, texts))

@@ -383,7 +383,10 @@ class Timers:
         return json.dumps(self._copied if self._is_slave else self._progress())
 
     def progress(self) -> dict[str, int]:
-        """The progress as slaves are told it; empty when there never was a message with a time."""
+        """The progress as slaves are told it; empty when there never was a message with a time. A slave's: as
+        it was told."""
+        if self._is_slave:
+            return dict(self._copied)
         return self._progress() if self._read else {}
 
     def follow(self, progress: Mapping[str, int]) -> None:

@@ -16,7 +16,7 @@ from rmq.controller.controller import Add, Drop
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
 from rmq.errors import RmqError
-from rmq.message import MessageQueue
+from rmq.message import Message, MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
 from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
@@ -270,3 +270,42 @@ async def test_a_former_master_that_never_heard_its_successor_still_knows_who_ho
                 await trio.sleep(0.1)
         assert await lock(found, first, "two", 0) == set()
         assert await lock(found, first, "one", 0) == {0}
+
+
+async def test_what_a_master_delivered_in_vain_is_delivered_when_it_is_elected_again(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = await found.master(), found.nodes[1]
+        for topic in ("T", "D"):
+            await client.admin.create_topic(topic, broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            for message in (
+                Message("D", b"late", delay_level=5),
+                Message("D", b"too", delay_ms=60_000),
+            ):
+                assert (await producer.send(message)).status == "SEND_OK"
+            assert await found.send(producer, "kept")
+            await trio.sleep(12)
+            hosts = (address.partition(":")[0] for address in CONTROLLERS)
+            found.network.partition(first.host, second.host, *hosts)
+            found.set_clock(second, -60_000)  # the first delivers what this one will deliver later
+        await trio.sleep(54)
+        assert {message.body for message in found.messages(first, "D")} >= {b"late", b"too"}
+        assert not found.messages(second, "D")
+        await found.kill(first)
+        found.network.heal()
+        await found.start(first)
+        await found.until(master=2, inSync=[1, 2])
+        left = first.disk.image(0.5)
+        found.cut_off(first)
+        await found.kill(second)
+        await found.kill(first, left=left)
+        found.network.heal()
+        await found.start(first)
+        with trio.fail_after(30):
+            while first not in found.acting():
+                await trio.sleep(0.1)
+        await trio.sleep(60)
+        assert {message.body for message in found.messages(first, "D")} == {b"late", b"too"}
