@@ -239,8 +239,13 @@ class Faults:
     async def _silence_only(self, node: Node) -> None:
         """When nothing else is wrong, messages are taken again soon. Raises Violation."""
         found, everyone = self._found, list(range(1, len(self._found.nodes) + 1))
-        if self._struck or any(one.stop is None or one.host in found.pauses for one in found.nodes):
+        if (
+            self._struck
+            or self._dying
+            or any(one.stop is None or one.host in found.pauses for one in found.nodes)
+        ):
             return
+        self._disarm()
         self._mend()
         with trio.move_on_after(20):
             while (await found.status())["inSync"] != everyone:
@@ -259,6 +264,11 @@ class Faults:
         network.heal()
         network.links.clear()
         network.latency = (0.0, 0.0)
+
+    def _disarm(self) -> None:
+        """No write is the last any more."""
+        for node in self._found.nodes:
+            node.disk.on_change = node.disk.on_sync = None
 
     def _peers(self, node: Node) -> tuple[str, ...]:
         """Whom a bad link may lead to."""
@@ -279,15 +289,12 @@ class Faults:
     async def heal(self) -> None:
         """End them all. Raises Violation when not all are in sync a minute later."""
         found = self._found
-        self._mend()
-        while self._struck:
+        self._disarm()
+        while self._struck or self._dying:
             for scope in self._struck.values():
                 scope.cancel()
             await trio.sleep(0.1)
-        for node in found.nodes:
-            node.disk.on_change = node.disk.on_sync = None
-        while self._dying:
-            await trio.sleep(0.1)
+        self._mend()
         for node in found.nodes:
             found.set_clock(node, 0)
             found.pauses.resume(node.host)
