@@ -297,21 +297,22 @@ class ConsumeQueue:
             return self._unit_in_file(index)
         return UNIT_FORM.unpack_from(self.tail, (index - self._tail_start) * UNIT)
 
-    def truncate(self, log_end: int) -> None:
-        """Drop the units whose records end after `log_end`."""
+    def truncate(self, log_end: int) -> bool:
+        """Drop the units whose records end after `log_end`; whether files changed by that."""
         if self.physical_end() <= log_end:
-            return
+            return False
         end = self.first_at(log_end)
         while end > self.start and sum(self._any_unit(end - 1)[:2]) > log_end:
             end -= 1
         kept = self.tail[: max(end - self._tail_start, 0) * UNIT]
-        if end < self._tail_start:
+        if is_cut := end < self._tail_start:
             self._files.truncate(end * UNIT)
             self._tail_start = end
         self.tail = bytearray(kept)
         self.end = self.next = end
         self.known_to = min(self.known_to, log_end)
-        self.cut_files()  # after a crash the tail was made of the log, and the files may have the same units
+        # After a crash the tail was made of the log, and the files may have the same units.
+        return self.cut_files() or is_cut
 
     def cut_files(self) -> bool:
         """Make what lies after the end zero in the files, if it is not; whether that changed anything."""

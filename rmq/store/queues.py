@@ -263,6 +263,9 @@ class Queues:
                 cut.append(queue)
             if number % 64 == 0:
                 progress("queues cut", number, len(self.table))
+        self._sync_ends(cut)
+
+    def _sync_ends(self, cut: list[ConsumeQueue]) -> None:
         if len(cut) > _SYNC_ALL_FROM:
             self._disk.sync_all(self._root)
         else:
@@ -270,9 +273,8 @@ class Queues:
                 queue.sync_end()
 
     def truncate(self, log_end: int) -> None:
-        """Drop the units of records that end after `log_end`."""
-        for queue in self.table.values():
-            queue.truncate(log_end)
+        """Drop the units of records that end after `log_end`, for good: others will be at their places."""
+        self._sync_ends([queue for queue in self.table.values() if queue.truncate(log_end)])
         self._count_gathered()
 
     def remove_topic(self, topic: str) -> str:

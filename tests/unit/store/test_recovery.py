@@ -782,3 +782,17 @@ def test_a_broken_checkpoint_costs_only_a_longer_scan() -> None:
     for at in range(24):
         disk.flip(f"{ROOT}/checkpoint", at)
     assert bodies(open_store(disk.copy())) == expected_bodies(50)
+
+
+def test_units_that_were_cut_with_the_log_do_not_come_back_with_a_power_cut() -> None:
+    """Records of others are at their places by then."""
+    disk = MemoryDisk()
+    store = open_store(disk)
+    fill(store, 5)
+    store.close()
+    store = open_store(disk)
+    (path,) = queue_files(disk)
+    assert any(disk.load(path) or b"")
+    store.truncate(0)
+    for seed in range(20):
+        assert not any(disk.image(seed).load(path) or b"")
