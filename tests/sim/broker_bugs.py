@@ -11,20 +11,15 @@ from attrs import evolve
 
 from rmq.broker import control, transaction
 from rmq.broker.control import Control
-from rmq.broker.controlled import ASK_SECONDS, _Controlled
 from rmq.broker.locks import Locks
 from rmq.broker.row_waits import RowWaits
 from rmq.broker.schedule import Schedule
 from rmq.broker.table_stream import TableFeed
 from rmq.broker.timer import Timers
 from rmq.broker.transaction import Transactions
-from rmq.controller.controller import Answer, Question
 from rmq.controller.epochs import Epochs
 from rmq.controller.journal import Journal
-from rmq.controller.raft import NotLeader
 from rmq.controller.replica import Replica
-from rmq.controller.requests import answer_of, request_of
-from rmq.errors import RequestTimeout
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.codes import SYS_COMMIT
 from rmq.protocol.headers import EndTransactionRequestHeader
@@ -52,7 +47,6 @@ BROKERS_CAUGHT_BY = {
     "the clock of leases stands still with its machine": 1,
     "followers are told no offsets of groups": 0,
     "consumers read what only the master has": 0,
-    "who does not hear the controllers goes on talking to them": 18,
     "a transaction ends as often as it is told": 30,
     "a controller begins with an empty journal": 0,
     "leases go by a clock that is set": 5,
@@ -176,24 +170,6 @@ def _everything(self: Control) -> int | None:
 
 
 BROKER_BUGS["consumers read what only the master has"] = planted((Control, "confirmed", _everything))
-
-
-async def _stubborn(self: _Controlled, question: Question) -> Answer:
-    try:
-        return answer_of(await self._pool.call(self._leader, request_of(question), ASK_SECONDS))
-    except NotLeader as error:
-        self._leader = error.leader or self._next()
-        raise
-    except RequestTimeout:
-        raise
-    except Exception:
-        self._leader = self._next()
-        raise
-
-
-BROKER_BUGS["who does not hear the controllers goes on talking to them"] = planted(
-    (_Controlled, "_ask", _stubborn)
-)
 
 
 def _decided_again(self: Transactions, header: EndTransactionRequestHeader, now_ms: int) -> None:
