@@ -250,6 +250,7 @@ class _Controlled:
                 control.lead(store.max_physical_offset)
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
+            broker.pull.may_correct = control.may_act
             broker.locks.take_over(self._locks)
             broker.offsets.is_closed = lambda: control.is_closed or not control.may_act()
             rows = broker.acknowledgement.rows

@@ -129,6 +129,8 @@ class Pull:
         self.confirmed: Callable[[], int | None] | None = None
         """Up to which physical offset consumers may read, in a set with controllers; nothing as long as that
         is not known. None: all."""
+        self.may_correct: Callable[[], bool] = lambda: True
+        """Whether consumers may be told another offset than they ask for: not by who was master of a set."""
         self._unconfirmed: set[tuple[str, int]] = set()
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
@@ -161,6 +163,8 @@ class Pull:
         code = _CODES.get(result.status, -1)
         if code < 0:
             code = _code(result.status, header.queue_offset)
+        if code == _MOVED:
+            self._check_place()
         if code == _NOT_FOUND and header.sys_flag & PULL_SUSPEND:
             self._hold(request, header, connection)
         else:
@@ -370,10 +374,12 @@ class Pull:
         try:
             group = self._group(header, connection)
             result = self._get(header, held.offset, self._plan(header, group, connection), connection)
+            code = _code(result.status, held.offset)
+            if code == _MOVED:
+                self._check_place()
         except ResponseError as error:
             connection.reply(request.reply(error.code, error.remark))
             return True
-        code = _code(result.status, held.offset)
         if not last:
             if result.status == "NO_MATCHED_MESSAGE":
                 held.offset = result.next_queue_offset
@@ -407,6 +413,14 @@ class Pull:
         connection.write([head, *result.buffers])
         self._stats.get(header.consumer_group, header.topic, result.count, size)
         self._on_pulled(header, result, connection)
+
+    def _check_place(self) -> None:
+        """Raise ResponseError where consumers must not be told another offset."""
+        if not self.may_correct():
+            raise for_code(
+                ResponseCode.SERVICE_NOT_AVAILABLE,
+                "this master has no lease of the controllers, another may have what you ask for",
+            )
 
     def _out_of_range(self, header: PullMessageRequestHeader, result: GetResult) -> int:
         """The code for an offset out of range: a slave that must not correct lets the consumer ask again."""

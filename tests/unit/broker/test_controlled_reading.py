@@ -22,7 +22,7 @@ from rmq.protocol.headers import (
     SearchOffsetResponseHeader,
 )
 from rmq.protocol.record import decode_records
-from tests.sim.brokers import Node, Set, controlled_set
+from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
 from tests.unit.broker.rig import pull
 
 
@@ -181,3 +181,25 @@ async def test_a_replica_that_has_just_started_lets_read_nothing_before_it_knows
         assert await read(found, second, 0) == (ResponseCode.PULL_NOT_FOUND, [], 0)
         found.network.heal()
         assert await read(found, second, 0, waits=True) == (ResponseCode.SUCCESS, ["one"], 1)
+
+
+async def test_a_master_without_a_lease_sends_no_consumer_to_another_offset(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            assert await found.send(producer, "one")
+        too_far = pull("T", 9, sys_flag=PULL_SUBSCRIPTION)
+        assert (await ask(found, first, too_far)).code == ResponseCode.PULL_OFFSET_MOVED
+        hosts = [address.partition(":")[0] for address in CONTROLLERS]
+        found.network.partition(first.host, *hosts, *(one.host for one in found.nodes if one is not first))
+        with trio.fail_after(20):
+            while first in found.acting():
+                await trio.sleep(0.05)
+        answer = await ask(found, first, pull("T", 9, sys_flag=PULL_SUBSCRIPTION))
+        assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+        assert "no lease" in (answer.remark or "")
+        assert await read(found, first, 0) == (ResponseCode.SUCCESS, ["one"], 1), "what all had may be read"
