@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.filter import Filter
     from rmq.broker.tables import Tables
-    from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig
+    from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command
     from rmq.remoting.connection import Connection
     from rmq.store.reader import GetResult
@@ -76,6 +76,7 @@ _NOT_FOUND: Final = int(ResponseCode.PULL_NOT_FOUND)
 _MOVED: Final = int(ResponseCode.PULL_OFFSET_MOVED)
 _RETRY: Final = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 LOOKS: Final = 800
+_ROWS_MAX: Final = 20_000
 _SHORT_EXPRESSION: Final = 512
 _PLANS_SIZE_MAX: Final = 16 << 20
 _PLAN_SIZE, _PLAN_FACTOR = 2_000, 50
@@ -95,6 +96,17 @@ class Plan:
     filter: Filter | None = None
     looks: int = LOOKS
     """Messages that one pull asks the expression about: the longer it is, the more each of them costs."""
+
+
+@frozen
+class Row:
+    """What a pull found that reads as its group's heartbeats said: rows of group and topic, which are others
+    once they are changed, whether the group broadcasts, and how to read."""
+
+    group: SubscriptionGroupConfig
+    topic: TopicConfig
+    model: str | None
+    plan: Plan
 
 
 class Pull:
@@ -135,6 +147,7 @@ class Pull:
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
         self._plans_size = 0
+        self._rows: dict[tuple[str, str, int], Row] = {}
         settings.derive(self._settings_changed)
 
     def handlers(self) -> dict[int, Callable[[Command, Connection, int], Command | None]]:
@@ -145,6 +158,7 @@ class Pull:
         self._room = _room(self._settings.broker)
         self._plans.clear()
         self._plans_size = 0
+        self._rows.clear()
 
     def read_on(self) -> None:
         """Consumers may read further than before: try the pulls that wait for that."""
@@ -157,8 +171,13 @@ class Pull:
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
         """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
         header = request.read(PullMessageRequestHeader)
-        group = self._group(header, connection)
-        plan = self._plan(header, group, connection)
+        row = self._row(header)
+        if row is None:
+            group = self._group(header, connection)
+            plan = self._plan(header, group, connection)
+            self._keep(header, group, plan)
+        else:
+            group, plan = row.group, row.plan
         result = self._get(header, header.queue_offset, plan, connection)
         code = _CODES.get(result.status, -1)
         if code < 0:
@@ -180,6 +199,33 @@ class Pull:
         return None
 
     # ---- who may read what ----
+
+    def _row(self, header: PullMessageRequestHeader) -> Row | None:
+        """What the last pull of the group from the queue found, if all of it is as it was."""
+        row = self._rows.get((header.consumer_group, header.topic, header.queue_id))
+        if row is None or header.sys_flag & PULL_SUBSCRIPTION:
+            return None
+        members = self._clients.consumer_group(header.consumer_group)
+        holds = (
+            members is not None
+            and members.subscriptions.get(header.topic) is row.plan.subscription
+            and members.message_model == row.model
+            and header.sub_version <= row.plan.subscription.sub_version
+            and self._groups.table.get(header.consumer_group) is row.group
+            and self._topics.table.get(header.topic) is row.topic
+        )
+        return row if holds else None
+
+    def _keep(self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig, plan: Plan) -> None:
+        """Keep what was found for the next pull, where it can be told that nothing of it has changed."""
+        members = self._clients.consumer_group(header.consumer_group)
+        topic = self._topics.get(header.topic)
+        if header.sys_flag & PULL_SUBSCRIPTION or plan.filter is not None or members is None or topic is None:
+            return
+        if len(self._rows) >= _ROWS_MAX:
+            self._rows.clear()
+        row = Row(group, topic, members.message_model, plan)
+        self._rows[header.consumer_group, header.topic, header.queue_id] = row
 
     def _group(self, header: PullMessageRequestHeader, connection: Connection) -> SubscriptionGroupConfig:
         """The consumer group, if the broker, the group and the topic allow it to read this queue."""

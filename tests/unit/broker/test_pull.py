@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from rmq.broker.filter import VERSION_AHEAD_MS
 from rmq.broker.held_pulls import TRIES_OF_A_QUEUE, TRIES_OF_A_TURN
@@ -243,6 +245,74 @@ def test_a_group_that_may_not_broadcast(rig: Rig) -> None:
     rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_broadcast_enable=False))
     rig.ask(heartbeat("readers", "Orders", message_model="BROADCASTING"))
     assert rig.one(pull(sys_flag=0)).code == ResponseCode.NO_PERMISSION
+
+
+def _leave(rig: Rig) -> None:
+    group = rig.broker.clients.consumer_group("readers")
+    assert group is not None
+    for member in list(group.members):
+        rig.broker.on_close(member)
+
+
+CHANGES: dict[str, tuple[Callable[[Rig], object], int]] = {
+    "the group may not consume": (
+        lambda rig: rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_enable=False)),
+        ResponseCode.NO_PERMISSION,
+    ),
+    "the topic may not be read": (
+        lambda rig: rig.broker.topics.update(TopicConfig("Orders", 4, 4, 2)),
+        ResponseCode.NO_PERMISSION,
+    ),
+    "the topic has no queue": (
+        lambda rig: rig.broker.topics.update(TopicConfig("Orders", 0, 4)),
+        ResponseCode.SYSTEM_ERROR,
+    ),
+    "the topic is deleted": (
+        lambda rig: rig.broker.topics.delete("Orders"),
+        ResponseCode.TOPIC_NOT_EXIST,
+    ),
+    "the broker may not be read": (
+        lambda rig: rig.broker.settings.replace(
+            evolve(rig.broker.config, broker_permission=2), rig.broker.settings.store
+        ),
+        ResponseCode.NO_PERMISSION,
+    ),
+    "its members have gone": (_leave, ResponseCode.SUBSCRIPTION_NOT_EXIST),
+    "its members want another topic": (
+        lambda rig: rig.ask(heartbeat("readers", "Other", version=8)),
+        ResponseCode.SUBSCRIPTION_NOT_EXIST,
+    ),
+    "its members broadcast, which it may not": (
+        lambda rig: rig.ask(heartbeat("readers", "Orders", "a||b", version=7, message_model="BROADCASTING")),
+        ResponseCode.NO_PERMISSION,
+    ),
+}
+
+
+@pytest.mark.parametrize(("change", "code"), CHANGES.values(), ids=CHANGES)
+def test_what_a_pull_found_is_used_by_the_next_and_no_longer_than_it_holds(
+    rig: Rig, change: Callable[[Rig], object], code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    plan = rig.broker.pull._plan
+    monkeypatch.setattr(rig.broker.pull, "_plan", lambda *given: looked.append(given) or plan(*given))
+    fill(rig, "abc")
+    rig.broker.groups.update(SubscriptionGroupConfig("readers", consume_broadcast_enable=False))
+    rig.ask(heartbeat("readers", "Orders", "a||b", version=7))
+    request = {"sys_flag": 0, "subscription": None, "sub_version": 7}
+    assert [bodies(rig.one(pull(**request))) for _ in range(3)] == ["ab"] * 3
+    assert len(looked) == 1
+    assert rig.one(pull(**request | {"sub_version": 8})).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    change(rig)
+    assert rig.one(pull(**request)).code == code
+
+
+def test_a_new_subscription_counts_for_the_next_pull(rig: Rig) -> None:
+    fill(rig, "abc")
+    for version, tags in ((7, "a"), (8, "b"), (9, "c||a")):
+        rig.ask(heartbeat("readers", "Orders", tags, version=version))
+        for _ in range(2):
+            assert bodies(rig.one(pull(sys_flag=0, sub_version=7))) == "".join(sorted(tags.split("||")))
 
 
 # --- waiting ---
