@@ -197,14 +197,14 @@ def _record_at(runs: list[Segments], offset: int) -> Scanned | None:
 def _check_log(
     runs: list[Segments], report: Report, queues: QueueAudits, index: IndexAudit, progress: Progress
 ) -> int:
-    """One pass over the log; returns the last record's store time."""
+    """One pass over the log; returns the latest store time."""
     report.log_start = runs[0].start if runs else 0
     total = sum(run.stop - run.start for run in runs)
     last = done = foreign = 0
     for number, run in enumerate(runs):
         for record in _records(run, report, final=number == len(runs) - 1, vouch=queues.vouch):
             report.records += 1
-            last = record.store_timestamp
+            last = max(last, record.store_timestamp)  # the clock may have been set back
             report.log_end = record.position + record.size
             if not _is_text(record.topic):
                 detail = "the topic is not UTF-8; no CRC covers it"
@@ -325,7 +325,8 @@ def _check_checkpoint(disk: Disk, folder: str, report: Report, last_ms: int) -> 
         time_ms = int.from_bytes(data[at : at + 8], "big", signed=True)
         if not 0 <= time_ms <= last_ms:
             detail = (
-                f"the time of the {name}, {time_ms}, lies outside the log, whose last record is of {last_ms}"
+                f"the time of the {name}, {time_ms}, lies outside the log, whose latest record is of "
+                f"{last_ms}"
             )
             report.add("checkpoint", path, at, detail)
 

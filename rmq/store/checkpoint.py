@@ -1,47 +1,86 @@
-"""The checkpoint file: up to which store times log, queues and index were synced. 4096 bytes, three numbers
-at the start.
+"""The checkpoint file: how far log, queues and index were synced. 4096 bytes, with RocketMQ's three store
+times at the start.
+
+Store times tell it only while the clock goes forward: after it was set back, records that are not synced look
+older than those that are. So ours has physical offsets, too, which RocketMQ leaves alone; they count as long
+as the times beside them are those that they were written with.
 """
 
 from __future__ import annotations
 
+import zlib
 from struct import Struct
 
 from rmq.store.disk import Disk
 
 SIZE = 4096
 _TIMES = Struct(">qqq")
+_PLACES = Struct(">8sqq")
+_CRC = Struct(">I")
+_MAGIC = b"rmqPLACE"
+_ROW = _TIMES.size + _PLACES.size + _CRC.size  # less than a sector: written whole or not at all
 # Java's. Store times of several threads were not in order there, and a clock may be set back a little.
 _MARGIN_MS = 3000
 
 
 class Checkpoint:
-    """Times are store times in ms; 0 means nothing is known."""
+    """Times are store times in ms; 0 means nothing is known. `log_to`: the log is synced up to this physical
+    offset; `queues_to`: the units of all records before it are. `has_places`: these two are known, else they
+    are 0.
+    """
 
     def __init__(self, disk: Disk, path: str) -> None:
         existed = disk.exists(path) and disk.size(path) >= _TIMES.size
         self._segment = disk.open(path, SIZE, mapped=False)
-        self.log_ms = self.queues_ms = self.index_ms = 0
+        self.log_ms = self.queues_ms = self.index_ms = self.log_to = self.queues_to = 0
+        self.has_places = False
         if existed:
-            times = _TIMES.unpack(self._segment.read(0, _TIMES.size))
-            self.log_ms, self.queues_ms, self.index_ms = times
+            row = bytes(self._segment.read(0, _ROW))
+            self.log_ms, self.queues_ms, self.index_ms = _TIMES.unpack_from(row)
+            places = _places_in(row)
+            if places is not None:
+                self.has_places = True
+                self.log_to, self.queues_to = places
 
     @property
     def replay_from_ms(self) -> int:
         """After a crash, files that start at or before this store time need no new scan."""
         return max(min(self.log_ms, self.queues_ms) - _MARGIN_MS, 0)
 
-    def lower(self, most_ms: int) -> None:
-        """Vouch for no record stored after that time. Raises StoreError."""
-        times = self.log_ms, self.queues_ms, self.index_ms
-        self.log_ms, self.queues_ms, self.index_ms = (min(known, most_ms) for known in times)
-        if (self.log_ms, self.queues_ms, self.index_ms) != times:
+    @property
+    def replay_from(self) -> int | None:
+        """After a crash, what lies before this physical offset needs no new scan; None when only
+        `replay_from_ms` tells.
+        """
+        return min(self.log_to, self.queues_to) if self.has_places else None
+
+    def lower(self, most_ms: int, most: int) -> None:
+        """Vouch for no record stored after that time, and for none from that physical offset on. Raises
+        StoreError.
+        """
+        known = self.log_ms, self.queues_ms, self.index_ms, self.log_to, self.queues_to
+        self.log_ms, self.queues_ms, self.index_ms = (min(time, most_ms) for time in known[:3])
+        self.log_to, self.queues_to = min(self.log_to, most), min(self.queues_to, most)
+        if known != (self.log_ms, self.queues_ms, self.index_ms, self.log_to, self.queues_to):
             self.flush()
 
     def flush(self) -> None:
-        """Write the times and sync. Raises StoreError."""
-        self._segment.write(0, _TIMES.pack(self.log_ms, self.queues_ms, self.index_ms))
+        """Write what is known and sync. Raises StoreError."""
+        row = _TIMES.pack(self.log_ms, self.queues_ms, self.index_ms)
+        if self.has_places:
+            row += _PLACES.pack(_MAGIC, self.log_to, self.queues_to)
+            row += _CRC.pack(zlib.crc32(row))
+        self._segment.write(0, row)
         self._segment.sync()
 
     def close(self) -> None:
         """Close the file."""
         self._segment.close()
+
+
+def _places_in(row: bytes) -> tuple[int, int] | None:
+    """The physical offsets; None when RocketMQ, or an older version of ours, was the last to write."""
+    magic, log_to, queues_to = _PLACES.unpack_from(row.ljust(_ROW, b"\0"), _TIMES.size)
+    if magic != _MAGIC or row[-_CRC.size :] != _CRC.pack(zlib.crc32(row[: -_CRC.size])):
+        return None
+    return max(log_to, 0), max(queues_to, 0)

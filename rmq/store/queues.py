@@ -43,12 +43,20 @@ class Arrival(NamedTuple):
     next_queue_offset: int
 
 
+class Written(NamedTuple):
+    """All units of records stored before the time, and of those before the physical offset, are in files."""
+
+    before_ms: int
+    before: int
+
+
 class Queues:
     """`table` holds them all by topic and queue id. `now_ms` bounds how long a call may take."""
 
     def __init__(self, disk: Disk, root: str, file_size: int, now_ms: Callable[[], int]) -> None:
         self.table: dict[Key, ConsumeQueue] = {}
-        self.written_ms = 0  # all units of records stored before it are in their files
+        self.written = Written(0, 0)
+        self._taken_to = 0  # all units of records before this physical offset have come
         self.error = ""  # why the last write of a file failed
         self._disk = disk
         self._root = root
@@ -104,9 +112,11 @@ class Queues:
         found = [(key, start, self.table.get(key)) for key, start in lost.items()]
         return [(*key, start, queue.start) for key, start, queue in found if queue is not None]
 
-    def recovered(self, timestamp: int, *, changed: bool) -> None:
+    def recovered(self, timestamp: int, log_end: int, *, changed: bool) -> None:
         """After recovery; `changed`: it may have written files. `timestamp`: the last record's store time."""
-        self._gathered = {queue: None for queue in self.table.values() if queue.gathered}
+        gathered = [queue for queue in self.table.values() if queue.gathered]
+        self._gathered = dict.fromkeys(sorted(gathered, key=_first_gathered))
+        self._taken_to = log_end
         self._count_gathered()
         if changed:
             self._unsynced.update(dict.fromkeys(self.table.values()))
@@ -170,8 +180,11 @@ class Queues:
 
     # ---- writing ----
 
-    def keep_up(self, timestamp: int) -> None:
-        """Bound what waits in memory. `timestamp`: the last record's store time, here and below."""
+    def keep_up(self, timestamp: int, taken_to: int) -> None:
+        """Bound what waits in memory. `timestamp`: the last record's store time, here and below. `taken_to`:
+        the units of all records before this physical offset have come.
+        """
+        self._taken_to = taken_to
         if self._full:
             full, self._full = self._full, []
             self.write(full, timestamp)
@@ -229,16 +242,19 @@ class Queues:
 
     def _note_written(self, timestamp: int) -> None:
         first = next(iter(self._gathered), None)
-        self.written_ms = timestamp if first is None else first.gathered_since_ms
+        if first is None:
+            self.written = Written(timestamp, self._taken_to)
+        else:
+            self.written = Written(first.gathered_since_ms, _first_gathered(first))
 
-    def sync(self) -> int:
-        """Sync the files written so far; all units of records stored before the result are synced then.
+    def sync(self) -> Written:
+        """Sync the files written so far; what the result says is in files is synced then.
 
         Thread-safe. Raises StoreError.
         """
         # Read before the queues are taken: what the other thread writes from here on counts for the next
         # call.
-        written_ms = self.written_ms
+        written = self.written
         queues = []
         while self._unsynced:
             queues.append(self._unsynced.popitem()[0])
@@ -251,7 +267,7 @@ class Queues:
         except StoreError:
             self._unsynced.update(dict.fromkeys(queues))  # none of them counts as synced
             raise
-        return written_ms
+        return written
 
     # ---- removing ----
 
@@ -275,7 +291,10 @@ class Queues:
     def truncate(self, log_end: int) -> None:
         """Drop the units of records that end after `log_end`, for good: others will be at their places."""
         self._sync_ends([queue for queue in self.table.values() if queue.truncate(log_end)])
+        self._gathered = {queue: None for queue in self._gathered if queue.gathered}
         self._count_gathered()
+        self._taken_to = min(self._taken_to, log_end)
+        self.written = self.written._replace(before=min(self.written.before, log_end))
 
     def remove_topic(self, topic: str) -> str:
         """Forget a topic's queues; their files are closed, and their folder is returned, to be removed."""
@@ -320,3 +339,9 @@ class Queues:
         """Close all files."""
         for queue in self.table.values():
             queue.close()
+
+
+def _first_gathered(queue: ConsumeQueue) -> int:
+    """The physical offset of the first record whose unit is in memory only."""
+    first: int = UNIT_FORM.unpack_from(queue.tail)[0]
+    return first

@@ -64,6 +64,15 @@ class Recovery:
     seconds: float = 0.0
 
 
+def known_synced(before: int, checkpoint: Checkpoint) -> Synced:
+    """What of the log was synced for certain: all before the physical offset that `abort` tells, and what the
+    checkpoint vouches for, by times only when it has no places.
+    """
+    if checkpoint.has_places:
+        return Synced(max(before, checkpoint.log_to), 0)
+    return Synced(before, checkpoint.log_ms)
+
+
 @define
 class Recoverer:
     """Carries out one recovery. `synced`: what a crash cannot have taken; `known_topics`: those that were not
@@ -125,7 +134,7 @@ class Recoverer:
             return self._start_clean()
         # Units of records from `start` on are made again, whether they are there or not: of those files
         # nobody knows which of their pages reached the medium.
-        start = self._file_vouched_for(checkpoint.replay_from_ms)
+        start = self._file_vouched_for(checkpoint)
         self._load_queues(
             lambda queue: lambda index, unit: not self._is_unit_before(start, queue, index, unit)
         )
@@ -155,12 +164,15 @@ class Recoverer:
             if number % 64 == 0:
                 self.progress("queues", number, total)
 
-    def _file_vouched_for(self, replay_from_ms: int) -> int:
-        """The newest file whose first record is so old that all before it is synced and queued."""
+    def _file_vouched_for(self, checkpoint: Checkpoint) -> int:
+        """The newest file before whose first record all is synced and queued."""
         segments = self.commit_log.segments
+        replay_from, replay_from_ms = checkpoint.replay_from, checkpoint.replay_from_ms
         for base in reversed(segments.bases):
             first = record_at(segments, base, check_crc=False)
-            if first is not None and first.store_timestamp <= replay_from_ms:
+            if first is None:
+                continue
+            if first.store_timestamp <= replay_from_ms if replay_from is None else base <= replay_from:
                 return base
         return segments.start
 

@@ -80,7 +80,7 @@ class ReplicaStore(StoreView):
             self._log.timestamp = self._batch_ms = records[-1].store_timestamp
         arrivals = self._take_units()
         self._index_later(list(entries_of(records)))
-        self._queues.keep_up(self._log.timestamp)
+        self._queues.keep_up(self._log.timestamp, position)
         if position < self._log.end and (why := why_no_record(self._log.segments, position, self._log.end)):
             self.cut_partial()
             raise CorruptRecord(self._log.segments.path(position), position, f"it came damaged: {why}")
@@ -115,7 +115,7 @@ class ReplicaStore(StoreView):
         if self._checkpoint is not None:
             # The records that come next may be older than those that went, and none of them is synced.
             with self._sync_lock:
-                self._checkpoint.lower(last_ms)
+                self._checkpoint.lower(last_ms, physical_offset)
             self._vouch_for_less(self._checkpoint)
         if self.config.message_index_enable:
             self._reput.start(again=True)

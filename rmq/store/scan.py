@@ -9,8 +9,9 @@ goes from good record to good record and stops at the first bad spot. What that 
 - A good record comes after it (found by looking for the magic whose physical offset equals its own
   position):
   - after a clean stop everything was synced, so this is **damage**;
-  - after a crash, a record whose store time is before the checkpoint's was synced together with all
-    before it: **damage**;
+  - after a crash, a record before the place that `abort` or the checkpoint tells was synced together with all
+    before it, and so was one whose store time is before the checkpoint's where that tells no place:
+    **damage**;
   - otherwise the bad spot lies in what no sync had covered, where a power cut may lose single pages and
     keep later ones. A lost page reads as zeros up to a page border. Such a spot is a torn tail; anything
     else is **damage**.

@@ -37,11 +37,10 @@ from rmq.store.files import ConfigFiles
 from rmq.store.index import Entry, Index
 from rmq.store.queues import Arrival, EncodedUnits, Queues
 from rmq.store.reader import Limits
-from rmq.store.recovery import Recoverer, Recovery
+from rmq.store.recovery import Recoverer, Recovery, known_synced
 from rmq.store.replica import ReplicaStore
 from rmq.store.reput import Reput
 from rmq.store.retention import MOST_FILES, CleanReport, DiskState, Retention, disk_state
-from rmq.store.scan import Synced
 from rmq.store.segments import Progress, no_progress
 from rmq.store.sync import StoreSync
 from rmq.store.view import COUNT_BACKLOG, Lookup
@@ -57,6 +56,7 @@ __all__ = ["Arrival", "Batch", "Lookup", "Store"]
 
 _DISK_LOOK_MS = 1000
 _CLOCK_STEP_MS = 10_000
+_ANY_TIME = (1 << 63) - 1
 _ROOM = 8  # a BLANK's
 _NO_HOST_BITS = ~SYS_HOST_BITS
 _PROPERTIES_SURE = 8192
@@ -184,7 +184,7 @@ class Store(StoreSync, ReplicaStore):
             self._log,
             self._queues,
             self._delays,
-            Synced(abort.synced, checkpoint.log_ms),
+            known_synced(abort.synced, checkpoint),
             self._known_topics(),
             check_crc=self.config.check_crc_on_recover,
             cut_damage=self.config.truncate_damaged_log,
@@ -192,10 +192,9 @@ class Store(StoreSync, ReplicaStore):
             changing=abort.changing,
         )
         recovery = recoverer.run(checkpoint, clean=clean, rebuild=rebuild)
-        if not self._log.segments.bases:
-            # It was moved away. A slave's next records may be older than what the checkpoint vouches for.
-            checkpoint.lower(0)
-        self._queues.recovered(self._log.timestamp, changed=recovery.records > 0)
+        # If it was moved away, a slave's next records may be older than what the checkpoint vouches for.
+        checkpoint.lower(_ANY_TIME if self._log.segments.bases else 0, self._log.end)
+        self._queues.recovered(self._log.timestamp, self._log.end, changed=recovery.records > 0)
         self._raw_position = self._raw_whole = self._log.end
         self._load_index(checkpoint, clean=clean, rebuild=rebuild)
         abort.opened(self._log.flushed)
@@ -471,7 +470,7 @@ class Store(StoreSync, ReplicaStore):
         if self._entries:
             self._index_later(self._entries)
             self._entries = []
-        self._queues.keep_up(self._batch_ms)
+        self._queues.keep_up(self._batch_ms, self._log.end)
         return arrivals
 
     def _take_units(self) -> list[Arrival]:

@@ -54,7 +54,7 @@ class StoreSync:
             try:
                 # Each says up to when all was written before its sync began. The checkpoint takes these, not
                 # the time of the last record: a unit that came meanwhile is not on the medium.
-                written_ms = self._queues.sync()
+                written = self._queues.sync()
                 index_ms = self._index.sync()
             except StoreError:
                 # What the kernel held back may be lost, and the next sync would not say so.
@@ -62,7 +62,7 @@ class StoreSync:
                 raise
             checkpoint = self._checkpoint
             if checkpoint is not None:
-                checkpoint.queues_ms = written_ms
+                checkpoint.queues_ms, checkpoint.queues_to = written
                 checkpoint.index_ms = max(checkpoint.index_ms, index_ms)
 
     def flush_checkpoint(self) -> None:
@@ -72,9 +72,11 @@ class StoreSync:
         with self._sync_lock:
             checkpoint = self._checkpoint
             if checkpoint is not None:
-                # A time that is too low costs a longer scan, one that is too high loses records: so it is
+                # A place that is too low costs a longer scan, one that is too high loses records: so it is
                 # that of the last flush, even if the log has got on.
                 checkpoint.log_ms = self._log.flushed_timestamp
+                checkpoint.log_to = self._log.flushed
+                checkpoint.has_places = True
                 checkpoint.flush()
 
     def config_text(self, name: str) -> bytes | None:

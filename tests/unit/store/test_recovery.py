@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from rmq.errors import CorruptRecord, StoreError
+from rmq.store.checkpoint import Checkpoint
 from rmq.store.disk import RealDisk
+from rmq.store.recovery import known_synced
+from rmq.store.scan import Synced
 from rmq.store.store import Store
 from rmq.testing.disk import MemoryDisk
 
@@ -126,10 +129,12 @@ def test_kill_at_every_change_of_a_file() -> None:
         assert again.max_offset("Orders", 0) == len(found) + 2
 
 
-def test_power_cuts_lose_nothing_that_was_flushed() -> None:
+@pytest.mark.parametrize("back_ms", [0, 60_000])
+def test_power_cuts_lose_nothing_that_was_flushed(back_ms: int) -> None:
     """At every change, and for several seeds: flushed messages are there, in order and dense."""
     images: list[tuple[int, MemoryDisk]] = []
     disk = MemoryDisk()
+    disk.tears = True
     clock = Clock()
     store = open_store(disk, clock)
     flushed = 0
@@ -139,7 +144,7 @@ def test_power_cuts_lose_nothing_that_was_flushed() -> None:
 
     disk.on_change = keep
     for number in range(60):
-        clock.now_ms += 700
+        clock.now_ms += 700 if number % 23 else -back_ms
         send(store, record(f"message {number} " + "x" * (number * 13 % 300), unique=f"KEY{number}"))
         if number % 5 == 0:
             store.flush()
@@ -179,7 +184,7 @@ def test_after_a_crash_only_files_that_the_checkpoint_does_not_cover_are_scanned
     again = make_store(disk, clock)
     recovery = again.load()
     assert recovery.scanned_from >= 4096
-    assert 30 < recovery.records < 100
+    assert 0 < recovery.records < 100
     assert len(bodies(again)) == 201
 
 
@@ -546,6 +551,63 @@ def test_a_lost_page_behind_the_last_sync_is_a_torn_tail(at: int, size: int) -> 
     assert recovery.cut == LOG
     assert 3 <= len(bodies(again)) < 45
     assert bodies(again) == (expected_bodies(3) + expected_bodies(100))[: len(bodies(again))]
+
+
+def test_a_lost_page_behind_the_last_sync_is_a_torn_tail_though_the_clock_was_set_back() -> None:
+    """The records around it are older than what the checkpoint says is synced."""
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock, mapped_file_size_commit_log=65536)
+    fill(store, 3)
+    store.flush()
+    store.flush_checkpoint()
+    clock.now_ms -= 60_000
+    fill(store, 100)
+    disk.open(LOG, 65536).write(4096, bytes(4096))
+    for marked in (True, False):
+        image = disk.copy()
+        if not marked:
+            image.replace(f"{ROOT}/abort", b"")
+        again = open_store(image, clock, mapped_file_size_commit_log=65536)
+        assert 3 <= len(bodies(again)) < 45
+
+
+def test_units_that_no_sync_had_covered_are_made_again_though_the_clock_was_set_back() -> None:
+    """The newest log file begins with a record that is older than what the checkpoint vouches for."""
+    disk, clock = MemoryDisk(), Clock()
+    store = open_store(disk, clock)
+    fill(store, 3)
+    clock.now_ms += 20_000
+    store.dispatch()
+    fill(store, 1)
+    store.flush()
+    store.flush_queues()
+    store.flush_checkpoint()
+    clock.now_ms -= 60_000
+    fill(store, 60, queue_id=1)
+    fill(store, 60)
+    store.flush()
+    disk.crash()
+    again = open_store(disk, clock)
+    assert (len(bodies(again)), len(bodies(again, queue_id=1))) == (64, 60)
+
+
+def test_a_checkpoint_that_rocketmq_wrote_last_tells_times_only() -> None:
+    disk = MemoryDisk()
+    ours = Checkpoint(disk, "/store/checkpoint")
+    ours.log_ms, ours.queues_ms, ours.log_to, ours.queues_to, ours.has_places = 10_000, 9_000, 500, 400, True
+    ours.flush()
+    again = Checkpoint(disk, "/store/checkpoint")
+    assert (again.log_ms, again.replay_from, again.log_to) == (10_000, 400, 500)
+    assert known_synced(7, again) == Synced(500, 0)
+    disk.open("/store/checkpoint", 4096).write(0, (20_000).to_bytes(8, "big"))
+    theirs = Checkpoint(disk, "/store/checkpoint")
+    assert (theirs.log_ms, theirs.replay_from, theirs.log_to) == (20_000, None, 0)
+    assert known_synced(7, theirs) == Synced(7, 20_000)
+    ours.lower(1 << 60, 450)
+    assert Checkpoint(disk, "/store/checkpoint").replay_from == 400
+    ours.lower(1 << 60, 300)
+    lowered = Checkpoint(disk, "/store/checkpoint")
+    assert (lowered.log_to, lowered.queues_to, lowered.log_ms) == (300, 300, 10_000)
 
 
 def test_a_flipped_bit_behind_the_last_sync_is_still_damage() -> None:
