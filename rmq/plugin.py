@@ -171,6 +171,15 @@ class Host(Protocol):
         `then` is given its result, in the event loop, and makes the answer. An error of either is answered.
         """
 
+    def save(
+        self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """Write a file that no request waits for, as `answer_saved` does, one after the other with those:
+        `then` is given the result of `write()`, or `fail` the error of either, in the event loop."""
+
+    def shared_changed(self) -> None:
+        """`Plugin.shared` has become another text: followers are to be told."""
+
     def stats(self) -> Mapping[str, str]:
         """The broker's runtime metrics, as `brokerStatus` shows them."""
 
@@ -230,6 +239,16 @@ class Plugin:
 
     def on_pulled(self, event: PulledEvent) -> None:
         """See that messages were handed out."""
+
+    def shared(self) -> bytes | None:
+        """What the replicas of a controlled set shall have in common of this plugin, as this one has it; None
+        for nothing. Followers are told it, sealed, where the set has a clusterSecretFile, when they come and
+        at `Host.shared_changed`. Two MiB at most."""
+        return None
+
+    def take_shared(self, text: bytes) -> None:
+        """Have what the master's plugin has; it may be what is here already. Raises RmqError, which is
+        logged."""
 
     async def run(self) -> None:
         """A task of the plugin's own in the broker's nursery; restarted with back-off when it fails."""

@@ -1,5 +1,5 @@
-"""Answers that wait until a file is written, which happens beside the event loop: a sync of the disk may take
-a second, and nobody else waits for it.
+"""Files that are written beside the event loop, and what waits for that, answers mostly: a sync of the disk
+may take a second, and nobody else waits for it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ LINE_MAX: Final = 1_000
 
 @frozen
 class Waiting:
-    """A request whose answer waits for `write`."""
+    """`write`, and what its result or its error is given to."""
 
-    request: Command
-    peer: Peer
     write: Callable[[], Any]
-    then: Callable[[Any], Command]
+    then: Callable[[Any], None]
+    fail: Callable[[Exception], None]
 
 
 class SavedAnswers:
@@ -60,24 +59,46 @@ class SavedAnswers:
         """
         if self._on_wanted is None:
             return then(write())
+
+        def fail(error: Exception) -> None:
+            self._respond(request, self._refusal(request, error), peer)
+
+        self._wait(Waiting(write, lambda result: self._respond(request, then(result), peer), fail))
+        return None
+
+    def save(
+        self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """As `answer`, without a request: `fail` is given the error of either. Raises SystemBusy."""
+        one = Waiting(write, then, fail)
+        if self._on_wanted is not None:
+            self._wait(one)
+            return
+        try:
+            result = write()
+        except Exception as error:
+            fail(error)
+        else:
+            self.written(one, result)
+
+    def _wait(self, one: Waiting) -> None:
+        assert self._on_wanted is not None
         if len(self._line) >= LINE_MAX:
             raise SystemBusy(None, f"{len(self._line)} changes wait to be saved: try again later")
-        self._line.append(Waiting(request, peer, write, then))
+        self._line.append(one)
         self._on_wanted()
-        return None
 
     def next(self) -> Waiting | None:
         """The next whose `write` is to be run, followed by `written` or `failed`; None when none waits."""
         return self._line.popleft() if self._line else None
 
     def written(self, one: Waiting, result: Any) -> None:
-        """Answer: its `write` has returned this."""
+        """Its `write` has returned this."""
         try:
-            answer = one.then(result)
+            one.then(result)
         except Exception as error:
-            answer = self._refusal(one.request, error)
-        self._respond(one.request, answer, one.peer)
+            one.fail(error)
 
     def failed(self, one: Waiting, error: Exception) -> None:
-        """Answer that it could not be written."""
-        self._respond(one.request, self._refusal(one.request, error), one.peer)
+        """It could not be written."""
+        one.fail(error)

@@ -7,10 +7,12 @@ tells the rest.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import anyio
@@ -23,7 +25,7 @@ from rmq.protocol.signature import ACCESS_KEY, PROOF, SIGNATURE
 from rmq_acl.addresses import host_of
 from rmq_acl.audit import Audit
 from rmq_acl.commands import Commands
-from rmq_acl.files import AclFiles, find
+from rmq_acl.files import KEPT, AclFiles, State, find
 from rmq_acl.permissions import PUB
 from rmq_acl.rules import TOPIC, Level, check, may
 from rmq_acl.senders import Senders
@@ -35,6 +37,9 @@ POLL_SECONDS: Final = 1.0
 """The files of accounts are looked at this often."""
 ADMITTED_MAX: Final = 16
 """So many administrators' requests are known until they are answered: some are when a file is written."""
+
+
+log = logging.getLogger("rmq.acl")
 
 
 class AclPlugin(Plugin):
@@ -107,13 +112,37 @@ class AclPlugin(Plugin):
         """The requests about accounts, 50-54."""
         return self._commands.handlers()
 
+    def shared(self) -> bytes:
+        """The files of accounts."""
+        return self.files.shared()
+
+    def take_shared(self, text: bytes) -> None:
+        """Have the master's files of accounts, once they are written here."""
+        self.host.save(partial(self.files.following, text), self._followed, _refused)
+
+    def _followed(self, state: State | None) -> None:
+        if state is not None:
+            self.files.take(state)
+            self._changed()
+            log.warning(
+                "accounts are the master's now, what was here before is in %s%s", self.files.main, KEPT
+            )
+
+    def _changed(self) -> None:
+        self._senders.proofs.forget_others(self.files.accounts.table)
+        self.host.shared_changed()
+
     async def run(self) -> None:
         """Take new accounts when a file has changed."""
         while True:
             await anyio.sleep(POLL_SECONDS)
             if self.files.poll():
-                self._senders.proofs.forget_others(self.files.accounts.table)
+                self._changed()
 
 
 def _nothing() -> None:
     pass
+
+
+def _refused(error: Exception) -> None:
+    log.error("the master's accounts are not taken, ours stay: %s", error)

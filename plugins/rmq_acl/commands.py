@@ -86,6 +86,7 @@ class Commands:
         def then(done: tuple[State, ResponseError | None]) -> Command:
             state, refused = done
             self._files.take(state)  # also when refused: another server with these files may have done it
+            self._host.shared_changed()
             if refused is not None:
                 raise refused
             return request.reply()

@@ -6,8 +6,10 @@ All of them together are taken, or none: an error keeps the accounts that were r
 
 from __future__ import annotations
 
+import base64
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -15,8 +17,9 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from rmq.errors import ConfigError
+from rmq.errors import ConfigError, RemoteProtocolError
 from rmq.files import OWNER_ONLY, replace_file
+from rmq.protocol import json
 from rmq.protocol.bodies import DataVersion
 from rmq_acl import plainfile
 from rmq_acl.accounts import Accounts
@@ -25,6 +28,8 @@ from rmq_acl.plainfile import AclFile, AclFileError
 FILE_NAME: Final = "plain_acl.yml"
 FOLDER_NAME: Final = "acl"
 SUFFIXES: Final = (".yml", ".yaml")
+KEPT: Final = ".bak"
+"""Added to the name of a file whose place the master's has taken."""
 HOW_TO_MAKE_ONE: Final = "`rmq acl add NAME --admin --file FILE` makes one"
 
 _READ_BY_OTHERS: Final = 0o077
@@ -148,6 +153,72 @@ class AclFiles:
             log.warning("no account in %s is an administrator", self.main)
         self._state = state
 
+    def shared(self) -> bytes:
+        """All files, as `following` takes them at another server."""
+        texts = {self._name(file.path): base64.b64encode(file.data).decode() for file in self.files}
+        return json.dumps({"at": self._place(), "files": texts})
+
+    def following(self, text: bytes) -> State | None:
+        """Have the files that another server has, in place of these, which stay beside them as .bak; returns
+        the accounts then, for `take`, or None when nothing is to be done, as when these are that server's own
+        files. It may run in any thread, one at a time.
+
+        All are checked before the first one is written. Raises AclFileError, and RemoteProtocolError for what
+        `shared` has not made.
+        """
+        wanted = self._named(text)
+        if wanted is None:
+            return None
+        now = {str(path): self._bytes(path) for path in self._paths()}
+        if now == wanted:
+            return None
+        files = tuple(plainfile.read(path, data) for path, data in wanted.items())
+        accounts = plainfile.merge(files)
+        for path in now:
+            if now[path] != wanted.get(path):
+                _keep(path, now[path])
+        for path, data in wanted.items():
+            if now.get(path) != data:
+                _replace(path, data)
+        for path in now.keys() - wanted.keys():
+            _remove(path)
+        return State(files, accounts, self._stamp())
+
+    def _name(self, path: str) -> str:
+        """What a file is called here and at other servers, whose main file may lie elsewhere."""
+        return "" if path == str(self.main) else os.path.relpath(path, self.main.parent)
+
+    def _place(self) -> str:
+        """Which file of which machine is the main one: two brokers of a machine may have the same."""
+        return f"{socket.gethostname()}:{os.path.realpath(self.main)}"
+
+    def _named(self, text: bytes) -> dict[str, bytes] | None:
+        """The bytes of the files of a text, by their paths here, the main one first; None when they are ours,
+        too."""
+        given = json.loads(text)
+        rows = given.get("files") if isinstance(given, dict) else None
+        if not isinstance(rows, dict) or not rows:
+            raise RemoteProtocolError("what the master's accounts are cannot be read")
+        if given.get("at") == self._place():
+            return None
+        found = {}
+        for name, row in sorted(rows.items()):
+            parts = name.split("/")
+            is_known = not name or (
+                len(parts) > 1
+                and parts[0] == FOLDER_NAME
+                and name.endswith(SUFFIXES)
+                and not any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts)
+            )
+            if not is_known or not isinstance(row, str):
+                raise RemoteProtocolError(f"{name[:100]!r} among the master's files is none of accounts")
+            path = Path(self.main.parent, *parts) if name else self.main
+            try:
+                found[str(path)] = base64.b64decode(row, validate=True)
+            except ValueError:
+                raise RemoteProtocolError(f"the master's file {name[:100]!r} cannot be read") from None
+        return found
+
     def versions(self) -> dict[str, DataVersion]:
         """The version of each file by its path."""
         return {file.path: file.version for file in self.files}
@@ -179,6 +250,21 @@ def _stamp_of(path: Path) -> object:
     except OSError:
         return None
     return (found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+def _keep(path: str, data: bytes) -> None:
+    """Keep what a file had, beside it, for its owner alone."""
+    try:
+        replace_file(path + KEPT, data, mode=OWNER_ONLY)
+    except OSError as error:
+        raise AclFileError(path + KEPT, 0, f"cannot be written: {error.strerror}") from None
+
+
+def _remove(path: str) -> None:
+    try:
+        os.remove(path)
+    except OSError as error:
+        raise AclFileError(path, 0, f"cannot be removed: {error.strerror}") from None
 
 
 def _replace(path: str, data: bytes) -> None:

@@ -59,20 +59,22 @@ class AclFileError(RmqError):
 
 @frozen
 class AclFile:
-    """One file as it was read. `tree` is its whole content, for a change; it holds secrets."""
+    """One file as it was read. `tree` is its whole content, for a change, and `data` its bytes; they hold
+    secrets."""
 
     path: str
     accounts: tuple[Account, ...] = ()
     white: tuple[WhiteAddress, ...] = ()
     version: DataVersion = field(factory=DataVersion)
     tree: Mapping[str, Any] = field(factory=dict, repr=False)
+    data: bytes = field(default=b"", repr=False)
 
 
 def read(path: str, data: bytes) -> AclFile:
     """Read and check a whole file. Raises AclFileError. An empty file is a file without accounts."""
     root = _compose(path, data)
     if root is None:
-        return AclFile(path)
+        return AclFile(path, data=data)
     reader = _Reader(path)
     top = reader.mapping(root, "the file")
     reader.warn_unknown(top, TOP_KEYS)
@@ -80,7 +82,8 @@ def read(path: str, data: bytes) -> AclFile:
     reader.no_repeats(accounts)
     white = [reader.address(node, GLOBAL_WHITE) for node in reader.items(top.get(GLOBAL_WHITE), GLOBAL_WHITE)]
     version = reader.version(top.get(DATA_VERSION))
-    return AclFile(path, tuple(account for account, _ in accounts), tuple(white), version, _tree(root))
+    owned = tuple(account for account, _ in accounts)
+    return AclFile(path, owned, tuple(white), version, _tree(root), data)
 
 
 def merge(files: Sequence[AclFile]) -> Accounts:

@@ -26,6 +26,7 @@ from rmq.broker import service
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
+from rmq.broker.shared_texts import SharedTexts
 from rmq.broker.startup import Stop
 from rmq.broker.table_stream import LOCKS, OFFSETS
 from rmq.clock import lease_clock, wall_clock_ms
@@ -258,6 +259,9 @@ class _Controlled:
             broker.locks.settled = partial(rows.answer, LOCKS, broker.locks.changes)
         else:
             broker.locks.follow(self._locks, None, None)  # until its master tells of others
+        if self._secret is not None:
+            plugins, name = broker.hooks.plugins, self._config.broker_name
+            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.epoch))
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed

@@ -108,6 +108,17 @@ class PluginHost:
         """The answer when `write` has run, in a thread."""
         return self._broker.saved_answers.answer(request, peer, write, then)
 
+    def save(
+        self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """Run `write` in a thread."""
+        self._broker.saved_answers.save(write, then, fail)
+
+    def shared_changed(self) -> None:
+        """Tell followers."""
+        if self._broker.followed.shared is not None:
+            self._broker.followed.shared.changed()
+
     def stats(self) -> Mapping[str, str]:
         """The metrics of brokerStatus."""
         return self._broker.admin.runtime(self._broker.now_ms())

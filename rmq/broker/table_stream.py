@@ -1,4 +1,5 @@
-"""Topics, groups, offsets and locks in the replication stream, as notes between the frames of the log. Pure.
+"""Topics, groups, offsets, locks and what plug-ins share in the replication stream, as notes between the
+frames of the log. Pure.
 
 A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
 Topics and groups go before any byte of the log that was written after the change: a slave that has a message
@@ -25,6 +26,7 @@ from rmq.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
     from rmq.broker.replica_state import DeliveryProgress
+    from rmq.broker.shared_texts import SharedTexts
     from rmq.broker.tables import Changes, TableFiles, Tables
     from rmq.store.store import Store
 
@@ -37,6 +39,7 @@ CONTROLLED_OFFSETS_SECONDS: Final = 0.02
 OFFSETS: Final = "consumerOffset"
 TOPICS: Final = "topics"
 LOCKS: Final = "queueLocks"
+SHARED: Final = "sharedTexts"
 CONFIRMED: Final = OFFSETS, LOCKS
 """Tables of which followers say what they have."""
 CONFIRM_SECONDS: Final = 3.0
@@ -187,7 +190,8 @@ class FollowedTables:
         on_topics: Callable[[], None],
         save_topics: Callable[[], None],
     ) -> None:
-        self.tables: Final[Mapping[str, StreamedTable]] = {
+        self.shared: SharedTexts | None = None
+        self.tables: Final[dict[str, StreamedTable]] = {
             TOPICS: tables.topics,
             "subscriptionGroup": tables.groups,
             LOCKS: tables.locks,
@@ -204,6 +208,10 @@ class FollowedTables:
         self._to_report: dict[str, int] = {}
         self._held: int | None = None
         self._deleted: dict[str, int] = {}  # topics -> where the master's log ended then
+
+    def share(self, shared: SharedTexts) -> None:
+        """Tell and take these, too, from the next link on."""
+        self.shared = self.tables[SHARED] = shared
 
     # ---- by the link ----
 

@@ -136,6 +136,18 @@ class ControllerHost:
         """The answer; the file is written at once."""
         return then(write())
 
+    def save(
+        self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """The file is written at once."""
+        try:
+            then(write())
+        except Exception as error:
+            fail(error)
+
+    def shared_changed(self) -> None:
+        """Nothing: controllers agree on broker sets only."""
+
     def stats(self) -> Mapping[str, str]:
         """Empty: brokerStatus is a broker's."""
         return {}

@@ -50,6 +50,18 @@ class PluginHost:
         """The answer; the file is written at once."""
         return then(write())
 
+    def save(
+        self, write: Callable[[], T], then: Callable[[T], None], fail: Callable[[Exception], None]
+    ) -> None:
+        """The file is written at once."""
+        try:
+            then(write())
+        except Exception as error:
+            fail(error)
+
+    def shared_changed(self) -> None:
+        """Nothing: name servers follow nobody."""
+
     def stats(self) -> Mapping[str, str]:
         """Empty: brokerStatus is a broker's."""
         return {}
