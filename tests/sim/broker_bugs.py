@@ -52,6 +52,7 @@ BROKERS_CAUGHT_BY = {
     "followers are told no locks": 1,
     "what was delivered at its time stays in memory": 0,
     "a commit is answered before the replicas have it": 1,
+    "a lease is not shortened by the drift of clocks": 3,
 }
 """The first seed that shows a bug."""
 
@@ -146,10 +147,18 @@ BROKER_BUGS["delivered a second before it is due"] = planted((Schedule, "step", 
 
 
 def _stands_still(self: Set, node: Node) -> float:
-    return self.pauses.own_time(node.host)
+    return self.leases.now(node.host, self.pauses.own_time(node.host))
 
 
 BROKER_BUGS["the clock of leases stands still with its machine"] = planted((Set, "clock", _stands_still))
+
+
+def _in_full(self: Replica, epoch: int, asked_at: float, lease_s: float) -> None:
+    if epoch == self.epoch and not self.has_resigned:
+        self._lease_until = max(self._lease_until, asked_at + lease_s)
+
+
+BROKER_BUGS["a lease is not shortened by the drift of clocks"] = planted((Replica, "lease", _in_full))
 
 _feed = TableFeed.note
 

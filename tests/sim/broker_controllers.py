@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from typing import Final
 
 import trio
@@ -11,6 +12,7 @@ from rmq.controller import service
 from rmq.controller.config import ControllerConfig
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
+from tests.sim.broker_clocks import LeaseClocks
 from tests.sim.pauses import MACHINE, Pauses
 
 SOON_SECONDS: Final = 5.0
@@ -20,11 +22,14 @@ CONTROLLERS: Final = [f"10.0.8.{number}:9878" for number in (1, 2, 3)]
 class Controller:
     """One of them."""
 
-    def __init__(self, number: int, network: MemoryNetwork, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, number: int, network: MemoryNetwork, nursery: trio.Nursery, leases: LeaseClocks
+    ) -> None:
         self.host = CONTROLLERS[number].partition(":")[0]
         self.disk = MemoryDisk(seed=number)
         self._network = network
         self._nursery = nursery
+        self._leases = leases
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
         self.is_up = False
@@ -44,7 +49,7 @@ class Controller:
                 config,
                 network=self._network.host(self.host),
                 disk=self.disk,
-                clock=trio.current_time,
+                clock=partial(self._leases.now, self.host),
                 task_status=task_status,
             )
         self._ended.set()

@@ -45,6 +45,7 @@ from rmq.store.config import BrokerRole, FlushDiskType, StoreConfig
 from rmq.testing.cluster import SELDOM_MS, STORE, Cluster
 from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
+from tests.sim.broker_clocks import LeaseClocks
 from tests.sim.broker_commits import Commits
 from tests.sim.broker_controllers import CONTROLLERS, Controller
 from tests.sim.broker_faults import Faults
@@ -99,7 +100,13 @@ class Set:
     """A broker set of some replicas, three controllers, a name server."""
 
     def __init__(
-        self, cluster: Cluster, pool: Pool, nursery: trio.Nursery, size: int, **settings: Any
+        self,
+        cluster: Cluster,
+        pool: Pool,
+        nursery: trio.Nursery,
+        size: int,
+        leases: LeaseClocks | None = None,
+        **settings: Any,
     ) -> None:
         self.cluster, self.pool, self.nursery, self.settings = cluster, pool, nursery, settings
         assert isinstance(cluster.network, MemoryNetwork)
@@ -114,10 +121,11 @@ class Set:
         self.pauses = Pauses()
         self.controllers: list[Controller] = []
         self.clocks = [(0.0, 0, 0)]
+        self.leases = leases or LeaseClocks()
 
     async def start_controllers(self) -> None:
         for number in range(len(CONTROLLERS)):
-            self.controllers.append(Controller(number, self.network, self.nursery))
+            self.controllers.append(Controller(number, self.network, self.nursery, self.leases))
             await self.controllers[-1].start()
 
     async def start(self, node: Node, **more: Any) -> None:
@@ -147,7 +155,7 @@ class Set:
 
     def clock(self, node: Node) -> float:
         """The clock of a broker's leases, which goes on while its machine stands still."""
-        return trio.current_time()
+        return self.leases.now(node.host)
 
     def now_ms(self, node: Node) -> int:
         """The wall clock of a broker's machine."""
@@ -339,7 +347,12 @@ class Set:
 
 @asynccontextmanager
 async def controlled_set(
-    size: int, seed: int = 1, *, heartbeat_ms: int = SELDOM_MS, **settings: Any
+    size: int,
+    seed: int = 1,
+    *,
+    heartbeat_ms: int = SELDOM_MS,
+    leases: LeaseClocks | None = None,
+    **settings: Any,
 ) -> AsyncIterator[tuple[Set, Client]]:
     async with (
         Cluster(network=MemoryNetwork(seed=seed)) as cluster,
@@ -347,7 +360,7 @@ async def controlled_set(
         cluster.connect(send_timeout_ms=1000, heartbeat_interval_ms=heartbeat_ms) as client,
         trio.open_nursery() as nursery,
     ):
-        found = Set(cluster, pool, nursery, size, **settings)
+        found = Set(cluster, pool, nursery, size, leases, **settings)
         await found.start_controllers()
         for node in found.nodes:
             await found.start(node)
@@ -397,6 +410,7 @@ class BrokerSimulation:
         self._commits = Commits()
         self._reader = Reader(random.Random(seed))
         self._locks = Locks(random.Random(seed))
+        self._leases = LeaseClocks(seed)
         self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
@@ -430,7 +444,9 @@ class BrokerSimulation:
     async def _run(self) -> None:
         checks = {"transaction_check_interval": 1_000, "transaction_time_out": 2_000}
         settings = checks | {"transaction_check_max": 1_000}
-        async with controlled_set(self.size, self.seed, heartbeat_ms=5_000, **settings) as (found, client):
+        async with controlled_set(
+            self.size, self.seed, heartbeat_ms=5_000, leases=self._leases, **settings
+        ) as (found, client):
             found.pauses = self.pauses
             await found.master()
             await client.admin.create_topic("T", broker="s", queues=2)
