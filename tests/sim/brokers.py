@@ -47,6 +47,7 @@ from rmq.testing.disk import MemoryDisk
 from rmq.testing.network import MemoryNetwork
 from tests.sim.broker_clocks import LeaseClocks
 from tests.sim.broker_commits import Commits
+from tests.sim.broker_consumers import Consumers
 from tests.sim.broker_controllers import CONTROLLERS, Controller
 from tests.sim.broker_faults import Faults
 from tests.sim.broker_locks import MEMBERS, Locks
@@ -407,10 +408,12 @@ class BrokerSimulation:
         self.counts: Counter[str] = Counter()
         self.accepted = 0
         self._number = 0
+        self._pace = 1.0
         self._commits = Commits()
         self._reader = Reader(random.Random(seed))
         self._locks = Locks(random.Random(seed))
         self._leases = LeaseClocks(seed)
+        self._consumers = Consumers(seed)
         self._traced = hashlib.blake2b(digest_size=16)
 
     @classmethod
@@ -452,6 +455,7 @@ class BrokerSimulation:
             await client.admin.create_topic("T", broker="s", queues=2)
             for topic in ("X", "D"):
                 await client.admin.create_topic(topic, broker="s", queues=1)
+            await self._consumers.make_topic(client)
             await found.until(inSync=list(range(1, self.size + 1)))
             delays = Delays(self._chance(), found.ahead_ms)
             traffic: list[Traffic] = [Transactions(self._chance()), delays]
@@ -460,6 +464,7 @@ class BrokerSimulation:
                 nursery.start_soon(self._commit, found, self._chance())
                 nursery.start_soon(self._watch, found, delays)
                 nursery.start_soon(self._reader.run, found)
+                nursery.start_soon(self._consumers.run, found, client)
                 for member in MEMBERS:
                     nursery.start_soon(partial(self._locks.run, found, member=member))
                 for one in traffic:
@@ -477,8 +482,10 @@ class BrokerSimulation:
                         await trio.sleep(0.1)
                 if waiting.cancelled_caught:
                     raise Violation("no message is acknowledged a minute after healing")
+                self._pace = 10.0
                 for one in traffic:
                     await self._settle(found, one)
+                await self._consumers.settle()
                 await self._quiet(found)
                 acknowledged = found.acknowledged[:]
                 with trio.move_on_after(60):
@@ -495,7 +502,8 @@ class BrokerSimulation:
                 one.check(messages)
                 check_copies(messages, found.opened_ms, found.ahead_ms())
                 self.accepted += len(messages)
-            self.accepted += len(found.acknowledged) + self._commits.answered + self._locks.given
+            self.accepted += len(found.acknowledged) + len(self._consumers.acknowledged)
+            self.accepted += self._commits.answered + self._locks.given
         for node in found.nodes:
             report = audit(node.disk, "/store")
             if not report.is_clean:
@@ -527,7 +535,7 @@ class BrokerSimulation:
         while True:
             self._number += 1
             self._saw(self._number, await found.send(producer, f"m{self._number}"))
-            await trio.sleep(self.chance.uniform(0.0, 0.2))
+            await trio.sleep(self.chance.uniform(0.0, 0.2) * self._pace)
 
     async def _commit(self, found: Set, chance: random.Random) -> None:
         while True:
@@ -548,6 +556,7 @@ class BrokerSimulation:
             self._commits.look(acting)
             self._locks.look(acting)
             delays.look(acting)
+            self._consumers.look()
             await trio.sleep(LOOK_SECONDS)
 
     async def _check(self, found: Set) -> None:

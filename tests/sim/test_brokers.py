@@ -13,10 +13,13 @@ from tests.sim.broker_bugs import BROKER_BUGS, BROKERS_CAUGHT_BY
 from tests.sim.broker_traffic import Violation
 from tests.sim.brokers import BrokerSimulation
 from tests.sim.bugs import BUGS
+from tests.sim.consumer_bugs import CONSUMER_BUGS, CONSUMERS_CAUGHT_BY
 from tests.sim.set_bugs import SET_BUGS
 
 SEEDS = 6
 SECONDS = 20.0
+BUGS_OF_BROKERS = BROKER_BUGS | CONSUMER_BUGS
+CAUGHT_BY = BROKERS_CAUGHT_BY | CONSUMERS_CAUGHT_BY
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
@@ -49,14 +52,14 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", BROKER_BUGS)
+@pytest.mark.parametrize("name", BUGS_OF_BROKERS)
 def test_a_bug_planted_in_real_brokers_is_caught(name: str) -> None:
-    with BROKER_BUGS[name](), pytest.raises(Violation):
-        BrokerSimulation.of(BROKERS_CAUGHT_BY[name]).run()
+    with BUGS_OF_BROKERS[name](), pytest.raises(Violation):
+        BrokerSimulation.of(CAUGHT_BY[name]).run()
 
 
 def test_the_page_names_every_planted_bug() -> None:
     text = PAGE.read_text("utf-8")
-    for bugs in (BUGS, SET_BUGS, BROKER_BUGS):
+    for bugs in (BUGS, SET_BUGS, BUGS_OF_BROKERS):
         for name in bugs:
             assert f"| {name} |" in text, name
