@@ -12,6 +12,7 @@ Another master to follow ends only the link to the former one.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 from collections.abc import Callable
@@ -71,6 +72,10 @@ ASKING_ERRORS: Final = (
 )
 """What may go wrong with a question: it is asked again."""
 COMPLAIN_SECONDS: Final = 10.0
+AILING_SECONDS: Final = 2.0
+"""A master whose disk takes nothing for so long gives way."""
+AGAIN_SECONDS: Final = 30.0
+"""Between two times that it does."""
 
 
 async def run(
@@ -168,6 +173,7 @@ class _Controlled:
         self._is_stopping = False
         self._known, self._beat = Alarm(), Alarm()
         self._complain_at = 0.0
+        self._ails_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
 
     async def live(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
@@ -293,6 +299,8 @@ class _Controlled:
 
     async def _say(self) -> None:
         control = self._control
+        if self._led and self._broker is not None:
+            self._look_at_disk(self._broker)
         asked_at = control.now()
         answer = await self._ask(control.heartbeat())
         if answer.refusal:
@@ -327,6 +335,21 @@ class _Controlled:
                 else:
                     return
         log.info("%s: the controllers are not told that it leaves: %s", self._config.broker_name, failure)
+
+    def _look_at_disk(self, broker: Broker) -> None:
+        """A master that cannot write resigns if another can be elected: that is what the others are for. It
+        does so seldom, for where all disks are full each would."""
+        control, why, now = self._control, broker.store.ails, anyio.current_time()
+        if not why:
+            self._ails_since = math.inf
+            return
+        self._ails_since = min(self._ails_since, now)
+        is_patient = now < self._ails_since + AILING_SECONDS or now < self._gave_up_at + AGAIN_SECONDS
+        if is_patient or len(control.in_sync) < 2 or not control.may_act():
+            return
+        self._gave_up_at = now
+        log.error("%s: another replica shall be master: %s", self._config.broker_name, why)
+        control.resign()
 
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages

@@ -77,6 +77,7 @@ class Saver:
             except StoreError as error:
                 log.error("%s cannot be saved, trying again: %s", ", ".join(texts), error)
                 self._broker.files.not_saved(texts)
+                self._broker.wake.flush()  # if it was the log that could not be synced, it is mended there
 
     async def save_answers(self) -> None:
         """Write what administrators change beside the tables, and answer them. Cancelled: a file that is

@@ -41,6 +41,7 @@ class CommitLog:
         self._chunks: list[bytes] = []
         self._is_dirty = False  # bytes of a failed write may lie past `end`
         self.failure = ""  # why no more records are taken
+        self.unwritten = ""  # why the last commit failed
         self._flush_lock = threading.Lock()
         self.abort: AbortFile | None = None  # is told up to where all is synced
 
@@ -117,9 +118,11 @@ class CommitLog:
         try:
             for address, chunks in self._groups:
                 self.segments.write(address, b"".join(chunks))
-        except BaseException:
+        except BaseException as error:
             self._is_dirty = True
+            self.unwritten = str(error)
             raise
+        self.unwritten = ""
         # From here on readers see the records, and a flush in another thread counts them in. Nothing before
         # this line may be acknowledged, nothing after it can fail.
         self.end = self.position

@@ -571,6 +571,12 @@ class Store(StoreSync, ReplicaStore):
             removed += self._queues.trim_some(self._log.start)
         return removed
 
+    @property
+    def ails(self) -> str:
+        """Why records are not taken now, or the last were not; empty while they are."""
+        state = self.disk_state()
+        return self._log.unwritten or ("" if state.is_writable else state.reason)
+
     def disk_state(self) -> DiskState:
         """How full the disk is and whether records may be taken; looked at once a second.
 

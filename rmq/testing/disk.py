@@ -15,6 +15,8 @@ import os
 import random
 from collections.abc import Callable
 
+from attrs import define
+
 from rmq.errors import DiskFull, StoreError, StoreLocked
 from rmq.store.disk import Bytes, DiskUsage, wrong_size
 
@@ -159,6 +161,16 @@ class _Lock:
         self._disk.unlock(self._path, self)
 
 
+@define(eq=False)
+class _Fault:
+    """The next operations of a kind, on paths that contain `path`, are to fail."""
+
+    operation: str
+    path: str
+    error: StoreError
+    left: float
+
+
 class MemoryDisk:
     """A disk in memory. `seed` decides what a crash keeps and where a failing write stops.
 
@@ -174,7 +186,7 @@ class MemoryDisk:
         self.on_change: Callable[[], None] | None = None
         self.on_sync: Callable[[str], None] | None = None
         self._files: dict[str, _File] = {}
-        self._faults: builtins.list[tuple[str, str, StoreError]] = []
+        self._faults: builtins.list[_Fault] = []
         self._locks: dict[str, _Lock] = {}
 
     # ---- faults ----
@@ -216,13 +228,13 @@ class MemoryDisk:
                 if self.chance.random() < 0.5:
                     file.synced[number] = file.page(number)
 
-    def fail(self, operation: str, path: str = "", times: int = 1) -> None:
+    def fail(self, operation: str, path: str = "", times: float = 1) -> None:
         """Make the next `times` operations ("write", "sync", "clear") on paths that contain `path` fail like
         EIO, or "open" as when all descriptors are used up.
         """
         reason = "Too many open files" if operation == "open" else "Input/output error"
         error = StoreError(f"{path or 'disk'}: {operation} failed: {reason}")
-        self._faults += [(operation, path, error)] * times
+        self._faults.append(_Fault(operation, path, error, times))
 
     def heal(self) -> None:
         """Forget the faults that did not happen yet."""
@@ -237,10 +249,12 @@ class MemoryDisk:
 
     def take_fault(self, operation: str, path: str) -> StoreError | None:
         """The error that this operation is to raise, if any."""
-        for number, (wanted, part, error) in enumerate(self._faults):
-            if wanted == operation and part in path:
-                del self._faults[number]
-                return error
+        for fault in self._faults:
+            if fault.operation == operation and fault.path in path:
+                fault.left -= 1
+                if fault.left <= 0:
+                    self._faults.remove(fault)
+                return fault.error
         return None
 
     def take_space(self, file: _File, start: int, stop: int) -> int:

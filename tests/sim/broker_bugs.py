@@ -10,7 +10,9 @@ from typing import Any
 from attrs import evolve
 
 from rmq.broker import control, transaction
+from rmq.broker.broker import Broker
 from rmq.broker.control import Control
+from rmq.broker.controlled import _Controlled
 from rmq.broker.locks import Locks
 from rmq.broker.row_waits import RowWaits
 from rmq.broker.schedule import Schedule
@@ -19,9 +21,11 @@ from rmq.broker.timer import Timers
 from rmq.broker.transaction import Transactions
 from rmq.controller.epochs import Epochs
 from rmq.controller.replica import Replica
+from rmq.errors import StoreError
 from rmq.message import SCHEDULE_TOPIC
 from rmq.protocol.codes import SYS_COMMIT
 from rmq.protocol.headers import EndTransactionRequestHeader
+from rmq.store.commitlog import CommitLog
 from rmq.store.queues import Queues
 from tests.sim.brokers import Node, Set
 from tests.sim.bugs import Bug, before, planted
@@ -53,6 +57,8 @@ BROKERS_CAUGHT_BY = {
     "what was delivered at its time stays in memory": 0,
     "a commit is answered before the replicas have it": 1,
     "a lease is not shortened by the drift of clocks": 3,
+    "a failed sync is taken for a good one": 0,
+    "a master stays although its disk takes nothing": 5,
 }
 """The first seed that shows a bug."""
 
@@ -187,6 +193,29 @@ def _decided_again(self: Transactions, header: EndTransactionRequestHeader, now_
 
 _record_of = transaction._committed
 BROKER_BUGS["a transaction ends as often as it is told"] = planted((Transactions, "_decide", _decided_again))
+
+
+_flush = CommitLog.flush
+
+
+def _believed(self: CommitLog) -> int:
+    try:
+        return _flush(self)
+    except StoreError:
+        self.failure, self.flushed = "", self.end
+        return self.end
+
+
+BROKER_BUGS["a failed sync is taken for a good one"] = planted((CommitLog, "flush", _believed))
+
+
+def _not_looked_at(self: _Controlled, broker: Broker) -> None:
+    pass
+
+
+BROKER_BUGS["a master stays although its disk takes nothing"] = planted(
+    (_Controlled, "_look_at_disk", _not_looked_at)
+)
 
 
 def _set(self: Set, node: Node) -> float:

@@ -62,7 +62,7 @@ class Commits:
                 self._floors[one.host] = max(offset, self._floors.get(one.host, 0))
 
     def lost_power(self, node: Node, left: MemoryDisk) -> None:
-        """A replica has this left of its disk."""
+        """A replica has this left of its disk: it lost power, or ended while the disk failed."""
         data = left.load("/store/config/consumerOffset.json")
         saved = drain(decode_offsets(data)).get(f"T@{GROUP}", {}).get(0, 0) if data else 0
         self._floors[node.host] = min(saved, self._floors.get(node.host, 0))

@@ -5,6 +5,7 @@ Some kinds of faults every seed has, and of those in `MORE` about half: what all
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -34,11 +35,15 @@ MORE: Final = {
     "black out": ("black out",),
 }
 """Kinds that a seed may have, and their deeds."""
+DISKS: Final = ("disk", "disk", "disk only")
+"""The same of disks that fail."""
 CONTROLLER_HOSTS: Final = tuple(address.partition(":")[0] for address in CONTROLLERS)
 NAME_SERVER: Final = "10.0.0.1"
 TAKEN_SECONDS: Final = 30.0
 """A master's lease ends, another is elected, and who does not follow it is waited for ten seconds."""
 CLIENT: Final = "10.0.9.1"
+SETTLED_SECONDS: Final = 40.0
+"""After the first failed sync the next tries are up to half a minute apart."""
 
 
 class Faults:
@@ -52,12 +57,16 @@ class Faults:
         self.counts: Counter[str] = Counter()
         self._struck: dict[str, trio.CancelScope] = {}
         """Controllers that are away, and what ends it."""
+        self._mending: list[trio.CancelScope] = []
+        """Disks that fail, and what ends it."""
         self._dying = 0
         """Machines that have lost power, and whose processes have not ended yet."""
         self._deeds = [*DEEDS]
         for deeds in MORE.values():
             if chance.random() < 0.5:
                 self._deeds += deeds
+        if found.have_bad_disks:
+            self._deeds += DISKS
 
     async def happen(self) -> None:
         """One of them."""
@@ -85,6 +94,10 @@ class Faults:
             await self._silence_only(node)
         elif deed == "black out":
             await self._black_out()
+        elif deed == "disk":
+            self._bad_disk(node, chance.uniform(0.5, 20.0))
+        elif deed == "disk only":
+            await self._bad_disk_only(node)
         else:
             await self._machine(deed, node)
             await self._worse(deed, node)
@@ -132,7 +145,10 @@ class Faults:
         elif deed == "power":
             await self._lost_power(node, self._cut_power(node))
         elif deed == "stop":
+            had_bad_disk = node.has_bad_disk
             await found.end(node)
+            if had_bad_disk:
+                self._commits.lost_power(node, node.disk)
         elif deed == "pause" and node.host not in found.pauses:
             found.nursery.start_soon(found.pause, node, chance.uniform(3.0, 30.0))
 
@@ -156,6 +172,48 @@ class Faults:
             await self._found.kill(node, left=left)
         self._dying -= 1
         self._commits.lost_power(node, node.disk)
+
+    def _bad_disk(self, node: Node, seconds: float) -> bool:
+        """The disk of one broker at a time fails, in one way or another, for so long; whether it does."""
+        found, chance = self._found, self._chance
+        if node.stop is None or any(one.has_bad_disk for one in found.nodes):
+            return False
+        node.has_bad_disk = True
+        kind = chance.choice(("write", "sync", "sync once", "full"))
+        self.counts[f"disk: {kind}"] += 1
+        self._saw(kind, node.host)
+        part = chance.choice(("", "", "commitlog", "consumequeue", "config"))
+        if kind == "full":
+            node.disk.capacity = node.disk.used + chance.choice((0, 4096, 65536))
+        else:
+            node.disk.fail(kind.partition(" ")[0], part, 1 if kind == "sync once" else math.inf)
+        self._mending.append(trio.CancelScope())
+        found.nursery.start_soon(self._mend_disk, node, node.disk, seconds, self._mending[-1])
+        return True
+
+    async def _mend_disk(self, node: Node, disk: MemoryDisk, seconds: float, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(seconds)
+        for one in (disk, node.disk):
+            one.heal()
+            one.capacity = None
+        # What it could not write before may end it until it has settled, or has started again.
+        with trio.move_on_after(SETTLED_SECONDS):
+            while node.stop is not None and (node.broker is None or node.broker.store.ails):
+                await trio.sleep(0.1)
+        if node.stop is None:
+            self._commits.lost_power(node, node.disk)
+            self._found.start_later(node)
+        node.has_bad_disk = False
+        self._mending.remove(scope)
+
+    async def _bad_disk_only(self, node: Node) -> None:
+        """When nothing else is wrong, messages are taken again soon. Raises Violation."""
+        if not await self._alone():
+            return
+        if self._bad_disk(node, 2 * TAKEN_SECONDS):
+            await self._until_taken(f"the disk of {node.host} fails")
+            self._mending[-1].cancel()
 
     async def _controller(self) -> None:
         """Strike one of the controllers, seldom a second one at the same time."""
@@ -238,26 +296,32 @@ class Faults:
 
     async def _silence_only(self, node: Node) -> None:
         """When nothing else is wrong, messages are taken again soon. Raises Violation."""
+        if await self._alone():
+            self._silence(node)
+            await self._until_taken(f"{node.host} is cut off one way")
+
+    async def _alone(self) -> bool:
+        """Mend what is wrong; whether nothing is, that takes longer."""
         found, everyone = self._found, list(range(1, len(self._found.nodes) + 1))
-        if (
-            self._struck
-            or self._dying
-            or any(one.stop is None or one.host in found.pauses for one in found.nodes)
-        ):
-            return
+        is_well = [one.stop is not None and one.host not in found.pauses for one in found.nodes]
+        if self._struck or self._dying or self._mending or not all(is_well):
+            return False
         self._disarm()
         self._mend()
         with trio.move_on_after(20):
             while (await found.status())["inSync"] != everyone:
                 await trio.sleep(0.1)
-        self._silence(node)
+        return True
+
+    async def _until_taken(self, what: str) -> None:
+        """Wait until messages are taken although this is wrong. Raises Violation."""
         await trio.sleep(2.0)
-        before = len(found.acknowledged)
+        before = len(self._found.acknowledged)
         with trio.move_on_after(TAKEN_SECONDS):
-            while len(found.acknowledged) < before + 3:
+            while len(self._found.acknowledged) < before + 3:
                 await trio.sleep(0.1)
             return
-        raise Violation(f"no message is taken for {TAKEN_SECONDS} s, and only {node.host} is cut off one way")
+        raise Violation(f"no message is taken for {TAKEN_SECONDS} s, and only this is wrong: {what}")
 
     def _mend(self) -> None:
         network = self._found.network
@@ -290,8 +354,8 @@ class Faults:
         """End them all. Raises Violation when not all are in sync a minute later."""
         found = self._found
         self._disarm()
-        while self._struck or self._dying:
-            for scope in self._struck.values():
+        while self._struck or self._dying or self._mending:
+            for scope in (*self._struck.values(), *self._mending):
                 scope.cancel()
             await trio.sleep(0.1)
         self._mend()

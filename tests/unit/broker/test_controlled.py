@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -350,3 +351,59 @@ def test_what_was_acknowledged_outlives_any_faults(seed: int) -> None:
     simulation = BrokerSimulation.of(seed)
     simulation.run()
     assert simulation.accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["write", "sync", "full"])
+async def test_a_master_whose_disk_takes_nothing_gives_way(
+    autojump_clock: trio.testing.MockClock, kind: str
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = found.nodes
+        assert await found.master() is first
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        async with client.producer("P") as producer:
+            for number in range(10):
+                assert await found.send(producer, f"a{number}")
+            first.has_bad_disk = True
+            if kind == "full":
+                first.disk.capacity = first.disk.used
+            else:
+                first.disk.fail(kind, "commitlog", math.inf)
+            broken_at = trio.current_time()
+            while await found.master() is first:  # some more may fit a page that is full else
+                await found.send(producer, f"b{trio.current_time()}")
+                assert trio.current_time() - broken_at < 10
+            while not await found.send(producer, "first after"):
+                await trio.sleep(0.1)
+            assert trio.current_time() - broken_at < 10
+            assert await found.master() is second
+            assert set(found.acknowledged) <= set(found.stored(second))
+            first.disk.heal()
+            first.disk.capacity = None
+            if first.stop is None:  # it ended, and is started again
+                await found.start(first)
+            await found.until(master=2, inSync=[1, 2])
+            assert await found.send(producer, "both")
+        await trio.sleep(2)
+        assert found.stored(first) == found.stored(second)
+
+
+async def test_a_master_that_is_alone_stays_though_its_disk_takes_nothing(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2, replica_lag_ms=1000) as (found, client):
+        first, second = found.nodes
+        assert await found.master() is first
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.kill(second)
+        await found.until(inSync=[1])
+        first.disk.fail("write", "commitlog", math.inf)
+        async with client.producer("P") as producer:
+            for _ in range(10):
+                assert not await found.send(producer, "refused")
+                await trio.sleep(1)
+            assert (await found.status())["epoch"] == 1
+            first.disk.heal()
+            while not await found.send(producer, "taken"):
+                await trio.sleep(0.1)
