@@ -177,7 +177,12 @@ async def run(
         except StoppedOpening:
             task_status.started([])
             return
-        on_opened(broker)
+        try:
+            on_opened(broker)
+        except BaseException:  # a disk that takes nothing, say
+            broker.store.abandon()
+            await ports.aclose()
+            raise
         flusher = Flusher(
             broker.store,
             on_synced=broker.on_synced,

@@ -27,6 +27,7 @@ from rmq.errors import (
     ConfigError,
     ConnectionLost,
     CorruptRecord,
+    DiskFull,
     LocalProtocolError,
     PortInUse,
     StoreLocked,
@@ -719,6 +720,19 @@ async def test_a_store_of_another_broker_is_told_and_the_port_is_free_again(
         with pytest.raises(StoreLocked):
             await service.run(config, StoreConfig(**SMALL | files), network=network)
         await network.listen("127.0.0.1:11911")  # raises where one listens
+
+
+async def test_what_fails_once_the_store_is_open_leaves_no_port_and_no_lock(
+    files: dict[str, Any], network: MemoryNetwork
+) -> None:
+    def full(broker: Broker) -> None:
+        raise DiskFull("no room")
+
+    config = BrokerConfig(broker_name="b", listen_port=11911)
+    with pytest.raises(DiskFull):
+        await service.run(config, StoreConfig(**SMALL | files), network=network, on_opened=full)
+    async with broker(network, None, files, listen_port=11911, vip_channel_enabled=True):
+        pass  # raises where the port is in use, or the store
 
 
 async def test_the_vip_port_answers_too(
