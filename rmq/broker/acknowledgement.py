@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Final, Union
 
 from attrs import define, field
 
-from rmq.broker.refusals import not_written
+from rmq.broker.refusals import topic_not_saved
 from rmq.broker.replicas import Replicas
 from rmq.broker.row_waits import RowWaits
 from rmq.errors import StoreError
@@ -241,10 +241,11 @@ class Acknowledgement:
             self._answer(connection, senders)
 
     def topics_not_saved(self, error: StoreError) -> None:
-        """Topics cannot be saved: nobody who waited for that is told success."""
+        """Topics cannot be saved: nobody who waited for that is told success. Nor that nothing is stored, as
+        by the code of a failed write, after which a client may send again as if it had never sent."""
         waited, self._new_topics = self._new_topics, []
         for connection, senders in waited:
-            senders.refuse(connection, *not_written(error))
+            senders.refuse(connection, *topic_not_saved(error))
 
     def _hold_for_topics(self, connection: Connection, senders: Senders) -> Senders:
         """Keep those whose topic is not saved; returns the others."""

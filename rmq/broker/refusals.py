@@ -54,6 +54,11 @@ def not_written(error: StoreError) -> Refusal:
     return unavailable(f"the disk is full: {error}" if isinstance(error, DiskFull) else str(error))
 
 
+def topic_not_saved(error: StoreError) -> Refusal:
+    """What senders are told whose message is in the log, in a topic that the next start may not know."""
+    return _SYSTEM_ERROR, f"the message is written, but its topic cannot be saved: {error}"
+
+
 class FlowControl:
     """Whether the broker takes messages: not while it is closing, its disk is full, a write was slow, too
     many sends wait, or the event loop lags behind. `clock` is in seconds.
