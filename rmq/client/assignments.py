@@ -334,6 +334,10 @@ class Assignments:
         session, options = self._session, self._options
         rotation = await session.rotation(topic, session.brokers.timeout)
         queues = rotation.route.subscribe_queues
+        clients: list[str] = []
+        if options.queues is None and not options.broadcasting:
+            clients = await self._members(queues)
+        # Looked at only now: while others were asked the lock of a queue may have been lost.
         held = [queue for queue in self.pullers if queue.topic == topic]
         if options.queues is not None:
             change = difference(held, (queue for queue in options.queues if queue.topic == topic))
@@ -342,7 +346,6 @@ class Assignments:
         else:
             # Nobody coordinates the members: each asks for the list of all and computes the same shares from
             # it. While their lists differ, a queue may have two consumers for a while, or none.
-            clients = await self._members(queues)
             if session.client_id not in clients:
                 # The broker does not know us (yet, or any more). To give all queues up now would move them
                 # twice; so keep what we have, say who we are, and look again soon.

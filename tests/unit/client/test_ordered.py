@@ -426,6 +426,42 @@ class TestLocks:
             nursery.cancel_scope.cancel()
         assert offsets(cluster) == {0: 10, 1: 0}
 
+    async def test_a_lock_that_is_lost_while_the_members_are_asked_for_ends_nothing(
+        self, setting: World, clock: MockClock, cluster: Cluster
+    ) -> None:
+        """The other member's share has the queue that was given up meanwhile."""
+        fill(cluster, 12)
+        order, broker = Order(0.7), cluster["a"]
+        options = {"consume_from": "first", "ordered": True}
+        async with (
+            setting.connect(client_id="1", lock_interval_ms=20_000) as one,
+            setting.connect(client_id="2") as two,
+            one.consumer("g", {"T": "*"}, **options) as first,  # type: ignore[arg-type]
+            trio.open_nursery() as nursery,
+        ):
+
+            async def answer(request: Command, connection: Connection) -> None:
+                await trio.sleep(2.5)
+                response = broker.answer(request, connection)
+                assert response is not None
+                connection.reply(response)
+
+            def late(request: Command, connection: Connection) -> None:
+                nursery.start_soon(answer, request, connection)
+
+            nursery.start_soon(first.run, order)
+            await trio.sleep(18)
+            broker.script(RequestCode.GET_CONSUMER_LIST_BY_GROUP, late, late)
+            nursery.start_soon(join, two, options)
+            await trio.sleep(1)
+            steal(cluster, MessageQueue("T", "a", 1))
+            await trio.sleep(10)
+            broker.unlock("g", "other", MessageQueue("T", "a", 1))
+            await trio.sleep(60)
+            assert locked(cluster) == {0: "1", 1: "2"}
+            assert len(order.seen[0]) == 6
+            nursery.cancel_scope.cancel()
+
     async def test_a_queue_is_committed_before_it_is_unlocked(
         self, setting: World, clock: MockClock, cluster: Cluster
     ) -> None:
