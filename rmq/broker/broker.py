@@ -20,6 +20,7 @@ from rmq.broker.admin import Admin
 from rmq.broker.client_requests import ClientRequests, PendingRequests, RequestReply
 from rmq.broker.clients import Clients
 from rmq.broker.config import Settings
+from rmq.broker.disk_work import DiskWork
 from rmq.broker.filter import FilterTable
 from rmq.broker.groups import Expiry, Groups
 from rmq.broker.idempotent import IdempotentSends
@@ -108,8 +109,8 @@ class Broker(Endpoint):
         self.store = store
         self.settings.derive(lambda: store.configure(self.settings.store))
         self.now_ms = now_ms
-        self.clock = clock
-        self.work_clock = work_clock or clock
+        self.clock, self.work_clock = clock, work_clock or clock
+        self.disk_work = DiskWork(clock)
         self.wake = wake or Wakeups()
         self.hooks = Hooks()
         self.server_auth = server_auth
@@ -119,8 +120,7 @@ class Broker(Endpoint):
         self.budget = budget or Budget()
         self._connection: Connection | None = None  # whose chunk is being handled
         self._chance = chance or Random()
-        self._chunk_at = 0.0  # when its handling began
-        self._complain_at = 0.0
+        self._chunk_at = self._complain_at = 0.0  # when its handling began; from when on to complain again
         self._next_deadline = math.inf  # when `step_deadlines` is to be called
         self.files = TableFiles(store)
         self.changes = PendingChanges(self.files, self._respond, self.wake.new_topics)

@@ -27,6 +27,8 @@ class ConfirmedProgress:
         self._broker = broker
         self._sample = self._now()
         self._saved: dict[str, Any] | None = None
+        # Looked up once: reading it again could wait for a file that is being written, in the event loop.
+        self._has_file = broker.store.config_text(NAME) is not None
 
     def look(self) -> None:
         """Called before tables are saved: have the progress saved that is confirmed by now, and wait for the
@@ -36,9 +38,9 @@ class ConfirmedProgress:
             return
         confirmed = control.confirmed()
         is_confirmed = confirmed is not None and self._sample["end"] <= confirmed
-        if self._sample != self._saved and (is_confirmed or self._broker.store.config_text(NAME) is None):
+        if self._sample != self._saved and (is_confirmed or not self._has_file):
             self._broker.files.save_later(NAME, json.dumps(self._sample))
-            self._saved = self._sample
+            self._saved, self._has_file = self._sample, True
         if is_confirmed:
             self._sample = self._now()
 

@@ -113,6 +113,8 @@ class Control:
         self.replica: Replica | None = None
         self.leaves = False
         """It stops."""
+        self.hangs = False
+        """Its disk has not answered for a while."""
         self._heard_at = clock()
         self._hands_over = 0  # the epoch in which another is wanted as master
         self._closed = 0
@@ -152,6 +154,7 @@ class Control:
             self._flushed,
             resigned=replica.has_resigned and epoch == replica.epoch,
             leaving=self.leaves,
+            hangs=self.hangs,
         )
 
     def heard(self, answer: Answer, asked_at: float) -> None:

@@ -28,7 +28,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
 from rmq.broker.shared_texts import SharedTexts
-from rmq.broker.startup import Stop
+from rmq.broker.startup import DISK_SECONDS, Stop
 from rmq.broker.table_stream import LOCKS, OFFSETS
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
@@ -74,6 +74,8 @@ ASKING_ERRORS: Final = (
 COMPLAIN_SECONDS: Final = 10.0
 AILING_SECONDS: Final = 2.0
 """A master whose disk takes nothing for so long gives way."""
+OPENING_SECONDS: Final = 5.0
+"""A replica that has been opening its store for longer is not elected."""
 AGAIN_SECONDS: Final = 30.0
 """Between two times that it does."""
 
@@ -168,11 +170,12 @@ class _Controlled:
         self._addresses = self._given
         self._leader = self._addresses[0]
         self._broker: Broker | None = None
+        self._opening_at = 0.0
         self._led = 0  # the epoch that the running service leads; 0: it is a slave
         self._ending: anyio.Event | None = None  # ends the running service
         self._is_stopping = False
         self._known, self._beat = Alarm(), Alarm()
-        self._complain_at = 0.0
+        self._complain_at = self._lament_at = 0.0
         self._ails_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
 
@@ -199,6 +202,8 @@ class _Controlled:
             await stop.wait()
         finally:
             self._is_stopping, self._control.stays = True, False
+            if self._broker is not None:  # it may wait for its disk already, to have another role
+                self._broker.disk_work.give_up_in(DISK_SECONDS)
             self._end()
             self._known.ring()
 
@@ -210,7 +215,7 @@ class _Controlled:
 
     async def _serve(self, task_status: anyio.abc.TaskStatus[list[str]] | None) -> list[str]:
         """Run the service in the role that the set gives, until another is wanted; returns its addresses."""
-        control, self._ending = self._control, anyio.Event()
+        control, self._ending, self._opening_at = self._control, anyio.Event(), anyio.current_time()
         is_master, epoch = control.is_elected, control.epoch
         self._led = epoch if is_master else 0
         control.stays = False
@@ -299,8 +304,12 @@ class _Controlled:
 
     async def _say(self) -> None:
         control = self._control
-        if self._led and self._broker is not None:
-            self._look_at_disk(self._broker)
+        if self._broker is None:  # its store is being opened
+            control.hangs = anyio.current_time() > self._opening_at + OPENING_SECONDS
+        else:
+            control.hangs = bool(self._broker.disk_work.hangs())
+            if self._led:
+                self._look_at_disk(self._broker)
         asked_at = control.now()
         answer = await self._ask(control.heartbeat())
         if answer.refusal:
@@ -338,18 +347,24 @@ class _Controlled:
 
     def _look_at_disk(self, broker: Broker) -> None:
         """A master that cannot write resigns if another can be elected: that is what the others are for. It
-        does so seldom, for where all disks are full each would."""
+        does so seldom, for where all disks are full each would. A disk hangs when it takes longer than usual
+        by as much."""
         control, why, now = self._control, broker.store.ails, anyio.current_time()
-        if not why:
-            self._ails_since = math.inf
+        self._ails_since = min(self._ails_since, now) if why else math.inf
+        hangs = broker.disk_work.hangs()
+        if not hangs and now < self._ails_since + AILING_SECONDS:
             return
-        self._ails_since = min(self._ails_since, now)
-        is_patient = now < self._ails_since + AILING_SECONDS or now < self._gave_up_at + AGAIN_SECONDS
-        if is_patient or len(control.in_sync) < 2 or not control.may_act():
+        if not control.may_act():
             return
-        self._gave_up_at = now
-        log.error("%s: another replica shall be master: %s", self._config.broker_name, why)
-        control.resign()
+        if len(control.in_sync) < 2:
+            if now >= self._lament_at:
+                self._lament_at = now + COMPLAIN_SECONDS
+                text = "%s: NO MESSAGES ARE TAKEN, and no other replica is in sync to be master: %s"
+                log.error(text, self._config.broker_name, hangs or why)
+        elif now >= self._gave_up_at + AGAIN_SECONDS:
+            self._gave_up_at = now
+            log.error("%s: another replica shall be master: %s", self._config.broker_name, hangs or why)
+            control.resign()
 
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages

@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
+from rmq.broker.disk_work import DiskWork
 from rmq.errors import CorruptRecord, StoreError
 from rmq.metrics import Histogram
 from rmq.remoting.loop import Alarm, poster
@@ -18,6 +19,9 @@ from rmq.store.store import Store
 
 MEND_SECONDS = (0.5, 30.0)
 """First and longest pause before what a failed sync left is written again."""
+
+SYNC = "a sync of the commit log has been under way"
+"""What it waits for, in words."""
 
 log = logging.getLogger("rmq.broker")
 
@@ -28,8 +32,9 @@ class Flusher:
     `on_synced(position)` is told how far the log is synced; `awaited()` is the position that somebody waits
     for, -1 when nobody does. `took` gets the seconds of each sync that went well.
 
-    With `threads` a sync runs in a thread of its own, which is woken by a lock and calls back into the loop
-    by itself: a trip through the loop's thread pool for each sync costs a sender more than the sync.
+    `disk_work` knows since when a sync is under way. With `threads` a sync runs in a thread of its own, which
+    is woken by a lock and calls back into the loop by itself: a trip through the loop's thread pool for each
+    sync costs a sender more than the sync.
     """
 
     def __init__(
@@ -40,12 +45,15 @@ class Flusher:
         awaited: Callable[[], int],
         took: Histogram,
         threads: bool,
+        disk_work: DiskWork,
     ) -> None:
         self._store = store
         self._on_synced = on_synced
         self._awaited = awaited
         self._took = took
         self._threads = threads
+        self._disk_work = disk_work
+        self._key = 0
         self._is_busy = False
         self._is_mending = False
         self._error: BaseException | None = None
@@ -60,6 +68,7 @@ class Flusher:
         if not self._is_busy and not self._is_mending and self._start is not None:
             self._is_busy = True
             self._began = anyio.current_time()
+            self._key = self._disk_work.begin(SYNC)
             self._start()
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -89,8 +98,7 @@ class Flusher:
         while error is not None:
             await anyio.sleep(pause)
             pause = min(2 * pause, MEND_SECONDS[1])
-            mend = self._store.mend
-            position, error = await anyio.to_thread.run_sync(_try, mend) if self._threads else _try(mend)
+            position, error = await self._disk_work.do(partial(_try, self._store.mend), SYNC)
             if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
                 raise error
         self._is_mending = False
@@ -130,13 +138,16 @@ class Flusher:
             task_status.started(scope.cancel)
             while True:
                 await alarm.wait()
-                self._finished(*_try(self._store.flush))
+                self._finished(*await self._disk_work.run(partial(_try, self._store.flush)))
 
     def _finished(self, position: int, error: BaseException | None) -> None:
         """In the loop again. Must not raise: the loop has no place for it."""
         # Group commit: a sync does not cover who came while it ran, and one more serves all of those. So a
         # sync serves as many sends as arrive during one, and a send that is alone has its own at once.
         self._is_busy = False
+        if self._key:  # else what a failed sync left was mended
+            self._disk_work.end(self._key)
+            self._key = 0
         if error is None:
             self._took.observe(anyio.current_time() - self._began)
             try:

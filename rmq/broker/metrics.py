@@ -49,6 +49,7 @@ def gauges_of(broker: Broker) -> dict[str, str]:
     """Rows of the runtime metrics that RocketMQ does not have."""
     return {
         "heldPulls": str(broker.held_pulls.count),
+        "diskHangs": broker.disk_work.hangs(),
         "sendsWaitingForDisk": str(broker.acknowledgement.disk.acks),
         "sendsWaitingForSlave": str(broker.acknowledgement.slaves.acks),
         "sendsWaitingForTopic": str(broker.acknowledgement.waiting_for_topics),
@@ -223,6 +224,11 @@ def _waiting(broker: Broker) -> Iterator[Metric]:
         ("held_pulls", "Pulls that wait for messages", broker.held_pulls.count),
         ("sends_waiting_disk", "Acknowledgements that wait for a sync", broker.acknowledgement.disk.acks),
         ("sends_waiting_slave", "Acknowledgements that wait for a slave", broker.acknowledgement.slaves.acks),
+        (
+            "disk_waiting_seconds",
+            "How long the oldest sync has been under way that somebody waits for",
+            broker.disk_work.oldest()[0],
+        ),
         ("transactions_pending", "Half messages without an end", broker.transactions.open_count),
         ("timer_messages", "Messages that wait for their delivery time", len(broker.timers)),
         (

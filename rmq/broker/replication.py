@@ -321,6 +321,7 @@ class Follower:
 
     async def _link(self, address: str) -> None:
         store = self._broker.store
+        await self._wait_for_disk()
         store.cut_partial()
         self._reported = min(self._reported, store.max_physical_offset)
         self._greeting = None
@@ -332,6 +333,7 @@ class Follower:
             greeting = self._greeting = await self._greet(stream)
             told = self._master_address()
             self._master = told or (greeting.address if greeting else port_before(address))
+            await self._wait_for_disk()
             start = await self._align(stream, greeting)
             # Kept before the first byte is copied: after a crash the log must not count as a master's own.
             state = self._broker.replica
@@ -339,6 +341,11 @@ class Follower:
             state.stopped, state.is_following = "", True
             self._broker.followed.begin()
             await self._copy_log(address, stream, start)
+
+    async def _wait_for_disk(self) -> None:
+        """What comes before the first byte syncs in the loop: not while the disk hangs. Raises StoreError."""
+        if self._control is not None:
+            await self._broker.disk_work.do(self._broker.store.wait_for_disk)
 
     def _master_address(self) -> str:
         if self._control is not None:

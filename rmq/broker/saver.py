@@ -73,7 +73,8 @@ class Saver:
             self._confirmed.look()
             texts = await in_slices(self._broker.saving())
             try:
-                await self._blocking(partial(self._broker.store.save_configs, texts))
+                write = partial(self._broker.store.save_configs, texts)
+                await self._broker.disk_work.do(write, "a write of tables has been under way")
             except StoreError as error:
                 log.error("%s cannot be saved, trying again: %s", ", ".join(texts), error)
                 self._broker.files.not_saved(texts)
@@ -99,7 +100,8 @@ class Saver:
             made = table.made
             if table.unsaved:
                 try:
-                    await self._blocking(await in_slices(self._broker.files.saving(name)))
+                    write = await in_slices(self._broker.files.saving(name))
+                    await self._broker.disk_work.do(write, f"a write of {name}.json has been under way")
                 except StoreError as error:
                     changes.not_saved(name, error)
                     raise

@@ -39,16 +39,17 @@ from typing import Final, NoReturn, TypeVar
 import anyio
 import anyio.abc
 import anyio.lowlevel
-import anyio.to_thread
 
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
-from rmq.broker.flusher import Flusher
+from rmq.broker.disk_work import way_to_run
+from rmq.broker.flusher import SYNC, Flusher
 from rmq.broker.ha_guard import Guard
 from rmq.broker.refusals import FlowControl
 from rmq.broker.replication import Follower, serve_slaves
 from rmq.broker.saver import Saver
 from rmq.broker.startup import (
+    DISK_SECONDS,
     STORE,
     Opening,
     Ports,
@@ -98,6 +99,8 @@ AWAY_SECONDS: Final = 4.0
 """How often a name server that is away is tried: without one clients do not find this broker."""
 LEASE_LOOK_SECONDS: Final = 0.1
 """How often a master of a controlled set looks whether it has a lease, before it registers."""
+ROLE_SECONDS: Final = 90.0
+"""As DISK_SECONDS when it is to have another role in its controlled set: it serves who reads meanwhile."""
 STOP_SECONDS = 3.0
 """How long name servers may take to hear that the broker stops."""
 READY_SECONDS = 3.0
@@ -177,6 +180,7 @@ async def run(
         except StoppedOpening:
             task_status.started([])
             return
+        broker.disk_work.run = way_to_run(disk)
         try:
             on_opened(broker)
         except BaseException:  # a disk that takes nothing, say
@@ -189,6 +193,7 @@ async def run(
             awaited=lambda: broker.flush_awaited,
             took=broker.histograms.flush,
             threads=threads,
+            disk_work=broker.disk_work,
         )
         service = _Service(
             broker,
@@ -317,7 +322,7 @@ class _Service:
             except BaseException:
                 self.store.abandon()  # without the mark of a clean stop: the next start looks closely
                 raise
-            await self._blocking(self.store.close)
+            await self.broker.disk_work.do(self.store.close, "the closing of the store has been under way")
             log.info("the broker has stopped, its store is closed")
 
     async def _grow(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
@@ -377,6 +382,8 @@ class _Service:
         # New sends are refused first, so that what follows comes to an end. Then who waits gets the best
         # answer that there is: a pull what is there, a send success if the last sync covers it.
         broker.flow.close("this broker is stopping")
+        # A sync that hangs cannot be ended. What nobody synced was not acknowledged.
+        broker.disk_work.give_up_in(ROLE_SECONDS if broker.replica.stays else DISK_SECONDS)
         leaving = () if broker.replica.stays else self._alarms.register
         with anyio.move_on_after(STOP_SECONDS):
             async with anyio.create_task_group() as nursery:
@@ -387,16 +394,13 @@ class _Service:
         with suppress(StoreError):  # their senders have been told
             await self._saver.save_topics()
         try:
-            broker.on_synced(await self._blocking(self.store.flush))
+            broker.on_synced(await broker.disk_work.do(self.store.flush, SYNC))
         finally:
             broker.acknowledgement.stop()
 
     async def _blocking(self, work: Callable[[], T]) -> T:
-        """Run what blocks: in a thread, or here where a simulation's clock must see it."""
-        if self._threads:
-            return await anyio.to_thread.run_sync(work)
-        await anyio.lowlevel.checkpoint()
-        return work()
+        """Run what blocks. Raises StoreError when it does so for too long and the broker is stopping."""
+        return await self.broker.disk_work.do(work)
 
     # ---- store ----
 

@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -27,7 +28,7 @@ from rmq.broker.ha_guard import Guard
 from rmq.broker.plugin_host import PluginHost
 from rmq.broker.runs import make_broker
 from rmq.config import parse_addresses
-from rmq.errors import ConfigError, PortInUse
+from rmq.errors import ConfigError, PortInUse, StoreError
 from rmq.health import Health
 from rmq.plugin import load, named
 from rmq.profile import cluster_secret
@@ -210,6 +211,10 @@ def _signed(secret: ClusterSecret, now_ms: Callable[[], int], command: Command) 
     return secret.sign(command, now_ms(), os.urandom(16))
 
 
+DISK_SECONDS: Final = 20.0
+"""How long a broker that stops waits for its disk; less than what systemd and Kubernetes give it."""
+
+
 class StoppedOpening(Exception):
     """The broker was to stop while its store was being opened."""
 
@@ -233,6 +238,7 @@ class Opening:
         self._health = health
         self._stop = stop
         self._threads = threads
+        self._is_stopped = False
         health.lacks(STORE, "it is being opened")
 
     @property
@@ -247,21 +253,33 @@ class Opening:
         if not self._threads:
             store.load(Progress(self._health))
         else:
-            progress = Progress(self._health, anyio.from_thread.check_cancelled)
-            with bare_errors():
+            loading = partial(store.load, Progress(self._health, self._check))
+            with suppress(StoppedOpening), bare_errors():
                 async with anyio.create_task_group() as nursery:
-                    nursery.start_soon(self._cancel, nursery.cancel_scope)
-                    await anyio.to_thread.run_sync(partial(store.load, progress))
-                    loaded = True
+                    scope = anyio.CancelScope(shield=True)
+                    nursery.start_soon(self._cancel, scope)
+                    with scope:
+                        await anyio.to_thread.run_sync(loading, abandon_on_cancel=True)
+                        loaded = True
                     nursery.cancel_scope.cancel()
+            if scope.cancelled_caught:
+                raise StoreError("the disk does not answer: the store is being opened, and that is given up")
         if not loaded:
             log.info("told to stop while the store was being opened; the next start begins with it again")
             raise StoppedOpening
         self._health.has(STORE)
 
     async def _cancel(self, scope: anyio.CancelScope) -> None:
-        await self._stop.wait()
+        try:
+            await self._stop.wait()
+        finally:
+            self._is_stopped = True
+        await anyio.sleep(DISK_SECONDS)
         scope.cancel()
+
+    def _check(self) -> None:
+        if self._is_stopped:
+            raise StoppedOpening
 
 
 class Progress:

@@ -11,7 +11,6 @@ A slice is a ms or two of long work: a generator yields after each, so that the 
 from __future__ import annotations
 
 import logging
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
@@ -411,7 +410,7 @@ class TableFiles:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._changed: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = store.disk.guard()
         self._stamps = count(1)
         self._written: dict[str, int] = {}  # name -> stamp of the text in the file
         self.versioned: Mapping[str, VersionedTable[Any]] = {}

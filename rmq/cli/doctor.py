@@ -313,6 +313,9 @@ def _broker_findings(broker: BrokerFacts) -> Iterator[Finding]:
         yield Finding("wrong", where, f"registered as {broker.address}, but: {broker.error}", todo)
         return
     yield from _disk(where, broker)
+    if hangs := broker.runtime.get("diskHangs", ""):
+        todo = "look at the disk, and at the kernel's log: no sync ends and none fails"
+        yield Finding("wrong", where, f"its disk does not answer: {hangs}", todo)
     ahead = clock_ahead_ms(broker)
     if ahead is not None and abs(ahead) > SKEW_MS:
         what = (

@@ -26,7 +26,8 @@ log = logging.getLogger("rmq.controller")
 class Heartbeat:
     """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
     is flushed. A master that `resigned` acts no more in its epoch, whatever it is answered: another epoch may
-    begin at once. One that is `leaving` stops: others need not wait for it."""
+    begin at once. One that is `leaving` stops: others need not wait for it. The disk of one that `hangs` has
+    taken nothing for a while: it could not begin an epoch."""
 
     name: str
     number: int
@@ -35,6 +36,7 @@ class Heartbeat:
     reach: int = 0
     resigned: bool = False
     leaving: bool = False
+    hangs: bool = False
 
 
 class Elections:
@@ -125,17 +127,20 @@ class Elections:
         living = [number for number in broker_set.replicas if self.lives(name, number, now)]
         in_sync = [number for number in broker_set.in_sync if number in living]
         in_sync = [number for number in in_sync if not self._heard[name, number][1].leaving] or in_sync
+        # Who waits for its disk can neither lead nor have what others wait for, until its disk is back.
+        is_any_left = bool(in_sync)
+        in_sync = [number for number in in_sync if not self._heard[name, number][1].hangs]
         wanted = self._wants(broker_set)
         self._wanted.pop(name, None)
         if wanted in in_sync:
             return self._elect(broker_set, wanted, in_sync)
         if self._has_resigned(broker_set):
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
-        elif broker_set.master in living:
+        elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
             return None  # it lost its lease and is back: the next heartbeat renews it
         if in_sync:
             return self._elect(broker_set, self._best(name, in_sync), in_sync)
-        if living and self.is_unclean:
+        if living and self.is_unclean and not is_any_left:
             best = self._best(name, living)
             log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)
             return Elect(name, broker_set.epoch, broker_set.version, best, (best,), is_unclean=True)

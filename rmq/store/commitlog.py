@@ -8,7 +8,6 @@ record never crosses a file's end: when its size + 8 does not fit, a BLANK recor
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable
 
 from rmq.errors import CorruptRecord, StoreError
@@ -42,7 +41,7 @@ class CommitLog:
         self._is_dirty = False  # bytes of a failed write may lie past `end`
         self.failure = ""  # why no more records are taken
         self.unwritten = ""  # why the last commit failed
-        self._flush_lock = threading.Lock()
+        self._flush_lock = disk.guard()
         self.abort: AbortFile | None = None  # is told up to where all is synced
 
     @property

@@ -18,6 +18,7 @@ import os
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from attrs import frozen
@@ -164,6 +165,10 @@ class Disk(Protocol):
         """Return when all that was written to the file system of `path` before the call is on the medium.
         Thread-safe.
         """
+        ...
+
+    def guard(self) -> AbstractContextManager[object]:
+        """A lock between threads, which may be held while the disk is waited for."""
         ...
 
 
@@ -451,6 +456,9 @@ class RealDisk:
                 _sync_file_system(fd)
             finally:
                 os.close(fd)
+
+    def guard(self) -> AbstractContextManager[object]:
+        return threading.Lock()
 
 
 class ReadOnlyDisk(RealDisk):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 
 from rmq.errors import RmqError, StoreError
 from rmq.protocol import json
@@ -20,13 +19,18 @@ class ConfigFiles:
         self._disk = disk
         self._folder = folder
         self._good: dict[str, bytes] = {}
-        self._lock = threading.Lock()
+        self._lock = disk.guard()
 
     def path(self, name: str) -> str:
         """The path of a file."""
         if not name.isidentifier():
             raise StoreError(f"{name!r} is not the name of a config file")
         return os.path.join(self._folder, f"{name}.json")
+
+    def wait(self) -> None:
+        """Return when no file is being written."""
+        with self._lock:
+            pass
 
     def load(self, name: str) -> bytes | None:
         """The text, or None when there is none. A broken file is logged and answered with its .bak.

@@ -7,8 +7,8 @@ The bytes come as they are; queue units and index entries are made of the record
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rmq.errors import CorruptRecord, StoreError
@@ -38,7 +38,7 @@ class ReplicaStore(StoreView):
     _owners: list[ConsumeQueue]
     _batch_ms: int
     _checkpoint: Checkpoint | None
-    _sync_lock: threading.Lock
+    _sync_lock: AbstractContextManager[object]
     retention: Retention
     _raw_position: int  # up to where queues have the log's records
     _raw_whole: int  # where the last whole record that came ends

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import repeat
@@ -115,7 +114,7 @@ class Store(StoreSync, ReplicaStore):
         self._tags_and_keys = TagsAndKeys()
         self._plain_suffix = b""
         self._batch_ms = 0
-        self._sync_lock = threading.Lock()
+        self._sync_lock = disk.guard()
         self._raw_position = 0  # a slave's: up to where queues have the log's records
         self._raw_whole = 0  # a slave's: where the last whole record that came ends
         self._disk_looked_ms = -_DISK_LOOK_MS

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 
 from rmq.errors import StoreError
 from rmq.store.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ class StoreSync:
     _index: Index
     _files: ConfigFiles
     _checkpoint: Checkpoint | None
-    _sync_lock: threading.Lock
+    _sync_lock: AbstractContextManager[object]
     _unvouched = False  # a sync of queue or index files failed
 
     def flush(self) -> int:
@@ -78,6 +78,15 @@ class StoreSync:
                 checkpoint.log_to = self._log.flushed
                 checkpoint.has_places = True
                 checkpoint.flush()
+
+    def wait_for_disk(self) -> None:
+        """Return when the disk has taken a sync of the log, and no sync holds what `truncate` and
+        `save_config` need. Blocks: call it in a thread, before the loop does what must not wait there. Raises
+        StoreError.
+        """
+        self.flush()
+        with self._sync_lock:
+            self._files.wait()
 
     def config_text(self, name: str) -> bytes | None:
         """The text of config/<name>.json, or of its .bak when it is broken; None when there is none. Raises

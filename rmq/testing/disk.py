@@ -14,11 +14,15 @@ import mmap
 import os
 import random
 from collections.abc import Callable
+from typing import TypeVar
 
 from attrs import define
 
 from rmq.errors import DiskFull, StoreError, StoreLocked
 from rmq.store.disk import Bytes, DiskUsage, wrong_size
+from rmq.testing import hanging
+
+T = TypeVar("T")
 
 PAGE = 4096
 SECTOR = 512
@@ -174,8 +178,8 @@ class _Fault:
 class MemoryDisk:
     """A disk in memory. `seed` decides what a crash keeps and where a failing write stops.
 
-    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` (see there), `flip` (a bit),
-    `tears`.
+    Faults, to be set at any time: `capacity` (bytes, for full disks), `fail` and `hang` (see there), `flip`
+    (a bit), `tears`.
     `on_change` is called after each change, `on_sync` before each sync (a slow one sleeps there).
     """
 
@@ -187,6 +191,8 @@ class MemoryDisk:
         self.on_sync: Callable[[str], None] | None = None
         self._files: dict[str, _File] = {}
         self._faults: builtins.list[_Fault] = []
+        self._hanging: builtins.list[str] = []
+        self._working = 0  # works that may hang
         self._locks: dict[str, _Lock] = {}
 
     # ---- faults ----
@@ -236,9 +242,37 @@ class MemoryDisk:
         error = StoreError(f"{path or 'disk'}: {operation} failed: {reason}")
         self._faults.append(_Fault(operation, path, error, times))
 
+    def hang(self, path: str = "") -> None:
+        """From now on syncs of paths that contain `path` neither end nor fail, until `heal`. Those that do
+        not come by `run` end at once: there is nothing else that they could wait in."""
+        self._hanging.append(path)
+
     def heal(self) -> None:
-        """Forget the faults that did not happen yet."""
+        """Forget the faults that did not happen yet, and let what hangs go on."""
         self._faults.clear()
+        self.resume()
+
+    def resume(self) -> None:
+        """Let what hangs go on."""
+        self._hanging.clear()
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run what may wait for this disk, as a broker does in threads."""
+        if not self._hanging and not self._working:
+            return work()
+        self._working += 1
+        try:
+            return await hanging.run(work)
+        finally:
+            self._working -= 1
+
+    def guard(self) -> hanging.Guard:
+        """See Disk."""
+        return hanging.Guard()
+
+    def _wait(self, path: str) -> None:
+        if self._hanging:
+            hanging.hang_until(lambda: not any(part in path for part in self._hanging))
 
     def flip(self, path: str, at: int, bit: int = 0) -> None:
         """Flip one bit, on the medium and for readers."""
@@ -322,6 +356,7 @@ class MemoryDisk:
 
     def replace(self, path: str, data: Bytes) -> None:
         """See Disk."""
+        self._wait(path)
         error = self.take_fault("write", path)
         if error is not None:
             raise error
@@ -353,6 +388,7 @@ class MemoryDisk:
         """See Disk."""
         if self.on_sync is not None:
             self.on_sync(path)
+        self._wait(path)
         error = self.take_fault("sync", path)
         file = self._files.get(path)
         if error is not None:

@@ -135,6 +135,13 @@ def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
     assert pair({"setRefuses": "2 replicas are in sync, minInSyncReplicas is 3"}, {}) == [
         ("wrong", "broker broker-a", "takes no messages: 2 replicas are in sync, minInSyncReplicas is 3")
     ]
+    assert pair({}, {"diskHangs": "a sync has been under way for 9 s"}) == [
+        (
+            "wrong",
+            "broker broker-a (slave 2)",
+            "its disk does not answer: a sync has been under way for 9 s",
+        )
+    ]
     assert pair({}, {"controllerSilentSeconds": "60"}) == [
         (
             "wrong",

@@ -1,0 +1,106 @@
+"""DiskWork: what a broker's tasks wait for at the disk, since when, and how they give it up.
+
+A sync may hang for minutes, on a network disk that stalls or on one that dies, and nothing can end it: its
+thread is in the kernel. What is known here is that it is under way: a master gives way by that, a replica is
+not elected, and a broker that stops waits for so long only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
+from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from rmq.errors import StoreError
+
+SLOW_SECONDS: Final = 2.0
+"""By so much longer than usual what is wanted of the disk takes before the disk counts as one that hangs."""
+USUAL_MOST: Final = 3.0
+"""No more than this is usual, however slow the disk was."""
+FORGET: Final = 0.95
+"""Of what was slowest each later one leaves so much as usual."""
+
+T = TypeVar("T")
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+
+@runtime_checkable
+class HangingDisk(Protocol):
+    """A disk of a simulation that can hang."""
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run what may wait for the disk. Cancelled: it is left where it waits."""
+
+
+async def _here(work: Callable[[], Any]) -> Any:
+    return work()
+
+
+def way_to_run(disk: object | None) -> Run:
+    """How what blocks is run: of real files, which are given as None, in a thread that may be left alone;
+    of a simulation's disk where its clock must see it."""
+    if disk is None:
+        return partial(anyio.to_thread.run_sync, abandon_on_cancel=True)
+    return disk.run if isinstance(disk, HangingDisk) else _here
+
+
+class DiskWork:
+    """See the module. `clock` is that of the event loop, in seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.run: Run = _here
+        self._clock = clock
+        self._keys = count(1)
+        self._under_way: dict[int, tuple[float, str]] = {}
+        self._scopes: set[anyio.CancelScope] = set()
+        self._until = math.inf
+        self._usual = 0.0
+
+    def begin(self, what: str) -> int:
+        """Something that somebody waits for begins; returns what `end` is to be told."""
+        key = next(self._keys)
+        self._under_way[key] = self._clock(), what
+        return key
+
+    def end(self, key: int) -> None:
+        """It has ended, well or not."""
+        began, _ = self._under_way.pop(key)
+        self._usual = min(USUAL_MOST, max(self._clock() - began, FORGET * self._usual))
+
+    async def do(self, work: Callable[[], T], what: str = "") -> T:
+        """Run what blocks; with `what` somebody waits for it, and it counts for `hangs`. What has begun is
+        ended though the task is cancelled. Raises StoreError when it is given up, and goes on by itself."""
+        await anyio.lowlevel.checkpoint()
+        key = self.begin(what) if what else 0
+        scope = anyio.CancelScope(shield=True, deadline=self._until)
+        self._scopes.add(scope)
+        try:
+            with scope:
+                return cast(T, await self.run(work))
+        finally:
+            self._scopes.remove(scope)
+            if key:
+                self.end(key)
+        raise StoreError("the disk does not answer: what was asked of it has not ended, and is given up")
+
+    def give_up_in(self, seconds: float) -> None:
+        """From now on wait for so long at most for what is under way and what is begun."""
+        self._until = min(self._until, self._clock() + seconds)
+        for scope in self._scopes:
+            scope.deadline = self._until
+
+    def oldest(self) -> tuple[float, str]:
+        """For how many seconds the oldest has been under way that somebody waits for, and what it is."""
+        began, what = min(self._under_way.values(), default=(math.inf, ""))
+        return max(0.0, self._clock() - began) if what else 0.0, what
+
+    def hangs(self) -> str:
+        """What takes the disk much longer than usual, and for how long; empty when nothing does."""
+        seconds, what = self.oldest()
+        return f"{what} for {seconds:.0f} s" if seconds > self._usual + SLOW_SECONDS else ""
