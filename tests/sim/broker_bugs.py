@@ -13,6 +13,7 @@ from rmq.broker import control, transaction
 from rmq.broker.broker import Broker
 from rmq.broker.control import Control
 from rmq.broker.controlled import _Controlled
+from rmq.broker.disk_work import DiskWork
 from rmq.broker.locks import Locks
 from rmq.broker.row_waits import RowWaits
 from rmq.broker.schedule import Schedule
@@ -59,6 +60,7 @@ BROKERS_CAUGHT_BY = {
     "a lease is not shortened by the drift of clocks": 3,
     "a failed sync is taken for a good one": 0,
     "a master stays although its disk takes nothing": 5,
+    "a sync that hangs is waited for": 15,
 }
 """The first seed that shows a bug."""
 
@@ -216,6 +218,13 @@ def _not_looked_at(self: _Controlled, broker: Broker) -> None:
 BROKER_BUGS["a master stays although its disk takes nothing"] = planted(
     (_Controlled, "_look_at_disk", _not_looked_at)
 )
+
+
+def _waited_for(self: DiskWork) -> str:
+    return ""
+
+
+BROKER_BUGS["a sync that hangs is waited for"] = planted((DiskWork, "hangs", _waited_for))
 
 
 def _set(self: Set, node: Node) -> float:

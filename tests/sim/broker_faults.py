@@ -215,6 +215,36 @@ class Faults:
             await self._until_taken(f"the disk of {node.host} fails")
             self._mending[-1].cancel()
 
+    async def hang(self, chance: random.Random) -> None:
+        """The syncs of a disk neither end nor fail for a while, a broker's or a controller's; at times
+        nothing else is wrong, and messages are taken again soon. Raises Violation."""
+        found, acting = self._found, self._found.acting()
+        node = chance.choice(acting if acting and chance.random() < 0.6 else found.nodes)
+        deed = chance.choice(("hang", "hang", "hang only", "hang journal"))
+        self._saw(deed, node.host)
+        if deed == "hang journal":
+            standing = [one for one in found.controllers if one.host not in self._struck]
+            if len(self._struck) < 2:
+                self._begin(chance.choice(standing), "hang", chance.uniform(3.0, 30.0))
+        elif deed == "hang":
+            self._hang(node, chance, chance.uniform(3.0, 60.0))
+        elif await self._alone() and self._hang(node, chance, 2 * TAKEN_SECONDS):
+            self.counts["hang only"] += 1
+            await self._until_taken(f"the disk of {node.host} hangs")
+            self._mending[-1].cancel()
+
+    def _hang(self, node: Node, chance: random.Random, seconds: float) -> bool:
+        """The same, of the disk of one broker at a time; whether it does."""
+        found = self._found
+        if node.stop is None or any(one.has_bad_disk for one in found.nodes):
+            return False
+        node.has_bad_disk = True  # it may end by itself
+        self.counts["hang"] += 1
+        node.disk.hang(chance.choice(("", "", "commitlog", "consumequeue", "config")))
+        self._mending.append(trio.CancelScope())
+        found.nursery.start_soon(self._mend_disk, node, node.disk, seconds, self._mending[-1])
+        return True
+
     async def _controller(self) -> None:
         """Strike one of the controllers, seldom a second one at the same time."""
         found, chance = self._found, self._chance
@@ -244,6 +274,8 @@ class Faults:
                     await one.stop(found.pauses)
                 elif deed == "pause":
                     found.pauses.pause(one.host)
+                elif deed == "hang":  # a controller syncs in its event loop, all of which stands still then
+                    one.disk.on_sync = lambda path: found.pauses.pause(one.host)
                 elif deed == "apart":
                     network.partition(one.host, *others)
                 elif deed == "away":
@@ -252,6 +284,7 @@ class Faults:
                     network.silence(one.host, *others, *(node.host for node in found.nodes))
                 await trio.sleep(seconds)
         finally:  # cancelled, too: tasks that are held could not end
+            one.disk.on_sync = None
             found.pauses.resume(one.host)
         network.heal(one.host)
         if not one.is_up:

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import trio
 import trio.testing
@@ -62,6 +62,9 @@ from tests.sim.broker_traffic import (
 )
 from tests.sim.pauses import MACHINE, Pauses, pausable
 from tests.sim.seeded import seeded
+
+HANGS: Final = 0.2
+"""How often a disk hangs after another fault, in seeds that have disks that do."""
 
 
 class Node:
@@ -128,6 +131,8 @@ class Set:
         self.store_config = STORE
         self.have_bad_disks = False
         """Faults are to be of disks, too."""
+        self.hangs: random.Random | None = None
+        """The chance of disks that hang, if any do: one of its own, so that other seeds go as before."""
 
     async def start_controllers(self) -> None:
         for number in range(len(CONTROLLERS)):
@@ -215,6 +220,7 @@ class Set:
             node.disk.on_change = node.disk.on_sync = None
             left = node.disk.image(0.5)
             self.cut_off(node, silently=silently)
+        node.disk.resume()  # nobody waits for a disk without power
         self.pauses.resume(node.host)
         node.stop.set()
         await node.ended.wait()
@@ -450,6 +456,8 @@ class BrokerSimulation:
             **settings,
         ) as (found, client):
             found.have_bad_disks = disks.random() < 0.5
+            hangs = random.Random(f"{self.seed} hangs")
+            found.hangs = hangs if hangs.random() < 0.5 else None
             found.pauses = self.pauses
             await found.master()
             await client.admin.create_topic("T", broker="s", queues=2)
@@ -474,6 +482,8 @@ class BrokerSimulation:
                 end = trio.current_time() + self.seconds
                 while trio.current_time() < end:
                     await faults.happen()
+                    if found.hangs is not None and found.hangs.random() < HANGS:
+                        await faults.hang(found.hangs)
                     await trio.sleep(self.chance.uniform(0.1, 8.0))
                 await faults.heal()
                 before = len(found.acknowledged)
