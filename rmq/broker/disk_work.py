@@ -77,6 +77,10 @@ class DiskWork:
         """Run what blocks; with `what` somebody waits for it, and it counts for `hangs`. What has begun is
         ended though the task is cancelled. Raises StoreError when it is given up, and goes on by itself."""
         await anyio.lowlevel.checkpoint()
+        return await self.do_now(work, what)
+
+    async def do_now(self, work: Callable[[], T], what: str = "") -> T:
+        """The same, at once: the task gives way to others only while it waits."""
         key = self.begin(what) if what else 0
         scope = anyio.CancelScope(shield=True, deadline=self._until)
         self._scopes.add(scope)

@@ -98,7 +98,7 @@ class Flusher:
         while error is not None:
             await anyio.sleep(pause)
             pause = min(2 * pause, MEND_SECONDS[1])
-            position, error = await self._disk_work.do(partial(_try, self._store.mend), SYNC)
+            position, error = await self._disk_work.do_now(partial(_try, self._store.mend), SYNC)
             if error is not None and (isinstance(error, CorruptRecord) or not isinstance(error, StoreError)):
                 raise error
         self._is_mending = False

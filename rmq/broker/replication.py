@@ -345,7 +345,7 @@ class Follower:
     async def _wait_for_disk(self) -> None:
         """What comes before the first byte syncs in the loop: not while the disk hangs. Raises StoreError."""
         if self._control is not None:
-            await self._broker.disk_work.do(self._broker.store.wait_for_disk)
+            await self._broker.disk_work.do_now(self._broker.store.wait_for_disk)
 
     def _master_address(self) -> str:
         if self._control is not None:

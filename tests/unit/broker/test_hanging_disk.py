@@ -24,8 +24,9 @@ TAKEN_SECONDS = 5.0
 async def _sent(found: Set, producer: Producer, text: str) -> float:
     """Send until it is taken; returns how long that took."""
     began = trio.current_time()
-    while not await found.send(producer, text):
-        await trio.sleep(0.05)
+    with trio.fail_after(60):
+        while not await found.send(producer, text):
+            await trio.sleep(0.05)
     return trio.current_time() - began
 
 
