@@ -223,13 +223,15 @@ class RouteTable:
         return list(self._rotations)
 
     def put(self, route: Route) -> bool:
-        """Take a route; returns whether it is new or another than before."""
-        known = self._rotations.get(route.topic)
-        if known is not None and known.route == route:
-            return False
-        self._rotations[route.topic] = Rotation(route, self._start())
-        self._collect()
-        return True
+        """Take a route; returns whether it tells anything new. Of a broker's addresses the route counts that
+        was told last, whatever the routes of other topics say, which are asked for at other times."""
+        known = self._rotations.pop(route.topic, None)
+        changes = known is None or known.route != route
+        self._rotations[route.topic] = Rotation(route, self._start()) if known is None or changes else known
+        if changes or any(self._brokers.get(name) != by_id for name, by_id in route.brokers.items()):
+            self._collect()
+            return True
+        return False
 
     def remove(self, topic: str) -> None:
         """Forget a topic's route."""

@@ -164,6 +164,23 @@ class TestRouteTable:
         assert table.addresses(slaves=False) == ["a0:1"]
         assert table.master("b") is None
 
+    def test_of_a_broker_the_route_counts_that_was_told_last(self) -> None:
+        """A master has died: the routes of topics that are used are asked for at once, others much later."""
+
+        def route_to(topic: str, master: str) -> Route:
+            return Route.of(topic, TopicRouteData([queues("a")], [BrokerData("C", "a", {0: master})]))
+
+        table = RouteTable()
+        for topic in ("used", "unused", "unused too"):
+            table.put(route_to(topic, "old:1"))
+        assert table.put(route_to("used", "new:1"))
+        assert table.master("a") == "new:1"
+        assert table.put(route_to("unused", "old:1"))  # asked of a name server that has not heard of it
+        assert table.master("a") == "old:1"
+        assert table.put(route_to("used", "new:1"))
+        assert table.master("a") == "new:1"
+        assert not table.put(route_to("used", "new:1"))
+
     def test_slaves_are_read_from_when_asked_for(self) -> None:
         table = RouteTable()
         table.put(Route.of("T", TopicRouteData([queues("a")], [broker("a", 0, 1)])))
