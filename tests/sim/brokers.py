@@ -406,6 +406,7 @@ class BrokerSimulation:
         self.chance = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.accepted = 0
+        self.now = 0.0
         self._number = 0
         self._pace = 1.0
         self._commits = Commits()
@@ -427,7 +428,8 @@ class BrokerSimulation:
         return self._traced.hexdigest()
 
     def _saw(self, *what: object) -> None:
-        self._traced.update(repr((trio.current_time(), *what)).encode())
+        self.now = trio.current_time()
+        self._traced.update(repr((self.now, *what)).encode())
 
     def run(self) -> None:
         """Raises Violation."""
