@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Final
 
 import trio
-import trio.testing
 from attrs import evolve
 
 from rmq.broker import controlled
@@ -62,6 +61,7 @@ from tests.sim.broker_traffic import (
 )
 from tests.sim.pauses import MACHINE, Pauses, pausable
 from tests.sim.seeded import seeded
+from tests.sim.virtual_loop import no_sockets, virtual_clock
 
 HANGS_FROM: Final = 55_200
 """Chosen so that no disk hangs in the seeds at which other planted faults show."""
@@ -433,12 +433,12 @@ class BrokerSimulation:
 
     def run(self) -> None:
         """Raises Violation."""
-        with seeded(self.seed), pausable() as self.pauses:
+        with seeded(self.seed), no_sockets(), pausable() as self.pauses:
             self._run_to_end()
 
     def _run_to_end(self) -> None:
         try:
-            trio.run(self._run, clock=trio.testing.MockClock(autojump_threshold=0))
+            trio.run(self._run, clock=virtual_clock())
         except BaseExceptionGroup as group:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):
