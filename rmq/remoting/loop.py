@@ -160,13 +160,21 @@ def forget_loop() -> None:
     _asyncio_loops = (None, None)
 
 
+_trio_loop: Any = None
+"""The module of that name, once it is loaded: an import statement takes time each time."""
+
+
 def current_loop() -> Loop:
     """The loop that runs the calling task."""
+    global _trio_loop
     if "trio" in sys.modules:
-        from rmq.remoting import trio_loop  # not before: on asyncio nobody waits for trio to be loaded
+        if _trio_loop is None:
+            from rmq.remoting import trio_loop  # not before: on asyncio nobody waits for trio to be loaded
 
-        if trio_loop.is_running():
-            return trio_loop.LOOP
+            _trio_loop = trio_loop
+        if _trio_loop.is_running():
+            loop: Loop = _trio_loop.LOOP
+            return loop
     return _asyncio_loop()
 
 
