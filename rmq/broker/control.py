@@ -20,7 +20,7 @@ from rmq.controller.epochs import FILE, Epochs, as_epochs, common_end
 from rmq.controller.replica import Replica
 from rmq.controller.sets import AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
-from rmq.errors import RemoteProtocolError, StoreError
+from rmq.errors import RemoteProtocolError, StoreCopied, StoreError
 from rmq.metrics import Metric, single
 from rmq.protocol import json
 
@@ -39,6 +39,7 @@ class MemberFile:
     def __init__(self, disk: Disk, folder: str, chance: Random) -> None:
         self._disk = disk
         self._path = f"{folder}/{FILE}"
+        self.folder = folder
         self.identity = f"{chance.getrandbits(128):032x}"
         self.incarnation = 0
         self.epochs: Epochs = ()
@@ -118,6 +119,8 @@ class Control:
         self._heard_at = clock()
         self._hands_over = 0  # the epoch in which another is wanted as master
         self._closed = 0
+        self._acted = False  # it had a lease when it was looked last
+        self._fenced = 0
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
         self.flushed: Callable[[], int] = lambda: self._flushed
@@ -133,7 +136,7 @@ class Control:
         return Register(self._cluster, self._name, self._member, self._is_founder, self._file.last)
 
     def registered(self, answer: Answer) -> str:
-        """Take the answer to `register`; returns why it was refused, or empty."""
+        """Take the answer to `register`; returns why it was refused, or empty. Raises StoreCopied."""
         if answer.refusal or answer.broker_set is None or not answer.number:
             return answer.refusal or "the controllers do not say which number it has"
         if self.replica is None or self.replica.number != answer.number:
@@ -144,6 +147,7 @@ class Control:
     def heartbeat(self) -> Heartbeat:
         """What this broker says of itself."""
         replica = self._replica
+        self._look_at_lease()
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
         return Heartbeat(
@@ -158,14 +162,30 @@ class Control:
         )
 
     def heard(self, answer: Answer, asked_at: float) -> None:
-        """Take the answer to a heartbeat that was sent at `asked_at`."""
+        """Take the answer to a heartbeat that was sent at `asked_at`. Raises StoreCopied."""
         if answer.broker_set is None:
             return
         self._heard_at = self._clock()
+        self._look_at_lease()
         self._tell(answer.broker_set)
         self._hands_over = answer.broker_set.epoch if answer.hands_over else 0
+        for number in answer.leaving:
+            self._replica.left(number)
         if answer.is_leased:
             self._replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
+            self._acted = self.may_act()
+
+    def _look_at_lease(self) -> None:
+        """Count a lease that was over before it was renewed: this master was fenced."""
+        if self._acted and not self.may_act():
+            self._acted = False
+            self._fenced += not self._replica.has_resigned
+
+    def is_forgotten(self, answer: Answer) -> bool:
+        """Whether the set of an answer has another replica by this number, or none: it was removed, or the
+        controllers began anew, and this broker must register again."""
+        known = answer.broker_set
+        return known is not None and known.number_of(self._member.identity) != self.number
 
     def altered(self, answer: Answer) -> None:
         """Take the answer to a change of who is in sync."""
@@ -183,8 +203,13 @@ class Control:
         return AlterInSync(self._name, known.epoch, known.version, found)
 
     def _tell(self, broker_set: BrokerSet) -> None:
-        replica = self._replica
+        replica, member = self._replica, self._member
         before = replica.broker_set
+        registered = broker_set.replicas.get(replica.number, member)
+        is_other = registered != member and registered.incarnation >= member.incarnation
+        if is_other and registered.identity == member.identity:
+            # This life began after all others of the folder, which has a lock: that one is of a copy.
+            raise StoreCopied(self._file.folder, registered.address)
         replica.tell(broker_set)
         if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
             self.on_new_master()
@@ -373,6 +398,7 @@ class Control:
         known = None if self.replica is None else self.replica.broker_set
         replicas, in_sync = (0, 0) if known is None else (len(known.replicas), len(known.in_sync))
         refuses = self.replica is not None and self.is_elected and bool(self.refusal())
+        is_fenced = self.replica is not None and self.is_elected and not self.may_act()
         rows = (
             (
                 "set_epoch",
@@ -386,10 +412,13 @@ class Control:
                 "1 when this master takes no messages for want of a lease or of replicas",
                 refuses,
             ),
+            ("set_fenced", "1 when this broker is elected as master and has no lease", is_fenced),
             (
                 "set_controllers_silent_seconds",
                 "Since a controller that leads answered",
                 self.silent_seconds(),
             ),
         )
-        return [single(name, "gauge", help, float(value)) for name, help, value in rows]
+        found = [single(name, "gauge", help, float(value)) for name, help, value in rows]
+        fenced = "Times that this broker was master and its lease ended: it acknowledged nothing from then on"
+        return [*found, single("set_leases_lost", "counter", fenced, self._fenced)]

@@ -14,7 +14,7 @@ import click
 
 from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, run, target_options, yes_option
-from rmq.errors import NETWORK_ERRORS, ConfigError, RemoteProtocolError, RequestCodeNotSupported, for_code
+from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, for_code
 
 if TYPE_CHECKING:
     from rmq.controller.controller import Answer, Question
@@ -25,6 +25,7 @@ SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.1
 """Between two looks at who is master, or a member."""
 MEMBER_SECONDS: Final = 30.0
+FORGETFUL: Final = "it has lost its journal: drop it, and add it with an empty folder (docs/runbooks.md)"
 CONTROLLERS: Final = click.option(
     "--controllers",
     envvar="RMQ_CONTROLLERS",
@@ -60,7 +61,9 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
     leading = next((one for one in states if one.get("leading")), None)
     if shows_all:
         columns = ("address", "member", "role", "leading", "leader", "term", "committed", "error")
+        forgetful = () if leading is None else leading.get("forgetful", ())
         rows = [one | {"member": _is_member(one, leading)} for one in states]
+        rows = [one | {"error": FORGETFUL} if one.get("self") in forgetful else one for one in rows]
         show([{key: one.get(key) for key in columns} for one in rows], output, columns=columns)
     elif leading is not None:
         rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
@@ -358,4 +361,4 @@ async def _asked(target: Target, controllers: str, question: Question) -> Answer
                 if isinstance(error, NotLeader) and error.leader:
                     waiting.insert(0, error.leader)
     why = "; ".join(f"{address}: {error}" for address, error in failures.items())
-    raise ConfigError("--controllers", controllers or target.namesrv, f"one that leads ({why})")
+    return refuse(f"no controller leads ({why})")

@@ -26,7 +26,7 @@ log = logging.getLogger("rmq.controller")
 class Heartbeat:
     """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
     is flushed. A master that `resigned` acts no more in its epoch, whatever it is answered: another epoch may
-    begin at once. One that is `leaving` stops: others need not wait for it. The disk of one that `hangs` has
+    begin at once. Who is `leaving` has stopped: others need not wait for it. The disk of one that `hangs` has
     taken nothing for a while: it could not begin an epoch."""
 
     name: str
@@ -99,6 +99,17 @@ class Elections:
         """Whether a replica was heard within a lease."""
         heard = self._heard.get((name, number))
         return heard is not None and now < heard[0] + self.lease_s
+
+    def leaving(self, broker_set: BrokerSet) -> tuple[int, ...]:
+        """The replicas that said that they stop, and have not started since."""
+        heard = ((number, self._heard.get((broker_set.name, number))) for number in broker_set.replicas)
+        return tuple(
+            number
+            for number, one in heard
+            if one is not None
+            and one[1].leaving
+            and one[1].incarnation == broker_set.replicas[number].incarnation
+        )
 
     def reach(self, name: str, number: int) -> int | None:
         """Up to where a replica said last that its log is flushed; None when it was not heard."""

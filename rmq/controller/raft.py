@@ -160,6 +160,8 @@ class Raft:
         self._votes: set[str] = set()
         self._next: dict[str, int] = {}
         self._match: dict[str, int] = {}
+        self.forgetful: set[str] = set()
+        """Members that said once that they had more of the log than they have; a leader knows."""
         self._flying: set[str] = set()  # who has not answered entries yet
         self._answered: dict[str, float] = {}  # when that was sent which a member answered last
         self._first = 0  # a leader's: the index of its first entry
@@ -332,6 +334,7 @@ class Raft:
         self._answered, self._learners, self._flying = {}, {}, set()
         self._next = dict.fromkeys(self.members, self._journal.last + 1)
         self._match = dict.fromkeys(self.members, 0)
+        self.forgetful = set()
         self._heartbeat_at = now + self.timing.heartbeat_s
         self._first, _ = self._propose(Entry(self.term, NOOP), now)
 
@@ -490,7 +493,11 @@ class Raft:
         if message.granted:
             self._match[member] = match = max(match, message.index)
             self._next[member] = max(self._next[member], match + 1)
+            self.forgetful.discard(member)
         else:
+            if message.index < match and member not in self.forgetful:
+                self.forgetful.add(member)
+                log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
             self._next[member] = max(match, min(self._next[member] - 2, message.index)) + 1
         self._advance(now)
         if self.role is Role.LEADER:

@@ -179,7 +179,11 @@ class BrokerSets:
         first = not broker_set.replicas
         before = broker_set.replicas.get(number)
         if before is not None and new.incarnation < before.incarnation:
-            return Outcome(f"{new.identity} was started again since then", known)
+            return Outcome(
+                f"replica {number} of {command.name} was started more often, last at {before.address}: where"
+                " this store's folder is an older copy of its, remove config/controller.json here",
+                known,
+            )
         changed = evolve(
             broker_set,
             replicas={**broker_set.replicas, number: new},
