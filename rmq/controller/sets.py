@@ -7,8 +7,8 @@ Rules that every command must keep, whoever sent it:
 
 - an epoch has one master, and each new master a higher epoch;
 - a new master comes from the replicas in sync, unless an operator said `unclean`;
-- those in sync change only by the master of the epoch, one change after the other (`version`), and always
-  hold the master. So who is in sync has all that the master acknowledged to wait for all in sync;
+- others come in sync only by the master of the epoch, one change after the other (`version`), and those in
+  sync always hold the master. So who is in sync has all that the master acknowledged to wait for all in sync;
 - a master that was started again leads no more: another epoch must begin, even with the same replica.
 """
 
@@ -178,7 +178,8 @@ class BrokerSets:
             number = broker_set.next_number
         first = not broker_set.replicas
         before = broker_set.replicas.get(number)
-        if before is not None and new.incarnation < before.incarnation:
+        is_elsewhere = before is not None and new.address != before.address
+        if before is not None and new.incarnation < before.incarnation + is_elsewhere:
             return Outcome(
                 f"replica {number} of {command.name} was started more often, last at {before.address}: where"
                 " this store's folder is an older copy of its, remove config/controller.json here",
@@ -197,6 +198,10 @@ class BrokerSets:
             # What it acknowledged in its earlier life may be gone with what it had not written down: others
             # in sync have it, and only a new epoch makes all of them compare their logs.
             changed = evolve(changed, master=NOBODY)
+        others = tuple(one for one in changed.in_sync if one != number)
+        if is_elsewhere and others and changed.master != number:
+            # Its folder may be a copy, which lacks what came after: it comes in sync as a new one does.
+            changed = evolve(changed, in_sync=others, version=changed.version + 1)
         return self._done(changed, number)
 
     def _alter(self, command: AlterInSync) -> Outcome:

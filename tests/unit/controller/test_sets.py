@@ -83,6 +83,21 @@ def test_a_master_comes_from_those_in_sync_unless_it_is_said_otherwise() -> None
     assert sets.sets["s"].in_sync == (3,)
 
 
+def test_who_comes_from_another_address_is_not_in_sync_for_its_folder_may_be_a_copy() -> None:
+    def copied(name: str, incarnation: int) -> Register:
+        return Register("c", "s", Replica(name, incarnation, "copy:10911", "copy:10912"))
+
+    sets, known = three()
+    assert "older copy" in do(sets, copied("b", 1)).refusal  # no life has two addresses
+    assert do(sets, copied("b", 2)).number == 2
+    assert (sets.sets["s"].in_sync, sets.sets["s"].master) == ((1, 3), 1)
+    assert sets.sets["s"].version == known.version + 1
+    assert do(sets, copied("a", 2)).number == 1  # the master
+    assert (sets.sets["s"].in_sync, sets.sets["s"].master) == ((3,), NOBODY)
+    assert do(sets, copied("c", 2)).number == 3  # nobody else has all
+    assert sets.sets["s"].in_sync == (3,)
+
+
 def test_a_master_that_was_started_again_leads_no_more() -> None:
     sets, known = three()
     assert do(sets, register("a", 1)).broker_set == known
