@@ -53,12 +53,14 @@ def operations() -> None:
 @output_option
 @target_options
 def status(target: Target, controllers: str, shows_all: bool, output: Format) -> None:
-    """Show the broker sets: epoch, master, who is in sync and lives. Ends with 1 when nobody leads.
+    """Show the broker sets: epoch, master, who is in sync and lives. Ends with 1 when nobody leads, or when
+    controllers differ in controllerLeaseMs.
 
     `reach` is how far a replica's log is on its disk, `lives` whether it was heard within a lease.
     """
     states = run(_status, target, controllers)
     leading = next((one for one in states if one.get("leading")), None)
+    leases = {one["leaseMs"]: one["address"] for one in states if "leaseMs" in one}
     if shows_all:
         columns = ("address", "member", "role", "leading", "leader", "term", "committed", "error")
         forgetful = () if leading is None else leading.get("forgetful", ())
@@ -73,6 +75,10 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
             echo(f"{one['address']}: {one.get('error') or 'it does not lead'}", err=True)
     if leading is None:
         echo("rmq: no controller leads: nobody elects masters", err=True)
+        sys.exit(EXIT_FAILED)
+    if len(leases) > 1:
+        each = ", ".join(f"{lease} at {address}" for lease, address in sorted(leases.items()))
+        echo(f"rmq: controllerLeaseMs is {each}: two masters may act at a time, make it the same", err=True)
         sys.exit(EXIT_FAILED)
 
 

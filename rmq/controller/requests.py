@@ -174,6 +174,7 @@ class ControllerRequests:
             "members": raft.members,
             "joining": raft.learners,
             "forgetful": sorted(raft.forgetful),
+            "leaseMs": round(controller.elections.lease_s * 1000),
             "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],
         }
 
