@@ -304,10 +304,20 @@ def _addresses(target: Target, controllers: str) -> list[str]:
 
 async def _status(target: Target, controllers: str) -> list[dict[str, Any]]:
     """What each controller says, or its error: of those that are named, and of those that these know."""
-    states = await _states(target, _addresses(target, controllers))
-    asked = {one["address"] for one in states} | {one.get("self") for one in states}
-    known = {other for one in states for other in (*one.get("members", {}).values(), *one.get("joining", ()))}
+    given = _addresses(target, controllers)
+    states = await _states(target, given)
+    asked = {*given, *(_as(given, one["self"]) for one in states if "self" in one)}
+    members = {
+        other for one in states for other in (*one.get("members", {}).values(), *one.get("joining", ()))
+    }
+    known = {_as(given, other) for other in members}
     return states + await _states(target, sorted(known - asked))
+
+
+def _as(given: Sequence[str], address: str) -> str:
+    """An address that a controller says, which has no scheme, with that of those that were given."""
+    scheme, separator, _ = given[0].partition("://")
+    return address if not separator or separator in address else f"{scheme}{separator}{address}"
 
 
 async def _states(target: Target, addresses: Sequence[str]) -> list[dict[str, Any]]:
@@ -321,7 +331,12 @@ async def _states(target: Target, addresses: Sequence[str]) -> list[dict[str, An
                 response = await pool.call(address, Command.request(CONTROLLER_STATUS), SECONDS)
                 _check(response, address)
             except RequestCodeNotSupported:
-                found.append({"address": address, "error": "it is no controller (setting controllers)"})
+                found.append(
+                    {
+                        "address": address,
+                        "error": "it is no controller (setting controllers): name them with --controllers",
+                    }
+                )
             except NETWORK_ERRORS as error:
                 found.append({"address": address, "error": str(error)})
             else:
@@ -351,7 +366,8 @@ async def _asked(target: Target, controllers: str, question: Question) -> Answer
     from rmq.protocol.codes import CONTROLLER_NOT_LEADER
 
     failures: dict[str, Exception] = {}
-    waiting = _addresses(target, controllers)
+    given = _addresses(target, controllers)
+    waiting = list(given)
     async with _pool(target) as pool:
         while waiting:
             address = waiting.pop(0)
@@ -365,6 +381,6 @@ async def _asked(target: Target, controllers: str, question: Question) -> Answer
             except (NotLeader, RequestCodeNotSupported, *NETWORK_ERRORS) as error:
                 failures[address] = error
                 if isinstance(error, NotLeader) and error.leader:
-                    waiting.insert(0, error.leader)
+                    waiting.insert(0, _as(given, error.leader))
     why = "; ".join(f"{address}: {error}" for address, error in failures.items())
     return refuse(f"no controller leads ({why})")
