@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.ha import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
-from rmq.controller.elections import Heartbeat
+from rmq.controller.elections import UNKNOWN, Heartbeat
 from rmq.controller.epochs import FILE, Epochs, as_epochs, common_end
 from rmq.controller.replica import Replica
 from rmq.controller.sets import AlterInSync, BrokerSet, Register
@@ -45,6 +45,9 @@ class MemberFile:
         self.epochs: Epochs = ()
         self.last = 0
         """The last epoch that this broker knew of."""
+        self.began = ""
+        """Which set it was of last (`BrokerSet.began`)."""
+        self._chance = chance
         data = disk.load(self._path)
         if data is not None:
             self._read(data)
@@ -54,13 +57,25 @@ class MemberFile:
             table = json.loads(data)
             self.identity, self.incarnation = str(table["identity"]), int(table["incarnation"])
             self.epochs, self.last = as_epochs(table["epochs"]), int(table["epoch"])
-        except (RemoteProtocolError, TypeError, KeyError, ValueError) as error:
+            self.began = str(table.get("began", ""))
+        except (RemoteProtocolError, AttributeError, TypeError, KeyError, ValueError) as error:
             raise StoreError(f"{self._path} cannot be read: {error!r}") from None
 
     def begin(self) -> None:
         """Begin another life, which is on the disk before anybody hears of it."""
         self.incarnation += 1
         self.save(self.epochs)
+
+    def renew(self) -> None:
+        """Be another replica from the next start on."""
+        self.identity, self.incarnation = f"{self._chance.getrandbits(128):032x}", 0
+        self.save(self.epochs)
+
+    def join(self, began: str) -> None:
+        """Be of the set that began so, which is on the disk when this returns."""
+        if began != self.began:
+            self.began = began
+            self.save(self.epochs)
 
     def save(self, epochs: Epochs) -> None:
         """Have these epochs, on the disk when this returns."""
@@ -70,6 +85,7 @@ class MemberFile:
             "incarnation": self.incarnation,
             "epoch": last,
             "epochs": [*map(list, epochs)],
+            "began": self.began,
         }
         self._disk.replace(self._path, json.dumps(table))
         self.epochs, self.last = epochs, last
@@ -80,7 +96,8 @@ def forget_epochs(disk: Disk, folder: str) -> None:
     to compare records. Raises StoreError."""
     if disk.exists(f"{folder}/{FILE}"):
         file = MemberFile(disk, folder, Random(0))
-        if file.epochs:
+        if file.epochs or file.began:
+            file.began = ""
             file.save(())
 
 
@@ -124,7 +141,7 @@ class Control:
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
         self.flushed: Callable[[], int] = lambda: self._flushed
-        self._flushed = 0
+        self._flushed = UNKNOWN
         self.on_new_master: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[], None] = lambda: None
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
@@ -133,16 +150,34 @@ class Control:
 
     def register(self) -> Register:
         """What makes this broker a replica of its set."""
-        return Register(self._cluster, self._name, self._member, self._is_founder, self._file.last)
+        file = self._file
+        return Register(self._cluster, self._name, self._member, self._is_founder, file.last, file.began)
 
     def registered(self, answer: Answer) -> str:
-        """Take the answer to `register`; returns why it was refused, or empty. Raises StoreCopied."""
+        """Take the answer to `register`; returns why it was refused, or empty. Raises StoreError when it can
+        be this replica no more, StoreCopied when another is."""
+        if answer.broker_set is not None:
+            self._check_is_last_life(answer.broker_set)
         if answer.refusal or answer.broker_set is None or not answer.number:
             return answer.refusal or "the controllers do not say which number it has"
+        self._file.join(answer.broker_set.began)
         if self.replica is None or self.replica.number != answer.number:
             self.replica = Replica(answer.number, self._file.epochs, lag_s=self._lag_s)
         self._tell(answer.broker_set)
         return ""
+
+    def _check_is_last_life(self, broker_set: BrokerSet) -> None:
+        """The controllers know a later life of this replica, in which it may have acknowledged what this
+        store lacks. Lives are counted in the store: after some starts this one would count as the latest."""
+        file = self._file
+        known = broker_set.replicas.get(broker_set.number_of(file.identity))
+        if known is not None and known.incarnation > file.incarnation:
+            lives = f"life {known.incarnation} of this broker, this is life {file.incarnation}"
+            file.renew()
+            raise StoreError(
+                f"the controllers know {lives}: its store is an old copy, or was copied. From its next start"
+                " on it is a new replica, which must come in sync"
+            )
 
     def heartbeat(self) -> Heartbeat:
         """What this broker says of itself."""
@@ -159,6 +194,7 @@ class Control:
             resigned=replica.has_resigned and epoch == replica.epoch,
             leaving=self.leaves,
             hangs=self.hangs,
+            identity=self._member.identity,
         )
 
     def heard(self, answer: Answer, asked_at: float) -> None:

@@ -153,6 +153,8 @@ class Controller:
         known = self.sets.sets.get(heartbeat.name)
         if known is None:
             return Answer(f"there is no broker set {heartbeat.name}: register")
+        if why := self.elections.refusal(heartbeat, known):
+            return Answer(why)
         if heartbeat.number not in known.replicas:
             return Answer(f"replica {heartbeat.number} of {heartbeat.name} was removed: register", known)
         is_leased = self.elections.hear(heartbeat, known, now)
@@ -232,9 +234,10 @@ class Controller:
                 f" for {self.elections.lease_s:g} s more"
             )
         number = known.number_of(command.replica.identity)
-        one = known.replicas.get(number)
-        is_other = one is not None and one.address != command.replica.address
-        if one is None or not is_other or not self.elections.lives(known.name, number, now):
+        one, new = known.replicas.get(number), command.replica
+        if one is None or (one.address, one.ha_address) == (new.address, new.ha_address):
+            return ""
+        if not self.elections.may_live(known.name, number, now):
             return ""
         return (
             f"replica {number} of {known.name} lives at {one.address}: where this store's folder is a copy of"

@@ -184,3 +184,27 @@ def test_who_is_known_by_a_loopback_address_takes_nobody_from_elsewhere() -> Non
     assert "cannot reach" in refused_address("[::1]:9878", "a:9878")
     assert refused_address("127.0.0.1:9878", "localhost:9879") == ""
     assert refused_address("tls://10.0.0.1:9878", "tls://10.0.0.2:9878") == ""
+
+
+def test_the_copy_of_a_replica_that_lives_waits() -> None:
+    rig = Rig("n0")
+    rig.run(6.0)
+    assert rig.done(register("a")).number == 1
+    copy = Register("c", "s", Replica("a", 2, "b:1", "b:2"), is_founder=True)
+    for _ in range(8):
+        rig.done(Heartbeat("s", 1, 1, 1))
+        rig.run(0.5)
+        assert rig.done(copy).refusal.startswith("a lives at a:1")
+    rig.run(3.0)  # the former place is silent: the store was carried to another machine
+    assert rig.done(copy).number == 1
+
+
+def test_a_new_leader_does_not_know_yet_whether_a_replica_lives_elsewhere() -> None:
+    rig = Rig("n0")
+    rig.run(6.0)
+    rig.done(register("a"))
+    rig.controller.elections.begin(rig.now)
+    copy = Register("c", "s", Replica("a", 2, "b:1", "b:2"), is_founder=True)
+    assert rig.done(copy).refusal
+    again = Register("c", "s", Replica("a", 2, "a:1", "a:2"), is_founder=True)
+    assert rig.done(again).number == 1

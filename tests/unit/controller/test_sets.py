@@ -251,3 +251,46 @@ def test_an_earlier_life_of_a_replica_says_nothing() -> None:
     elections.begin(0.0)
     assert not elections.hear(heartbeat(1, life=0), known, 1.0)
     assert not elections.lives("s", 1, 1.0)
+
+
+def test_a_replica_that_knows_more_than_the_table_may_not_follow_by_it() -> None:
+    """The controllers lost their table, or have an old one: the replica would cut what it has more."""
+    sets, known = three()
+    do(sets, Elect("s", known.epoch, known.version, 2, (2, 3)))
+    later = Register("c", "s", replica("b", 2), is_founder=False, epoch=2, began=sets.sets["s"].began)
+    assert not do(sets, later).refusal
+
+    anew = BrokerSets()
+    do(anew, Register("c", "s", replica("a", 2), is_founder=True, epoch=1, began=known.began))
+    assert anew.sets["s"].epoch == 2  # another second epoch than that of b
+    assert "of another set" in do(anew, later).refusal
+    assert "knows epoch 3" in do(anew, Register("c", "s", replica("b", 2), is_founder=False, epoch=3)).refusal
+    assert anew.sets["s"].replicas.keys() == {1}
+
+
+def test_two_brokers_of_one_life_are_not_one_replica() -> None:
+    sets, known = three()
+    copy = Replica("b", 1, "d:10911", "d:10912")
+    assert "its copy" in do(sets, Register("c", "s", copy, is_founder=False)).refusal
+    assert sets.sets["s"] == known
+
+
+def test_a_replica_of_a_later_epoch_is_neither_elected_nor_told_of_the_table() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    for number in (1, 2, 3):
+        assert elections.refusal(heartbeat(number, epoch=2), known)
+        assert not elections.hear(heartbeat(number, epoch=2), known, 10.0)
+    assert elections.due(sets.sets, 20.0) == []
+
+
+def test_a_heartbeat_of_another_broker_by_that_number_says_nothing() -> None:
+    _, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    other = Heartbeat("s", 1, 1, 1, identity="x")
+    assert "register" in elections.refusal(other, known)
+    assert not elections.hear(other, known, 1.0)
+    assert elections.refusal(Heartbeat("s", 9, 1, 1, identity="x"), known) == ""  # one that was removed
+    assert elections.hear(Heartbeat("s", 1, 1, 1, identity="a"), known, 1.0)
