@@ -488,8 +488,13 @@ class Raft:
         if message.index > self._journal.last:
             raise RemoteProtocolError(f"{member} has entry {message.index}, and nobody ever had")
         self._flying.discard(member)
+        is_late = message.sent_at <= self._answered.get(member, -math.inf)
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
         match = self._match[member]
+        if not message.granted and message.index < match and not is_late:
+            # Not counted on any more for what it had, and it gets that again.
+            log.error("controller %s has lost its journal: drop it, and add it as a new one", member)
+            self._match[member] = match = message.index
         if message.granted:
             self._match[member] = match = max(match, message.index)
             self._next[member] = max(self._next[member], match + 1)
