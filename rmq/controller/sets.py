@@ -172,7 +172,7 @@ class BrokerSets:
         broker_set = known or BrokerSet(command.cluster, command.name)
         if broker_set.cluster != command.cluster:
             return Outcome(f"{command.name} belongs to cluster {broker_set.cluster}", known)
-        if known is not None and (why := _is_of_another(known, command)):
+        if why := _is_of_another(known, command):
             return Outcome(why, known)
         number = broker_set.number_of(new.identity)
         if not number:
@@ -271,11 +271,16 @@ class BrokerSets:
         return Outcome("", changed, number)
 
 
-def _is_of_another(known: BrokerSet, command: Register) -> str:
+def _is_of_another(known: BrokerSet | None, command: Register) -> str:
     """Why a broker has what this table knows nothing of, so that it may not follow: it would cut its log. The
-    same epoch of two sets says nothing of two logs."""
+    same epoch of two sets says nothing of two logs. Nor may it begin the set anew: another replica may have
+    more, or be master by the word of the controllers that know the set."""
     identity = command.replica.identity
-    if command.epoch > known.epoch:
+    if known is None:
+        if not command.began:
+            return ""
+        lost = f"{identity} is of a set {command.name} that these controllers do not know"
+    elif command.epoch > known.epoch:
         lost = f"{identity} knows epoch {command.epoch} of {known.name}, the controllers {known.epoch} only"
     elif command.began and known.began and command.began != known.began:
         lost = f"{identity} is of another set {known.name}, begun by {command.began}, not {known.began}"

@@ -261,7 +261,9 @@ def test_a_replica_that_knows_more_than_the_table_may_not_follow_by_it() -> None
     assert not do(sets, later).refusal
 
     anew = BrokerSets()
-    do(anew, Register("c", "s", replica("a", 2), is_founder=True, epoch=1, began=known.began))
+    begins = Register("c", "s", replica("a", 2), is_founder=True, epoch=1, began=known.began)
+    assert "do not know" in do(anew, begins).refusal  # b has more, or leads by the word of other controllers
+    do(anew, Register("c", "s", replica("a", 2), is_founder=True, epoch=1))
     assert anew.sets["s"].epoch == 2  # another second epoch than that of b
     assert "of another set" in do(anew, later).refusal
     assert "knows epoch 3" in do(anew, Register("c", "s", replica("b", 2), is_founder=False, epoch=3)).refusal
