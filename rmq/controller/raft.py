@@ -161,7 +161,7 @@ class Raft:
         self._next: dict[str, int] = {}
         self._match: dict[str, int] = {}
         self.forgetful: set[str] = set()
-        """Members that said once that they had more of the log than they have; a leader knows."""
+        """A leader's: members that had more of the log than they have, and were given it again."""
         self._flying: set[str] = set()  # who has not answered entries yet
         self._answered: dict[str, float] = {}  # when that was sent which a member answered last
         self._first = 0  # a leader's: the index of its first entry
@@ -250,6 +250,7 @@ class Raft:
         """
         self._check_change()
         self._learners.pop(member, None)
+        self.forgetful.discard(member)
         members = self.members
         if members.pop(member, None) is None:
             return None
@@ -492,17 +493,15 @@ class Raft:
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
         match = self._match[member]
         if not message.granted and message.index < match and not is_late:
-            # Not counted on any more for what it had, and it gets that again.
-            log.error("controller %s has lost its journal: drop it, and add it as a new one", member)
+            # Not counted on any more for what it had, and it gets that again. A vote may be forgotten, too.
+            if member not in self.forgetful:
+                self.forgetful.add(member)
+                log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
             self._match[member] = match = message.index
         if message.granted:
             self._match[member] = match = max(match, message.index)
             self._next[member] = max(self._next[member], match + 1)
-            self.forgetful.discard(member)
         else:
-            if message.index < match and member not in self.forgetful:
-                self.forgetful.add(member)
-                log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
             self._next[member] = max(match, min(self._next[member] - 2, message.index)) + 1
         self._advance(now)
         if self.role is Role.LEADER:

@@ -83,30 +83,6 @@ async def test_a_replica_that_was_removed_and_lives_comes_back_as_another(
         assert third.broker.settings.broker.broker_id == 4
 
 
-async def test_a_replica_whose_number_another_has_registers_again(
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with controlled_set(3) as (found, _):
-        first, second, third = found.nodes
-        await found.until(inSync=[1, 2, 3])
-        found.network.partition(second.host, *AWAY)
-        for one in found.controllers:
-            await one.stop(found.pauses)
-            one.disk = MemoryDisk(seed=one.disk.chance.randrange(1000))
-        for one in found.controllers:
-            await one.start()
-        known = await found.until(inSync=[1, 2])
-        assert [one["address"] for one in known["replicas"]] == [
-            f"{node.host}:10911" for node in (first, third)
-        ]
-        found.network.heal()
-        await found.until(inSync=[1, 2, 3])
-        assert second.broker is not None
-        assert second.broker.settings.broker.broker_id == 3
-        assert third.broker is not None
-        assert third.broker.settings.broker.broker_id == 2
-
-
 async def test_a_slave_that_is_stopped_in_order_is_waited_for_no_more(
     autojump_clock: trio.testing.MockClock,
 ) -> None:

@@ -194,7 +194,7 @@ def test_the_copy_of_a_replica_that_lives_waits() -> None:
     for _ in range(8):
         rig.done(Heartbeat("s", 1, 1, 1))
         rig.run(0.5)
-        assert rig.done(copy).refusal.startswith("a lives at a:1")
+        assert rig.done(copy).refusal.startswith("replica 1 of s lives at a:1")
     rig.run(3.0)  # the former place is silent: the store was carried to another machine
     assert rig.done(copy).number == 1
 

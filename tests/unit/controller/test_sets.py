@@ -273,7 +273,7 @@ def test_a_replica_that_knows_more_than_the_table_may_not_follow_by_it() -> None
 def test_two_brokers_of_one_life_are_not_one_replica() -> None:
     sets, known = three()
     copy = Replica("b", 1, "d:10911", "d:10912")
-    assert "its copy" in do(sets, Register("c", "s", copy, is_founder=False)).refusal
+    assert "older copy" in do(sets, Register("c", "s", copy, is_founder=False)).refusal
     assert sets.sets["s"] == known
 
 
