@@ -302,7 +302,7 @@ class _Controlled:
             broker.locks.follow(self._locks, None, None)  # until its master tells of others
         if self._secret is not None:
             plugins, name = broker.hooks.plugins, self._config.broker_name
-            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.epoch))
+            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed
