@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Final, Protocol, TextIO
 
@@ -163,12 +164,14 @@ class _Job:
         context = multiprocessing.get_context("spawn")
         self.pipe, there = context.Pipe()
         self.process = context.Process(target=_work, args=(there,), daemon=True)
-        # Ctrl-C goes to all processes of a terminal: it is for the first of them.
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Ctrl-C goes to all processes of a terminal: it is for the first of them. Blocked, not ignored: one
+        # that comes now is for this process as soon as the new one has what it inherits.
+        resource_tracker.ensure_running()  # whose start would let signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         there.close()
         self.order: tuple[Kind, int] | None = None
         self.began = math.inf
