@@ -75,6 +75,8 @@ class Node:
     def __init__(self, number: int) -> None:
         self.host = f"10.0.1.{number}"
         self.disk = MemoryDisk(seed=number)
+        self.left = self.disk
+        """What the last power cut left; it is the disk as soon as the process has ended."""
         self.is_founder = number == 1
         self.stop: trio.Event | None = None
         self.ended = trio.Event()
