@@ -99,7 +99,9 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
 def test_ctrl_c_ends_it_with_the_sums_so_far() -> None:
     """As a terminal sends it: to all processes."""
     code = (
-        "import sys; from tests.sim.__main__ import main; from tests.sim.planted import Planted;"
+        # Who runs the tests may ignore it.
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from tests.sim.__main__ import main; from tests.sim.planted import Planted;"
         "sys.exit(main(['--seeds', '3:6', '--jobs', '2'], {Planted: 1}))"
     )
     with subprocess.Popen(

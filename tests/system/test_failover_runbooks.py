@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 import signal
 
 import pytest
@@ -150,4 +151,65 @@ def test_replace_a_controller(tmp_path: pathlib.Path) -> None:
         first.settings["controllerAddr"] = named
         first.start()
         wait_until_in_sync(run, "--controllers", named)
+        run.check_nothing_is_lost()
+
+
+@pytest.mark.runbooks
+def test_lost_controllers(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with drill(tmp_path, "Lost controllers") as run:
+        run.name_server()
+        controllers = [run.controller(f"controller-{number}", start=False) for number in (1, 2, 3)]
+        named = ";".join(server.address for server in controllers)
+        for server in controllers:
+            server.settings["controllers"] = named
+            server.launch()
+        first, second = brokers_of_a_set(run, named)
+        traffic = run.load()
+        monkeypatch.setenv("RMQ_CONTROLLERS", named)
+        wait_until_in_sync(run)
+
+        # An old table comes back: it knows the first epoch, of which the second replica was no master yet.
+        for server in controllers:
+            server.end()
+            shutil.copytree(run.folder / server.name, run.folder / f"{server.name}.old")
+        for server in controllers:
+            server.launch()
+        wait_until_in_sync(run)
+        first.end(signal.SIGKILL)
+        wait_for_master(run, second)
+        traffic.go_on()
+        for server in controllers:
+            server.end(signal.SIGKILL)
+            shutil.rmtree(run.folder / server.name)
+            (run.folder / f"{server.name}.old").rename(run.folder / server.name)
+        for server in controllers:
+            server.launch()
+        first.launch()
+        until(lambda: "knows" in second.said, lambda: second.said[-2000:])
+        second.end()
+        first.end()
+
+        rows = run.rows("controller", "status")
+        numbers = [str(row["number"]) for row in rows]
+        for number in reversed(numbers):  # the first one is master by that table
+
+            def is_removed(number: str = number) -> bool:
+                given = ("controller", "remove", SET, number, "--yes")
+                return run.shell.run(*given).exit_code == 0
+
+            until(is_removed, lambda: f"not removed: {numbers}")
+        run.ran.append("rmq controller remove")
+        files = [server.store / "config" / "controller.json" for server in (first, second)]
+        before, after = (json.loads(file.read_text())["epoch"] for file in files)
+        assert before < after, "the second one has the most"
+        for file in files:
+            file.unlink()
+        second.settings |= {"brokerRole": "SYNC_MASTER", "brokerId": "0", "durability": "replicated"}
+        del second.settings["flushDiskType"]
+        del first.settings["durability"]
+        first.settings |= {"brokerRole": "SLAVE", "brokerId": "1", "flushDiskType": "SYNC_FLUSH"}
+        second.start()
+        first.start()
+        wait_until_in_sync(run)
+        traffic.go_on()
         run.check_nothing_is_lost()
