@@ -26,7 +26,7 @@ from tests.system.failover import Report, add_options, in_network, run
 END_SECONDS = 180.0
 """How long after the last fault the consumers may take for what they have not got yet."""
 FAILOVER_MS = 2000
-"""A shorter time without writes is none of a failover, as a lease is 3 s, but of a busy machine."""
+"""A shorter time without writes or reads is none of a failover, as a lease is 3 s, but of a busy machine."""
 LANGUAGES = {"java": "Java", "go": "Go", "node": "Node"}
 
 
@@ -64,9 +64,7 @@ class Clients:
             name = LANGUAGES[language]
             assert mine, f"no {name} producer was ever answered"
             (pauses,) = producer.told("pauses")
-            report.others[f"{name} without writes"] = [
-                pause / 1000 for pause in pauses if pause >= FAILOVER_MS
-            ] or [max(pauses, default=0) / 1000]
+            report.others[f"{name} without writes"] = _of_failovers(pauses)
             (failed,) = producer.told("failed")
             print(f"{name}: {len(mine)} acknowledged, {failed} sends failed, pauses {sorted(pauses)}")
             report.acknowledged += mine
@@ -75,9 +73,16 @@ class Clients:
             await consumer.until(_has_all(consumer, count), f"{count} messages", END_SECONDS)
             await consumer.stop()
             await consumer.done()
+            (pauses,) = consumer.told("pauses")
+            report.others[f"{LANGUAGES[language]} without reads"] = _of_failovers(pauses)
             got = {body for bodies in consumer.told("got") for body in bodies}
             where = f"at the {LANGUAGES[language]} consumer"
             report.lost += [f"{text} {where}" for text in report.acknowledged if text not in got]
+
+
+def _of_failovers(pauses: Sequence[int]) -> list[float]:
+    """In seconds, those that a failover may have made; else the longest."""
+    return [pause / 1000 for pause in pauses if pause >= FAILOVER_MS] or [max(pauses, default=0) / 1000]
 
 
 def _has_all(consumer: Job, count: int) -> Callable[[], bool]:

@@ -37,9 +37,10 @@ func (given todo) push(handle handler, more ...consumer.Option) error {
 }
 
 // gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever
-// that has changed, and when it is stopped which.
+// that has changed, and when it is stopped which, and its pauses, as for pour.
 func gather(given todo) error {
 	var lock sync.Mutex
+	pauses, last := []int64{}, time.Now()
 	bodies := map[string]bool{}
 	err := given.push(func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 		lock.Lock()
@@ -47,17 +48,21 @@ func gather(given todo) error {
 		for _, message := range messages {
 			bodies[text(message.Body)] = true
 		}
+		if pause := time.Since(last); pause > time.Second/2 {
+			pauses = append(pauses, pause.Milliseconds())
+		}
+		last = time.Now()
 		return consumer.ConsumeSuccess, nil
 	})
 	if err != nil {
 		return err
 	}
-	for last := -1; given.running(); time.Sleep(200 * time.Millisecond) {
+	for told := -1; given.running(); time.Sleep(200 * time.Millisecond) {
 		lock.Lock()
 		count := len(bodies)
 		lock.Unlock()
-		if count != last {
-			last = count
+		if count != told {
+			told = count
 			given.tell(row{"count": count})
 		}
 	}
@@ -68,6 +73,7 @@ func gather(given todo) error {
 		got = append(got, body)
 	}
 	given.tellAll("got", got)
+	given.tell(row{"pauses": pauses})
 	given.tell(row{"done": true})
 	return nil
 }

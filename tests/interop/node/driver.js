@@ -108,14 +108,21 @@ const jobs = {
   },
 
   // A push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that has
-  // changed, and when it is stopped which.
+  // changed, and when it is stopped which, and its pauses, as for pour.
   async gather(todo) {
-    const bodies = new Set();
-    await consumer(todo, async got => { bodies.add(text(got.body)); }, { parallelConsumeLimit: 32 });
-    for (let last = -1; closers.has(todo.id); await sleep(200)) {
-      if (bodies.size !== last) tell(todo, { count: last = bodies.size });
+    const bodies = new Set(), pauses = [];
+    let last = Date.now();
+    await consumer(todo, async got => {
+      bodies.add(text(got.body));
+      const now = Date.now();
+      if (now - last > 500) pauses.push(now - last);
+      last = now;
+    }, { parallelConsumeLimit: 32 });
+    for (let told = -1; closers.has(todo.id); await sleep(200)) {
+      if (bodies.size !== told) tell(todo, { count: told = bodies.size });
     }
     tellAll(todo, 'got', [...bodies]);
+    tell(todo, { pauses });
     tell(todo, { done: true });
   },
 
