@@ -58,7 +58,7 @@ def layers(session: nox.Session) -> None:
 
 @nox.session
 def interop(session: nox.Session) -> None:
-    """Against Apache RocketMQ 4.9.7 itself; needs a JDK (11 or later) and Maven."""
+    """Against Apache RocketMQ 4.9.7 itself; needs a JDK (11 or later) and Maven, and for some Go and npm."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "pytest", "-m", "interop", "tests/interop", "tests/spark", *session.posargs)
 

@@ -392,13 +392,15 @@ def asker_waits_until(message: StoredMessage) -> int | None:
     """Until when, in ms since 1970, whoever sent a request waits for the reply; None when it is no request.
 
     Counted from its birth or from its storage, whichever is later: one of the two hosts may have a slow
-    clock."""
+    clock. RocketMQ's client for Go writes its time to live in seconds, where all others write ms: a number
+    below 1,000 is taken for seconds. So one of others that lives for less than a second may be delivered
+    when nobody waits any more; else none of Go's would be."""
     given = message.properties
     ttl = given.get(PROPERTY_TTL, "")
     since = max(message.born_timestamp, message.store_timestamp)
     if PROPERTY_REPLY_TO_CLIENT not in given or not ttl.isdecimal() or not since:
         return None
-    return since + int(ttl)
+    return since + int(ttl) * (1000 if int(ttl) < 1000 else 1)
 
 
 def reply_to(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.interop.driver import PROGRAMS, Missing
 from tests.interop.rocketmq import Java, Process, Processes
 
 if TYPE_CHECKING:
@@ -21,6 +22,14 @@ def java(request: pytest.FixtureRequest) -> Java:
     kit = Java(pathlib.Path(request.config.cache.mkdir("rocketmq-4.9.7")).resolve())
     kit.prepare()
     return kit
+
+
+def program(language: str, java: Java) -> list[str]:
+    """Makes the driver of Go or Node, or skips the test, with the reason, where their tools are missing."""
+    try:
+        return PROGRAMS[language](java.folder)
+    except Missing as why:
+        pytest.skip(str(why))
 
 
 @pytest.fixture
@@ -38,6 +47,11 @@ class Servers:
         self.kind = kind
         self.namesrv = processes.java_namesrv() if kind == "java" else processes.rmq_namesrv()
 
+    @classmethod
+    def chosen(cls, processes: Processes) -> Servers:
+        """Our servers; with RMQ_INTEROP_SERVERS=java the Java ones, to prove a test right on the original."""
+        return cls(processes, os.environ.get("RMQ_INTEROP_SERVERS", "rmq"))
+
     def broker(self, store: pathlib.Path, **settings: str) -> Process:
         """Starts a broker of this kind over `store`."""
         start = self.processes.java_broker if self.kind == "java" else self.processes.rmq_broker
@@ -46,8 +60,8 @@ class Servers:
 
 @pytest.fixture
 def servers(processes: Processes) -> Servers:
-    """Our servers; with RMQ_INTEROP_SERVERS=java the Java ones, to prove a test right on the original."""
-    return Servers(processes, os.environ.get("RMQ_INTEROP_SERVERS", "rmq"))
+    """Those of `Servers.chosen`."""
+    return Servers.chosen(processes)
 
 
 @pytest.fixture

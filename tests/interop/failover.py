@@ -1,10 +1,12 @@
-"""Java clients beside ours while masters of a set are killed: the campaign of tests/system/failover.py.
+"""Clients of other languages beside ours while masters of a set are killed, as tests/system/failover.py does.
 
-    python -m tests.interop.failover --size 3 --kills 20 --pauses 10
+    python -m tests.interop.failover --size 3 --kills 20 --pauses 10 --clients java,go
 
-A Java producer sends all the time, and a Java push consumer takes everything. What either producer was told
-is stored must be in the log in the end, and at the Java consumer. `--poll-ms` is how often the Java clients
-ask for routes (`pollNameServerInterval`, 30,000 by default): they look nowhere else for a new master.
+A producer of each language sends all the time, and a push consumer of each takes everything. What any
+producer was told is stored must be in the log in the end, and at these consumers. Clients look for a new
+master only when they ask for routes. `--poll-ms` is how often those of Java and Node do so
+(`pollNameServerInterval`); 0 leaves them as they are, at 30 s. Go's client has no such setting; with
+`--new-ms` its program makes a new producer when sends have failed for so long.
 """
 
 from __future__ import annotations
@@ -22,50 +24,78 @@ from tests.interop.rocketmq import Java, Processes
 from tests.system.failover import Report, add_options, in_network, run
 
 END_SECONDS = 180.0
-"""How long after the last fault the Java consumer may take for what it has not got yet."""
+"""How long after the last fault the consumers may take for what they have not got yet."""
+FAILOVER_MS = 2000
+"""A shorter time without writes or reads is none of a failover, as a lease is 3 s, but of a busy machine."""
+LANGUAGES = {"java": "Java", "go": "Go", "node": "Node"}
 
 
-class JavaClients:
-    """See the module. `poll_ms`: how often they ask for routes."""
+class Clients:
+    """See the module. `languages` of `LANGUAGES`; `poll_ms` and `new_ms` as the options, 0 for none."""
 
-    def __init__(self, processes: Processes, *, threads: int = 2, poll_ms: int = 1000) -> None:
-        self._processes, self._threads, self._poll_ms = processes, threads, poll_ms
-        self._producer: Job | None = None
-        self._consumer: Job | None = None
+    def __init__(
+        self,
+        processes: Processes,
+        languages: Sequence[str] = ("java",),
+        *,
+        threads: int = 2,
+        poll_ms: int = 1000,
+        new_ms: int = 0,
+    ) -> None:
+        self._processes, self._languages, self._threads = processes, languages, threads
+        self._options = {name: value for name, value in (("poll", poll_ms), ("new", new_ms)) if value}
+        self._producers: dict[str, Job] = {}
+        self._consumers: dict[str, Job] = {}
 
     def start(self, namesrv: str, topic: str) -> None:
         """Begin to send and to consume."""
-        driver = Driver(self._processes, namesrv)
-        self._consumer = driver.do("gather", group="gatherers", topic=topic, poll=self._poll_ms)
-        self._producer = driver.do("pour", topic=topic, threads=self._threads, poll=self._poll_ms)
+        for language in self._languages:
+            driver, more = Driver(self._processes, namesrv, language), self._options
+            group = f"gatherers-{language}"
+            self._consumers[language] = driver.do("gather", group=group, topic=topic, **more)
+            self._producers[language] = driver.do("pour", topic=topic, threads=self._threads, **more)
 
     async def end(self, report: Report, stored: Callable[[], Awaitable[set[str]]]) -> None:
-        """Send no more; add to the report what was acknowledged, and what the consumer did not get of it."""
-        producer, consumer = self._producer, self._consumer
-        assert producer is not None
-        assert consumer is not None
-        await producer.stop()
-        await producer.done()
-        mine = [body for bodies in producer.told("acknowledged") for body in bodies]
-        assert mine, "no Java producer was ever answered"
-        (pauses,) = producer.told("pauses")
-        report.others["Java without writes"] = [pause / 1000 for pause in pauses]
-        (failed,) = producer.told("failed")
-        print(f"Java: {len(mine)} acknowledged, {failed} sends failed")
-        report.acknowledged += mine
+        """Send no more; add to the report what was acknowledged, and what the consumers did not get of it."""
+        for language, producer in self._producers.items():
+            await producer.stop()
+            await producer.done()
+            mine = [body for bodies in producer.told("acknowledged") for body in bodies]
+            name = LANGUAGES[language]
+            assert mine, f"no {name} producer was ever answered"
+            (pauses,) = producer.told("pauses")
+            report.others[f"{name} without writes"] = _of_failovers(pauses)
+            (failed,) = producer.told("failed")
+            print(f"{name}: {len(mine)} acknowledged, {failed} sends failed, pauses {sorted(pauses)}")
+            report.acknowledged += mine
         count = len(await stored())
-        await consumer.until(lambda: consumer.told("count")[-1] >= count, f"{count} messages", END_SECONDS)
-        await consumer.stop()
-        await consumer.done()
-        got = {body for bodies in consumer.told("got") for body in bodies}
-        report.lost += [f"{text} at the consumer" for text in report.acknowledged if text not in got]
+        for language, consumer in self._consumers.items():
+            await consumer.until(_has_all(consumer, count), f"{count} messages", END_SECONDS)
+            await consumer.stop()
+            await consumer.done()
+            (pauses,) = consumer.told("pauses")
+            report.others[f"{LANGUAGES[language]} without reads"] = _of_failovers(pauses)
+            got = {body for bodies in consumer.told("got") for body in bodies}
+            where = f"at the {LANGUAGES[language]} consumer"
+            report.lost += [f"{text} {where}" for text in report.acknowledged if text not in got]
+
+
+def _of_failovers(pauses: Sequence[int]) -> list[float]:
+    """In seconds, those that a failover may have made; else the longest."""
+    return [pause / 1000 for pause in pauses if pause >= FAILOVER_MS] or [max(pauses, default=0) / 1000]
+
+
+def _has_all(consumer: Job, count: int) -> Callable[[], bool]:
+    return lambda: consumer.told("count")[-1] >= count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it, and say what came out; the status is 1 when something was lost."""
     parser = argparse.ArgumentParser("python -m tests.interop.failover")
     add_options(parser)
+    parser.add_argument("--clients", default="java", help="java, go and node, with commas")
     parser.add_argument("--poll-ms", type=int, default=1000)
+    parser.add_argument("--new-ms", type=int, default=0)
     parser.add_argument("--kit", type=pathlib.Path, default=pathlib.Path(".rocketmq"), help="folder of jars")
     given = sys.argv[1:] if arguments is None else arguments
     options = parser.parse_args(given)
@@ -75,11 +105,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     status = in_network("tests.interop.failover", given, options)
     if status is not None:
         return status
-    settings = {name: value for name, value in vars(options).items() if name not in ("poll_ms", "kit")}
+    own = "clients", "poll_ms", "new_ms", "kit"
+    settings = {name: value for name, value in vars(options).items() if name not in own}
     with tempfile.TemporaryDirectory(prefix="rmq-failover-") as folder:
         path = pathlib.Path(folder)
         with Processes(java, path / "java") as processes:
-            clients = JavaClients(processes, poll_ms=options.poll_ms)
+            languages = options.clients.split(",")
+            clients = Clients(processes, languages, poll_ms=options.poll_ms, new_ms=options.new_ms)
             report = trio.run(lambda: run(path, **settings, beside=clients))
     print(report.text(), *report.lost[:10], sep="\n")
     return 1 if report.lost else 0

@@ -9,45 +9,27 @@ import pathlib
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 import trio
 
 import rmq
 from rmq.client import blocking
+from tests.interop import sides
 from tests.interop.conftest import Servers
 from tests.interop.driver import Driver
-from tests.interop.rocketmq import Java, Process, Processes
+from tests.interop.rocketmq import Java, Processes
+from tests.interop.sides import by_key, consuming, only_letter, send
 
 pytestmark = pytest.mark.interop
 
-SETTINGS = {
-    "enablePropertyFilter": "true",
-    "traceTopicEnable": "true",
-    "messageDelayLevel": "1s 2s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s",
-    "transactionTimeOut": "1000",
-    "transactionCheckInterval": "1000",
-    "transactionCheckMax": "3",
-}
 
-
-class Cluster:
-    """Servers of one kind, a JVM of clients, and the broker's process."""
+class Cluster(sides.Cluster):
+    """Servers of one kind with a JVM of clients."""
 
     def __init__(self, servers: Servers, folder: pathlib.Path) -> None:
-        self.servers = servers
-        self.kind = servers.kind
-        self.names = servers.namesrv
-        self.broker: Process = servers.broker(folder / "store", **SETTINGS)
+        super().__init__(servers, folder)
         self.java = Driver(servers.processes, self.names)
-
-    async def topic(self, name: str) -> str:
-        """A new topic with four queues."""
-        async with rmq.connect(self.names) as client:
-            await client.admin.create_topic(name, queues=4)
-        return name
 
     async def mqadmin(self, *arguments: str) -> str:
         command = (arguments[0], "-n", self.names, *arguments[1:])
@@ -70,62 +52,7 @@ async def client(cluster: Cluster) -> AsyncIterator[rmq.Client]:
         yield made
 
 
-class Seen:
-    """A consumer of ours that notes what it gets, and fails where it is told to."""
-
-    def __init__(self) -> None:
-        self.messages: list[rmq.StoredMessage] = []
-        self.failing: set[str] = set()
-
-    @property
-    def bodies(self) -> list[str]:
-        return [message.body.decode().strip() for message in self.messages]
-
-    async def __call__(self, message: rmq.StoredMessage) -> None:
-        self.messages.append(message)
-        if message.body.decode() in self.failing:
-            raise ValueError("no such customer")
-
-    async def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
-        with trio.move_on_after(seconds):
-            while not condition():
-                await trio.sleep(0.02)
-            return
-        raise AssertionError(f"it got {self.bodies}")
-
-
-@asynccontextmanager
-async def consuming(client: rmq.Client, group: str, topic: str, **options: Any) -> AsyncIterator[Seen]:
-    seen = Seen()
-    wanted = options.pop("wanted", "*")
-    seen.failing = set(options.pop("fail", ()))
-    async with (
-        client.consumer(group, {topic: wanted}, consume_from="first", **options) as consumer,
-        trio.open_nursery() as nursery,
-    ):
-        nursery.start_soon(consumer.run, seen)
-        yield seen
-        nursery.cancel_scope.cancel()
-
-
-async def send(client: rmq.Client, topic: str, bodies: list[str], **options: Any) -> list[rmq.SendResult]:
-    key = options.pop("key", None)
-    async with client.producer("ours") as producer:
-        return [
-            await producer.send(rmq.Message(topic, body.encode(), **options), sharding_key=key)
-            for body in bodies
-        ]
-
-
 # --- 1: order ---
-
-
-def by_key(bodies: list[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = defaultdict(list)
-    for body in bodies:
-        key, _, step = body.partition(" ")
-        found[key].append(int(step))
-    return found
 
 
 async def test_order_over_two_languages_and_a_rebalance(cluster: Cluster, client: rmq.Client) -> None:
@@ -276,14 +203,6 @@ async def test_what_our_consumer_gives_up_is_sent_again(cluster: Cluster, client
     job = cluster.java.do("consume", topic=topic, group="o-gives-up", tags="t")
     await job.until(lambda: "bad" in job.bodies, "the message again")
     await job.stop()
-
-
-async def only_letter(client: rmq.Client, group: str) -> rmq.DeadLetter:
-    with trio.fail_after(30):
-        while not (letters := await client.dead_letters(group)):
-            await trio.sleep(0.2)
-    (letter,) = letters
-    return letter
 
 
 # --- 5: filters ---

@@ -1,4 +1,4 @@
-"""Java clients and a controlled set of ours whose masters die: they find the new one by the routes."""
+"""Java, Go and Node clients and a set whose masters die: they find the new one by the routes."""
 
 from __future__ import annotations
 
@@ -7,18 +7,28 @@ import pathlib
 import pytest
 import trio
 
-from tests.interop.failover import JavaClients
+from tests.interop.conftest import program
+from tests.interop.failover import LANGUAGES, Clients
 from tests.interop.rocketmq import Processes
 from tests.system.failover import run
 
 pytestmark = pytest.mark.interop
 
+SECONDS = {"java": 60, "go": 120, "node": 60}
+"""Without writes at most: 5 s where nothing else runs; Go's client looks at the routes each half minute."""
 
-def test_java_clients_lose_nothing_when_masters_die(processes: Processes, tmp_path: pathlib.Path) -> None:
-    clients = JavaClients(processes)
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_clients_lose_nothing_when_masters_die(
+    processes: Processes, tmp_path: pathlib.Path, language: str
+) -> None:
+    if language != "java":
+        program(language, processes.java)
+    clients = Clients(processes, [language])
     report = trio.run(lambda: run(tmp_path, size=3, kills=2, pauses=1, beside=clients))
     assert report.lost == []
     assert len(report.acknowledged) > 100
     assert report.epochs == 4
-    assert len(report.others["Java without writes"]) >= 3
-    assert max(report.others["Java without writes"]) < 60  # 5 s, where nothing else runs
+    pauses = report.others[f"{LANGUAGES[language]} without writes"]
+    assert pauses
+    assert max(pauses) < SECONDS[language]

@@ -9,6 +9,7 @@ controller is killed, the one that leads every other time, and every third time 
 `--cuts` every broker is on a machine of its own (`tests.system.machines`; needs root): the master's cable is
 pulled, or it hears nothing of the controllers, or nothing of the other replicas, for up to `CUT_SECONDS`. In
 the end all that was acknowledged must be there, and no send may have failed while a master handed over.
+With `--second` the topic is at another broker, too, a plain one whom nothing happens to.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ PATIENCE = 90.0
 PAUSE_SECONDS, CUT_SECONDS = 3.0, 20.0
 """How long a master stands still, or is cut off, at most, once writes go on without it."""
 LOOPBACK = "127.0.0.1"
+SECOND = "second"
+"""The name of the plain broker beside the set."""
 WITHIN = "RMQ_FAILOVER_WITHIN"
 """Set in a network of its own."""
 CUTS = "pull the cable", "cut from controllers", "cut from replicas"
@@ -152,6 +155,20 @@ class Processes:
         }
         self.spawn(port, "rmq.broker", settings, machine)
 
+    def start_second(self) -> None:
+        """A plain broker beside the set."""
+        port = free_ports(4)[2]
+        settings = {
+            "listenPort": port,
+            "brokerName": SECOND,
+            "namesrvAddr": self.namesrv,
+            "storePathRootDir": self.folder / "second",
+            "mappedFileSizeCommitLog": 1 << 22,
+            "flushDiskType": "SYNC_FLUSH",
+            "vipChannelEnabled": "false",
+        }
+        self.spawn(port, "rmq.broker", settings)
+
     def kill(self, port: int) -> None:
         process = self.running.pop(port)
         process.kill()
@@ -181,15 +198,16 @@ class Processes:
         status: dict[str, Any] = found["sets"][0] if found["sets"] else {}
         return status
 
-    async def until_in_sync(self, pool: Pool, count: int) -> int:
-        """Wait for so many in sync and a master that lives; returns its port."""
+    async def until_in_sync(self, pool: Pool, count: int, *, besides: int = 0) -> int:
+        """Wait for so many in sync and a living master, not the one at port `besides`; returns its port."""
         with trio.fail_after(PATIENCE):
             while True:
                 found = await self.set_status(pool)
                 if len(found.get("inSync", ())) >= count and found["master"] in found["inSync"]:
                     master = next(one for one in found["replicas"] if one["number"] == found["master"])
-                    if master["lives"]:
-                        return int(master["address"].rpartition(":")[2])
+                    port = int(master["address"].rpartition(":")[2])
+                    if master["lives"] and port != besides:
+                        return port
                 await trio.sleep(0.2)
 
 
@@ -205,26 +223,26 @@ async def run(
     cuts: int = 0,
     seed: int = 0,
     load_s: float = 2.0,
+    second: bool = False,
     beside: Beside | None = None,
 ) -> Report:
     """Kill, pause, stop and cut off the master so often, have it hand over, and kill controllers, in any
-    order, with `load_s` seconds of load before each. `beside` are more clients."""
+    order, with `load_s` seconds of load before each. `second`: another broker has the topic, too. `beside`
+    are more clients."""
+    brokers = ("set", SECOND) if second else ("set",)
     switch = Switch() if cuts else None
     processes, report, chance = Processes(folder, size, switch), Report(), random.Random(seed)
     try:
         processes.start()
+        if second:
+            processes.start_second()
         async with (
             Pool(TcpNetwork(), RefusingEndpoint()) as pool,
             rmq.connect(processes.namesrv, config=rmq.ClientConfig(send_timeout_ms=2000)) as client,
         ):
             await processes.until_in_sync(pool, size)
-            with trio.fail_after(PATIENCE):
-                while True:
-                    try:
-                        await client.admin.create_topic("T", broker="set", queues=2)
-                        break
-                    except RmqError:
-                        await trio.sleep(0.2)
+            for name in brokers:
+                await _create_topic(client, name)
             if beside is not None:
                 beside.start(processes.namesrv, "T")
             async with trio.open_nursery() as nursery:
@@ -243,15 +261,16 @@ async def run(
                     elif deed in CONTROLLERS:
                         await _kill_controller(processes, pool, port, deed, chance, report, last)
                     else:
-                        await _strike(processes, port, deed, chance, report, last)
+                        other = partial(processes.until_in_sync, pool, 1, besides=port) if second else None
+                        await _strike(processes, port, deed, chance, report, last, other)
                 _bar(len(deeds), len(deeds), report)
                 await processes.until_in_sync(pool, size)
                 await trio.sleep(load_s)
                 report.epochs = (await processes.set_status(pool))["epoch"]
                 nursery.cancel_scope.cancel()
             if beside is not None:
-                await beside.end(report, partial(_stored, client))
-            stored = await _stored(client)
+                await beside.end(report, partial(_stored, client, brokers))
+            stored = await _stored(client, brokers)
             report.lost += [text for text in report.acknowledged if text not in stored]
     finally:
         processes.stop()
@@ -269,10 +288,26 @@ def _bar(done: int, count: int, report: Report) -> None:
         print(f"\r{line}", end="\n" if done == count else "", file=sys.stderr, flush=True)
 
 
+async def _create_topic(client: rmq.Client, broker: str) -> None:
+    with trio.fail_after(PATIENCE):
+        while True:
+            try:
+                await client.admin.create_topic("T", broker=broker, queues=2)
+                return
+            except RmqError:
+                await trio.sleep(0.2)
+
+
 async def _strike(
-    processes: Processes, port: int, deed: str, chance: random.Random, report: Report, last: list[float]
+    processes: Processes,
+    port: int,
+    deed: str,
+    chance: random.Random,
+    report: Report,
+    last: list[float],
+    other: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
-    """Kill, pause or cut off the master, wait until writes go on, and let it come back."""
+    """Kill, pause or cut off the master, wait until writes go on (and for `other`), and let it come back."""
     count, struck_at = len(report.acknowledged), time.monotonic()
     machine = processes.machines.get(port)
     heal: list[Callable[[], object]] = []
@@ -301,6 +336,8 @@ async def _strike(
         while len(report.acknowledged) <= count + 1:  # one answer may have been on its way
             await trio.sleep(0.02)
     report.gaps.append(last[0] - struck_at)
+    if other is not None:
+        await other()
     await trio.sleep(chance.uniform(0, seconds))
     for undo in heal:
         undo()
@@ -379,12 +416,11 @@ async def _load(client: rmq.Client, report: Report, last: list[float]) -> None:
                 last[0] = now
 
 
-async def _stored(client: rmq.Client) -> set[str]:
-    """The bodies of all messages that the set hands out."""
+async def _stored(client: rmq.Client, brokers: Sequence[str]) -> set[str]:
+    """The bodies of all messages that the brokers hand out."""
     found: set[str] = set()
     async with client.pull_consumer("look") as consumer:
-        for queue_id in range(2):
-            queue = MessageQueue("T", "set", queue_id)
+        for queue in (MessageQueue("T", name, number) for name in brokers for number in range(2)):
             offset, end = 0, await consumer.max_offset(queue)
             while offset < end:
                 result = await consumer.pull(queue, offset)
@@ -403,6 +439,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--controllers", type=int, default=0, help="kills of controllers")
     parser.add_argument("--cuts", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load", dest="load_s", type=float, default=2.0, help="seconds before each")
+    parser.add_argument("--second", action="store_true", help="another broker has the topic, too")
 
 
 def in_network(module: str, arguments: Sequence[str], options: argparse.Namespace) -> int | None:

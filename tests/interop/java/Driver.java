@@ -259,7 +259,7 @@ public class Driver {
 
     /**
      * gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that
-     * has changed, and when it is stopped which. "poll" is as for pour.
+     * has changed, and when it is stopped which, and its pauses. "poll" and they are as for pour.
      */
     static void gather(JSONObject todo) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(todo.getString("group"));
@@ -271,8 +271,17 @@ public class Driver {
         }
         consumer.subscribe(todo.getString("topic"), "*");
         Set<String> bodies = ConcurrentHashMap.newKeySet();
+        List<Long> pauses = new ArrayList<>();
+        long[] state = {System.currentTimeMillis()};
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             messages.forEach(message -> bodies.add(text(message)));
+            synchronized (pauses) {
+                long now = System.currentTimeMillis();
+                if (now - state[0] > 500) {
+                    pauses.add(now - state[0]);
+                }
+                state[0] = now;
+            }
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         CLOSERS.put(todo.getString("id"), consumer::shutdown);
@@ -284,6 +293,7 @@ public class Driver {
             }
         }
         tellAll(todo, "got", new ArrayList<>(bodies));
+        tell(todo, "pauses", pauses);
         tell(todo, "done", true);
     }
 

@@ -15,6 +15,7 @@ from trio.testing import MockClock
 
 import rmq
 from rmq import errors
+from rmq.client.outgoing import asker_waits_until
 from rmq.clock import wall_clock_ms
 from rmq.errors import (
     AccessDenied,
@@ -350,6 +351,14 @@ def test_a_reply_that_nobody_waits_for_is_not_sent(both: Play, cluster: Cluster)
         assert cluster["a"].count(RequestCode.SEND_REPLY_MESSAGE_V2) == 0
 
     both(scenario, cluster)
+
+
+@pytest.mark.parametrize(
+    ("ttl", "waits_ms"), [("15", 15_000), ("999", 999_000), ("1000", 1_000), ("15000", 15_000)]
+)
+def test_a_time_to_live_of_go_is_in_seconds(ttl: str, waits_ms: int) -> None:
+    message = asked(0, int(ttl))
+    assert asker_waits_until(message) == message.store_timestamp + waits_ms
 
 
 @pytest.mark.parametrize("ordered", [False, True])

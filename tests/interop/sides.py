@@ -1,0 +1,104 @@
+"""Servers of one kind, and consumers of ours that note what they get: for tests beside other clients."""
+
+from __future__ import annotations
+
+import pathlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+import rmq
+from tests.interop.conftest import Servers
+from tests.interop.rocketmq import Process
+
+SETTINGS = {
+    "enablePropertyFilter": "true",
+    "traceTopicEnable": "true",
+    "messageDelayLevel": "1s 2s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s",
+    "transactionTimeOut": "1000",
+    "transactionCheckInterval": "1000",
+    "transactionCheckMax": "3",
+}
+
+
+class Cluster:
+    """Servers of one kind, and the broker's process."""
+
+    def __init__(self, servers: Servers, folder: pathlib.Path) -> None:
+        self.servers = servers
+        self.kind = servers.kind
+        self.names = servers.namesrv
+        self.broker: Process = servers.broker(folder / "store", **SETTINGS)
+
+    async def topic(self, name: str) -> str:
+        """A new topic with four queues."""
+        async with rmq.connect(self.names) as client:
+            await client.admin.create_topic(name, queues=4)
+        return name
+
+
+class Seen:
+    """A consumer of ours that notes what it gets, and fails where it is told to."""
+
+    def __init__(self) -> None:
+        self.messages: list[rmq.StoredMessage] = []
+        self.failing: set[str] = set()
+
+    @property
+    def bodies(self) -> list[str]:
+        return [message.body.decode().strip() for message in self.messages]
+
+    async def __call__(self, message: rmq.StoredMessage) -> None:
+        self.messages.append(message)
+        if message.body.decode() in self.failing:
+            raise ValueError("no such customer")
+
+    async def until(self, condition: Callable[[], object], seconds: float = 60) -> None:
+        with trio.move_on_after(seconds):
+            while not condition():
+                await trio.sleep(0.02)
+            return
+        raise AssertionError(f"it got {self.bodies}")
+
+
+@asynccontextmanager
+async def consuming(client: rmq.Client, group: str, topic: str, **options: Any) -> AsyncIterator[Seen]:
+    seen = Seen()
+    wanted = options.pop("wanted", "*")
+    seen.failing = set(options.pop("fail", ()))
+    async with (
+        client.consumer(group, {topic: wanted}, consume_from="first", **options) as consumer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(consumer.run, seen)
+        yield seen
+        nursery.cancel_scope.cancel()
+
+
+async def send(client: rmq.Client, topic: str, bodies: list[str], **options: Any) -> list[rmq.SendResult]:
+    key = options.pop("key", None)
+    async with client.producer("ours") as producer:
+        return [
+            await producer.send(rmq.Message(topic, body.encode(), **options), sharding_key=key)
+            for body in bodies
+        ]
+
+
+async def only_letter(client: rmq.Client, group: str) -> rmq.DeadLetter:
+    with trio.fail_after(30):
+        while not (letters := await client.dead_letters(group)):
+            await trio.sleep(0.2)
+    (letter,) = letters
+    return letter
+
+
+def by_key(bodies: list[str]) -> dict[str, list[int]]:
+    """Of bodies "KEY NUMBER", the numbers of each key in their order."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for body in bodies:
+        key, _, step = body.partition(" ")
+        found[key].append(int(step))
+    return found
