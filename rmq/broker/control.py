@@ -124,6 +124,9 @@ class Control:
         self._flushed = 0
         self.on_new_master: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[], None] = lambda: None
+        self.relayed = 0
+        self.relay_refused = 0
+        """Requests that this slave has handed on to its master, and that it refused to hand on."""
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 
     # ---- with the controllers ----
@@ -392,4 +395,9 @@ class Control:
                 self.silent_seconds(),
             ),
         )
-        return [single(name, "gauge", help, float(value)) for name, help, value in rows]
+        gauges = [single(name, "gauge", help, float(value)) for name, help, value in rows]
+        relayed = (
+            ("set_relayed_total", "Requests that this slave handed on to its master", self.relayed),
+            ("set_relay_refused_total", "Requests that it could not hand on", self.relay_refused),
+        )
+        return gauges + [single(name, "counter", help, float(value)) for name, help, value in relayed]

@@ -2,6 +2,7 @@
 
     controlled
     ├── talk             registration, heartbeats, changes of who is in sync
+    ├── relay            a slave's connection to its master, for what clients send to it (relay.py)
     └── broker           the service (service.py) as a slave or as a master, again when that changes
 
 A change of the role ends the service in order, as a stop does, and starts it anew in the same process: so a
@@ -16,6 +17,7 @@ import math
 import os
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -27,6 +29,8 @@ from rmq.broker import service
 from rmq.broker.broker import Broker
 from rmq.broker.config import BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
+from rmq.broker.relay import AGAIN_SECONDS as HELD_SECONDS
+from rmq.broker.relay import Relay
 from rmq.broker.shared_texts import SharedTexts
 from rmq.broker.startup import DISK_SECONDS, Stop
 from rmq.broker.table_stream import LOCKS, OFFSETS
@@ -45,6 +49,7 @@ from rmq.errors import (
 )
 from rmq.profile import applied, cluster_secret
 from rmq.remoting.address import join_address
+from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
@@ -78,6 +83,8 @@ OPENING_SECONDS: Final = 5.0
 """A replica that has been opening its store for longer is not elected."""
 AGAIN_SECONDS: Final = 30.0
 """Between two times that it does."""
+LINK_SECONDS: Final = 1.0
+"""How often a slave looks whether it has a connection to its master, and how long it waits for one."""
 
 
 async def run(
@@ -124,9 +131,10 @@ async def run(
             clock=clock,
         )
         with bare_errors():
-            async with Pool(network or TcpNetwork(), RefusingEndpoint(), tls=wire_tls) as pool:
+            wire = network or TcpNetwork()
+            async with Pool(wire, RefusingEndpoint(), tls=wire_tls) as pool:
                 controlled = _Controlled(config, store_config, control, pool, beneath, on_opened, now_ms)
-                await controlled.live(stop, task_status)
+                await controlled.live(stop, task_status, partial(Pool, wire, tls=wire_tls))
     finally:
         lock.release()
 
@@ -178,13 +186,20 @@ class _Controlled:
         self._complain_at = self._lament_at = 0.0
         self._ails_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
+        self._linked = Alarm()
+        self._relay = Relay(control, self._link_to, self._linked.ring)
+        self._links: Pool | None = None
 
-    async def live(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
-        """All of its life, until `stop` is set."""
+    async def live(
+        self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]], links: Callable[..., Pool]
+    ) -> None:
+        """All of its life, until `stop` is set. `links` makes the pool of connections to masters."""
         is_first = True
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(self._until, stop)
             nursery.start_soon(self._talk)
+            if self._config.relay_sends:
+                nursery.start_soon(self._keep_link, links)
             while not self._is_stopping:
                 if not self._control.number:
                     await self._known.wait()
@@ -208,8 +223,31 @@ class _Controlled:
             self._known.ring()
 
     def _end(self) -> None:
+        self._relay.end()
         if self._ending is not None:
             self._ending.set()
+
+    # ---- a slave's connection to its master ----
+
+    def _link_to(self, address: str) -> Connection | None:
+        return None if self._links is None else self._links.ready(address)
+
+    async def _keep_link(self, links: Callable[..., Pool]) -> None:
+        """Have a connection to the master while this broker is a slave, and send what is held over it."""
+        linked, is_holding = "", False
+        async with links(endpoint=self._relay) as self._links:
+            while True:
+                pause = HELD_SECONDS if is_holding else LINK_SECONDS
+                await self._linked.wait(anyio.current_time() + pause)
+                master = None if self._broker is None else self._control.master
+                address = "" if master is None else master.address
+                if linked != address:
+                    self._links.close(linked)
+                    linked = address
+                if address:
+                    with suppress(ConnectFailed):
+                        await self._links.connection(address, LINK_SECONDS)
+                is_holding = self._relay.step()
 
     # ---- the service ----
 
@@ -270,6 +308,9 @@ class _Controlled:
             broker.locks.settled = partial(rows.answer, LOCKS, broker.locks.changes)
         else:
             broker.locks.follow(self._locks, None, None)  # until its master tells of others
+            if self._config.relay_sends:
+                self._relay.begin(broker)
+                self._linked.ring()
         if self._secret is not None:
             plugins, name = broker.hooks.plugins, self._config.broker_name
             broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.epoch))
