@@ -397,7 +397,7 @@ class Control:
         )
         gauges = [single(name, "gauge", help, float(value)) for name, help, value in rows]
         relayed = (
-            ("set_relayed_total", "Requests that this slave handed on to its master", self.relayed),
-            ("set_relay_refused_total", "Requests that it could not hand on", self.relay_refused),
+            ("set_relayed", "Requests that this slave handed on to its master", self.relayed),
+            ("set_relay_refused", "Requests that it could not hand on", self.relay_refused),
         )
         return gauges + [single(name, "counter", help, float(value)) for name, help, value in relayed]

@@ -27,7 +27,7 @@ from attrs import evolve
 
 from rmq.broker import service
 from rmq.broker.broker import Broker
-from rmq.broker.config import BrokerConfig
+from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
 from rmq.broker.relay import AGAIN_SECONDS as HELD_SECONDS
 from rmq.broker.relay import Relay
@@ -51,6 +51,7 @@ from rmq.profile import applied, cluster_secret
 from rmq.remoting.address import join_address
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.kept_ports import KeptPorts
 from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -108,8 +109,15 @@ async def run(
     that do not fit a controlled set.
     """
     stop = anyio.Event() if stop is None else stop
+    wire = network or TcpNetwork()
+    ports = KeptPorts(wire, (config.listen_port, config.listen_port - VIP_PORT_DISTANCE))
     beneath: Callable[..., Any] = partial(
-        service.run, tls=tls, network=network, disk=disk, now_ms=now_ms, **rest
+        service.run,
+        tls=tls,
+        network=ports if config.controller_addr else network,
+        disk=disk,
+        now_ms=now_ms,
+        **rest,
     )
     folder = store_config.store_path_root_dir
     if not config.controller_addr:
@@ -131,11 +139,11 @@ async def run(
             clock=clock,
         )
         with bare_errors():
-            wire = network or TcpNetwork()
             async with Pool(wire, RefusingEndpoint(), tls=wire_tls) as pool:
                 controlled = _Controlled(config, store_config, control, pool, beneath, on_opened, now_ms)
                 await controlled.live(stop, task_status, partial(Pool, wire, tls=wire_tls))
     finally:
+        await ports.aclose()
         lock.release()
 
 
@@ -223,7 +231,7 @@ class _Controlled:
             self._known.ring()
 
     def _end(self) -> None:
-        self._relay.end()
+        self._relay.end(answers=not self._control.stays)
         if self._ending is not None:
             self._ending.set()
 
@@ -256,6 +264,7 @@ class _Controlled:
         control, self._ending, self._opening_at = self._control, anyio.Event(), anyio.current_time()
         is_master, epoch = control.is_elected, control.epoch
         self._led = epoch if is_master else 0
+        self._relay.forget()
         control.stays = False
         config = evolve(self._config, broker_id=0 if is_master else control.number)
         store_config = evolve(
@@ -365,6 +374,7 @@ class _Controlled:
             if control.hands_over:
                 self._hand_over(self._broker)
                 return
+            self._relay.go_on()
             change = control.change()
             if change is not None:
                 control.altered(await self._ask(change))
@@ -410,8 +420,11 @@ class _Controlled:
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
         are refused since this was asked for, and commits of offsets from when nothing else is left to do: the
-        last of them are told before it resigns."""
+        last of them are told before it resigns. Messages that come are held, for clients that look for no
+        other master: when the connections end, they send them again."""
         broker.flow.look_again()
+        if self._config.relay_sends:
+            self._relay.pause(broker)
         control, replicas = self._control, broker.acknowledgement.replicas
         if control.may_act() and control.safe_offset() >= broker.store.max_physical_offset:
             replicas.acknowledged()

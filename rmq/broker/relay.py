@@ -84,6 +84,8 @@ class Relay(RefusingEndpoint):
         self._ready = ready
         self._wake = wake
         self._broker: Broker | None = None
+        self._before: dict[int, Handler] | None = None  # of a master that hands over
+        self._is_ending = False
         self._held: deque[Held] = deque()
         self._held_bytes = 0
         self._again_at = 0.0
@@ -93,19 +95,54 @@ class Relay(RefusingEndpoint):
 
     def begin(self, broker: Broker) -> None:
         """This broker is a slave now: what it would refuse goes to its master."""
+        self.forget()
         self._broker = broker
+        self._wrap(broker, OTHERS)
+
+    def forget(self) -> None:
+        """The service before this one has ended, and its clients' connections with it."""
+        self._broker = self._before = None
+        self._is_ending = False
+        self._take_held()
+
+    def _wrap(self, broker: Broker, others: tuple[RequestCode, ...]) -> None:
         send = broker.handlers[SENDS[0]]
         handlers = dict.fromkeys(SENDS, self._handler(send))  # one object, by which the broker knows sends
-        handlers |= {code: self._handler(broker.handlers[code]) for code in OTHERS}
+        handlers |= {code: self._handler(broker.handlers[code]) for code in others}
         broker.handlers = broker.handlers | handlers
 
-    def end(self) -> None:
-        """It ends being one: nobody waits for an answer any more."""
-        broker, self._broker = self._broker, None
-        if broker is not None:
+    def pause(self, broker: Broker) -> None:
+        """This broker is a master that hands over: hold the messages that come. Called again: nothing."""
+        if self._broker is None:
+            self._broker = broker
+            self._before = broker.handlers
+            self._wrap(broker, (RequestCode.CONSUMER_SEND_MSG_BACK,))
+
+    def go_on(self) -> None:
+        """It is not to hand over any more: take what was held. Nothing, unless it is paused."""
+        broker = self._broker
+        if broker is not None and self._before is not None and not self._is_ending:
+            broker.handlers = self._before
+            self._broker = self._before = None
             for one in self._take_held():
-                self._give_up(broker, one)
+                broker.run_late(one.unheld, one.request, one.connection)
+
+    def end(self, *, answers: bool) -> None:
+        """Its service ends. What was sent to a master is waited for no more; what is held is only answered
+        where `answers`. Else another service follows: clients send again what had no answer when their
+        connection broke, and what was refused they would send here again, at once and too soon.
+        """
+        broker = self._broker
+        if broker is not None:
             self._leave(broker, None)
+            if answers:
+                self._broker = None
+                for one in self._take_held():
+                    self._give_up(broker, one)
+            else:
+                self._is_ending = True
+                for one in self._held:
+                    one.connection.reset_on_close()
 
     def _leave(self, broker: Broker, link: Connection | None) -> None:
         """Send over this connection from now on; nobody waits for answers of another."""
@@ -114,6 +151,8 @@ class Relay(RefusingEndpoint):
             broker.pending_requests.on_close(before)
 
     def _link(self) -> Connection | None:
+        if self._is_ending:
+            return None
         master = self._control.master
         return None if master is None else self._ready(master.address)
 
@@ -123,6 +162,8 @@ class Relay(RefusingEndpoint):
         def handle(request: Command, connection: Connection, now: int) -> Command | None:
             """Hand the request on, or answer as without a relay. Raises ResponseError."""
             broker = self._broker
+            if broker is not None and self._before is not None and is_handed_on(request):
+                return unheld(request, connection, now)  # who hands it on holds it
             if is_handed_on(request):
                 self._control.relay_refused += 1
                 raise for_code(UNAVAILABLE, "this broker is not the master, and the request was handed on")
@@ -201,6 +242,8 @@ class Relay(RefusingEndpoint):
             return False
         self._held.append(one)
         self._held_bytes += size
+        if self._is_ending:
+            one.connection.reset_on_close()
         if len(self._held) == 1:
             self._wake()  # it looks again by itself as long as something is held
         return True
