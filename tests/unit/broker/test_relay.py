@@ -372,3 +372,59 @@ async def test_a_killed_master_that_is_started_again_hands_on(autojump_clock: tr
         assert trio.current_time() - killed_at < 2 * LEASE_SECONDS
         assert await found.master() is second
         assert found.stored(second) == ["after"]
+
+
+async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_is_given_up(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        assert first.broker is not None
+        control = first.broker.replica.control
+        assert control is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(type(control), "hands_over", property(lambda self: self is control))
+            patch.setattr(control, "resign", lambda: None)
+            await trio.sleep(0.5)
+            answers: list[Command] = []
+
+            async def ask() -> None:
+                answers.append(await asked(found, first, send("held")))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ask)
+                await trio.sleep(0.5)
+                assert not answers
+                request = send("of a replica")
+                request.remark = f"{relay.HANDED_ON}10.9.9.9:1"
+                answer = await asked(found, first, request)
+                assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE, "the replica holds it"
+                assert not answers
+                patch.undo()
+        assert answers[0].code == ResponseCode.SUCCESS
+        assert (await asked(found, first, send("more"))).code == ResponseCode.SUCCESS
+        assert found.stored(first) == ["held", "more"]
+
+
+async def test_who_connects_while_a_broker_changes_its_role_is_not_refused(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await found.until(inSync=[1, 2])
+        refused: list[Exception] = []
+        dials = 0
+        assert await found.want(2)
+        while (await found.status())["epoch"] == 1 or dials < 100:
+            dials += 1
+            try:
+                await (await found.network.dial(f"{first.host}:{PORT}")).aclose()
+            except OSError as error:
+                refused.append(error)
+            await trio.sleep(0.005)
+        assert not refused
+        assert first.broker is not None
+        assert first.broker.is_slave
