@@ -162,11 +162,11 @@ class Relay(RefusingEndpoint):
         def handle(request: Command, connection: Connection, now: int) -> Command | None:
             """Hand the request on, or answer as without a relay. Raises ResponseError."""
             broker = self._broker
-            if broker is not None and self._before is not None and is_handed_on(request):
-                return unheld(request, connection, now)  # who hands it on holds it
             if is_handed_on(request):
                 self._control.relay_refused += 1
-                raise for_code(UNAVAILABLE, "this broker is not the master, and the request was handed on")
+                raise for_code(
+                    UNAVAILABLE, "this broker is not the master now, and the request was handed on"
+                )
             if broker is None:
                 return unheld(request, connection, now)
             check_body(request.code, len(request.body), broker.store.config.max_message_size)
