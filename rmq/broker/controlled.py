@@ -29,6 +29,7 @@ from rmq.broker import service
 from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
+from rmq.broker.members import ConsumerGroup
 from rmq.broker.relay import AGAIN_SECONDS as HELD_SECONDS
 from rmq.broker.relay import Relay
 from rmq.broker.shared_texts import SharedTexts
@@ -194,6 +195,7 @@ class _Controlled:
         self._complain_at = self._lament_at = 0.0
         self._ails_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
+        self._announced: dict[str, ConsumerGroup] = {}  # by consumers, to the last service
         self._linked = Alarm()
         self._relay = Relay(control, self._link_to, self._linked.ring)
         self._links: Pool | None = None
@@ -232,6 +234,8 @@ class _Controlled:
 
     def _end(self) -> None:
         self._relay.end(answers=not self._control.stays)
+        if self._broker is not None and self._ending is not None and not self._ending.is_set():
+            self._announced = self._broker.clients.announced() or self._announced
         if self._ending is not None:
             self._ending.set()
 
@@ -303,6 +307,7 @@ class _Controlled:
         control, store = self._control, broker.store
         broker.replica.control = control
         broker.locks.is_closed = lambda: control.is_closed or not control.may_act()
+        broker.clients.recall(self._announced)
         if self._led:
             store.flush()
             if control.is_elected and control.epoch == epoch:

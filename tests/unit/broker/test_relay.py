@@ -13,12 +13,19 @@ import trio.testing
 from rmq.broker import relay
 from rmq.message import MessageQueue
 from rmq.plugin import ACCOUNT, AccessDenied, Peer
-from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
+from rmq.protocol.bodies import (
+    ConsumerData,
+    HeartbeatData,
+    LockBatchRequestBody,
+    LockBatchResponseBody,
+    SubscriptionData,
+)
 from rmq.protocol.codes import SYS_COMMIT, SYS_PREPARED, RequestCode, ResponseCode
 from rmq.protocol.command import JSON, ROCKETMQ, Command
 from rmq.protocol.headers import (
     ConsumerSendMsgBackRequestHeader,
     EndTransactionRequestHeader,
+    PullMessageRequestHeader,
     SendMessageRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
@@ -451,3 +458,34 @@ async def test_who_gets_another_role_waits_for_no_answer(autojump_clock: trio.te
             found.network.heal()
         assert answers[0].code == ResponseCode.SYSTEM_ERROR
         await found.end(first)
+
+
+async def test_consumers_read_on_at_a_broker_that_got_another_role(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """Java's do not say what they subscribe to but by their heartbeats, which come every 30 s."""
+    async with controlled_set(2) as (found, client):
+        first = await found.master()
+        await client.admin.create_topic("T", broker="s", queues=1)
+        await client.admin.create_group("G", broker="s")
+        await found.until(inSync=[1, 2])
+        assert (await asked(found, first, send("m"))).code == ResponseCode.SUCCESS
+        wanted = SubscriptionData("T", "*")
+        consumer = ConsumerData("G", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", [wanted])
+        beat = HeartbeatData("C", consumer_data_set=[consumer])
+        request = Command.request(RequestCode.HEART_BEAT, None, beat.to_json())
+        assert (await asked(found, first, request)).code == ResponseCode.SUCCESS
+
+        async def pull(node: Node) -> int:
+            header = PullMessageRequestHeader("G", "T", 0, 0, 32, 0, 0, 0, sub_version=0)
+            return (await asked(found, node, Command.request(RequestCode.PULL_MESSAGE, header))).code
+
+        assert await pull(first) == ResponseCode.SUCCESS
+        assert await found.want(2)
+        await found.until(master=2, inSync=[1, 2])
+        await trio.sleep(2)
+        assert first.broker is not None
+        assert first.broker.is_slave
+        assert await pull(first) == ResponseCode.SUCCESS
+        await trio.sleep(60)
+        assert await pull(first) == ResponseCode.SUBSCRIPTION_NOT_EXIST
