@@ -2,7 +2,7 @@
 
     controlled
     ├── talk             registration, heartbeats, changes of who is in sync
-    ├── relay            a slave's connection to its master, for what clients send to it (relay.py)
+    ├── relay            a slave's connection to its master, for what clients send to it (slave_relay.py)
     └── broker           the service (service.py) as a slave or as a master, again when that changes
 
 A change of the role ends the service in order, as a stop does, and starts it anew in the same process: so a
@@ -30,9 +30,9 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
 from rmq.broker.members import ConsumerGroup
-from rmq.broker.relay import AGAIN_SECONDS as HELD_SECONDS
-from rmq.broker.relay import Relay
 from rmq.broker.shared_texts import SharedTexts
+from rmq.broker.slave_relay import AGAIN_SECONDS as HELD_SECONDS
+from rmq.broker.slave_relay import Relay
 from rmq.broker.startup import DISK_SECONDS, Stop
 from rmq.broker.table_stream import LOCKS, OFFSETS
 from rmq.clock import lease_clock, wall_clock_ms
