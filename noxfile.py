@@ -170,7 +170,7 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session
 def sim(session: nox.Session) -> None:
-    """Simulates the controllers under faults, many seeds (--hours 1, or --seeds 0:5000)."""
+    """Simulates controllers, sets and real brokers under faults (--hours 1; --kind sets --seeds 0:5000)."""
     session.install("-e", ".[test]")
     session.run("python", "-m", "tests.sim", *(session.posargs or ["--hours", "0.1"]))
 

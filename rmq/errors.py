@@ -524,3 +524,17 @@ class StoreLocked(StoreError):
             f"{path} is locked by another broker; stop it or choose another folder (storePathRootDir)"
         )
         self.path = path
+
+
+class StoreCopied(StoreLocked):
+    """Another broker, at `address`, has registered with what stands in the folder `path` of ours."""
+
+    hint = "two folders are copies of one: each replica needs a folder of its own"
+
+    def __init__(self, path: str, address: str) -> None:
+        StoreError.__init__(
+            self,
+            f"a broker at {address} has registered with the identity in {path}/config/controller.json: one of"
+            " the two folders is a copy; stop the one that is, and remove this file there",
+        )
+        self.path = path

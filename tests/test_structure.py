@@ -30,6 +30,7 @@ ASYNC_PLACES = (
     "rmq/broker/__main__.py",
     "rmq/broker/family.py",  # the line between the brokers of one service
     "rmq/broker/flusher.py",  # its flush task
+    "rmq/broker/disk_work.py",  # what tasks wait for at the disk
     "rmq/broker/replication.py",  # the loops of master and slave, a part of the service
     "rmq/broker/ha_guard.py",  # the proof of a secret, on a stream
     "rmq/broker/saver.py",  # writes the tables, a part of the service

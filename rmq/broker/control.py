@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Final
 
 from rmq.broker.ha import Diverged, Expired, MasterLog, begin
 from rmq.controller.controller import Answer
-from rmq.controller.elections import Heartbeat
+from rmq.controller.elections import UNKNOWN, Heartbeat
 from rmq.controller.epochs import FILE, Epochs, as_epochs, common_end
 from rmq.controller.replica import Replica
 from rmq.controller.sets import AlterInSync, BrokerSet, Register
 from rmq.controller.sets import Replica as Member
-from rmq.errors import RemoteProtocolError, StoreError
+from rmq.errors import RemoteProtocolError, StoreCopied, StoreError
 from rmq.metrics import Metric, single
 from rmq.protocol import json
 
@@ -39,11 +39,15 @@ class MemberFile:
     def __init__(self, disk: Disk, folder: str, chance: Random) -> None:
         self._disk = disk
         self._path = f"{folder}/{FILE}"
+        self.folder = folder
         self.identity = f"{chance.getrandbits(128):032x}"
         self.incarnation = 0
         self.epochs: Epochs = ()
         self.last = 0
         """The last epoch that this broker knew of."""
+        self.began = ""
+        """Which set it was of last (`BrokerSet.began`)."""
+        self._chance = chance
         data = disk.load(self._path)
         if data is not None:
             self._read(data)
@@ -53,13 +57,25 @@ class MemberFile:
             table = json.loads(data)
             self.identity, self.incarnation = str(table["identity"]), int(table["incarnation"])
             self.epochs, self.last = as_epochs(table["epochs"]), int(table["epoch"])
-        except (RemoteProtocolError, TypeError, KeyError, ValueError) as error:
+            self.began = str(table.get("began", ""))
+        except (RemoteProtocolError, AttributeError, TypeError, KeyError, ValueError) as error:
             raise StoreError(f"{self._path} cannot be read: {error!r}") from None
 
     def begin(self) -> None:
         """Begin another life, which is on the disk before anybody hears of it."""
         self.incarnation += 1
         self.save(self.epochs)
+
+    def renew(self) -> None:
+        """Be another replica from the next start on."""
+        self.identity, self.incarnation = f"{self._chance.getrandbits(128):032x}", 0
+        self.save(self.epochs)
+
+    def join(self, began: str) -> None:
+        """Be of the set that began so, which is on the disk when this returns."""
+        if began != self.began:
+            self.began = began
+            self.save(self.epochs)
 
     def save(self, epochs: Epochs) -> None:
         """Have these epochs, on the disk when this returns."""
@@ -69,6 +85,7 @@ class MemberFile:
             "incarnation": self.incarnation,
             "epoch": last,
             "epochs": [*map(list, epochs)],
+            "began": self.began,
         }
         self._disk.replace(self._path, json.dumps(table))
         self.epochs, self.last = epochs, last
@@ -79,7 +96,8 @@ def forget_epochs(disk: Disk, folder: str) -> None:
     to compare records. Raises StoreError."""
     if disk.exists(f"{folder}/{FILE}"):
         file = MemberFile(disk, folder, Random(0))
-        if file.epochs:
+        if file.epochs or file.began:
+            file.began = ""
             file.save(())
 
 
@@ -118,10 +136,12 @@ class Control:
         self._heard_at = clock()
         self._hands_over = 0  # the epoch in which another is wanted as master
         self._closed = 0
+        self._acted = False  # it had a lease when it was looked last
+        self._fenced = 0
         self.stays = False
         """The service ends to begin again in another role: name servers are not told that it leaves."""
         self.flushed: Callable[[], int] = lambda: self._flushed
-        self._flushed = 0
+        self._flushed = UNKNOWN
         self.on_new_master: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[], None] = lambda: None
         self.relayed = 0
@@ -133,20 +153,39 @@ class Control:
 
     def register(self) -> Register:
         """What makes this broker a replica of its set."""
-        return Register(self._cluster, self._name, self._member, self._is_founder, self._file.last)
+        file = self._file
+        return Register(self._cluster, self._name, self._member, self._is_founder, file.last, file.began)
 
     def registered(self, answer: Answer) -> str:
-        """Take the answer to `register`; returns why it was refused, or empty."""
+        """Take the answer to `register`; returns why it was refused, or empty. Raises StoreError when it can
+        be this replica no more, StoreCopied when another is."""
+        if answer.broker_set is not None:
+            self._check_is_last_life(answer.broker_set)
         if answer.refusal or answer.broker_set is None or not answer.number:
             return answer.refusal or "the controllers do not say which number it has"
+        self._file.join(answer.broker_set.began)
         if self.replica is None or self.replica.number != answer.number:
             self.replica = Replica(answer.number, self._file.epochs, lag_s=self._lag_s)
         self._tell(answer.broker_set)
         return ""
 
+    def _check_is_last_life(self, broker_set: BrokerSet) -> None:
+        """The controllers know a later life of this replica, in which it may have acknowledged what this
+        store lacks. Lives are counted in the store: after some starts this one would count as the latest."""
+        file = self._file
+        known = broker_set.replicas.get(broker_set.number_of(file.identity))
+        if known is not None and known.incarnation > file.incarnation:
+            lives = f"life {known.incarnation} of this broker, this is life {file.incarnation}"
+            file.renew()
+            raise StoreError(
+                f"the controllers know {lives}: its store is an old copy, or was copied. From its next start"
+                " on it is a new replica, which must come in sync"
+            )
+
     def heartbeat(self) -> Heartbeat:
         """What this broker says of itself."""
         replica = self._replica
+        self._look_at_lease()
         self._flushed = self.flushed()
         epoch = max(replica.epoch, self._file.last)
         return Heartbeat(
@@ -158,17 +197,34 @@ class Control:
             resigned=replica.has_resigned and epoch == replica.epoch,
             leaving=self.leaves,
             hangs=self.hangs,
+            identity=self._member.identity,
         )
 
     def heard(self, answer: Answer, asked_at: float) -> None:
-        """Take the answer to a heartbeat that was sent at `asked_at`."""
+        """Take the answer to a heartbeat that was sent at `asked_at`. Raises StoreCopied."""
         if answer.broker_set is None:
             return
         self._heard_at = self._clock()
+        self._look_at_lease()
         self._tell(answer.broker_set)
         self._hands_over = answer.broker_set.epoch if answer.hands_over else 0
+        for number in answer.leaving:
+            self._replica.left(number)
         if answer.is_leased:
             self._replica.lease(answer.broker_set.epoch, asked_at, answer.lease_s)
+            self._acted = self.may_act()
+
+    def _look_at_lease(self) -> None:
+        """Count a lease that was over before it was renewed: this master was fenced."""
+        if self._acted and not self.may_act():
+            self._acted = False
+            self._fenced += not self._replica.has_resigned
+
+    def is_forgotten(self, answer: Answer) -> bool:
+        """Whether the set of an answer has another replica by this number, or none: it was removed, or the
+        controllers began anew, and this broker must register again."""
+        known = answer.broker_set
+        return known is not None and known.number_of(self._member.identity) != self.number
 
     def altered(self, answer: Answer) -> None:
         """Take the answer to a change of who is in sync."""
@@ -186,8 +242,13 @@ class Control:
         return AlterInSync(self._name, known.epoch, known.version, found)
 
     def _tell(self, broker_set: BrokerSet) -> None:
-        replica = self._replica
+        replica, member = self._replica, self._member
         before = replica.broker_set
+        registered = broker_set.replicas.get(replica.number, member)
+        is_other = registered != member and registered.incarnation >= member.incarnation
+        if is_other and registered.identity == member.identity:
+            # This life began after all others of the folder, which has a lock: that one is of a copy.
+            raise StoreCopied(self._file.folder, registered.address)
         replica.tell(broker_set)
         if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
             self.on_new_master()
@@ -376,6 +437,7 @@ class Control:
         known = None if self.replica is None else self.replica.broker_set
         replicas, in_sync = (0, 0) if known is None else (len(known.replicas), len(known.in_sync))
         refuses = self.replica is not None and self.is_elected and bool(self.refusal())
+        is_fenced = self.replica is not None and self.is_elected and not self.may_act()
         rows = (
             (
                 "set_epoch",
@@ -389,15 +451,18 @@ class Control:
                 "1 when this master takes no messages for want of a lease or of replicas",
                 refuses,
             ),
+            ("set_fenced", "1 when this broker is elected as master and has no lease", is_fenced),
             (
                 "set_controllers_silent_seconds",
                 "Since a controller that leads answered",
                 self.silent_seconds(),
             ),
         )
-        gauges = [single(name, "gauge", help, float(value)) for name, help, value in rows]
-        relayed = (
+        found = [single(name, "gauge", help, float(value)) for name, help, value in rows]
+        fenced = "Times that this broker was master and its lease ended: it acknowledged nothing from then on"
+        counted = (
+            ("set_leases_lost", fenced, self._fenced),
             ("set_relayed", "Requests that this slave handed on to its master", self.relayed),
             ("set_relay_refused", "Requests that it could not hand on", self.relay_refused),
         )
-        return gauges + [single(name, "counter", help, float(value)) for name, help, value in relayed]
+        return found + [single(name, "counter", help, float(value)) for name, help, value in counted]

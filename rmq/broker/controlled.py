@@ -17,7 +17,7 @@ import math
 import os
 import random
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from rmq.broker.members import ConsumerGroup
 from rmq.broker.shared_texts import SharedTexts
 from rmq.broker.slave_relay import AGAIN_SECONDS as HELD_SECONDS
 from rmq.broker.slave_relay import Relay
-from rmq.broker.startup import DISK_SECONDS, Stop
+from rmq.broker.startup import DISK_SECONDS, STORE, Stop, open_ports
 from rmq.broker.table_stream import LOCKS, OFFSETS
 from rmq.clock import lease_clock, wall_clock_ms
 from rmq.config import parse_addresses
@@ -48,10 +48,12 @@ from rmq.errors import (
     RequestTimeout,
     ResponseError,
 )
+from rmq.health import Health
 from rmq.profile import applied, cluster_secret
 from rmq.remoting.address import join_address
 from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import RefusingEndpoint
+from rmq.remoting.http import served_pages
 from rmq.remoting.kept_ports import KeptPorts
 from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
@@ -62,13 +64,16 @@ from rmq.store.disk import Disk, RealDisk
 
 log = logging.getLogger("rmq.broker")
 
+CONTROLLERS: Final = "controllers"
+"""The part of a broker's health that its registration there is."""
 BEAT_SECONDS: Final = 0.3
 """Between two heartbeats."""
 HAND_OVER_SECONDS: Final = 0.02
 """The same while a master hands over: its messages wait for the next one."""
 ASK_SECONDS: Final = 1.0
 LEAVE_SECONDS: Final = 1.0
-"""For so long a master that stops tries to tell controllers: without it they wait for its lease to end."""
+"""For so long a broker that stops tries to tell controllers: else a master's lease must end, and a slave is
+waited for."""
 ASKING_ERRORS: Final = (
     NotLeader,
     ResponseError,
@@ -99,6 +104,7 @@ async def run(
     now_ms: Callable[[], int] | None = None,
     clock: Callable[[], float] = lease_clock,
     stop: Stop | None = None,
+    health: Health | None = None,
     on_opened: Callable[[Broker], None] = lambda broker: None,
     task_status: anyio.abc.TaskStatus[list[str]] = anyio.TASK_STATUS_IGNORED,
     **rest: Any,
@@ -109,7 +115,7 @@ async def run(
     taken its registration. `on_opened` is called at each start. Raises as that, and ConfigError for settings
     that do not fit a controlled set.
     """
-    stop = anyio.Event() if stop is None else stop
+    stop, health = anyio.Event() if stop is None else stop, health or Health()
     wire = network or TcpNetwork()
     ports = KeptPorts(wire, (config.listen_port, config.listen_port - VIP_PORT_DISTANCE))
     beneath: Callable[..., Any] = partial(
@@ -118,6 +124,7 @@ async def run(
         network=ports if config.controller_addr else network,
         disk=disk,
         now_ms=now_ms,
+        health=health,
         **rest,
     )
     folder = store_config.store_path_root_dir
@@ -129,6 +136,11 @@ async def run(
     _, wire_tls = applied(config, tls or TlsConfig())
     lock = (disk or RealDisk()).lock(f"{folder}/controller.lock")
     try:
+        if network is None:
+            # Who cannot listen, as a slave or as a master, must not become a replica that nobody can reach.
+            role = BrokerRole.SYNC_MASTER
+            as_master = evolve(store_config, broker_role=role, durability=Durability.replicated)
+            await (await open_ports(TcpNetwork(), config, as_master)).aclose()
         file = MemberFile(disk or RealDisk(), folder, random.Random())
         file.begin()
         control = Control(
@@ -141,7 +153,10 @@ async def run(
         )
         with bare_errors():
             async with Pool(wire, RefusingEndpoint(), tls=wire_tls) as pool:
-                controlled = _Controlled(config, store_config, control, pool, beneath, on_opened, now_ms)
+                controlled = _Controlled(
+                    config, store_config, control, pool, beneath, on_opened, now_ms, health
+                )
+                controlled.serve_pages = partial(served_pages, wire, config, health)
                 await controlled.live(stop, task_status, partial(Pool, wire, tls=wire_tls))
     finally:
         await ports.aclose()
@@ -174,6 +189,7 @@ class _Controlled:
         beneath: Callable[..., Any],
         on_opened: Callable[[Broker], None],
         now_ms: Callable[[], int] | None,
+        health: Health,
     ) -> None:
         self._config = config
         self._store_config = store_config
@@ -182,6 +198,9 @@ class _Controlled:
         self._beneath = beneath
         self._on_opened = on_opened
         self._now_ms = now_ms or wall_clock_ms
+        self._health = health
+        self.serve_pages: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+        """Serves the pages of its health, while the service does not."""
         self._secret = cluster_secret(config.cluster_secret_file)
         self._given = parse_addresses(config.controller_addr, "controllerAddr")
         self._addresses = self._given
@@ -193,6 +212,7 @@ class _Controlled:
         self._is_stopping = False
         self._known, self._beat = Alarm(), Alarm()
         self._complain_at = self._lament_at = 0.0
+        self._refused = ""
         self._ails_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
         self._announced: dict[str, ConsumerGroup] = {}  # by consumers, to the last service
@@ -212,15 +232,24 @@ class _Controlled:
                 nursery.start_soon(self._keep_link, links)
             while not self._is_stopping:
                 if not self._control.number:
-                    await self._known.wait()
+                    await self._wait()
                     continue
                 addresses = await self._serve(task_status if is_first else None)
                 is_first = is_first and not addresses
             if is_first:
                 task_status.started([])
-            if self._led:
+            if self._control.number:
                 await self._leave()
             nursery.cancel_scope.cancel()
+
+    async def _wait(self) -> None:
+        """Until the controllers have said which replica it is, or it stops."""
+        self._health.lacks(CONTROLLERS, "they have not answered yet")
+        self._health.has(STORE)  # nobody opens it yet
+        async with self.serve_pages():
+            await self._known.wait()
+        self._health.lacks(STORE, "it is being opened")
+        self._health.has(CONTROLLERS)
 
     async def _until(self, stop: Stop) -> None:
         try:
@@ -312,6 +341,7 @@ class _Controlled:
             store.flush()
             if control.is_elected and control.epoch == epoch:
                 control.lead(store.max_physical_offset)
+            broker.registration.epoch = epoch
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
             broker.pull.may_correct = control.may_act
@@ -327,7 +357,7 @@ class _Controlled:
                 self._linked.ring()
         if self._secret is not None:
             plugins, name = broker.hooks.plugins, self._config.broker_name
-            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.epoch))
+            broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed
@@ -351,11 +381,16 @@ class _Controlled:
             await self._beat.wait(anyio.current_time() + pause)
 
     async def _register(self) -> None:
+        before = self._control.number
         refusal = self._control.registered(await self._ask(self._control.register()))
         if refusal:
-            self._complain(refusal)
-        else:
-            self._known.ring()
+            self._complain(refusal, is_refusal=True)
+            return
+        if before not in (0, self._control.number):
+            # It was removed, and is another replica now: name servers and its master know it as the former.
+            self._control.stays = not self._is_stopping
+            self._end()
+        self._known.ring()
 
     async def _say(self) -> None:
         control = self._control
@@ -367,8 +402,8 @@ class _Controlled:
                 self._look_at_disk(self._broker)
         asked_at = control.now()
         answer = await self._ask(control.heartbeat())
-        if answer.refusal:
-            self._complain(answer.refusal)
+        if answer.refusal or control.is_forgotten(answer):
+            self._complain(answer.refusal or "it is none of the replicas", is_refusal=True)
             await self._register()
             return
         # Controllers come and go while brokers run: those that are now are asked too when others are silent.
@@ -386,8 +421,10 @@ class _Controlled:
                 self._look()
 
     async def _leave(self) -> None:
-        """A master has stopped: another may be elected at once, which need not wait for this one."""
-        self._control.resign()
+        """It has stopped: if it was the master another may be elected at once, which need not wait for this
+        one, and no more need a master that goes on."""
+        if self._led:
+            self._control.resign()
         self._control.leaves = True
         failure: Exception | None = None
         with anyio.move_on_after(LEAVE_SECONDS, shield=True):
@@ -472,10 +509,12 @@ class _Controlled:
         known = self._addresses
         return known[(known.index(self._leader) + 1) % len(known)] if self._leader in known else known[0]
 
-    def _complain(self, reason: str) -> None:
+    def _complain(self, reason: str, *, is_refusal: bool = False) -> None:
+        """Log it, every now and then; refusals are what an operator has to act on, and are logged at once."""
+        if CONTROLLERS in self._health.lacking:
+            self._health.lacks(CONTROLLERS, reason)
         now = anyio.current_time()
-        if now >= self._complain_at:
-            self._complain_at = now + COMPLAIN_SECONDS
-            log.warning(
-                "%s: the controllers do not answer as they should: %s", self._config.broker_name, reason
-            )
+        if now >= self._complain_at or (is_refusal and reason != self._refused):
+            self._complain_at, self._refused = now + COMPLAIN_SECONDS, reason if is_refusal else ""
+            what = "refuse it" if is_refusal else "do not answer as they should"
+            log.warning("%s: the controllers %s: %s", self._config.broker_name, what, reason)

@@ -20,6 +20,7 @@ from rmq.protocol.command import Command
 from rmq.protocol.fields import encode
 from rmq.protocol.headers import (
     ALL_TOPICS,
+    SET_EPOCH,
     QueryDataVersionRequestHeader,
     QueryDataVersionResponseHeader,
     RegisterBrokerRequestHeader,
@@ -66,6 +67,8 @@ class Registration:
         self.master_address = ""
         self.master_ha_address = ""
         """Where a slave's master answers requests and where it hands out its log, as name servers say."""
+        self.epoch = 0
+        """Of a master that controllers have elected."""
         self.period = settings.broker.register_period
         """Seconds between registrations."""
         self.certificate_end: datetime | None = None
@@ -105,6 +108,8 @@ class Registration:
             crc32(body),
         )
         fields = {**encode(header), ALL_TOPICS: "true"}
+        if self.epoch:
+            fields[SET_EPOCH] = str(self.epoch)
         return self.sign(Command.request(RequestCode.REGISTER_BROKER, fields, body))
 
     def unregister(self) -> Command:

@@ -134,7 +134,8 @@ async def open_ports(network: Network, config: BrokerConfig, store_config: Store
         (slaves,) = await open_listeners(network, [join_address(config.bind_host, port)], held=True)
     except PortInUse as error:
         await Ports(clients, None).aclose()
-        raise PortInUse(error.address, "for slaves, listenPort + 1; haEnable=false does without") from None
+        without = "" if config.controller_addr else "; haEnable=false does without"
+        raise PortInUse(error.address, f"for slaves, listenPort + 1{without}") from None
     except BaseException:
         await Ports(clients, None).aclose()
         raise

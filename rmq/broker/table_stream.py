@@ -15,7 +15,6 @@ RocketMQ's slaves do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -42,8 +41,6 @@ LOCKS: Final = "queueLocks"
 SHARED: Final = "sharedTexts"
 CONFIRMED: Final = OFFSETS, LOCKS
 """Tables of which followers say what they have."""
-CONFIRM_SECONDS: Final = 3.0
-"""A follower that has all and has not said so for so long is of a version that does not."""
 
 
 class StreamedTable(Protocol):
@@ -120,8 +117,6 @@ class TableFeed:
         self._is_awaited = is_awaited
         self.offsets_s = offsets_s
         self._had: dict[str, int] = {}
-        self._all_told_at = math.inf
-        self._now = 0.0
         self._urgent = [_Told(name, table) for name, table in tables.items() if name != OFFSETS]
         self._offsets = [_Told(name, table) for name, table in tables.items() if name == OFFSETS]
         self._offsets_at = -offsets_s
@@ -133,9 +128,6 @@ class TableFeed:
 
     def note(self, now: float) -> dict[str, Any] | None:
         """The next note, None when there is none now. It goes out before any more of the log."""
-        self._now = now
-        if self._all_told_at > now and self.is_told:
-            self._all_told_at = now
         for told in self._urgent:
             if note := told.note():
                 return note | {"end": self._end()} if note.get("gone") else note
@@ -161,10 +153,7 @@ class TableFeed:
         self._had[told.name] = max(serial, self._had.get(told.name, -1))
 
     def had(self, table: str) -> int:
-        """Up to which change of a table the slave has its rows; -1 before it has said so, and without bound
-        when it never does."""
-        if not self._had and self._now - self._all_told_at > CONFIRM_SECONDS:
-            return 1 << 62
+        """Up to which change of a table the slave has its rows; -1 before it has said so."""
         return self._had.get(table, -1)
 
 

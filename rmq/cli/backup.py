@@ -32,7 +32,10 @@ LATE: Final = ("topics.json", "subscriptionGroup.json")
 """Read after the log: a topic of any message in it is among them."""
 UNFINISHED: Final = 3
 """So many of the last files may still be written to: the newest, and one that is made ahead of time."""
-OWN: Final = ("broker.properties", "broker.properties.bak")
+REPLICA: Final = ("controller.json",)
+"""Which replica of a controlled set the broker is: whoever has this file is believed to have all that was
+acknowledged, which a backup has not. In no backup; those of earlier versions may have it."""
+OWN: Final = ("broker.properties", "broker.properties.bak", *REPLICA)
 """The settings of one broker, which are not another one's."""
 
 Pace = Callable[[int], None]
@@ -179,7 +182,9 @@ def seed(backup: pathlib.Path, folder: pathlib.Path, log: pathlib.Path, pace: Pa
 def _tables(store: pathlib.Path, *, late: bool) -> dict[str, bytes]:
     found = {}
     for path in sorted((store / "config").glob("*")):
-        if path.is_file() and not path.name.endswith(".tmp") and (path.name in LATE) == late:
+        if path.name in REPLICA or path.name.endswith(".tmp") or (path.name in LATE) != late:
+            continue
+        if path.is_file():
             try:
                 found[f"config/{path.name}"] = path.read_bytes()
             except FileNotFoundError:

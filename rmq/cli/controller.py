@@ -14,7 +14,7 @@ import click
 
 from rmq.cli.output import EXIT_FAILED, Format, echo, output_option, refuse, show
 from rmq.cli.target import Target, confirm, run, target_options, yes_option
-from rmq.errors import NETWORK_ERRORS, ConfigError, RemoteProtocolError, RequestCodeNotSupported, for_code
+from rmq.errors import NETWORK_ERRORS, RemoteProtocolError, RequestCodeNotSupported, for_code
 
 if TYPE_CHECKING:
     from rmq.controller.controller import Answer, Question
@@ -25,6 +25,7 @@ SECONDS: Final = 5.0
 LOOK_SECONDS: Final = 0.1
 """Between two looks at who is master, or a member."""
 MEMBER_SECONDS: Final = 30.0
+FORGETFUL: Final = "it has lost its journal: drop it, and add it with an empty folder (docs/runbooks.md)"
 CONTROLLERS: Final = click.option(
     "--controllers",
     envvar="RMQ_CONTROLLERS",
@@ -52,15 +53,19 @@ def operations() -> None:
 @output_option
 @target_options
 def status(target: Target, controllers: str, shows_all: bool, output: Format) -> None:
-    """Show the broker sets: epoch, master, who is in sync and lives. Ends with 1 when nobody leads.
+    """Show the broker sets: epoch, master, who is in sync and lives. Ends with 1 when nobody leads, or when
+    controllers differ in controllerLeaseMs.
 
     `reach` is how far a replica's log is on its disk, `lives` whether it was heard within a lease.
     """
     states = run(_status, target, controllers)
     leading = next((one for one in states if one.get("leading")), None)
+    leases = {one["leaseMs"]: one["address"] for one in states if "leaseMs" in one}
     if shows_all:
         columns = ("address", "member", "role", "leading", "leader", "term", "committed", "error")
+        forgetful = () if leading is None else leading.get("forgetful", ())
         rows = [one | {"member": _is_member(one, leading)} for one in states]
+        rows = [one | {"error": FORGETFUL} if one.get("self") in forgetful else one for one in rows]
         show([{key: one.get(key) for key in columns} for one in rows], output, columns=columns)
     elif leading is not None:
         rows = [_row(one, replica) for one in leading["sets"] for replica in one["replicas"]]
@@ -70,6 +75,10 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
             echo(f"{one['address']}: {one.get('error') or 'it does not lead'}", err=True)
     if leading is None:
         echo("rmq: no controller leads: nobody elects masters", err=True)
+        sys.exit(EXIT_FAILED)
+    if len(leases) > 1:
+        each = ", ".join(f"{lease} at {address}" for lease, address in sorted(leases.items()))
+        echo(f"rmq: controllerLeaseMs is {each}: two masters may act at a time, make it the same", err=True)
         sys.exit(EXIT_FAILED)
 
 
@@ -295,10 +304,20 @@ def _addresses(target: Target, controllers: str) -> list[str]:
 
 async def _status(target: Target, controllers: str) -> list[dict[str, Any]]:
     """What each controller says, or its error: of those that are named, and of those that these know."""
-    states = await _states(target, _addresses(target, controllers))
-    asked = {one["address"] for one in states} | {one.get("self") for one in states}
-    known = {other for one in states for other in (*one.get("members", {}).values(), *one.get("joining", ()))}
+    given = _addresses(target, controllers)
+    states = await _states(target, given)
+    asked = {*given, *(_as(given, one["self"]) for one in states if "self" in one)}
+    members = {
+        other for one in states for other in (*one.get("members", {}).values(), *one.get("joining", ()))
+    }
+    known = {_as(given, other) for other in members}
     return states + await _states(target, sorted(known - asked))
+
+
+def _as(given: Sequence[str], address: str) -> str:
+    """An address that a controller says, which has no scheme, with that of those that were given."""
+    scheme, separator, _ = given[0].partition("://")
+    return address if not separator or separator in address else f"{scheme}{separator}{address}"
 
 
 async def _states(target: Target, addresses: Sequence[str]) -> list[dict[str, Any]]:
@@ -312,7 +331,12 @@ async def _states(target: Target, addresses: Sequence[str]) -> list[dict[str, An
                 response = await pool.call(address, Command.request(CONTROLLER_STATUS), SECONDS)
                 _check(response, address)
             except RequestCodeNotSupported:
-                found.append({"address": address, "error": "it is no controller (setting controllers)"})
+                found.append(
+                    {
+                        "address": address,
+                        "error": "it is no controller (setting controllers): name them with --controllers",
+                    }
+                )
             except NETWORK_ERRORS as error:
                 found.append({"address": address, "error": str(error)})
             else:
@@ -342,7 +366,8 @@ async def _asked(target: Target, controllers: str, question: Question) -> Answer
     from rmq.protocol.codes import CONTROLLER_NOT_LEADER
 
     failures: dict[str, Exception] = {}
-    waiting = _addresses(target, controllers)
+    given = _addresses(target, controllers)
+    waiting = list(given)
     async with _pool(target) as pool:
         while waiting:
             address = waiting.pop(0)
@@ -356,6 +381,6 @@ async def _asked(target: Target, controllers: str, question: Question) -> Answer
             except (NotLeader, RequestCodeNotSupported, *NETWORK_ERRORS) as error:
                 failures[address] = error
                 if isinstance(error, NotLeader) and error.leader:
-                    waiting.insert(0, error.leader)
+                    waiting.insert(0, _as(given, error.leader))
     why = "; ".join(f"{address}: {error}" for address, error in failures.items())
-    raise ConfigError("--controllers", controllers or target.namesrv, f"one that leads ({why})")
+    return refuse(f"no controller leads ({why})")

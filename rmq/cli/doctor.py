@@ -407,6 +407,8 @@ def _cluster_findings(facts: Facts) -> Iterator[Finding]:
         yield from _set_findings(same)
         if MASTER_ID not in ids:
             todo = "start the master again: until then nothing can be sent there"
+            if any("setReplicas" in one.runtime for one in same):
+                todo = "start one that is in sync: `rmq controller status` shows who is, and who is elected"
             yield Finding("wrong", f"broker {name}", "has slaves, but no master", todo)
     for cluster in sorted({cluster for cluster, _ in names}):
         masters = [one for one in facts.brokers if one.cluster == cluster and one.is_master and one.config]
@@ -464,10 +466,10 @@ def _set_findings(brokers: list[BrokerFacts]) -> Iterator[Finding]:
     replicas, in_sync = (master.runtime.get(key, "").split() for key in ("setReplicas", "inSyncReplicas"))
     if absent := [number for number in replicas if number not in in_sync]:
         level: Level = "wrong" if len(in_sync) == 1 else "note"
-        what = f"{len(in_sync)} of {len(replicas)} replicas are in sync, not {', '.join(absent)}"
+        what = f"{len(in_sync)} of {len(replicas)} replicas are in sync; not in sync: {', '.join(absent)}"
         if level == "wrong":
             what += ": nobody can take over"
-        todo = "start the missing ones, or `rmq controller remove` what is gone for good"
+        todo = "start those, or `rmq controller remove` who is gone for good: `rmq controller status`"
         yield Finding(level, _where(master), what, todo)
 
 

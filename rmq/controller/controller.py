@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from attrs import frozen
 
@@ -53,7 +54,8 @@ class Answer:
     """`broker_set` as it is, when there is one; `refusal` says why nothing was done. To a heartbeat
     `is_leased`: the replica may act as master for `lease_s`, counted from when it asked, less the drift.
     `hands_over`: it is the master, and another is wanted; it may resign before its last lease is over.
-    `controllers`: to a heartbeat and to changes of them, the addresses of all that are members."""
+    `controllers`: to a heartbeat and to changes of them, the addresses of all that are members. `leaving`: to
+    a heartbeat, the numbers of the replicas that have stopped in order."""
 
     refusal: str = ""
     broker_set: BrokerSet | None = None
@@ -62,6 +64,7 @@ class Answer:
     lease_s: float = 0.0
     hands_over: bool = False
     controllers: tuple[str, ...] = ()
+    leaving: tuple[int, ...] = ()
 
 
 Question = Heartbeat | Register | AlterInSync | Remove | Want | Add | Drop
@@ -79,6 +82,8 @@ class Controller:
         self._led = 0  # the term in which it leads
         self._last_led = 0
         self._waiting: dict[int, tuple[int, Reply]] = {}  # index -> term, who asked
+        self.elected = self.elected_uncleanly = 0
+        """Masters that were elected while it led, and how many of them were not in sync."""
         self._electing: dict[str, int] = {}  # set -> index of the entry that elects
 
     def ask(self, question: Question, reply: Reply, now: float) -> None:
@@ -97,7 +102,11 @@ class Controller:
             case Drop():
                 self._drop(question.address, reply, now)
             case _:
-                self._propose(question, reply, now)
+                refusal = self._refused(question, now)
+                if refusal:
+                    reply(Answer(refusal, self.sets.sets.get(question.name)))
+                else:
+                    self._propose(question, reply, now)
         self.settle(now)
 
     def step(self, now: float) -> float:
@@ -130,7 +139,12 @@ class Controller:
                 log.warning("%s: %d is to be master after epoch %d", elect.name, elect.master, elect.epoch)
                 index, term = self.raft.propose(encode(elect), now)
                 self._electing[elect.name] = index
-                self._waiting[index] = term, lambda answer: None
+                self._waiting[index] = term, partial(self._elected, is_unclean=elect.is_unclean)
+
+    def _elected(self, answer: Answer | NotLeader, *, is_unclean: bool) -> None:
+        if isinstance(answer, Answer) and not answer.refusal:
+            self.elected += 1
+            self.elected_uncleanly += is_unclean
 
     def _is_proposed(self, name: str) -> bool:
         return self._electing.get(name, 0) > self.raft.applied
@@ -139,15 +153,24 @@ class Controller:
         known = self.sets.sets.get(heartbeat.name)
         if known is None:
             return Answer(f"there is no broker set {heartbeat.name}: register")
+        if why := self.elections.refusal(heartbeat, known):
+            return Answer(why)
+        if heartbeat.number not in known.replicas:
+            return Answer(f"replica {heartbeat.number} of {heartbeat.name} was removed: register", known)
         is_leased = self.elections.hear(heartbeat, known, now)
         hands_over = known.master == heartbeat.number and self.elections.is_wanted_away(known)
         lease_s, members = self.elections.lease_s, self._members()
-        return Answer("", known, heartbeat.number, is_leased, lease_s, hands_over, members)
+        leaving = self.elections.leaving(known)
+        return Answer("", known, heartbeat.number, is_leased, lease_s, hands_over, members, leaving)
 
     def _wanted(self, want: Want, now: float) -> Answer:
         known = self.sets.sets.get(want.name)
-        if known is None or want.number not in known.in_sync:
-            return Answer(f"{want.name} has no replica {want.number} in sync", known)
+        if known is None:
+            names = ", ".join(sorted(self.sets.sets)) or "none"
+            return Answer(f"the controllers know no broker set {want.name}; they know: {names}")
+        if want.number not in known.in_sync:
+            there = ", ".join(map(str, known.in_sync))
+            return Answer(f"{want.name} has no replica {want.number} in sync; in sync: {there}", known)
         if not self.elections.lives(want.name, want.number, now):
             return Answer(f"replica {want.number} of {want.name} was not heard of", known)
         self.elections.want(known, want.number)
@@ -196,6 +219,30 @@ class Controller:
             self._waiting[index] = term, reply
 
     # ---- the log ----
+
+    def _refused(self, command: Register | AlterInSync | Remove, now: float) -> str:
+        """Why the log is not asked; empty when it is. The log has no time, and knows not who lives."""
+        known = self.sets.sets.get(command.name)
+        if known is None or isinstance(command, AlterInSync):
+            return ""
+        if isinstance(command, Remove):
+            one, number = known.replicas.get(command.number), command.number
+            if one is None or not self.elections.lives(known.name, number, now):
+                return ""
+            return (
+                f"replica {number} of {known.name} lives at {one.address}: stop it first; it counts as living"
+                f" for {self.elections.lease_s:g} s more"
+            )
+        number = known.number_of(command.replica.identity)
+        one, new = known.replicas.get(number), command.replica
+        if one is None or (one.address, one.ha_address) == (new.address, new.ha_address):
+            return ""
+        if not self.elections.may_live(known.name, number, now):
+            return ""
+        return (
+            f"replica {number} of {known.name} lives at {one.address}: where this store's folder is a copy of"
+            " that one's, remove config/controller.json here"
+        )
 
     def _propose(self, command: Register | AlterInSync | Remove, reply: Reply, now: float) -> None:
         if len(self._waiting) >= WAITING_MAX:

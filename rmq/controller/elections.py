@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from attrs import frozen
 
@@ -21,13 +22,19 @@ from rmq.controller.sets import NOBODY, BrokerSet, Elect
 
 log = logging.getLogger("rmq.controller")
 
+HAD_MAX: Final = 100_000
+"""Replicas of which it is kept what they had."""
+UNKNOWN: Final = -1
+"""The reach of a log that is not open yet."""
+
 
 @frozen
 class Heartbeat:
     """What a replica says of itself: the epoch that it follows, and the physical offset up to which its log
-    is flushed. A master that `resigned` acts no more in its epoch, whatever it is answered: another epoch may
-    begin at once. One that is `leaving` stops: others need not wait for it. The disk of one that `hangs` has
-    taken nothing for a while: it could not begin an epoch."""
+    is flushed, UNKNOWN before it has opened it. A master that `resigned` acts no more in its epoch, whatever
+    it is answered: another epoch may begin at once. Who is `leaving` has stopped: others need not wait for
+    it. The disk of one that `hangs` has taken nothing for a while: it could not begin an epoch. `identity` is
+    the replica's, empty of an older version."""
 
     name: str
     number: int
@@ -37,6 +44,7 @@ class Heartbeat:
     resigned: bool = False
     leaving: bool = False
     hangs: bool = False
+    identity: str = ""
 
 
 class Elections:
@@ -48,6 +56,8 @@ class Elections:
         self.is_unclean = is_unclean
         self._since = math.inf
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
+        # (set, identity) -> the most that it ever said to have on its disk: epoch, reach
+        self._had: dict[tuple[str, str], tuple[int, int]] = {}
         self._leased: dict[str, float] = {}  # set -> until when its last lease lasts
         self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
         # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
@@ -61,10 +71,28 @@ class Elections:
             self._ending = {}
         self._heard, self._leased, self._wanted = {}, {}, {}
 
+    def refusal(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> str:
+        """Why a heartbeat is none of this set, and its sender may not be told of it; empty when it is. A
+        replica that was removed is told."""
+        replica, name = broker_set.replicas.get(heartbeat.number), broker_set.name
+        if heartbeat.epoch > broker_set.epoch:
+            # Who may be elected is not known here, nor who has what was acknowledged.
+            return f"{name} is at epoch {broker_set.epoch} here, replica {heartbeat.number} knows a later one"
+        if replica is None:
+            return ""
+        if heartbeat.identity not in ("", replica.identity):
+            return f"replica {heartbeat.number} of {name} is another broker: register"
+        if heartbeat.incarnation < replica.incarnation:
+            return f"replica {heartbeat.number} of {name} was started again since then"
+        return ""
+
     def hear(self, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
         """A replica lives; returns whether it has a lease as a master from now on."""
         replica = broker_set.replicas.get(heartbeat.number)
-        if replica is None or replica.incarnation != heartbeat.incarnation:
+        is_other = replica is None or replica.incarnation != heartbeat.incarnation
+        if is_other or self.refusal(heartbeat, broker_set):
+            return False
+        if self._has_lost(heartbeat, broker_set):
             return False
         self._heard[broker_set.name, heartbeat.number] = now, heartbeat
         is_master = broker_set.master == heartbeat.number and broker_set.epoch == heartbeat.epoch
@@ -76,6 +104,24 @@ class Elections:
             return False
         self._leased[broker_set.name] = now + self.lease_s
         return True
+
+    def _has_lost(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
+        """Whether a replica has less on its disk than it once said, as after a backup was put back. It may
+        have acknowledged what it lacks: only a master that lives can give it back."""
+        if heartbeat.reach == UNKNOWN or heartbeat.number not in broker_set.in_sync:
+            return False
+        key = broker_set.name, broker_set.replicas[heartbeat.number].identity
+        if len(self._had) >= HAD_MAX:
+            self._had.clear()
+        had, has = self._had.get(key, (0, 0)), (heartbeat.epoch, heartbeat.reach)
+        self._had[key] = max(had, has)
+        if has < had:
+            log.error(
+                "replica %d of %s had its log up to %d in epoch %d, and has it up to %d in epoch %d: it is"
+                " not elected (was an old copy of its store put back?)",
+                *(heartbeat.number, broker_set.name, had[1], had[0], has[1], has[0]),
+            )
+        return has < had
 
     def want(self, broker_set: BrokerSet, number: int) -> None:
         """A replica shall be the next master: the present one gets no lease any more, and is followed when
@@ -99,6 +145,21 @@ class Elections:
         """Whether a replica was heard within a lease."""
         heard = self._heard.get((name, number))
         return heard is not None and now < heard[0] + self.lease_s
+
+    def leaving(self, broker_set: BrokerSet) -> tuple[int, ...]:
+        """The replicas that said that they stop, and have not started since."""
+        heard = ((number, self._heard.get((broker_set.name, number))) for number in broker_set.replicas)
+        return tuple(
+            number
+            for number, one in heard
+            if one is not None
+            and one[1].leaving
+            and one[1].incarnation == broker_set.replicas[number].incarnation
+        )
+
+    def may_live(self, name: str, number: int, now: float) -> bool:
+        """As `lives`, also when this controller leads for so short a time that it cannot have heard."""
+        return now < self._since + self.lease_s or self.lives(name, number, now)
 
     def reach(self, name: str, number: int) -> int | None:
         """Up to where a replica said last that its log is flushed; None when it was not heard."""
@@ -138,8 +199,10 @@ class Elections:
             in_sync = [number for number in in_sync if number != broker_set.master] or in_sync
         elif broker_set.master in living and not self._heard[name, broker_set.master][1].hangs:
             return None  # it lost its lease and is back: the next heartbeat renews it
+        if ready := [number for number in in_sync if self._heard[name, number][1].reach != UNKNOWN]:
+            return self._elect(broker_set, self._best(name, ready), in_sync)
         if in_sync:
-            return self._elect(broker_set, self._best(name, in_sync), in_sync)
+            return None  # it opens its log
         if living and self.is_unclean and not is_any_left:
             best = self._best(name, living)
             log.error("UNCLEAN ELECTION: %s of %s was not in sync, messages may be lost", best, name)

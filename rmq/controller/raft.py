@@ -160,6 +160,8 @@ class Raft:
         self._votes: set[str] = set()
         self._next: dict[str, int] = {}
         self._match: dict[str, int] = {}
+        self.forgetful: set[str] = set()
+        """A leader's: members that had more of the log than they have, and were given it again."""
         self._flying: set[str] = set()  # who has not answered entries yet
         self._answered: dict[str, float] = {}  # when that was sent which a member answered last
         self._first = 0  # a leader's: the index of its first entry
@@ -248,6 +250,7 @@ class Raft:
         """
         self._check_change()
         self._learners.pop(member, None)
+        self.forgetful.discard(member)
         members = self.members
         if members.pop(member, None) is None:
             return None
@@ -332,6 +335,7 @@ class Raft:
         self._answered, self._learners, self._flying = {}, {}, set()
         self._next = dict.fromkeys(self.members, self._journal.last + 1)
         self._match = dict.fromkeys(self.members, 0)
+        self.forgetful = set()
         self._heartbeat_at = now + self.timing.heartbeat_s
         self._first, _ = self._propose(Entry(self.term, NOOP), now)
 
@@ -485,8 +489,15 @@ class Raft:
         if message.index > self._journal.last:
             raise RemoteProtocolError(f"{member} has entry {message.index}, and nobody ever had")
         self._flying.discard(member)
+        is_late = message.sent_at <= self._answered.get(member, -math.inf)
         self._answered[member] = max(self._answered.get(member, -math.inf), message.sent_at)
         match = self._match[member]
+        if not message.granted and message.index < match and not is_late:
+            # Not counted on any more for what it had, and it gets that again. A vote may be forgotten, too.
+            if member not in self.forgetful:
+                self.forgetful.add(member)
+                log.error("%s has lost its journal: drop it, and add it with an empty folder", member)
+            self._match[member] = match = message.index
         if message.granted:
             self._match[member] = match = max(match, message.index)
             self._next[member] = max(self._next[member], match + 1)

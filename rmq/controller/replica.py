@@ -107,6 +107,10 @@ class Replica:
             if reach >= end:
                 self._caught_up_at[number] = now
 
+    def left(self, number: int) -> None:
+        """A slave has stopped in order: it need not be waited for until it has caught up again."""
+        self._caught_up_at.pop(number, None)
+
     def awaited(self) -> frozenset[int]:
         """Who must have a message before it is acknowledged."""
         known = self.broker_set

@@ -7,8 +7,8 @@ Rules that every command must keep, whoever sent it:
 
 - an epoch has one master, and each new master a higher epoch;
 - a new master comes from the replicas in sync, unless an operator said `unclean`;
-- those in sync change only by the master of the epoch, one change after the other (`version`), and always
-  hold the master. So who is in sync has all that the master acknowledged to wait for all in sync;
+- others come in sync only by the master of the epoch, one change after the other (`version`), and those in
+  sync always hold the master. So who is in sync has all that the master acknowledged to wait for all in sync;
 - a master that was started again leads no more: another epoch must begin, even with the same replica.
 """
 
@@ -49,6 +49,9 @@ class BrokerSet:
     in_sync: tuple[int, ...] = ()
     replicas: dict[int, Replica] = field(factory=dict)
     next_number: int = 1
+    began: str = ""
+    """Who began it, and in which life: tells it from another set of this name, of controllers that lost
+    their table or are those of another cluster."""
 
     def number_of(self, identity: str) -> int:
         """The number of the replica of that identity; NOBODY when there is none."""
@@ -59,13 +62,15 @@ class BrokerSet:
 class Register:
     """A replica has started, or has other addresses. `is_founder`: it may begin a set that has no replica, as
     a master of its configuration; a slave may not, since its log may lack what its master has. `epoch` is the
-    last one that it knows: a set that was removed and begins again must go on above it."""
+    last one that it knows: a set that was removed and begins again must go on above it. `began` is that of
+    the set which it was of last."""
 
     cluster: str
     name: str
     replica: Replica
     is_founder: bool = False
     epoch: int = 0
+    began: str = ""
 
 
 @frozen
@@ -167,6 +172,8 @@ class BrokerSets:
         broker_set = known or BrokerSet(command.cluster, command.name)
         if broker_set.cluster != command.cluster:
             return Outcome(f"{command.name} belongs to cluster {broker_set.cluster}", known)
+        if why := _is_of_another(known, command):
+            return Outcome(why, known)
         number = broker_set.number_of(new.identity)
         if not number:
             if len(broker_set.replicas) >= REPLICAS_MAX:
@@ -178,8 +185,15 @@ class BrokerSets:
             number = broker_set.next_number
         first = not broker_set.replicas
         before = broker_set.replicas.get(number)
-        if before is not None and new.incarnation < before.incarnation:
-            return Outcome(f"{new.identity} was started again since then", known)
+        is_elsewhere = before is not None and (
+            (new.address, new.ha_address) != (before.address, before.ha_address)
+        )
+        if before is not None and new.incarnation < before.incarnation + is_elsewhere:
+            return Outcome(
+                f"replica {number} of {command.name} was started more often, last at {before.address}: where"
+                " this store's folder is an older copy of its, remove config/controller.json here",
+                known,
+            )
         changed = evolve(
             broker_set,
             replicas={**broker_set.replicas, number: new},
@@ -187,12 +201,21 @@ class BrokerSets:
         )
         if first:
             changed = evolve(
-                changed, epoch=max(0, command.epoch) + 1, version=1, master=number, in_sync=(number,)
+                changed,
+                epoch=max(0, command.epoch) + 1,
+                version=1,
+                master=number,
+                in_sync=(number,),
+                began=f"{new.identity} {new.incarnation}",
             )
         elif number == changed.master and before is not None and new.incarnation > before.incarnation:
             # What it acknowledged in its earlier life may be gone with what it had not written down: others
             # in sync have it, and only a new epoch makes all of them compare their logs.
             changed = evolve(changed, master=NOBODY)
+        others = tuple(one for one in changed.in_sync if one != number)
+        if is_elsewhere and others and changed.master != number:
+            # Its folder may be a copy, which lacks what came after: it comes in sync as a new one does.
+            changed = evolve(changed, in_sync=others, version=changed.version + 1)
         return self._done(changed, number)
 
     def _alter(self, command: AlterInSync) -> Outcome:
@@ -246,3 +269,21 @@ class BrokerSets:
         assert set(changed.in_sync) <= set(changed.replicas), changed
         self.sets[changed.name] = changed
         return Outcome("", changed, number)
+
+
+def _is_of_another(known: BrokerSet | None, command: Register) -> str:
+    """Why a broker has what this table knows nothing of, so that it may not follow: it would cut its log. The
+    same epoch of two sets says nothing of two logs. Nor may it begin the set anew: another replica may have
+    more, or be master by the word of the controllers that know the set."""
+    identity = command.replica.identity
+    if known is None:
+        if not command.began:
+            return ""
+        lost = f"{identity} is of a set {command.name} that these controllers do not know"
+    elif command.epoch > known.epoch:
+        lost = f"{identity} knows epoch {command.epoch} of {known.name}, the controllers {known.epoch} only"
+    elif command.began and known.began and command.began != known.began:
+        lost = f"{identity} is of another set {known.name}, begun by {command.began}, not {known.began}"
+    else:
+        return ""
+    return f"{lost}: they lost their table, or are those of another cluster (runbook: Lost controllers)"

@@ -239,6 +239,7 @@ class NameServer(Endpoint):
             header.broker_id,
             header.broker_addr,
             header.ha_server_addr,
+            _number(request.ext.get(headers.SET_EPOCH, "")),
         )
         # A broker sends its whole table every 30 s; the digest spares reading the same again.
         digest = hashlib.blake2b(
@@ -387,6 +388,10 @@ class NameServer(Endpoint):
                 self._save_settings(canonical(changes, NamesrvConfig))
             except OSError as error:
                 raise SystemFailure(None, f"nothing was changed: it cannot be saved: {error}") from error
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 19 else 0
 
 
 def _error_response(request: Command, error: Exception, peer: Peer | None = None) -> Command:

@@ -44,9 +44,14 @@ class Masters:
 
     def check(self, who: Registration, now_ms: int) -> None:
         """Raises SystemFailure for a master in whose name another one led when the name server stopped, which
-        has not come back yet and still may."""
+        has not come back yet and still may. One that controllers have elected is the master."""
         last = self._last.get(key := _key(who))
-        if who.broker_id != MASTER_ID or last in (None, who.broker_addr) or key not in self._waited_for:
+        if (
+            who.epoch
+            or who.broker_id != MASTER_ID
+            or last in (None, who.broker_addr)
+            or key not in self._waited_for
+        ):
             return
         if now_ms < self._fenced_until:
             left = (self._fenced_until - now_ms) / 1000

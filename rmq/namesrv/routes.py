@@ -68,6 +68,8 @@ class Registration:
     broker_id: int
     broker_addr: str
     ha_server_addr: str = ""
+    epoch: int = 0
+    """Of a master that controllers have elected: it leads, whoever did before."""
 
 
 @frozen
@@ -230,7 +232,8 @@ class RouteTable:
         holder = data.broker_addrs.get(who.broker_id, who.broker_addr)
         if holder != who.broker_addr and who.broker_addr not in data.broker_addrs.values():
             held = self.broker_live_table.get(holder)
-            if held is not None and self._defends(held, source, now_ms):
+            is_newer = held is not None and who.epoch > held.registration.epoch
+            if held is not None and not is_newer and self._defends(held, source, now_ms):
                 raise SystemFailure(
                     None,
                     f"broker {who.broker_name} id {who.broker_id} is {holder}, heard"

@@ -501,6 +501,10 @@ does not have is gone. A Java broker also sends single topics in the same form, 
 it is."""
 
 
+SET_EPOCH: Final = "setEpoch"
+"""Another: the epoch of a master that controllers have elected, which registers only with a lease of them."""
+
+
 @define
 class RegisterBrokerResponseHeader:
     """Header of the answer to REGISTER_BROKER (103)."""

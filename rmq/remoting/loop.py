@@ -12,7 +12,7 @@ import math
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeVar
@@ -74,6 +74,8 @@ class Loop:
     wait_writable: Callable[[socket.socket], Awaitable[None]]
     notify_closing: Callable[[socket.socket], None]
     waiter: Callable[[], Waiter]
+    scope: Callable[..., AbstractContextManager[Any]]
+    """A cancel scope; `deadline` is on this clock."""
     call_at: Callable[..., asyncio.TimerHandle] | None = None
     """Where the loop has timers without tasks: a wait that one ends costs a third of one in a scope."""
 
@@ -145,6 +147,7 @@ def _asyncio_loop() -> Loop:
             _wait_writable,
             anyio.notify_closing,
             partial(AsyncioWaiter, running),
+            anyio.CancelScope,
             running.call_at,
         )
         _asyncio_loops = running, loop
@@ -157,13 +160,21 @@ def forget_loop() -> None:
     _asyncio_loops = (None, None)
 
 
+_trio_loop: Any = None
+"""The module of that name, once it is loaded: an import statement takes time each time."""
+
+
 def current_loop() -> Loop:
     """The loop that runs the calling task."""
+    global _trio_loop
     if "trio" in sys.modules:
-        from rmq.remoting import trio_loop  # not before: on asyncio nobody waits for trio to be loaded
+        if _trio_loop is None:
+            from rmq.remoting import trio_loop  # not before: on asyncio nobody waits for trio to be loaded
 
-        if trio_loop.is_running():
-            return trio_loop.LOOP
+            _trio_loop = trio_loop
+        if _trio_loop.is_running():
+            loop: Loop = _trio_loop.LOOP
+            return loop
     return _asyncio_loop()
 
 
@@ -218,7 +229,7 @@ class Alarm:
                 timer = loop.call_at(deadline, waiter.resolve, None)
                 await waiter.wait()
             else:
-                with anyio.CancelScope(deadline=deadline):
+                with loop.scope(deadline=deadline):
                     await waiter.wait()
         finally:
             self._waiter = None

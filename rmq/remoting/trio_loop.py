@@ -55,6 +55,7 @@ LOOP: Final = Loop(
     trio.lowlevel.wait_writable,
     trio.lowlevel.notify_closing,
     TrioWaiter,
+    trio.CancelScope,
 )
 
 is_running = trio.lowlevel.in_trio_run

@@ -183,7 +183,9 @@ def _explained(path: str) -> Iterator[None]:
 
 def store_error(error: OSError, path: str) -> StoreError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return DiskFull(f"{path}: {error.strerror}: free some space, or lower fileReservedTime")
+        return DiskFull(
+            f"{path}: {error.strerror}: free some space, or lower fileReservedTime of a broker there"
+        )
     return StoreError(f"{path}: {error.strerror or error}")
 
 

@@ -299,7 +299,7 @@ class _Pipe:
         """Take what the window has room for."""
         count = min(len(data), self.room)
         if count > 0:
-            arrival = anyio.current_time() + self._network.delay(*self._ends)
+            arrival = current_loop().now() + self._network.delay(*self._ends)
             link = self._network.links.get(self._ends) if self._network.links else None
             if link is None:
                 self._pieces.append((arrival, bytes(data[:count])))
@@ -322,14 +322,14 @@ class _Pipe:
         return [part for part in parts if part[1]]
 
     def finish(self) -> None:
-        self.eof_at = min(self.eof_at, anyio.current_time() + self._network.delay(*self._ends))
+        self.eof_at = min(self.eof_at, current_loop().now() + self._network.delay(*self._ends))
         self.wake()
 
     def take(self, max_bytes: int) -> bytes | None:
         """What has arrived; None: nothing yet; ``b""``: the end."""
-        now = anyio.current_time()
         if self._network.is_silent(*self._ends):
             return None
+        now = current_loop().now()
         if not self._pieces:
             return b"" if self.eof_at <= now and not self.torn else None
         arrival, data = self._pieces[0]
@@ -361,10 +361,11 @@ class _Pipe:
     async def change(self) -> None:
         """Wait until something happens to it, or until the next piece arrives."""
         due = self._pieces[0][0] if self._pieces else self.eof_at
-        if self._network.is_silent(*self._ends) or due <= anyio.current_time():
-            due = math.inf
-        with anyio.CancelScope(deadline=due):
+        if due == math.inf or self._network.is_silent(*self._ends) or due <= current_loop().now():
             await self._changed.wait()
+        else:
+            with anyio.CancelScope(deadline=due):
+                await self._changed.wait()
 
 
 class MemoryStream(ByteStream):

@@ -127,7 +127,7 @@ class Faults:
         self._dying += 1
         disk.on_change = disk.on_sync = None
         disk.tears = self._chance.random() < 0.5
-        image = disk.image(self._chance.random())
+        image = node.left = disk.image(self._chance.random())
         self._found.cut_off(node, silently=self._chance.random() < 0.5)
         return image
 
@@ -194,7 +194,7 @@ class Faults:
     async def _mend_disk(self, node: Node, disk: MemoryDisk, seconds: float, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(seconds)
-        for one in (disk, node.disk):
+        for one in (disk, node.disk, node.left):
             one.heal()
             one.capacity = None
         # What it could not write before may end it until it has settled, or has started again.

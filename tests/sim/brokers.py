@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any, Final
 
 import trio
-import trio.testing
 from attrs import evolve
 
 from rmq.broker import controlled
@@ -62,6 +61,7 @@ from tests.sim.broker_traffic import (
 )
 from tests.sim.pauses import MACHINE, Pauses, pausable
 from tests.sim.seeded import seeded
+from tests.sim.virtual_loop import no_sockets, virtual_clock
 
 HANGS_FROM: Final = 55_200
 """Chosen so that no disk hangs in the seeds at which other planted faults show."""
@@ -75,6 +75,8 @@ class Node:
     def __init__(self, number: int) -> None:
         self.host = f"10.0.1.{number}"
         self.disk = MemoryDisk(seed=number)
+        self.left = self.disk
+        """What the last power cut left; it is the disk as soon as the process has ended."""
         self.is_founder = number == 1
         self.stop: trio.Event | None = None
         self.ended = trio.Event()
@@ -406,6 +408,7 @@ class BrokerSimulation:
         self.chance = random.Random(seed)
         self.counts: Counter[str] = Counter()
         self.accepted = 0
+        self.now = 0.0
         self._number = 0
         self._pace = 1.0
         self._commits = Commits()
@@ -427,16 +430,17 @@ class BrokerSimulation:
         return self._traced.hexdigest()
 
     def _saw(self, *what: object) -> None:
-        self._traced.update(repr((trio.current_time(), *what)).encode())
+        self.now = trio.current_time()
+        self._traced.update(repr((self.now, *what)).encode())
 
     def run(self) -> None:
         """Raises Violation."""
-        with seeded(self.seed), pausable() as self.pauses:
+        with seeded(self.seed), no_sockets(), pausable() as self.pauses:
             self._run_to_end()
 
     def _run_to_end(self) -> None:
         try:
-            trio.run(self._run, clock=trio.testing.MockClock(autojump_threshold=0))
+            trio.run(self._run, clock=virtual_clock())
         except BaseExceptionGroup as group:
             error: BaseException = group
             while isinstance(error, BaseExceptionGroup):

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
-from unittest import mock
+from typing import Any, Final
 
 import trio
 from trio.lowlevel import Task
 
 MACHINE: ContextVar[str] = ContextVar("MACHINE", default="")
+_RESCHEDULE: Final[Any] = trio._core._run.Runner.reschedule
 
 
 class Pauses:
@@ -41,30 +41,33 @@ class Pauses:
         for _ in range(len(runnable)):
             task = runnable.popleft()
             (held if task.context.get(MACHINE) == machine else runnable).append(task)
+        self.watch()
 
     def resume(self, machine: str) -> None:
         """Let it go on, if it stands still."""
         trio._core._run.GLOBAL_RUN_CONTEXT.runner.runq.extend(self._held.pop(machine, ()))
+        self.watch()
         if machine in self._since:
             stood = trio.current_time() - self._since.pop(machine)
             self._stood[machine] = self._stood.get(machine, 0.0) + stood
 
-    def _scheduled(self, task: Task, runnable: Any) -> None:
-        held = self._held.get(task.context.get(MACHINE, ""))
-        if held is not None:
-            assert runnable.pop() is task
-            held.append(task)
+    def watch(self) -> None:
+        """Be asked for each task that can go on, only as long as a machine stands still: it costs time."""
+
+        def held(runner: Any, task: Task, *rest: Any) -> None:
+            _RESCHEDULE(runner, task, *rest)
+            held = self._held.get(task.context.get(MACHINE, ""))
+            if held is not None:
+                assert runner.runq.pop() is task
+                held.append(task)
+
+        trio._core._run.Runner.reschedule = held if self._held else _RESCHEDULE
 
 
 @contextmanager
 def pausable() -> Iterator[Pauses]:
     """Machines can be paused while this lasts."""
-    found = Pauses()
-    reschedule = trio._core._run.Runner.reschedule
-
-    def held(runner: Any, task: Task, *rest: Any) -> None:
-        reschedule(runner, task, *rest)
-        found._scheduled(task, runner.runq)
-
-    with mock.patch.object(trio._core._run.Runner, "reschedule", held):
-        yield found
+    try:
+        yield Pauses()
+    finally:
+        trio._core._run.Runner.reschedule = _RESCHEDULE

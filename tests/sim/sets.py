@@ -183,7 +183,8 @@ class SetSimulation(Simulation):
             question = Register("c", "s", registered, broker.name == "b0", broker.known)
             self.ask(broker, question, lambda answer: self.registered(broker, answer))
             return
-        heartbeat = Heartbeat("s", replica.number, broker.life, replica.epoch, broker.flushed)
+        epoch = max(replica.epoch, broker.known)  # as `Control.heartbeat`
+        heartbeat = Heartbeat("s", replica.number, broker.life, epoch, broker.flushed)
         self.ask(broker, heartbeat, lambda answer: self.beaten(broker, answer, asked_at, heartbeat.epoch))
         if replica.is_master(asked_at):
             self.master_beat(broker, replica)

@@ -6,8 +6,11 @@ import os
 import pathlib
 import subprocess
 import sys
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
+from trio.testing import MockClock
 
 from tests.sim.broker_bugs import BROKER_BUGS, BROKERS_CAUGHT_BY
 from tests.sim.broker_traffic import Violation
@@ -49,6 +52,15 @@ def test_the_same_seed_gives_the_same_trace() -> None:
     assert done.stdout.split()[-2:] == ["trace", again.trace]
     other.run()
     assert other.trace != again.trace
+
+
+def test_the_quicker_loop_gives_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick, plain = (BrokerSimulation(7, size=2, seconds=5.0) for _ in range(2))
+    quick.run()
+    monkeypatch.setattr("tests.sim.brokers.virtual_clock", partial(MockClock, autojump_threshold=0))
+    monkeypatch.setattr("tests.sim.brokers.no_sockets", nullcontext)
+    plain.run()
+    assert quick.trace == plain.trace
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ import pathlib
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -210,10 +211,17 @@ def test_a_broker_that_is_killed_and_started_again_between_stores_rows_once(tmp_
 def test_a_job_that_fails_midway_and_is_run_again_stores_rows_once(
     spark: SparkSession, pair: Pair, topic: str, tmp_path: pathlib.Path
 ) -> None:
-    mark = str(tmp_path / "failed")
+    mark, names = str(tmp_path / "failed"), pair.names
 
     def dies(number: int) -> str:
         if number == 3500 and not pathlib.Path(mark).exists():
+            # The rows before it are on their way to the writer, a process of its own that may be slow.
+            with blocking.connect(names) as client, client.pull_consumer("looks") as consumer:
+                end = time.monotonic() + 60
+                while time.monotonic() < end:
+                    if any(consumer.max_offset(queue) for queue in consumer.message_queues(topic)):
+                        break
+                    time.sleep(0.05)
             pathlib.Path(mark).touch()
             raise RuntimeError("killed midway")
         return str(number)

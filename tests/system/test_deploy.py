@@ -158,6 +158,13 @@ SERIES: dict[str, tuple[dict[str, str], dict[str, str]]] = {
         {"rmq_controller_sets_without_master": "1x60", "rmq_controller_leading": "1x60"},
         {"rmq_controller_sets_without_master": "1x60", "rmq_controller_leading": "0x60"},
     ),
+    "RmqUncleanElection": (
+        {'rmq_controller_elections_total{kind="unclean"}': "0+1x60"},
+        {
+            'rmq_controller_elections_total{kind="clean"}': "0+1x60",
+            'rmq_controller_elections_total{kind="unclean"}': "1x60",
+        },
+    ),
     "RmqReplicaNotInSync": (
         {"rmq_set_in_sync": "1x60", "rmq_set_replicas": "2x60"},
         {"rmq_set_in_sync": "3x60", "rmq_set_replicas": "3x60"},

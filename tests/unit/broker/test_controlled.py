@@ -125,6 +125,8 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
                     "set_replicas": 2,
                     "set_in_sync": 2,
                     "set_refusing": 0,
+                    "set_fenced": 0,
+                    "set_leases_lost": 0,
                     "set_controllers_silent_seconds": pytest.approx(silent, abs=0.01),
                     "set_relayed": handed_on,
                     "set_relay_refused": figures(node)["set_relay_refused"],

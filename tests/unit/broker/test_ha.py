@@ -358,7 +358,8 @@ def test_a_slave_gives_up_part_of_a_record_before_it_follows_again(stores: tuple
     fill(master, 3)
     slave.append_raw(0, master.read_raw(0, master.max_physical_offset - 1))
     registration = SimpleNamespace(master_address="")
-    broker: Any = SimpleNamespace(store=slave, registration=registration)
+    replica = SimpleNamespace(control=None)
+    broker: Any = SimpleNamespace(store=slave, registration=registration, replica=replica)
     guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
     pool: Any = None
     follower = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Alarm())

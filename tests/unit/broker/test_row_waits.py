@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from rmq.broker import row_waits
-from rmq.broker.table_stream import CONFIRM_SECONDS, LOCKS, OFFSETS, FollowedTables, TableFeed, row_report
+from rmq.broker.table_stream import LOCKS, OFFSETS, FollowedTables, TableFeed, row_report
 from rmq.errors import RemoteProtocolError
 from rmq.message import MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody
@@ -130,16 +130,17 @@ async def test_with_who_lacks_a_row_in_sync_no_more_all_are_answered(
         assert (await found.status())["inSync"] == [1]
 
 
-async def test_a_replica_of_an_older_version_is_not_waited_for(
+async def test_a_replica_that_says_nothing_of_rows_is_believed_to_have_none(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FollowedTables, "reports", lambda self: self._to_report.clear() or [])
-    async with controlled_set(2) as (found, client):
+    """It stood still when its link began, say."""
+    async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
         first, _ = await prepared(found, client)
-        await trio.sleep(CONFIRM_SECONDS)
-        began = trio.current_time()
-        assert (await asked(found, first, commit_of(5))).code == ResponseCode.SUCCESS
-        assert trio.current_time() - began < 0.1
+        monkeypatch.setattr(FollowedTables, "reports", lambda self: self._to_report.clear() or [])
+        await found.end(found.nodes[1])
+        await found.start(found.nodes[1])
+        await trio.sleep(10)
+        assert (await asked(found, first, commit_of(5))).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 async def test_more_than_so_many_do_not_wait(

@@ -206,6 +206,7 @@ def test_a_slave_is_seeded_with_the_log_and_without_the_masters_own_settings(tmp
     fill(store, 0, 50)
     store.save_config("replication", b'{"logId":"x","leader":"y","leads":true,"acknowledged":null}')
     (tmp_path / "store" / "config" / "broker.properties").write_text("brokerPermission=4\n")
+    (tmp_path / "store" / "config" / "controller.json").write_text("{}")
     expected = log_bytes(store)
     store.close()
     back_up(*saved(tmp_path / "store"), target, FREE)
@@ -214,6 +215,7 @@ def test_a_slave_is_seeded_with_the_log_and_without_the_masters_own_settings(tmp
 
     assert result.exit_code == 0, result.output
     assert not (slave / "config" / "broker.properties").exists()
+    assert not (target / "config" / "controller.json").exists()  # it lacks what came since
     state = json.loads((slave / "config" / "replication.json").read_bytes())
     assert state == {"logId": "x", "leader": "y", "leads": False, "acknowledged": None}
     seeded = opened(slave)

@@ -127,10 +127,10 @@ def test_a_controlled_set_that_nobody_can_take_over_is_told() -> None:
 
     assert pair({}, {}) == []
     assert pair({"inSyncReplicas": "1 3"}, {}) == [
-        ("note", "broker broker-a", "2 of 3 replicas are in sync, not 2")
+        ("note", "broker broker-a", "2 of 3 replicas are in sync; not in sync: 2")
     ]
     assert pair({"inSyncReplicas": "3"}, {}) == [
-        ("wrong", "broker broker-a", "1 of 3 replicas are in sync, not 1, 2: nobody can take over")
+        ("wrong", "broker broker-a", "1 of 3 replicas are in sync; not in sync: 1, 2: nobody can take over")
     ]
     assert pair({"setRefuses": "2 replicas are in sync, minInSyncReplicas is 3"}, {}) == [
         ("wrong", "broker broker-a", "takes no messages: 2 replicas are in sync, minInSyncReplicas is 3")

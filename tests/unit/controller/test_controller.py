@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import random
 
+from attrs import evolve
+
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
 from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.journal import Journal
 from rmq.controller.raft import NotLeader, Raft
+from rmq.controller.requests import ControllerRequests
 from rmq.controller.sets import AlterInSync, BrokerSets, Register, Remove, Replica
 from rmq.testing.disk import MemoryDisk
 
@@ -72,7 +75,58 @@ def test_a_set_comes_about_loses_its_master_and_gets_another() -> None:
     assert (known.epoch, known.master, known.in_sync) == (2, 3, (2, 3))
     assert not rig.done(Heartbeat("s", 1, 1, 1)).is_leased
     assert rig.done(Heartbeat("s", 3, 1, 2)).is_leased
+    assert (rig.controller.elected, rig.controller.elected_uncleanly) == (1, 0)
+    assert "lives at a:1: stop it first" in rig.done(Remove("s", 1)).refusal
+    rig.run(3.1)
     assert not rig.done(Remove("s", 1)).refusal
+    assert "was removed: register" in rig.done(Heartbeat("s", 1, 1, 1)).refusal
+
+
+def test_an_identity_is_one_brokers_as_long_as_it_lives() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    rig.done(register("a"))
+    rig.done(Heartbeat("s", 1, 1))
+    copy = Register("c", "s", Replica("a", 2, "copy:1", "copy:2"))
+    assert "lives at a:1: where this store's folder is a copy" in rig.done(copy).refusal
+    again = Register("c", "s", Replica("a", 2, "a:1", "a:2"))
+    assert rig.done(again).number == 1
+    rig.run(3.1)  # a folder that was moved
+    assert rig.done(evolve(copy, replica=Replica("a", 3, "copy:1", "copy:2"))).number == 1
+    older = rig.done(evolve(copy, replica=Replica("a", 2, "old:1", "old:2"))).refusal
+    assert "was started more often, last at copy:1" in older
+
+
+def test_who_has_stopped_is_told_to_the_master_until_it_starts_again() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    for name in "ab":
+        rig.done(register(name))
+    rig.done(Heartbeat("s", 2, 1, leaving=True))
+    assert rig.done(Heartbeat("s", 1, 1, 1)).leaving == (2,)
+    rig.done(Register("c", "s", Replica("b", 2, "b:1", "b:2")))
+    assert rig.done(Heartbeat("s", 1, 1, 1)).leaving == ()
+
+
+def test_a_set_whose_master_died_and_nobody_can_follow_counts_as_one_without_a_master() -> None:
+    rig = Rig("n0")
+    rig.run(3.0)
+    requests = ControllerRequests(lambda: rig.now)
+    requests.start(rig.controller)
+
+    def without() -> object:
+        return {one.name: one.rows[0][1] for one in requests.metrics()}["controller_sets_without_master"]
+
+    for name in "ab":
+        rig.done(register(name))
+    rig.done(Heartbeat("s", 1, 1, 1))
+    assert without() == 0
+    for _ in range(20):  # the slave is not in sync
+        rig.run(0.2)
+        rig.done(Heartbeat("s", 2, 1, 1))
+    assert without() == 1
+    rig.done(Heartbeat("s", 1, 1, 1))
+    assert without() == 0
 
 
 def test_a_planned_change_waits_for_the_last_lease_and_only_takes_who_is_in_sync() -> None:
@@ -130,3 +184,27 @@ def test_who_is_known_by_a_loopback_address_takes_nobody_from_elsewhere() -> Non
     assert "cannot reach" in refused_address("[::1]:9878", "a:9878")
     assert refused_address("127.0.0.1:9878", "localhost:9879") == ""
     assert refused_address("tls://10.0.0.1:9878", "tls://10.0.0.2:9878") == ""
+
+
+def test_the_copy_of_a_replica_that_lives_waits() -> None:
+    rig = Rig("n0")
+    rig.run(6.0)
+    assert rig.done(register("a")).number == 1
+    copy = Register("c", "s", Replica("a", 2, "b:1", "b:2"), is_founder=True)
+    for _ in range(8):
+        rig.done(Heartbeat("s", 1, 1, 1))
+        rig.run(0.5)
+        assert rig.done(copy).refusal.startswith("replica 1 of s lives at a:1")
+    rig.run(3.0)  # the former place is silent: the store was carried to another machine
+    assert rig.done(copy).number == 1
+
+
+def test_a_new_leader_does_not_know_yet_whether_a_replica_lives_elsewhere() -> None:
+    rig = Rig("n0")
+    rig.run(6.0)
+    rig.done(register("a"))
+    rig.controller.elections.begin(rig.now)
+    copy = Register("c", "s", Replica("a", 2, "b:1", "b:2"), is_founder=True)
+    assert rig.done(copy).refusal
+    again = Register("c", "s", Replica("a", 2, "a:1", "a:2"), is_founder=True)
+    assert rig.done(again).number == 1

@@ -274,3 +274,25 @@ def answers(group: Group, leader: Raft) -> list[tuple[str, bytes]]:
 
 def decoded(data: bytes) -> Message:
     return msgspec.msgpack.decode(data, type=Message)
+
+
+def test_a_member_that_lost_its_journal_gets_the_log_again() -> None:
+    group = Group("n0", "n1", "n2")
+    leader = group.leader()
+    for number in range(5):
+        leader.propose(b"%d" % number, group.now)
+        group.run(0.3)
+    lost = next(iter(others(group, leader))).me
+    group.disks[lost] = MemoryDisk(seed=1)
+    again = group.start(lost)
+    leader.propose(b"more", group.now)
+    sent = 0
+    for _ in range(20):
+        messages = [message for name in group.up() for message in group.rafts[name].take_messages()]
+        sent += len(messages)
+        for to, data in messages:
+            group.rafts[to].receive(data, group.now)
+    assert sent < 30  # and not one after the other without end
+    group.run(1.0)
+    assert again.commit == leader.commit
+    assert group.machines[lost].snapshot() == group.machines[leader.me].snapshot()

@@ -174,9 +174,38 @@ async def test_an_operator_names_the_next_master_and_removes_a_replica(
         (found,) = (await three.status(await three.leader()))["sets"]
         assert (found["epoch"], found["master"]) == (2, 2)
         assert (await three.ask(Remove("s", 2))).refusal
+        await trio.sleep(3.1)  # until it does not live any more
         answer = await three.ask(Remove("s", 1))
         assert answer.broker_set is not None
         assert sorted(answer.broker_set.replicas) == [2]
+
+
+async def test_a_controller_that_has_lost_its_journal_is_named(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with controllers() as three:
+        for name in "ab":
+            await three.ask(register(name))
+        leader = await three.leader()
+        await trio.sleep(1)
+        assert (await three.status(leader))["forgetful"] == []
+        lost = next(address for address in ADDRESSES if address != leader)
+        three.kill(lost)
+        await trio.sleep(0.1)
+        three.disks[lost] = MemoryDisk(seed=9)
+        await three.start(lost)
+        await trio.sleep(1)
+        assert await three.leader() == leader
+        assert (await three.status(leader))["forgetful"] == [lost]
+        assert caplog.text.count(f"{lost} has lost its journal: drop it") == 1
+        answer = await change(three, Drop(lost))
+        assert lost not in answer.controllers
+        three.kill(lost)
+        await trio.sleep(0.1)
+        three.disks[lost] = MemoryDisk(seed=10)
+        await three.start(lost, joins=True)
+        await change(three, Add(lost))
+        assert (await three.status(await three.leader()))["forgetful"] == []
 
 
 async def change(three: Controllers, question: Add | Drop) -> Answer:

@@ -83,6 +83,21 @@ def test_a_master_comes_from_those_in_sync_unless_it_is_said_otherwise() -> None
     assert sets.sets["s"].in_sync == (3,)
 
 
+def test_who_comes_from_another_address_is_not_in_sync_for_its_folder_may_be_a_copy() -> None:
+    def copied(name: str, incarnation: int) -> Register:
+        return Register("c", "s", Replica(name, incarnation, "copy:10911", "copy:10912"))
+
+    sets, known = three()
+    assert "older copy" in do(sets, copied("b", 1)).refusal  # no life has two addresses
+    assert do(sets, copied("b", 2)).number == 2
+    assert (sets.sets["s"].in_sync, sets.sets["s"].master) == ((1, 3), 1)
+    assert sets.sets["s"].version == known.version + 1
+    assert do(sets, copied("a", 2)).number == 1  # the master
+    assert (sets.sets["s"].in_sync, sets.sets["s"].master) == ((3,), NOBODY)
+    assert do(sets, copied("c", 2)).number == 3  # nobody else has all
+    assert sets.sets["s"].in_sync == (3,)
+
+
 def test_a_master_that_was_started_again_leads_no_more() -> None:
     sets, known = three()
     assert do(sets, register("a", 1)).broker_set == known
@@ -92,7 +107,7 @@ def test_a_master_that_was_started_again_leads_no_more() -> None:
     assert do(sets, AlterInSync("s", known.epoch, known.version, (1,))).refusal
     assert not do(sets, Elect("s", known.epoch, known.version, 1, (1, 2, 3))).refusal
     assert (sets.sets["s"].epoch, sets.sets["s"].master) == (2, 1)
-    assert "since then" in do(sets, register("a", 1)).refusal  # of the earlier life, late
+    assert "started more often" in do(sets, register("a", 1)).refusal  # of the earlier life, late
     assert sets.sets["s"].replicas[1].incarnation == 2
 
 
@@ -236,3 +251,48 @@ def test_an_earlier_life_of_a_replica_says_nothing() -> None:
     elections.begin(0.0)
     assert not elections.hear(heartbeat(1, life=0), known, 1.0)
     assert not elections.lives("s", 1, 1.0)
+
+
+def test_a_replica_that_knows_more_than_the_table_may_not_follow_by_it() -> None:
+    """The controllers lost their table, or have an old one: the replica would cut what it has more."""
+    sets, known = three()
+    do(sets, Elect("s", known.epoch, known.version, 2, (2, 3)))
+    later = Register("c", "s", replica("b", 2), is_founder=False, epoch=2, began=sets.sets["s"].began)
+    assert not do(sets, later).refusal
+
+    anew = BrokerSets()
+    begins = Register("c", "s", replica("a", 2), is_founder=True, epoch=1, began=known.began)
+    assert "do not know" in do(anew, begins).refusal  # b has more, or leads by the word of other controllers
+    do(anew, Register("c", "s", replica("a", 2), is_founder=True, epoch=1))
+    assert anew.sets["s"].epoch == 2  # another second epoch than that of b
+    assert "of another set" in do(anew, later).refusal
+    assert "knows epoch 3" in do(anew, Register("c", "s", replica("b", 2), is_founder=False, epoch=3)).refusal
+    assert anew.sets["s"].replicas.keys() == {1}
+
+
+def test_two_brokers_of_one_life_are_not_one_replica() -> None:
+    sets, known = three()
+    copy = Replica("b", 1, "d:10911", "d:10912")
+    assert "older copy" in do(sets, Register("c", "s", copy, is_founder=False)).refusal
+    assert sets.sets["s"] == known
+
+
+def test_a_replica_of_a_later_epoch_is_neither_elected_nor_told_of_the_table() -> None:
+    sets, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    for number in (1, 2, 3):
+        assert elections.refusal(heartbeat(number, epoch=2), known)
+        assert not elections.hear(heartbeat(number, epoch=2), known, 10.0)
+    assert elections.due(sets.sets, 20.0) == []
+
+
+def test_a_heartbeat_of_another_broker_by_that_number_says_nothing() -> None:
+    _, known = three()
+    elections = Elections(3.0)
+    elections.begin(0.0)
+    other = Heartbeat("s", 1, 1, 1, identity="x")
+    assert "register" in elections.refusal(other, known)
+    assert not elections.hear(other, known, 1.0)
+    assert elections.refusal(Heartbeat("s", 9, 1, 1, identity="x"), known) == ""  # one that was removed
+    assert elections.hear(Heartbeat("s", 1, 1, 1, identity="a"), known, 1.0)

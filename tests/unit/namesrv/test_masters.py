@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from attrs import evolve
 
 from rmq.errors import RemoteProtocolError, SystemFailure
 from rmq.namesrv.masters import FENCE_MS, Masters
@@ -40,6 +41,13 @@ def test_the_old_master_is_refused_until_the_new_one_is_back_or_had_its_time() -
     with pytest.raises(SystemFailure, match=r"was 10.0.0.2:10911 .* start 10.0.0.1:10911 as its slave"):
         masters.check(OLD, 1000 + FENCE_MS - 1)
     masters.check(OLD, 1000 + FENCE_MS)
+
+
+def test_who_was_elected_by_controllers_need_not_wait_for_the_last_master() -> None:
+    masters = after_a_failover().restarted()
+    masters.check(evolve(OLD, epoch=3), 1)
+    with pytest.raises(SystemFailure):
+        masters.check(OLD, 1)
 
 
 def test_once_the_new_one_is_back_the_table_of_routes_decides() -> None:

@@ -211,6 +211,16 @@ def test_a_restarted_broker_may_have_a_new_name_cluster_or_address() -> None:
     assert is_empty(table)
 
 
+def test_a_master_of_a_later_epoch_takes_the_place_of_one_that_is_cut_off() -> None:
+    table = RouteTable()
+    table.register(Registration("C", "s", 0, "10.0.0.1:1", epoch=4), body_of("T"), "one", 0)
+    for epoch in (0, 4):
+        with pytest.raises(SystemFailure, match="id 0 is"):
+            table.register(Registration("C", "s", 0, "10.0.0.2:1", epoch=epoch), body_of("T"), "two", 1)
+    table.register(Registration("C", "s", 0, "10.0.0.2:1", epoch=5), body_of("T"), "two", 2)
+    assert table.broker_addr_table["s"].broker_addrs == {0: "10.0.0.2:1"}
+
+
 @pytest.mark.parametrize(
     ("who", "reason"),
     [
