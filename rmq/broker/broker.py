@@ -140,7 +140,7 @@ class Broker(Endpoint):
         )
         self.settings.watch(self.wake.register)  # they are told the permission
         self._load()
-        self._handlers = self._collect_handlers()
+        self.handlers = self._collect_handlers()
 
     @property
     def config(self) -> BrokerConfig:
@@ -254,7 +254,7 @@ class Broker(Endpoint):
             self.pending_requests,
             address=address,
             store=self.send.send,
-            later=self._run_late,
+            later=self.run_late,
         )
 
     def _load(self) -> None:
@@ -286,7 +286,7 @@ class Broker(Endpoint):
 
     def use_plugins(self, hooks: Hooks) -> None:
         """Call these hooks from now on. Raises PluginRefused when they answer what the broker does."""
-        self._handlers = hooks.completing(self._handlers)
+        self.handlers = hooks.completing(self.handlers)
         self.hooks = hooks
 
     # ---- requests ----
@@ -297,7 +297,7 @@ class Broker(Endpoint):
         began = self._chunk_at = clock()
         self._connection = connection
         self.send.refusal = self.flow.refusal(now)
-        handlers, hooks = self._handlers, self.hooks
+        handlers, hooks = self.handlers, self.hooks
         sends, gates, total, count = handlers.get(SEND), hooks.requests, len(requests), 0
         try:
             for request in requests:
@@ -336,7 +336,7 @@ class Broker(Endpoint):
         if head.flag & FLAG_RESPONSE:
             return None if self.pending_requests.expects(head, connection) else head.reply(SYSTEM_ERROR)
         message_bytes = self.store.config.max_message_size
-        return large_body_refusal(head, body_bytes, connection, self._handlers, message_bytes, self.hooks)
+        return large_body_refusal(head, body_bytes, connection, self.handlers, message_bytes, self.hooks)
 
     def _of_our_slave(self, request: Command) -> bool:
         """Whether a server of this cluster asks for what slaves copy: it needs no account then."""
@@ -364,7 +364,7 @@ class Broker(Endpoint):
         """A client has answered a request of ours."""
         self.pending_requests.on_response(response, connection)
 
-    def _run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
+    def run_late(self, handler: Handler, request: Command, connection: Connection) -> None:
         """Run a handler outside the chunk that its request came in, and answer."""
         now, self._chunk_at = self.now_ms(), self.work_clock()
         self._connection = connection

@@ -11,6 +11,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import evolve
+
 from rmq.broker.filter import is_tag_type
 from rmq.broker.members import ClientIds, Conflicts, ConsumerGroup, Member, terms_of, with_past_versions
 from rmq.errors import InvalidName, for_code
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
 
 SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
+FORMER_MS: Final = 60_000
+"""For so long a broker with another role goes by what groups announced before: two heartbeats of Java."""
 GROUPS_OF_A_CONNECTION: Final = 4_096
 SUBSCRIPTIONS_OF_A_HEARTBEAT: Final = 4_096
 GROUP_NAME: Final = b'"groupName"'
@@ -74,6 +78,8 @@ class Clients:
         self._topics = topics
         self._filters = filters
         self._consumers: dict[str, ConsumerGroup] = {}
+        self._former: dict[str, ConsumerGroup] = {}
+        self._former_until = 0
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
         self._memberships = 0
@@ -97,6 +103,18 @@ class Clients:
     def consumer_group(self, group: str) -> ConsumerGroup | None:
         """A consumer group that has members, or None."""
         return self._consumers.get(group)
+
+    def announced(self) -> dict[str, ConsumerGroup]:
+        """What the groups that have members announced, without these members."""
+        return {name: evolve(group, members={}) for name, group in self._consumers.items()}
+
+    def recall(self, announced: dict[str, ConsumerGroup]) -> None:
+        """Know what groups announced to this broker before it got another role: heartbeats come seldom."""
+        self._former, self._former_until = announced, self._ms() + FORMER_MS
+
+    def former(self, group: str) -> ConsumerGroup | None:
+        """What a group that has no members yet announced before, for as long as its heartbeats may take."""
+        return self._former.get(group) if self._ms() < self._former_until else None
 
     def consumer_ids(self, group: str) -> list[str]:
         """The client ids of a consumer group, in order of arrival, each once.

@@ -87,6 +87,10 @@ class BrokerConfig(LogConfig):
         unit="ms",
         validator=at_least(100),
     )
+    relay_sends: bool = setting(
+        True,
+        help="With controllerAddr: a slave hands on to its master what clients with old routes send to it",
+    )
     auto_create_topic_enable: bool = setting(
         True, help="Make unknown topics on their first message", important=True
     )

@@ -144,6 +144,9 @@ class Control:
         self._flushed = UNKNOWN
         self.on_new_master: Callable[[], None] = lambda: None
         self.on_confirmed: Callable[[], None] = lambda: None
+        self.relayed = 0
+        self.relay_refused = 0
+        """Requests that this slave has handed on to its master, and that it refused to hand on."""
         self._samples: deque[tuple[float, int]] = deque(maxlen=SAMPLES)
 
     # ---- with the controllers ----
@@ -457,4 +460,9 @@ class Control:
         )
         found = [single(name, "gauge", help, float(value)) for name, help, value in rows]
         fenced = "Times that this broker was master and its lease ended: it acknowledged nothing from then on"
-        return [*found, single("set_leases_lost", "counter", fenced, self._fenced)]
+        counted = (
+            ("set_leases_lost", fenced, self._fenced),
+            ("set_relayed", "Requests that this slave handed on to its master", self.relayed),
+            ("set_relay_refused", "Requests that it could not hand on", self.relay_refused),
+        )
+        return found + [single(name, "counter", help, float(value)) for name, help, value in counted]

@@ -2,6 +2,7 @@
 
     controlled
     ├── talk             registration, heartbeats, changes of who is in sync
+    ├── relay            a slave's connection to its master, for what clients send to it (slave_relay.py)
     └── broker           the service (service.py) as a slave or as a master, again when that changes
 
 A change of the role ends the service in order, as a stop does, and starts it anew in the same process: so a
@@ -16,7 +17,7 @@ import math
 import os
 import random
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -26,9 +27,12 @@ from attrs import evolve
 
 from rmq.broker import service
 from rmq.broker.broker import Broker
-from rmq.broker.config import BrokerConfig
+from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
+from rmq.broker.members import ConsumerGroup
 from rmq.broker.shared_texts import SharedTexts
+from rmq.broker.slave_relay import AGAIN_SECONDS as HELD_SECONDS
+from rmq.broker.slave_relay import Relay
 from rmq.broker.startup import DISK_SECONDS, STORE, Stop, open_ports
 from rmq.broker.table_stream import LOCKS, OFFSETS
 from rmq.clock import lease_clock, wall_clock_ms
@@ -47,8 +51,10 @@ from rmq.errors import (
 from rmq.health import Health
 from rmq.profile import applied, cluster_secret
 from rmq.remoting.address import join_address
+from rmq.remoting.connection import Connection
 from rmq.remoting.endpoint import RefusingEndpoint
 from rmq.remoting.http import served_pages
+from rmq.remoting.kept_ports import KeptPorts
 from rmq.remoting.loop import Alarm, bare_errors
 from rmq.remoting.network import Network, TcpNetwork
 from rmq.remoting.pool import Pool
@@ -84,6 +90,8 @@ OPENING_SECONDS: Final = 5.0
 """A replica that has been opening its store for longer is not elected."""
 AGAIN_SECONDS: Final = 30.0
 """Between two times that it does."""
+LINK_SECONDS: Final = 1.0
+"""How often a slave looks whether it has a connection to its master, and how long it waits for one."""
 
 
 async def run(
@@ -108,8 +116,16 @@ async def run(
     that do not fit a controlled set.
     """
     stop, health = anyio.Event() if stop is None else stop, health or Health()
+    wire = network or TcpNetwork()
+    ports = KeptPorts(wire, (config.listen_port, config.listen_port - VIP_PORT_DISTANCE))
     beneath: Callable[..., Any] = partial(
-        service.run, tls=tls, network=network, disk=disk, now_ms=now_ms, health=health, **rest
+        service.run,
+        tls=tls,
+        network=ports if config.controller_addr else network,
+        disk=disk,
+        now_ms=now_ms,
+        health=health,
+        **rest,
     )
     folder = store_config.store_path_root_dir
     if not config.controller_addr:
@@ -136,13 +152,14 @@ async def run(
             clock=clock,
         )
         with bare_errors():
-            async with Pool(network or TcpNetwork(), RefusingEndpoint(), tls=wire_tls) as pool:
+            async with Pool(wire, RefusingEndpoint(), tls=wire_tls) as pool:
                 controlled = _Controlled(
                     config, store_config, control, pool, beneath, on_opened, now_ms, health
                 )
-                controlled.serve_pages = partial(served_pages, network or TcpNetwork(), config, health)
-                await controlled.live(stop, task_status)
+                controlled.serve_pages = partial(served_pages, wire, config, health)
+                await controlled.live(stop, task_status, partial(Pool, wire, tls=wire_tls))
     finally:
+        await ports.aclose()
         lock.release()
 
 
@@ -198,13 +215,21 @@ class _Controlled:
         self._refused = ""
         self._ails_since, self._gave_up_at = math.inf, -math.inf
         self._locks: dict[str, str] = {}  # of ordered consumers, as the last service knew them
+        self._announced: dict[str, ConsumerGroup] = {}  # by consumers, to the last service
+        self._linked = Alarm()
+        self._relay = Relay(control, self._link_to, self._linked.ring)
+        self._links: Pool | None = None
 
-    async def live(self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]]) -> None:
-        """All of its life, until `stop` is set."""
+    async def live(
+        self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]], links: Callable[..., Pool]
+    ) -> None:
+        """All of its life, until `stop` is set. `links` makes the pool of connections to masters."""
         is_first = True
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(self._until, stop)
             nursery.start_soon(self._talk)
+            if self._config.relay_sends:
+                nursery.start_soon(self._keep_link, links)
             while not self._is_stopping:
                 if not self._control.number:
                     await self._wait()
@@ -237,8 +262,33 @@ class _Controlled:
             self._known.ring()
 
     def _end(self) -> None:
+        self._relay.end(answers=not self._control.stays)
+        if self._broker is not None and self._ending is not None and not self._ending.is_set():
+            self._announced = self._broker.clients.announced() or self._announced
         if self._ending is not None:
             self._ending.set()
+
+    # ---- a slave's connection to its master ----
+
+    def _link_to(self, address: str) -> Connection | None:
+        return None if self._links is None else self._links.ready(address)
+
+    async def _keep_link(self, links: Callable[..., Pool]) -> None:
+        """Have a connection to the master while this broker is a slave, and send what is held over it."""
+        linked, is_holding = "", False
+        async with links(endpoint=self._relay) as self._links:
+            while True:
+                pause = HELD_SECONDS if is_holding else LINK_SECONDS
+                await self._linked.wait(anyio.current_time() + pause)
+                master = None if self._broker is None else self._control.master
+                address = "" if master is None else master.address
+                if linked != address:
+                    self._links.close(linked)
+                    linked = address
+                if address:
+                    with suppress(ConnectFailed):
+                        await self._links.connection(address, LINK_SECONDS)
+                is_holding = self._relay.step()
 
     # ---- the service ----
 
@@ -247,6 +297,7 @@ class _Controlled:
         control, self._ending, self._opening_at = self._control, anyio.Event(), anyio.current_time()
         is_master, epoch = control.is_elected, control.epoch
         self._led = epoch if is_master else 0
+        self._relay.forget()
         control.stays = False
         config = evolve(self._config, broker_id=0 if is_master else control.number)
         store_config = evolve(
@@ -285,6 +336,7 @@ class _Controlled:
         control, store = self._control, broker.store
         broker.replica.control = control
         broker.locks.is_closed = lambda: control.is_closed or not control.may_act()
+        broker.clients.recall(self._announced)
         if self._led:
             store.flush()
             if control.is_elected and control.epoch == epoch:
@@ -300,6 +352,9 @@ class _Controlled:
             broker.locks.settled = partial(rows.answer, LOCKS, broker.locks.changes)
         else:
             broker.locks.follow(self._locks, None, None)  # until its master tells of others
+            if self._config.relay_sends:
+                self._relay.begin(broker)
+                self._linked.ring()
         if self._secret is not None:
             plugins, name = broker.hooks.plugins, self._config.broker_name
             broker.followed.share(SharedTexts(plugins, self._secret, name, lambda: control.led()[0]))
@@ -359,6 +414,7 @@ class _Controlled:
             if control.hands_over:
                 self._hand_over(self._broker)
                 return
+            self._relay.go_on()
             change = control.change()
             if change is not None:
                 control.altered(await self._ask(change))
@@ -406,8 +462,11 @@ class _Controlled:
     def _hand_over(self, broker: Broker) -> None:
         """Resign once all that was taken is in sync and acknowledged; else the lease ends it. New messages
         are refused since this was asked for, and commits of offsets from when nothing else is left to do: the
-        last of them are told before it resigns."""
+        last of them are told before it resigns. Messages that come are held, for clients that look for no
+        other master: when the connections end, they send them again."""
         broker.flow.look_again()
+        if self._config.relay_sends:
+            self._relay.pause(broker)
         control, replicas = self._control, broker.acknowledgement.replicas
         if control.may_act() and control.safe_offset() >= broker.store.max_physical_offset:
             replicas.acknowledged()

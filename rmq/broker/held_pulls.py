@@ -80,6 +80,7 @@ class HeldPulls:
         self._resume = resume
         self._on_deadline = on_deadline
         self.count = 0
+        self._is_finishing = False
         self._pulls: dict[tuple[str, int], dict[HeldPull, None]] = {}
         self._rounds: dict[tuple[str, int], _Round] = {}  # of queues with more pulls than a turn has room for
         self._tries = TRIES_OF_A_TURN
@@ -107,6 +108,8 @@ class HeldPulls:
         connection, header = pull.connection, pull.header
         if connection.is_closed:
             return
+        if self._is_finishing:
+            connection.reset_on_close()
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None
         self.count += 1
@@ -191,7 +194,9 @@ class HeldPulls:
             self._drop(pull)
 
     def finish_pulls(self) -> None:
-        """Answer every held pull now, found or not: the broker stops."""
+        """Answer every held pull now, found or not: the broker stops. Who comes after that has no answer, and
+        its connection breaks: after an end in order Java's consumers would wait for half a minute."""
+        self._is_finishing = True
         for pulls in list(self._pulls.values()):
             for pull in list(pulls):
                 self._finish(pull)

@@ -289,7 +289,8 @@ class Pull:
         self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig
     ) -> SubscriptionData:
         """The subscription that the group's members announced by heartbeat."""
-        members = self._clients.consumer_group(header.consumer_group)
+        name, clients = header.consumer_group, self._clients
+        members = clients.consumer_group(name) or clients.former(name)
         if members is None:
             raise for_code(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,

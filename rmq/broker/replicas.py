@@ -53,7 +53,8 @@ class Replicas:
     def are_near(self, position: int) -> bool:
         """Whether a slave is near enough to the log's end that waiting for it makes sense."""
         if self.control is not None:
-            return not self.control.refusal()
+            # Who hands over takes no more, and waits with what it took.
+            return not self.control.refusal() or (self.control.hands_over and self.control.may_act())
         offset = self.offset
         return offset >= 0 and position - offset < self._settings.store.ha_slave_fallbehind_max
 

@@ -67,8 +67,8 @@ class Connection:
         self.state: dict[str, Any] = {}
         self._signer = signer
         self.is_signing = signer is not None  # then requests must come as commands
-        self.is_closed = False
-        self.reason = ""
+        self.is_closed, self.reason = False, ""
+        self.reset_on_close = stream.reset_on_close
         self.has_received = False  # a whole frame came: tells a peer that works from one that hangs up
         self.active_at = loop.now()
         self._now: Callable[[], float] = loop.now

@@ -60,6 +60,11 @@ class Stream(_Abstract):
     async def wait_send_all_might_not_block(self) -> None:
         """Return when something can be sent, or when that has failed."""
 
+    def reset_on_close(self) -> None:
+        """When it is closed, the peer shall be told that the connection broke, where the stream can: clients
+        of RocketMQ wait for their answers on after an end in order. What it has not read yet may be lost."""
+        return
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close it; safe to repeat. Cancelled: it is closed at once."""

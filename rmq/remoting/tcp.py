@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import struct
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -87,6 +88,10 @@ class TcpStream(ByteStream):
             return int.from_bytes(_ioctl(self._socket.fileno(), _OUTQ, bytes(4)), sys.byteorder)
         except OSError:
             return -1
+
+    def reset_on_close(self) -> None:
+        if not self._is_closed:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
     async def _send(self, data: memoryview) -> None:
         await anyio.lowlevel.checkpoint()

@@ -136,7 +136,7 @@ class Requests:
         self.honest = Wire("10.0.0.4:40001")
 
     def feed(self, count: int, chance: Random) -> None:
-        mutator, left = Mutator(chance, self.rig.broker._handlers.keys()), count
+        mutator, left = Mutator(chance, self.rig.broker.handlers.keys()), count
         while left > 0:
             size = min(left, chance.choice((1, 1, 4, 16)))
             left -= size

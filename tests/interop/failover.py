@@ -66,6 +66,8 @@ class Clients:
             (pauses,) = producer.told("pauses")
             report.others[f"{name} without writes"] = _of_failovers(pauses)
             (failed,) = producer.told("failed")
+            for whys in producer.told("why"):
+                print(*(f"{name}: a send failed: {why}\n" for why in whys), sep="", end="")
             print(f"{name}: {len(mine)} acknowledged, {failed} sends failed, pauses {sorted(pauses)}")
             report.acknowledged += mine
         count = len(await stored())

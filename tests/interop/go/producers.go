@@ -136,7 +136,7 @@ func ask(given todo) error {
 }
 
 // pour: "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were
-// acknowledged, how many sends failed, and pauses of more than half a second between acknowledgements, in ms. With
+// acknowledged, how many sends failed, why the first did, and pauses of more than half a second between acknowledgements, in ms. With
 // "new", a producer whose sends have failed for so many ms gives its place to a new one: that asks for the route.
 func pour(given todo) error {
 	var current atomic.Pointer[rocketmq.Producer]
@@ -158,6 +158,7 @@ func pour(given todo) error {
 	}
 	var lock sync.Mutex
 	var acknowledged []string
+	why := []string{}
 	pauses, failed, last, looked := []int64{}, 0, time.Now(), time.Now()
 	note := func(body string, good bool) error {
 		lock.Lock()
@@ -192,6 +193,13 @@ func pour(given todo) error {
 				if err := note(body, good); err != nil {
 					given.tell(row{"error": err.Error()})
 				}
+				if err != nil {
+					lock.Lock()
+					if len(why) < 20 {
+						why = append(why, err.Error())
+					}
+					lock.Unlock()
+				}
 				if !good {
 					time.Sleep(20 * time.Millisecond)
 				}
@@ -201,6 +209,7 @@ func pour(given todo) error {
 	threads.Wait()
 	(*current.Load()).Shutdown()
 	given.tellAll("acknowledged", acknowledged)
+	given.tell(row{"why": why})
 	given.tell(row{"failed": failed, "pauses": pauses})
 	given.tell(row{"done": true})
 	return nil

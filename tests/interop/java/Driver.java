@@ -4,6 +4,7 @@ import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.HashMap;
 import java.util.HashSet;
 import java.util.List;
@@ -188,7 +189,7 @@ public class Driver {
 
     /**
      * pour: "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were
-     * acknowledged, how many sends failed, and pauses of more than half a second between acknowledgements, in ms. "poll" is how
+     * acknowledged, how many sends failed, why the first did, and pauses of more than half a second between acknowledgements, in ms. "poll" is how
      * often it asks for routes, in ms.
      */
     static void pour(JSONObject todo) throws Exception {
@@ -202,6 +203,7 @@ public class Driver {
         String id = todo.getString("id");
         List<String> acknowledged = new ArrayList<>();
         List<Long> pauses = new ArrayList<>();
+        List<String> why = Collections.synchronizedList(new ArrayList<>());
         long[] state = {System.currentTimeMillis(), 0};
         List<Thread> threads = new ArrayList<>();
         CLOSERS.put(id, () -> { });
@@ -214,6 +216,7 @@ public class Driver {
                     try {
                         good = producer.send(message(todo, body)).getSendStatus() == SendStatus.SEND_OK;
                     } catch (Exception error) {
+                        why.add(error.getMessage().split("\n")[0] + ": " + error.getCause());
                         sleep(20);
                     }
                     synchronized (acknowledged) {
@@ -237,6 +240,7 @@ public class Driver {
         }
         producer.shutdown();
         tellAll(todo, "acknowledged", acknowledged);
+        tell(todo, "why", why.subList(0, Math.min(why.size(), 20)));
         tell(todo, "failed", state[1], "pauses", pauses);
         tell(todo, "done", true);
     }

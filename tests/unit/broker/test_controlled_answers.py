@@ -19,6 +19,7 @@ class Control:
 
     def __init__(self) -> None:
         self.safe, self.is_leased = 1 << 40, True
+        self.hands_over = False
 
     def safe_offset(self) -> int:
         return self.safe
@@ -27,13 +28,27 @@ class Control:
         """Nobody reads here."""
 
     def refusal(self) -> str:
-        return "" if self.is_leased else "no lease"
+        return "it hands over" if self.hands_over else "" if self.is_leased else "no lease"
+
+    def may_act(self) -> bool:
+        return self.is_leased
 
 
 def master() -> tuple[Rig, Control]:
     rig, control = Rig(store={"broker_role": BrokerRole.SYNC_MASTER}), Control()
     rig.broker.acknowledgement.replicas.control = control  # type: ignore[assignment]
     return rig, control
+
+
+def test_what_was_taken_before_a_hand_over_is_waited_for() -> None:
+    rig, control = master()
+    control.safe = rig.store.max_physical_offset
+    control.hands_over = True
+    assert rig.ask(send()) == []
+    control.safe = rig.store.max_physical_offset
+    rig.broker.acknowledgement.replicas.acknowledged()
+    (answer,) = rig.wire.take()
+    assert answer.code == ResponseCode.SUCCESS
 
 
 def request_of(kind: str, rig: Rig) -> Command:

@@ -228,7 +228,7 @@ async def test_who_is_not_the_master_or_has_no_lease_locks_nothing(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     """Members with old routes ask a former master, which does not know who holds what by now."""
-    async with controlled_set(2) as (found, client):
+    async with controlled_set(2, relay_sends=False) as (found, client):
         first, second = await found.master(), found.nodes[1]
         await client.admin.create_topic("T", broker="s", queues=3)
         await found.until(inSync=[1, 2])

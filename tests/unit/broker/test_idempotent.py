@@ -385,6 +385,6 @@ def test_sends_of_other_clients_never_come_here() -> None:
     broker = rig()
     codes = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     broker.broker.idempotent.on_send = None  # type: ignore[assignment, method-assign]
-    assert all(broker.broker._handlers[code] == broker.broker.send.send for code in codes)
+    assert all(broker.broker.handlers[code] == broker.broker.send.send for code in codes)
     broker.ask(send(), batch())
     assert not any("IDEMPOTENT_SEND" in message.properties for message in broker.messages("Orders"))

@@ -110,7 +110,7 @@ def test_a_connection_has_a_few_places(monkeypatch: pytest.MonkeyPatch) -> None:
         def handler(request: Command, connection: object, now: int) -> Command | None:
             return line.answer(request, connection, slices(3))  # type: ignore[arg-type]
 
-        rig.broker._handlers[208] = handler
+        rig.broker.handlers[208] = handler
         answers = rig.ask(question(), wire=wire)
         return answers[0].code if answers else None
 

@@ -249,7 +249,7 @@ def test_a_changed_body_or_header_is_noticed() -> None:
 # ---- all codes ----
 
 SERVED = {
-    *map(int, Rig().broker._handlers),
+    *map(int, Rig().broker.handlers),
     *map(
         int, NameServer(NamesrvConfig(), now_ms=lambda: 0, kv_configs=KvConfigs(lambda data: None)).handlers()
     ),

@@ -1,0 +1,59 @@
+"""Ports that stay open from one service of a process to the next.
+
+Who connects in between waits for the next service in the system's queue, in place of being refused: clients
+that try again at once, some times, without a pause would give up before it is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+import anyio
+
+from rmq.remoting.address import split_address
+from rmq.remoting.network import Network
+from rmq.remoting.stream import Listener, Stream
+
+
+class KeptPorts(Network):
+    """A network whose listeners at these ports are only closed by `aclose`."""
+
+    def __init__(self, network: Network, ports: Container[int]) -> None:
+        self._network = network
+        self._ports = ports
+        self._kept: dict[str, Listener] = {}
+
+    async def dial(self, address: str) -> Stream:
+        return await self._network.dial(address)
+
+    async def listen(self, address: str, *, held: bool = False) -> Listener:
+        """As of any network; an address that was listened at before has its listener still."""
+        if split_address(address).port not in self._ports:
+            return await self._network.listen(address, held=held)
+        if address not in self._kept:
+            self._kept[address] = await self._network.listen(address, held=held)
+        return _Kept(self._kept[address])
+
+    async def aclose(self) -> None:
+        """Listen no more. Completes when cancelled."""
+        with anyio.CancelScope(shield=True):
+            while self._kept:
+                _, listener = self._kept.popitem()
+                await listener.aclose()
+
+
+class _Kept(Listener):
+    """A listener that others use after this one."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+
+    @property
+    def address(self) -> str:
+        return self._listener.address
+
+    async def accept(self) -> Stream:
+        return await self._listener.accept()
+
+    async def aclose(self) -> None:
+        await anyio.lowlevel.checkpoint()
