@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from rmq.errors import ConnectionLost, ResponseError, RmqError, for_code
-from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.codes import LANGUAGE, RequestCode, ResponseCode
 from rmq.protocol.command import Command, check_body, next_opaque
 from rmq.protocol.signature import PROOF
 from rmq.remoting.endpoint import RefusingEndpoint
@@ -53,6 +53,13 @@ HANDED_ON: Final = "handed on by a replica for "
 """Begins the remark of a request that is handed on; the client's address follows."""
 
 UNAVAILABLE: Final = int(ResponseCode.SERVICE_NOT_AVAILABLE)
+
+SENT_AGAIN: Final = frozenset((*SENDS, RequestCode.END_TRANSACTION, RequestCode.CONSUMER_SEND_MSG_BACK))
+"""What is sent to the master again when it says that it takes nothing now: that is stored nowhere then. An
+offset may be committed all the same, and a later one be after it."""
+OURS: Final = LANGUAGE
+"""Clients of ours ask for routes as soon as a broker refuses, and should: with old routes they would ask a
+slave where a queue ends."""
 
 
 @frozen
@@ -167,7 +174,7 @@ class Relay(RefusingEndpoint):
                 raise for_code(
                     UNAVAILABLE, "this broker is not the master now, and the request was handed on"
                 )
-            if broker is None:
+            if broker is None or request.language == OURS:
                 return unheld(request, connection, now)
             check_body(request.code, len(request.body), broker.store.config.max_message_size)
             one = Held(request, connection, unheld, broker.clock() + HOLD_SECONDS)
@@ -227,7 +234,7 @@ class Relay(RefusingEndpoint):
         else:
             response = _renumbered(answer, request)
             # Said of a request that is stored nowhere. One with a proof is not taken twice.
-            if answer.code == UNAVAILABLE and PROOF not in request.ext:
+            if answer.code == UNAVAILABLE and request.code in SENT_AGAIN and PROOF not in request.ext:
                 self._again_at = broker.clock() + AGAIN_SECONDS
                 again = Held(request, one.connection, one.unheld, one.until, response)
                 if broker is self._broker and broker.clock() < one.until and self._hold(again):

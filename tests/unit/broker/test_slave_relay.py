@@ -40,6 +40,12 @@ PORT = 10911
 FORMS = pytest.mark.parametrize("form", [JSON, ROCKETMQ], ids=["json", "binary"])
 
 
+@pytest.fixture(autouse=True)
+def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The requests of these tests are not those of our clients."""
+    monkeypatch.setattr(relay, "OURS", "another language")
+
+
 @asynccontextmanager
 async def handed_over(size: int = 2, **settings: Any) -> AsyncIterator[tuple[Set, Node, Node]]:
     """A set whose first broker has handed over to the second and follows it now."""
@@ -214,6 +220,44 @@ class Gate:
             raise AccessDenied(remark="who is it?")
         peer.state[ACCOUNT] = "alice"
         self.seen.append(peer.peer_address)
+
+
+async def test_our_clients_are_refused_and_so_look_for_the_master(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with handed_over() as (found, first, second):
+        monkeypatch.setattr(relay, "OURS", "PYTHON")
+        began = trio.current_time()
+        answer = await asked(found, first, send("ours"))
+        assert answer.code != ResponseCode.SUCCESS
+        assert trio.current_time() == began
+        other = send("theirs")
+        other.language = "JAVA"
+        assert (await asked(found, first, other)).code == ResponseCode.SUCCESS
+        assert found.stored(second) == ["theirs"]
+
+
+async def test_an_offset_that_the_master_refuses_is_not_committed_again_later(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with handed_over() as (found, first, second):
+        asks = 0
+
+        def refuse(request: Command, connection: Connection, now: int) -> Command:
+            nonlocal asks
+            asks += 1
+            return request.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "kept here, and may be lost")
+
+        assert second.broker is not None
+        second.broker.handlers = second.broker.handlers | {RequestCode.UPDATE_CONSUMER_OFFSET: refuse}
+        header = UpdateConsumerOffsetRequestHeader("G", "T", 0, 5)
+        answer = await asked(found, first, Command.request(RequestCode.UPDATE_CONSUMER_OFFSET, header))
+        assert (answer.code, answer.remark) == (
+            ResponseCode.SERVICE_NOT_AVAILABLE,
+            "kept here, and may be lost",
+        )
+        await trio.sleep(5)
+        assert asks == 1
 
 
 @FORMS
