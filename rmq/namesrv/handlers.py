@@ -36,7 +36,7 @@ from rmq.namesrv.routes import Registration, RouteLimits, RouteTable
 from rmq.plugin import Hooks, Peer
 from rmq.protocol import headers
 from rmq.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData
-from rmq.protocol.codes import MQVersion, RequestCode, ResponseCode
+from rmq.protocol.codes import LanguageCode, MQVersion, RequestCode, ResponseCode
 from rmq.protocol.command import SURE_BYTES, Command, check_body
 from rmq.protocol.fields import Body
 from rmq.protocol.server_auth import ServerAuth
@@ -291,7 +291,8 @@ class NameServer(Endpoint):
 
     def _route(self, request: Command, connection: Connection, now_ms: int) -> Command | None:
         header = request.read(headers.GetRouteInfoRequestHeader)
-        route = self.routes.route(header.topic)
+        # RocketMQ's client for Go goes by a route without a master for half a minute, whatever it sends.
+        route = self.routes.route(header.topic, with_last_masters=request.language == LanguageCode.GO.name)
         if route is None:
             if self._on_lookup is not None and self._on_lookup(Lookup(header.topic, request, connection)):
                 return None

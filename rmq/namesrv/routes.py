@@ -106,6 +106,7 @@ class RouteTable:
         self.filter_server_table: dict[str, list[str]] = {}
         self.changes = 0
         """Goes up whenever topics, brokers or clusters may have changed."""
+        self._last_masters: dict[str, str] = {}  # of sets of controllers that have none now
         self._queue_entries = 0
         self._topics_of: Counter[str] = Counter()  # of a broker name
         self._brokers_of: Counter[Any] = Counter()  # of a source
@@ -296,6 +297,9 @@ class RouteTable:
         for broker_id, address in list(data.broker_addrs.items()):
             if address == who.broker_addr and broker_id != who.broker_id:
                 del data.broker_addrs[broker_id]
+                self._note_last_master(broker_id, self.broker_live_table.get(address))
+        if who.broker_id == MASTER_ID:
+            self._last_masters.pop(who.broker_name, None)
         before = data.broker_addrs.get(who.broker_id)
         data.broker_addrs[who.broker_id] = who.broker_addr
         assert len(set(data.broker_addrs.values())) == len(data.broker_addrs), "an address has one id"
@@ -347,10 +351,17 @@ class RouteTable:
         name = held.registration.broker_name
         data = self.broker_addr_table[name]
         del data.broker_addrs[held.registration.broker_id]
+        self._note_last_master(held.registration.broker_id, held)
         if not data.broker_addrs:
+            self._last_masters.pop(name, None)
             del self.broker_addr_table[name]
             self._leave_cluster(data.cluster, name)
             self._drop_queues(name, list(self.topic_queue_table))
+
+    def _note_last_master(self, broker_id: int, held: BrokerLiveInfo | None) -> None:
+        """A broker has this id no more."""
+        if broker_id == MASTER_ID and held is not None and held.registration.epoch:
+            self._last_masters[held.registration.broker_name] = held.registration.broker_addr
 
     def _leave_cluster(self, cluster: str, broker_name: str) -> None:
         names = self.cluster_addr_table[cluster]
@@ -390,8 +401,9 @@ class RouteTable:
 
     # Questions.
 
-    def route(self, topic: str) -> TopicRouteData | None:
-        """Where a topic lives; None when no broker has it."""
+    def route(self, topic: str, *, with_last_masters: bool = False) -> TopicRouteData | None:
+        """Where a topic lives; None when no broker has it. `with_last_masters`: a set of controllers that has
+        no master at the moment has its last one."""
         queues = self.topic_queue_table.get(topic, {})
         brokers = [
             BrokerData(data.cluster, name, dict(sorted(data.broker_addrs.items())))
@@ -400,6 +412,12 @@ class RouteTable:
         ]
         if not brokers:
             return None
+        if with_last_masters:
+            for broker in brokers:
+                if MASTER_ID not in broker.broker_addrs and broker.broker_name in self._last_masters:
+                    last = self._last_masters[broker.broker_name]
+                    rest = {key: one for key, one in broker.broker_addrs.items() if one != last}
+                    broker.broker_addrs = {MASTER_ID: last, **rest}
         addresses = (address for broker in brokers for address in broker.broker_addrs.values())
         table = self.filter_server_table
         filters = {address: list(table[address]) for address in addresses if address in table}

@@ -32,6 +32,7 @@ from rmq.protocol.bodies import (
 )
 from rmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from rmq.protocol.command import Command
+from rmq.protocol.fields import encode as encode_fields
 from rmq.protocol.frames import Decoder, encode
 
 
@@ -94,9 +95,10 @@ class Host:
         *,
         peer: Peer | None = None,
         version: int = 407,
+        language: str = "JAVA",
     ) -> Command:
         request = Command.request(code, header, body)
-        request.version = version
+        request.version, request.language = version, language
         peer = peer or self.peer
         self.server.handle(Decoder().feed(encode(request)), peer)  # type: ignore[arg-type]
         response = peer.replies.pop()
@@ -151,6 +153,35 @@ def test_a_slave_is_told_its_master() -> None:
     host.register("T")
     response = host.register(broker_id=1, broker_addr="10.0.0.2:10911")
     assert response.ext == {"haServerAddr": "10.0.0.1:10912", "masterAddr": "10.0.0.1:10911"}
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_gos_clients_get_the_last_master_of_a_set_that_elects_another(epoch: int) -> None:
+    """By a route without a master they have no queue to send to for half a minute."""
+    host, master, slave, third = Host(), Peer(), Peer(), Peer()
+
+    def addresses(language: str) -> dict[int, str]:
+        header = headers.GetRouteInfoRequestHeader("T")
+        response = host.ask(RequestCode.GET_ROUTEINFO_BY_TOPIC, header, language=language)
+        return dict(route_of(response).broker_datas[0].broker_addrs)
+
+    def register(address: str, broker_id: int, peer: Peer, epoch: int) -> None:
+        body = registration("T")
+        fields = encode_fields(broker(body, broker_addr=address, broker_id=broker_id))
+        fields |= {headers.SET_EPOCH: str(epoch)} if epoch else {}
+        assert host.ask(RequestCode.REGISTER_BROKER, fields, body, peer=peer).code == 0
+
+    first, second = "10.0.0.1:10911", "10.0.0.2:10911"
+    register(first, 0, master, epoch)
+    register(second, 2, slave, 0)
+    host.server.on_close(master)  # type: ignore[arg-type]
+    assert addresses("JAVA") == {2: second}
+    assert addresses("GO") == ({0: first, 2: second} if epoch else {2: second})
+    register(first, 1, third, 0)  # it is a slave now, and hands on
+    assert addresses("JAVA") == {1: first, 2: second}
+    assert addresses("GO") == ({0: first, 2: second} if epoch else {1: first, 2: second})
+    register(second, 0, slave, epoch and epoch + 1)
+    assert addresses("GO") == addresses("JAVA") == {0: second, 1: first}
 
 
 def test_a_registration_without_a_body_is_a_broker_without_topics() -> None:
