@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import evolve
 
-from rmq.broker import control, transaction
+from rmq.broker import control
 from rmq.broker.broker import Broker
 from rmq.broker.control import Control
 from rmq.broker.controlled import _Controlled
@@ -48,7 +48,6 @@ BROKERS_CAUGHT_BY = {
     "the clock of leases stands still with its machine": 6,
     "followers are told no offsets of groups": 0,
     "consumers read what only the master has": 0,
-    "a transaction ends as often as it is told": 30,
     "leases go by a clock that is set": 5,
     "what is delayed comes at once when a clock was set back": 17,
     "queues are locked without a lease": 0,
@@ -181,17 +180,6 @@ def _everything(self: Control) -> int | None:
 
 
 BROKER_BUGS["consumers read what only the master has"] = planted((Control, "confirmed", _everything))
-
-
-def _decided_again(self: Transactions, header: EndTransactionRequestHeader, now_ms: int) -> None:
-    half = self._checked_half(header)
-    if header.commit_or_rollback == SYS_COMMIT:
-        self._store.put(_record_of(half))
-    self._put_op(header.tran_state_table_offset, now_ms)
-
-
-_record_of = transaction._committed
-BROKER_BUGS["a transaction ends as often as it is told"] = planted((Transactions, "_decide", _decided_again))
 
 
 def _not_looked_at(self: _Controlled, broker: Broker) -> None:
