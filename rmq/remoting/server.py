@@ -158,6 +158,7 @@ class Server:
 
     async def serve(self, raw: Stream) -> None:
         """Serve one peer until it disconnects or sends what is no frame."""
+        raw.reset_if_killed()  # RocketMQ's clients for Java wait on, for half a minute, after an end in order
         try:
             async with self._accepted(raw) as (stream, first):
                 await self._converse(stream, first)

@@ -65,6 +65,11 @@ class Stream(_Abstract):
         of RocketMQ wait for their answers on after an end in order. What it has not read yet may be lost."""
         return
 
+    def reset_if_killed(self) -> None:
+        """When the process is killed, the peer shall be told that the connection broke, where the stream can.
+        Closed by `aclose` it ends in order, as ever."""
+        return
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close it; safe to repeat. Cancelled: it is closed at once."""

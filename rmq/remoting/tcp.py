@@ -34,6 +34,8 @@ else:
 BACKLOG = 1024
 IOV_MAX = 512
 _CLOSED_ERRNO = errno.EBADF
+_RESETS = struct.pack("ii", 1, 0)
+_ENDS_IN_ORDER = struct.pack("ii", 0, 0)
 
 
 class TcpStream(ByteStream):
@@ -41,6 +43,8 @@ class TcpStream(ByteStream):
 
     sends_now = True
     reads_now = True
+    _ends_in_order = True
+    _is_reset_if_killed = False
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__()
@@ -90,8 +94,17 @@ class TcpStream(ByteStream):
             return -1
 
     def reset_on_close(self) -> None:
+        self._ends_in_order = False
+        self._linger(_RESETS)
+
+    def reset_if_killed(self) -> None:
+        self._is_reset_if_killed = True
+        self._linger(_RESETS)
+
+    def _linger(self, how: bytes) -> None:
+        """What the system does when the socket is closed, also by the end of the process."""
         if not self._is_closed:
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, how)
 
     async def _send(self, data: memoryview) -> None:
         await anyio.lowlevel.checkpoint()
@@ -106,6 +119,8 @@ class TcpStream(ByteStream):
     async def aclose(self) -> None:
         """Close the socket; safe to repeat and when cancelled. Waiting tasks get ClosedResourceError."""
         if not self._is_closed:
+            if self._is_reset_if_killed and self._ends_in_order:
+                self._linger(_ENDS_IN_ORDER)
             self._is_closed = True
             self._loop.notify_closing(self._socket)
             self._socket.close()

@@ -133,3 +133,37 @@ async def test_connect_seconds_bound_a_dial(autojump_clock: trio.testing.MockClo
     with pytest.raises(ConnectFailed, match="connecting: no answer within 2 s"):
         async with open_stream(Deaf(), "127.0.0.1:1", limits=Limits(connect_seconds=2)):
             pass
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_peer_is_told_by_a_reset_that_a_process_was_killed_and_by_an_end_that_it_ended(
+    is_killed: bool,
+) -> None:
+    client, server = await pair()
+    server.reset_if_killed()
+    data = b"x" * 1_000_000
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(server.send_all, data)
+        received = bytearray()
+        while len(received) < len(data):
+            received += await client.receive_some(100_000)
+    if is_killed:
+        server._socket.close()  # as the system does
+        with pytest.raises(trio.BrokenResourceError, match="reset"):
+            await client.receive_some(1)
+    else:
+        server.send_now([b"the last"])
+        await server.aclose()
+        assert await client.receive_some(100) == b"the last"
+        assert await client.receive_some(1) == b""
+    await client.aclose()
+
+
+async def test_who_is_to_be_reset_is_so_when_it_is_closed_in_order_too() -> None:
+    client, server = await pair()
+    server.reset_if_killed()
+    server.reset_on_close()
+    await server.aclose()
+    with pytest.raises(trio.BrokenResourceError, match="reset"):
+        await client.receive_some(1)
+    await client.aclose()
