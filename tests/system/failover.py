@@ -328,10 +328,10 @@ async def _strike(
     else:
         assert machine is not None
         others = [processes.hall] if deed == "cut from controllers" else list(processes.machines.values())
-        for other in others:
-            if other is not None and other is not machine:
-                machine.drop(other.host)
-                heal.append(partial(machine.take, other.host))
+        for one in others:
+            if one is not None and one is not machine:
+                machine.drop(one.host)
+                heal.append(partial(machine.take, one.host))
     with trio.fail_after(PATIENCE):
         while len(report.acknowledged) <= count + 1:  # one answer may have been on its way
             await trio.sleep(0.02)
