@@ -108,14 +108,18 @@ class ReplicaStore(StoreView):
         # Queues before the log: a crash in between leaves records without units, which the next start makes,
         # and not units that name places where the new master's records will be.
         self._queues.truncate(physical_offset)
+        last_ms = self._last_stored_ms()
+        if self._checkpoint is not None:
+            # The records that come next may be older than those that went, and none of them is synced. Before
+            # the log: what a crash in between leaves of it, some pages empty and later ones not, would be
+            # damage to what was synced.
+            with self._sync_lock:
+                self._checkpoint.lower(last_ms, physical_offset)
         self._log.truncate(physical_offset)
         self._raw_position = self._raw_whole = physical_offset
         self._index.truncate(physical_offset)
-        self._log.timestamp = self._log.flushed_timestamp = last_ms = self._last_stored_ms()
+        self._log.timestamp = self._log.flushed_timestamp = last_ms
         if self._checkpoint is not None:
-            # The records that come next may be older than those that went, and none of them is synced.
-            with self._sync_lock:
-                self._checkpoint.lower(last_ms, physical_offset)
             self._vouch_for_less(self._checkpoint)
         if self.config.message_index_enable:
             self._reput.start(again=True)
