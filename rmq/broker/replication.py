@@ -544,9 +544,11 @@ class Follower:
             await anyio.sleep(COPY_SECONDS if slow else 1.0)
 
     async def _copy_table(self, name: str, code: int) -> None:
+        asked = self._greeting
         answer = await self._ask(code)
-        if self._greeting is not None:
-            if answer.ext.get(LOG_ID_FIELD) != self._greeting.log_id:
+        greeting = self._greeting or asked  # the link may have ended meanwhile
+        if greeting is not None:
+            if answer.ext.get(LOG_ID_FIELD) != greeting.log_id:
                 raise RemoteProtocolError("it is of another log than the one that we copy")
             if name == "delayOffset":
                 return  # it comes with the log, or it would be ahead of what we have of the log
