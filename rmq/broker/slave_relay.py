@@ -196,17 +196,9 @@ class Relay(RefusingEndpoint):
         if link is not self._used:
             self._leave(broker, link)
         request = one.request
-        command = Command(
-            request.code,
-            next_opaque(),
-            request.flag,
-            request.ext,
-            request.body,
-            f"{HANDED_ON}{one.connection.peer_address}",
-            request.language,
-            request.version,
-            request.serialization,
-        )
+        command = request.with_ext(request.ext)
+        command.opaque = next_opaque()
+        command.remark = f"{HANDED_ON}{one.connection.peer_address}"
         if request.is_oneway:
             link.notify(command)
         else:
@@ -232,7 +224,8 @@ class Relay(RefusingEndpoint):
             why = "the connection to the master ended" if ended else "the master did not answer in time"
             response = request.reply(ResponseCode.SYSTEM_ERROR, f"{why}, it may have taken this request")
         else:
-            response = _renumbered(answer, request)
+            response = answer.with_ext(answer.ext)
+            response.opaque = request.opaque
             # Said of a request that is stored nowhere. One with a proof is not taken twice.
             if answer.code == UNAVAILABLE and request.code in SENT_AGAIN and PROOF not in request.ext:
                 self._again_at = broker.clock() + AGAIN_SECONDS
@@ -281,11 +274,9 @@ class Relay(RefusingEndpoint):
     def _give_up(self, broker: Broker, one: Held) -> None:
         """Nobody takes it: what the master said, or the answer as without a relay."""
         self._control.relay_refused += 1
-        if one.connection.is_closed:
-            return
         if one.refusal is not None:
             _answer(broker, one, one.refusal)
-        else:
+        elif not one.connection.is_closed:
             broker.run_late(one.unheld, one.request, one.connection)
 
     # ---- the connection to the master ----
@@ -299,21 +290,6 @@ class Relay(RefusingEndpoint):
         """The connection to a master has ended."""
         if self._broker is not None:
             self._broker.pending_requests.on_close(connection)
-
-
-def _renumbered(answer: Command, request: Command) -> Command:
-    """The master's answer, as the one to the request that the client has sent."""
-    return Command(
-        answer.code,
-        request.opaque,
-        answer.flag,
-        answer.ext,
-        answer.body,
-        answer.remark,
-        answer.language,
-        answer.version,
-        answer.serialization,
-    )
 
 
 def _answer(broker: Broker, one: Held, response: Command) -> None:
