@@ -220,12 +220,6 @@ class Control:
             self._acted = False
             self._fenced += not self._replica.has_resigned
 
-    def is_forgotten(self, answer: Answer) -> bool:
-        """Whether the set of an answer has another replica by this number, or none: it was removed, or the
-        controllers began anew, and this broker must register again."""
-        known = answer.broker_set
-        return known is not None and known.number_of(self._member.identity) != self.number
-
     def altered(self, answer: Answer) -> None:
         """Take the answer to a change of who is in sync."""
         if answer.broker_set is not None:

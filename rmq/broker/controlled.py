@@ -140,7 +140,7 @@ async def run(
             # Who cannot listen, as a slave or as a master, must not become a replica that nobody can reach.
             role = BrokerRole.SYNC_MASTER
             as_master = evolve(store_config, broker_role=role, durability=Durability.replicated)
-            await (await open_ports(TcpNetwork(), config, as_master)).aclose()
+            await (await open_ports(wire, config, as_master)).aclose()
         file = MemberFile(disk or RealDisk(), folder, random.Random())
         file.begin()
         control = Control(
@@ -402,8 +402,8 @@ class _Controlled:
                 self._look_at_disk(self._broker)
         asked_at = control.now()
         answer = await self._ask(control.heartbeat())
-        if answer.refusal or control.is_forgotten(answer):
-            self._complain(answer.refusal or "it is none of the replicas", is_refusal=True)
+        if answer.refusal:
+            self._complain(answer.refusal, is_refusal=True)
             await self._register()
             return
         # Controllers come and go while brokers run: those that are now are asked too when others are silent.

@@ -102,7 +102,7 @@ class DiskWork:
     def oldest(self) -> tuple[float, str]:
         """For how many seconds the oldest has been under way that somebody waits for, and what it is."""
         began, what = min(self._under_way.values(), default=(math.inf, ""))
-        return max(0.0, self._clock() - began) if what else 0.0, what
+        return max(0.0, self._clock() - began), what
 
     def hangs(self) -> str:
         """What takes the disk much longer than usual, and for how long; empty when nothing does."""

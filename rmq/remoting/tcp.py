@@ -43,8 +43,8 @@ class TcpStream(ByteStream):
 
     sends_now = True
     reads_now = True
-    _ends_in_order = True
-    _is_reset_if_killed = False
+    _ends_in_order = False
+    """Whether `aclose` takes back what a kill is to do."""
 
     def __init__(self, sock: socket.socket, loop: Loop | None = None) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class TcpStream(ByteStream):
         self._linger(_RESETS)
 
     def reset_if_killed(self) -> None:
-        self._is_reset_if_killed = True
+        self._ends_in_order = True
         self._linger(_RESETS)
 
     def _linger(self, how: bytes) -> None:
@@ -119,7 +119,7 @@ class TcpStream(ByteStream):
     async def aclose(self) -> None:
         """Close the socket; safe to repeat and when cancelled. Waiting tasks get ClosedResourceError."""
         if not self._is_closed:
-            if self._is_reset_if_killed and self._ends_in_order:
+            if self._ends_in_order:
                 self._linger(_ENDS_IN_ORDER)
             self._is_closed = True
             self._loop.notify_closing(self._socket)
