@@ -15,7 +15,7 @@ import msgspec
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want
 from rmq.controller.elections import Heartbeat
 from rmq.controller.raft import NotLeader
-from rmq.controller.sets import AlterInSync, BrokerSet, Register, Remove
+from rmq.controller.sets import NOBODY, AlterInSync, Register, Remove
 from rmq.errors import RemoteProtocolError
 from rmq.metrics import Metric, single
 from rmq.protocol.codes import (
@@ -200,24 +200,20 @@ class ControllerRequests:
             ],
         }
 
-    def _has_master(self, one: BrokerSet) -> bool:
-        """Whether a master is elected and lives, as far as it is known: a leader hears them."""
-        controller, now = self.controller, self.clock()
-        if controller is None or not controller.raft.is_leading(now):
-            return bool(one.master)
-        return bool(one.master) and controller.elections.lives(one.name, one.master, now)
-
     def metrics(self) -> list[Metric]:
         """Whether it leads, and how much it keeps."""
-        controller = self.controller
-        is_leading = controller is not None and controller.raft.is_leading(self.clock())
+        controller, now = self.controller, self.clock()
+        is_leading = controller is not None and controller.raft.is_leading(now)
         sets = list(controller.sets.sets.values()) if controller is not None else []
         term = controller.raft.term if controller is not None else 0
         elected, unclean = (
             (0, 0) if controller is None else (controller.elected, controller.elected_uncleanly)
         )
         held = "Masters of broker sets that were elected while it led; unclean: who lacked messages"
-        masterless = sum(not self._has_master(one) for one in sets)
+        masterless = sum(not one.master for one in sets)
+        if controller is not None and is_leading:  # it hears who lives
+            lives = controller.elections.lives
+            masterless += sum(one.master != NOBODY and not lives(one.name, one.master, now) for one in sets)
         return [
             single("controller_leading", "gauge", "Whether this controller leads", int(is_leading)),
             single("controller_term", "gauge", "The term that it is in", term),
