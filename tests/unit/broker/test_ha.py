@@ -25,9 +25,10 @@ from rmq.broker.ha import (
     fingerprint,
     question,
 )
+from rmq.broker.replica_state import LOG_ID_FIELD
 from rmq.broker.replication import Follower
 from rmq.errors import ConnectFailed, RemoteProtocolError
-from rmq.protocol.codes import ResponseCode
+from rmq.protocol.codes import RequestCode, ResponseCode
 from rmq.protocol.command import Command
 from rmq.protocol.record import Record
 from rmq.remoting.loop import Alarm
@@ -453,3 +454,21 @@ def test_who_says_no_hello_gets_frames_only(stores: tuple[Store, Store]) -> None
 def test_a_note_that_cannot_be_read_ends_the_link(note: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         MasterLog.from_note(decode_note(note))
+
+
+async def test_progress_that_is_answered_when_the_link_has_ended_is_not_taken(
+    stores: tuple[Store, Store],
+) -> None:
+    """It is ahead of the log: elected by it, a replica would take messages for delivered that it lacks."""
+    broker: Any = SimpleNamespace(store=stores[1], followed=SimpleNamespace(copying=None))
+    guard: Any = SimpleNamespace(tls=SimpleNamespace(config=SimpleNamespace(scheme="tcp")))
+    pool: Any = None
+    follower: Any = Follower(broker, MemoryNetwork(seed=1), pool, guard, grown=Alarm())
+    follower._greeting = SimpleNamespace(log_id="a")
+
+    async def ask(code: int) -> Command:
+        follower._greeting = None
+        return Command.request(code).reply().with_ext({LOG_ID_FIELD: "a"})
+
+    follower._ask = ask
+    await follower._copy_table("delayOffset", RequestCode.GET_ALL_DELAY_OFFSET)
