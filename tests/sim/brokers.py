@@ -314,6 +314,22 @@ class Set:
                     return node
                 await trio.sleep(0.05)
 
+    async def begin(self, client: Client, *, queues: int = 1) -> Node:
+        """Have a topic T and all in sync, for a test to begin with; returns the master, the first node."""
+        first = await self.master()
+        assert first is self.nodes[0]
+        await client.admin.create_topic("T", broker="s", queues=queues)
+        await self.until(inSync=list(range(1, len(self.nodes) + 1)))
+        return first
+
+    async def sent(self, producer: Producer, text: str) -> float:
+        """Send until it is acknowledged, a minute at most; returns how long that took."""
+        began = trio.current_time()
+        with trio.fail_after(60):
+            while not await self.send(producer, text):
+                await trio.sleep(0.05)
+        return trio.current_time() - began
+
     def acting(self) -> list[Node]:
         return [node for node in self.nodes if self._acts(node)]
 

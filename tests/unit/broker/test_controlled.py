@@ -26,17 +26,14 @@ async def test_a_set_of_two_goes_on_when_its_master_is_killed(
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             for number in range(50):
                 assert await found.send(producer, f"a{number}")
             await found.kill(first)
             killed_at = trio.current_time()
             assert await found.master() is second
-            while not await found.send(producer, "first after"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "first after")
             gap = trio.current_time() - killed_at
             assert gap < 10
             assert set(found.acknowledged) <= set(found.stored(second))
@@ -52,8 +49,7 @@ async def test_a_set_of_two_goes_on_when_its_master_is_killed(
 
             await found.kill(second)
             assert await found.master() is first
-            while not await found.send(producer, "again"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "again")
             assert set(found.acknowledged) <= set(found.stored(first))
 
 
@@ -61,9 +57,7 @@ async def test_a_master_that_is_cut_off_acknowledges_nothing_and_follows_when_it
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(3) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2, 3])
+        first = await found.begin(client)
         async with client.producer("P") as producer:
             for number in range(10):
                 assert await found.send(producer, f"a{number}")
@@ -97,9 +91,7 @@ async def test_a_master_hands_over_without_a_failed_send_and_before_its_lease_en
         return {metric.name: metric.rows[0][1] for metric in control.metrics()}
 
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client)
         async with client.producer("P") as producer:
             slowest, number = 0.0, 0
             for wanted in (2, 1):
@@ -141,9 +133,7 @@ async def test_a_handover_that_is_given_up_leaves_the_master_as_it_was(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
-        await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "a")
             found.network.partition(found.nodes[1].host, found.nodes[0].host)
@@ -191,9 +181,7 @@ async def test_without_a_slave_in_sync_sends_are_refused_when_two_are_asked_for(
 ) -> None:
     async with controlled_set(2, min_in_sync_replicas=2) as (found, client):
         first, second = found.nodes
-        await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "a")
             await found.kill(second)
@@ -212,15 +200,12 @@ async def test_without_a_slave_in_sync_sends_are_refused_when_two_are_asked_for(
 async def test_sends_go_on_when_a_slave_dies(autojump_clock: trio.testing.MockClock) -> None:
     async with controlled_set(2) as (found, client):
         _first, second = found.nodes
-        await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "a")
             await found.kill(second)
             began = trio.current_time()
-            while not await found.send(producer, "b"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "b")
             assert trio.current_time() - began < 8
             assert (await found.status())["inSync"] == [1]
             assert (await found.status())["epoch"] == 1
@@ -231,9 +216,7 @@ async def test_a_new_master_delivers_what_is_delayed_and_serves_groups_from_wher
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "now")
             await producer.send(Message("T", b"delayed", delay_level=4))  # 30 s
@@ -281,9 +264,7 @@ async def test_without_controllers_a_master_stops_taking_messages_until_they_are
 ) -> None:
     async with controlled_set(2) as (found, client):
         _first, _ = found.nodes
-        await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "a")
             away = [address.partition(":")[0] for address in CONTROLLERS]
@@ -294,8 +275,7 @@ async def test_without_controllers_a_master_stops_taking_messages_until_they_are
                 await producer.send(Message("T", b"refused"))
             found.network.heal()
             await found.master()
-            while not await found.send(producer, "b"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "b")
 
 
 async def test_a_pair_without_controllers_becomes_a_controlled_set_and_a_pair_again(
@@ -308,8 +288,7 @@ async def test_a_pair_without_controllers_becomes_a_controlled_set_and_a_pair_ag
             await found.start(node)
         await client.admin.create_topic("T", broker="s", queues=1)
         async with client.producer("P") as producer:
-            while not await found.send(producer, "plain"):
-                await trio.sleep(0.5)
+            await found.sent(producer, "plain")
             found.is_controlled = True
             for node in (second, first):  # slaves first, as any upgrade
                 assert node.stop is not None
@@ -318,8 +297,7 @@ async def test_a_pair_without_controllers_becomes_a_controlled_set_and_a_pair_ag
             for node in (first, second):
                 await found.start(node)
             await found.until(inSync=[1, 2])
-            while not await found.send(producer, "controlled"):
-                await trio.sleep(0.2)
+            await found.sent(producer, "controlled")
             found.is_controlled = False
             for node in (second, first):
                 assert node.stop is not None
@@ -327,8 +305,7 @@ async def test_a_pair_without_controllers_becomes_a_controlled_set_and_a_pair_ag
                 await node.ended.wait()
             for node in (first, second):
                 await found.start(node)
-            while not await found.send(producer, "plain again"):
-                await trio.sleep(0.5)
+            await found.sent(producer, "plain again")
             await trio.sleep(10)
             assert found.stored(first) == found.stored(second)
             assert set(found.acknowledged) <= set(found.stored(first))
@@ -364,9 +341,7 @@ async def test_a_master_whose_disk_takes_nothing_gives_way(
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             for number in range(10):
                 assert await found.send(producer, f"a{number}")
@@ -379,8 +354,7 @@ async def test_a_master_whose_disk_takes_nothing_gives_way(
             while await found.master() is first:  # some more may fit a page that is full else
                 await found.send(producer, f"b{trio.current_time()}")
                 assert trio.current_time() - broken_at < 10
-            while not await found.send(producer, "first after"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "first after")
             assert trio.current_time() - broken_at < 10
             assert await found.master() is second
             assert set(found.acknowledged) <= set(found.stored(second))
@@ -410,5 +384,4 @@ async def test_a_master_that_is_alone_stays_though_its_disk_takes_nothing(
                 await trio.sleep(1)
             assert (await found.status())["epoch"] == 1
             first.disk.heal()
-            while not await found.send(producer, "taken"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "taken")

@@ -25,16 +25,13 @@ async def test_a_set_waits_for_an_operator_when_its_controllers_lose_their_table
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             for number in range(20):
                 assert await found.send(producer, f"a{number}")
             await found.kill(first)
             assert await found.master() is second
-            while not await found.send(producer, "first after"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "first after")
             for number in range(20):
                 assert await found.send(producer, f"b{number}")
         await found.end(second)
@@ -68,9 +65,7 @@ async def test_a_running_master_is_none_of_a_set_that_another_began_by_its_numbe
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         await found.end(second)
         await found.until(inSync=[1])
         async with client.producer("P") as producer:
@@ -96,16 +91,13 @@ async def test_an_old_copy_of_a_store_that_is_put_back_is_not_elected(
     """The copy is of the present life, or of an earlier one: then it is another replica."""
     async with controlled_set(2, replica_lag_ms=60_000) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             copy = second.disk.image(0.5)
             for _ in range(starts):
                 await found.end(second)
                 await found.start(second)
-            while not await found.send(producer, "both have it"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "both have it")
             await trio.sleep(2)
             found.cut_off(second)
             await found.kill(second, left=copy)
@@ -131,9 +123,7 @@ async def test_the_copy_of_a_replica_that_lives_is_not_let_in(
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         copy = Node(3)
         copy.disk = second.disk.image(0.5)
         found.nodes.append(copy)

@@ -62,9 +62,7 @@ async def test_running_brokers_go_on_when_all_their_controllers_are_others(
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             for new, old in zip(NEW, CONTROLLERS, strict=True):
                 await join(found, new)
@@ -78,8 +76,7 @@ async def test_running_brokers_go_on_when_all_their_controllers_are_others(
             assert await found.send(producer, "all are others")
             await found.kill(first)
             assert await found.master() is second
-            while not await found.send(producer, "another master"):
-                await trio.sleep(0.1)
+            await found.sent(producer, "another master")
             assert set(found.acknowledged) <= set(found.stored(second))
 
 

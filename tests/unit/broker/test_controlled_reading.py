@@ -59,8 +59,7 @@ def broker_of(node: Node) -> Broker:
 async def test_a_message_is_read_when_all_in_sync_have_it(autojump_clock: trio.testing.MockClock) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer, trio.open_nursery() as nursery:
             assert await found.send(producer, "one")
             assert await read(found, first, 0) == (ResponseCode.SUCCESS, ["one"], 1)
@@ -93,8 +92,7 @@ async def test_it_is_read_when_the_replica_that_lacks_it_is_in_sync_no_more(
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer, trio.open_nursery() as nursery:
             await found.kill(second)
             nursery.start_soon(found.send, producer, "one")
@@ -112,8 +110,7 @@ async def test_a_consumer_skips_nothing_that_was_acknowledged_when_its_master_is
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         seen: list[str] = []
         offset = 0
 
@@ -138,8 +135,7 @@ async def test_a_consumer_skips_nothing_that_was_acknowledged_when_its_master_is
             await consume(second)
         async with client.producer("P2") as producer:
             for number in range(5):
-                while not await found.send(producer, f"of the new one {number}"):
-                    await trio.sleep(0.1)
+                await found.sent(producer, f"of the new one {number}")
         await consume(second)
         assert set(found.acknowledged) <= set(seen)
 
@@ -149,8 +145,7 @@ async def test_a_slave_lets_read_what_its_master_says_all_have(
 ) -> None:
     async with controlled_set(3) as (found, client):
         first, second, third = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2, 3])
+        await found.begin(client)
         async with client.producer("P") as producer, trio.open_nursery() as nursery:
             assert await found.send(producer, "one")
             await trio.sleep(2)
@@ -169,8 +164,7 @@ async def test_a_replica_that_has_just_started_lets_read_nothing_before_it_knows
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "one")
         await found.end(second)
@@ -187,9 +181,7 @@ async def test_a_master_without_a_lease_sends_no_consumer_to_another_offset(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "one")
         too_far = pull("T", 9, sys_flag=PULL_SUBSCRIPTION)

@@ -13,21 +13,11 @@ import trio.testing
 from rmq.broker.disk_work import SLOW_SECONDS, USUAL_MOST, DiskWork
 from rmq.broker.service import ROLE_SECONDS
 from rmq.broker.startup import DISK_SECONDS
-from rmq.client.producer import Producer
 from rmq.errors import StoreError
-from tests.sim.brokers import Node, Set, controlled_set
+from tests.sim.brokers import Node, controlled_set
 from tests.sim.pauses import pausable
 
 TAKEN_SECONDS = 5.0
-
-
-async def _sent(found: Set, producer: Producer, text: str) -> float:
-    """Send until it is taken; returns how long that took."""
-    began = trio.current_time()
-    with trio.fail_after(60):
-        while not await found.send(producer, text):
-            await trio.sleep(0.05)
-    return trio.current_time() - began
 
 
 def _hangs(node: Node) -> str:
@@ -42,15 +32,13 @@ async def test_a_master_whose_syncs_hang_gives_way_and_acknowledges_nothing_when
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             for number in range(10):
                 assert await found.send(producer, f"a{number}")
             first.has_bad_disk = True
             first.disk.hang(part)
-            assert await _sent(found, producer, "first after") < TAKEN_SECONDS
+            assert await found.sent(producer, "first after") < TAKEN_SECONDS
             assert await found.master() is second
             await trio.sleep(30 - TAKEN_SECONDS)
             assert "a sync of the commit log" in _hangs(first)
@@ -65,7 +53,7 @@ async def test_a_master_whose_syncs_hang_gives_way_and_acknowledges_nothing_when
             first.disk.resume()
             await trio.sleep(1)
             assert before.replica.control.safe_offset() == safe, acknowledged
-            assert await _sent(found, producer, "second after") < 1
+            assert await found.sent(producer, "second after") < 1
             if outcome == "fails":
                 assert first.stop is None  # it has ended: the next start looks what is there
                 first.disk.heal()
@@ -83,12 +71,11 @@ async def test_a_master_that_gave_way_ends_when_its_disk_never_comes_back(
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             first.has_bad_disk = True
             first.disk.hang()
-            await _sent(found, producer, "taken")
+            await found.sent(producer, "taken")
             assert await found.master() is second
             await trio.sleep(ROLE_SECONDS - 10)
             assert first.stop is not None
@@ -107,18 +94,17 @@ async def test_a_broker_that_is_told_to_stop_does_not_wait_for_a_disk_that_hangs
 ) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         async with client.producer("P") as producer:
             first.has_bad_disk = True
             first.disk.hang()
             if has_given_way:
-                await _sent(found, producer, "taken")
+                await found.sent(producer, "taken")
             told_at = trio.current_time()
             with trio.fail_after(2 * DISK_SECONDS):
                 await found.end(first)
             assert trio.current_time() - told_at < DISK_SECONDS + 5
-            await _sent(found, producer, "taken by the other")
+            await found.sent(producer, "taken by the other")
             assert await found.master() is second
 
 
@@ -140,20 +126,18 @@ async def test_a_master_that_is_alone_stays_and_says_why(
             assert "no other replica is in sync to be master: a sync of the commit log" in caplog.text
             assert (await found.status())["epoch"] == 1
             first.disk.heal()
-            assert await _sent(found, producer, "taken") < 1
+            assert await found.sent(producer, "taken") < 1
 
 
 async def test_a_follower_whose_syncs_hang_holds_messages_for_its_lag_only(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(2, replica_lag_ms=4000) as (found, client):
-        first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        _, second = found.nodes
+        await found.begin(client)
         async with client.producer("P") as producer:
             second.disk.hang()
-            assert 2 < await _sent(found, producer, "held") < 6
+            assert 2 < await found.sent(producer, "held") < 6
             await found.until(master=1, inSync=[1])
             assert "a sync of the commit log" in _hangs(second)
             second.disk.heal()
@@ -163,16 +147,14 @@ async def test_a_follower_whose_syncs_hang_holds_messages_for_its_lag_only(
 async def test_a_follower_whose_syncs_hang_is_not_elected(autojump_clock: trio.testing.MockClock) -> None:
     async with controlled_set(3, replica_lag_ms=30_000) as (found, client):
         first, second, third = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2, 3])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "before")
             second.disk.hang()
             assert not await found.send(producer, "held")
             await trio.sleep(2)
             await found.kill(first)
-            assert await _sent(found, producer, "taken") < 8
+            assert await found.sent(producer, "taken") < 8
             assert await found.master() is third  # of two with the same log the lower number is taken else
             second.disk.heal()
             await found.until(master=3, inSync=[2, 3])
@@ -183,15 +165,13 @@ async def test_who_is_elected_and_hangs_before_it_leads_is_followed_by_another(
 ) -> None:
     async with controlled_set(3, replica_lag_ms=30_000) as (found, client):
         first, second, third = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2, 3])
+        await found.begin(client)
         async with client.producer("P") as producer:
             assert await found.send(producer, "before")
             await found.end(first)
             await found.until(master=2)
             second.disk.hang()  # in the middle of the change of its role
-            assert await _sent(found, producer, "taken") < 10
+            assert await found.sent(producer, "taken") < 10
             assert await found.master() is third
             second.disk.heal()
             await found.until(master=3, inSync=[2, 3])
@@ -203,16 +183,14 @@ async def test_the_loop_does_not_wait_for_a_lock_that_a_hanging_sync_holds(
     """A follower whose master changes meanwhile: it cuts its log when the disk is back."""
     async with controlled_set(3, replica_lag_ms=1000) as (found, client):
         first, _, third = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2, 3])
+        await found.begin(client)
         async with client.producer("P") as producer:
             third.disk.hang()
-            await _sent(found, producer, "held")
+            await found.sent(producer, "held")
             await found.until(inSync=[1, 2])
             assert await found.want(2)
             await found.until(master=2)
-            assert await _sent(found, producer, "taken") < 2
+            assert await found.sent(producer, "taken") < 2
             await trio.sleep(20)
             third.disk.heal()
             await found.until(master=2, inSync=[1, 2, 3])
@@ -230,21 +208,19 @@ async def test_a_controller_whose_journal_hangs_does_not_hold_the_others(
         async with controlled_set(2) as (found, client):
             found.pauses = pauses
             first, second = found.nodes
-            assert await found.master() is first
-            await client.admin.create_topic("T", broker="s", queues=1)
-            await found.until(inSync=[1, 2])
+            await found.begin(client)
             leading = await found.leading()
             one = next(one for one in found.controllers if (one.host == leading) is leads)
             one.disk.on_sync = lambda path: pauses.pause(one.host)
             async with client.producer("P") as producer:
-                assert await _sent(found, producer, "nothing changes") < 0.5
+                assert await found.sent(producer, "nothing changes") < 0.5
                 await found.kill(first)  # somebody has to write down who is elected
-                assert await _sent(found, producer, "taken") < 10
+                assert await found.sent(producer, "taken") < 10
                 assert await found.master() is second
                 one.disk.on_sync = None
                 pauses.resume(one.host)
                 await trio.sleep(5)
-                assert await _sent(found, producer, "and on") < 0.5
+                assert await found.sent(producer, "and on") < 0.5
 
 
 def _work(times: list[float]) -> DiskWork:

@@ -412,9 +412,7 @@ async def test_a_slave_does_not_hand_on_when_it_shall_not(autojump_clock: trio.t
 async def test_a_killed_master_that_is_started_again_hands_on(autojump_clock: trio.testing.MockClock) -> None:
     async with controlled_set(2) as (found, client):
         first, second = found.nodes
-        assert await found.master() is first
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        await found.begin(client)
         await found.kill(first)
         killed_at = trio.current_time()
         found.network.heal()
@@ -433,9 +431,7 @@ async def test_what_comes_to_a_master_that_hands_over_is_held_and_taken_when_it_
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client)
         assert first.broker is not None
         control = first.broker.replica.control
         assert control is not None
