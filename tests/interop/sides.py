@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pathlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import pytest
 import trio
 
 import rmq
-from tests.interop.conftest import Servers
-from tests.interop.rocketmq import Process
+from tests.interop.conftest import Servers, program
+from tests.interop.driver import Driver
+from tests.interop.rocketmq import Java, Process, Processes
 
 SETTINGS = {
     "enablePropertyFilter": "true",
@@ -38,6 +40,31 @@ class Cluster:
         async with rmq.connect(self.names) as client:
             await client.admin.create_topic(name, queues=4)
         return name
+
+
+class Beside(Cluster):
+    """Our servers, and a process of clients in another language: `theirs`."""
+
+    def __init__(self, servers: Servers, folder: pathlib.Path, language: str) -> None:
+        super().__init__(servers, folder)
+        self.theirs = Driver(servers.processes, self.names, language)
+
+
+@contextmanager
+def beside(language: str, java: Java, factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    """Starts them; skips the test, with the reason, where the language's tools are missing."""
+    program(language, java)
+    folder = factory.mktemp(language)
+    with Processes(java, folder) as processes:
+        yield Beside(Servers.chosen(processes), folder, language)
+
+
+@asynccontextmanager
+async def client_of(cluster: Cluster, **settings: Any) -> AsyncIterator[rmq.Client]:
+    """A client of ours that is quick to give queues up and to commit."""
+    config = rmq.ClientConfig(suspend_queue_ms=200, commit_interval_ms=500, **settings)
+    async with rmq.connect(cluster.names, config=config) as made:
+        yield made
 
 
 class Seen:
@@ -85,6 +112,28 @@ async def send(client: rmq.Client, topic: str, bodies: list[str], **options: Any
             await producer.send(rmq.Message(topic, body.encode(), **options), sharding_key=key)
             for body in bodies
         ]
+
+
+async def what_they_send(
+    cluster: Beside, client: rmq.Client, topic: str, group: str
+) -> list[tuple[dict[str, Any], rmq.StoredMessage]]:
+    """Their producer sends 20 messages, and a consumer of ours gets them as they were sent: of each what
+    their producer was told, and the message."""
+    bodies = [f"m{number}" for number in range(20)]
+    options = {"tags": "t", "properties": {"amount": "3", "name": "à"}}
+    rows = await cluster.theirs.do("send", topic=topic, bodies=bodies, **options).done()
+    sent = {row["sent"]: row for row in rows if "sent" in row}
+    assert [row["status"] for row in sent.values()] == ["SEND_OK"] * 20
+    async with consuming(client, group, topic) as seen:
+        await seen.until(lambda: len(seen.bodies) == 20)
+    found = [(sent[message.body.decode()], message) for message in seen.messages]
+    for row, message in found:
+        assert (message.queue_id, message.queue_offset) == (row["queue"], row["offset"])
+        assert message.tags == "t"
+        assert message.keys == (message.body.decode(),)
+        assert message.properties["amount"] == "3"
+        assert message.properties["name"] == "à"
+    return found
 
 
 async def only_letter(client: rmq.Client, group: str) -> rmq.DeadLetter:

@@ -19,7 +19,7 @@ from tests.interop import sides
 from tests.interop.conftest import Servers
 from tests.interop.driver import Driver
 from tests.interop.rocketmq import Java, Processes
-from tests.interop.sides import by_key, consuming, only_letter, send
+from tests.interop.sides import by_key, client_of, consuming, only_letter, send
 
 pytestmark = pytest.mark.interop
 
@@ -47,8 +47,7 @@ def cluster(
 
 @pytest.fixture
 async def client(cluster: Cluster) -> AsyncIterator[rmq.Client]:
-    config = rmq.ClientConfig(suspend_queue_ms=200, commit_interval_ms=500)
-    async with rmq.connect(cluster.names, config=config) as made:
+    async with client_of(cluster) as made:
         yield made
 
 

@@ -10,34 +10,30 @@ import pytest
 import trio
 
 import rmq
-from tests.interop.conftest import Servers, program
-from tests.interop.driver import Driver
-from tests.interop.rocketmq import Java, Processes
-from tests.interop.sides import Cluster, by_key, consuming, only_letter, send
+from tests.interop.rocketmq import Java
+from tests.interop.sides import (
+    Beside,
+    beside,
+    by_key,
+    client_of,
+    consuming,
+    only_letter,
+    send,
+    what_they_send,
+)
 
 pytestmark = pytest.mark.interop
 
 
-class GoCluster(Cluster):
-    """Our servers, and a process of Go clients."""
-
-    def __init__(self, servers: Servers, folder: pathlib.Path) -> None:
-        super().__init__(servers, folder)
-        self.go = Driver(servers.processes, self.names, "go")
-
-
 @pytest.fixture(scope="module")
-def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoCluster]:
-    program("go", java)
-    folder = tmp_path_factory.mktemp("go")
-    with Processes(java, folder) as processes:
-        yield GoCluster(Servers.chosen(processes), folder)
+def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    with beside("go", java, tmp_path_factory) as made:
+        yield made
 
 
 @pytest.fixture
-async def client(cluster: GoCluster, tmp_path: pathlib.Path) -> AsyncIterator[rmq.Client]:
-    config = rmq.ClientConfig(suspend_queue_ms=200, commit_interval_ms=500, offsets_dir=str(tmp_path))
-    async with rmq.connect(cluster.names, config=config) as made:
+async def client(cluster: Beside, tmp_path: pathlib.Path) -> AsyncIterator[rmq.Client]:
+    async with client_of(cluster, offsets_dir=str(tmp_path)) as made:
         yield made
 
 
@@ -45,33 +41,21 @@ async def client(cluster: GoCluster, tmp_path: pathlib.Path) -> AsyncIterator[rm
 
 
 async def test_what_a_go_producer_sends_is_what_our_consumer_gets(
-    cluster: GoCluster, client: rmq.Client
+    cluster: Beside, client: rmq.Client
 ) -> None:
     topic = await cluster.topic("GoSends")
-    bodies = [f"m{number}" for number in range(20)]
-    options = {"tags": "t", "properties": {"amount": "3", "name": "à"}}
-    rows = await cluster.go.do("send", topic=topic, bodies=bodies, **options).done()
-    sent = {row["sent"]: row for row in rows if "sent" in row}
-    assert [row["status"] for row in sent.values()] == ["SEND_OK"] * 20
-    async with consuming(client, "go-sends", topic) as seen:
-        await seen.until(lambda: len(seen.bodies) == 20)
-    for message in seen.messages:
-        row = sent[message.body.decode()]
-        assert (message.queue_id, message.queue_offset) == (row["queue"], row["offset"])
-        assert (message.message_id, message.tags) == (row["id"], "t")
-        assert message.keys == (message.body.decode(),)
-        assert message.properties["amount"] == "3"
-        assert message.properties["name"] == "à"
+    for row, message in await what_they_send(cluster, client, topic, "go-sends"):
+        assert message.message_id == row["id"]
 
 
 @pytest.mark.parametrize("how", ["batch", "oneway", "compressed"])
-async def test_batches_oneway_and_compression(cluster: GoCluster, client: rmq.Client, how: str) -> None:
+async def test_batches_oneway_and_compression(cluster: Beside, client: rmq.Client, how: str) -> None:
     topic = await cluster.topic(f"Go-{how}")
     size = 5_000 if how == "compressed" else 0
-    job = cluster.go.do("consume", topic=topic, group=f"go-{how}")
+    job = cluster.theirs.do("consume", topic=topic, group=f"go-{how}")
     theirs = [f"g{number}" for number in range(20)]
     options = {"batch": how == "batch", "oneway": how == "oneway", "size": size}
-    await cluster.go.do("send", topic=topic, bodies=theirs, **options).done()
+    await cluster.theirs.do("send", topic=topic, bodies=theirs, **options).done()
     async with client.producer("ours") as producer:
         messages = [rmq.Message(topic, f"o{number}".ljust(size).encode()) for number in range(20)]
         if how == "batch":
@@ -87,12 +71,12 @@ async def test_batches_oneway_and_compression(cluster: GoCluster, client: rmq.Cl
     await job.stop()
 
 
-async def test_delay_levels(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_delay_levels(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoLevels")
-    job = cluster.go.do("consume", topic=topic, group="go-levels")
+    job = cluster.theirs.do("consume", topic=topic, group="go-levels")
     await job.until(lambda: job.told("started"), "start")
     began = time.time()
-    await cluster.go.do("send", topic=topic, bodies=["two"], delay=2).done()
+    await cluster.theirs.do("send", topic=topic, bodies=["two"], delay=2).done()
     await send(client, topic, ["one"], delay_level=1)
     await job.until(lambda: len(job.bodies) == 2, "two messages")
     late = {row["body"]: row["at"] / 1000 - began for row in job.rows if "body" in row}
@@ -101,11 +85,11 @@ async def test_delay_levels(cluster: GoCluster, client: rmq.Client) -> None:
     await job.stop()
 
 
-async def test_transactions_and_their_check_back(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_transactions_and_their_check_back(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoHalves")
     decisions = {"yes": "COMMIT_MESSAGE", "no": "ROLLBACK_MESSAGE", "later": "UNKNOW", "refused": "UNKNOW"}
     checks = {"later": "COMMIT_MESSAGE", "refused": "ROLLBACK_MESSAGE"}
-    job = cluster.go.do("transact", topic=topic, group="go-halves", decisions=decisions, checks=checks)
+    job = cluster.theirs.do("transact", topic=topic, group="go-halves", decisions=decisions, checks=checks)
     await job.done()
     async with consuming(client, "go-reads", topic) as seen:
         await seen.until(lambda: sorted(seen.bodies) == ["later", "yes"])
@@ -119,17 +103,17 @@ async def test_transactions_and_their_check_back(cluster: GoCluster, client: rmq
 # --- consumers ---
 
 
-async def test_tags_and_sql(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_tags_and_sql(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoFilters")
     for number in range(6):
         properties = {"amount": str(number), "region": "hz" if number % 2 else "sh"}
         tags = "even" if number % 2 == 0 else "odd"
         options = {"topic": topic, "bodies": [f"g{number}"], "tags": tags, "properties": properties}
-        await cluster.go.do("send", **options).done()
+        await cluster.theirs.do("send", **options).done()
         await send(client, topic, [f"o{number}"], tags=tags, properties=properties)
     sql = "amount BETWEEN 2 AND 4 AND region IN ('hz', 'sh')"
-    tagged = cluster.go.do("consume", topic=topic, group="go-tags", tags="even || other")
-    chosen = cluster.go.do("consume", topic=topic, group="go-sql", sql=sql)
+    tagged = cluster.theirs.do("consume", topic=topic, group="go-tags", tags="even || other")
+    chosen = cluster.theirs.do("consume", topic=topic, group="go-sql", sql=sql)
     async with consuming(client, "ours-sql", topic, wanted=rmq.sql(sql)) as seen:
         wanted = ["g2", "g3", "g4", "o2", "o3", "o4"]
         await chosen.until(lambda: sorted(chosen.bodies) == wanted, "six messages by SQL")
@@ -140,9 +124,9 @@ async def test_tags_and_sql(cluster: GoCluster, client: rmq.Client) -> None:
     await chosen.stop()
 
 
-async def test_what_a_go_consumer_gives_up_is_a_dead_letter(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_what_a_go_consumer_gives_up_is_a_dead_letter(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoFails")
-    failing = cluster.go.do("consume", topic=topic, group="go-fails", fail=["bad"], most=2)
+    failing = cluster.theirs.do("consume", topic=topic, group="go-fails", fail=["bad"], most=2)
     (sent,) = await send(client, topic, ["bad"], tags="t", keys=["k"], properties={"amount": "3"})
     await failing.until(lambda: len(failing.bodies) == 3, "two retries")
     assert failing.told("times") == [0, 1, 2]
@@ -150,17 +134,17 @@ async def test_what_a_go_consumer_gives_up_is_a_dead_letter(cluster: GoCluster, 
     await failing.stop()
     assert (letter.topic, letter.message_id) == (topic, sent.message_id)
     assert (await client.redrive("go-fails")).sent == 1
-    good = cluster.go.do("consume", topic=topic, group="go-fails-reads")
+    good = cluster.theirs.do("consume", topic=topic, group="go-fails-reads")
     await good.until(lambda: len(good.bodies) == 2, "the message, and the message again")
     (row,) = [row for row in good.rows if "DLQ_REDRIVE_KEY" in row.get("properties", ())]
     assert (row["topic"], row["times"], row["id"]) == (topic, 0, sent.message_id)
     await good.stop()
 
 
-async def test_a_go_consumer_takes_each_key_in_order(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_a_go_consumer_takes_each_key_in_order(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoOrdered")
     keys = [f"k{number}" for number in range(8)]
-    job = cluster.go.do("consume", topic=topic, group="go-ordered", ordered=True)
+    job = cluster.theirs.do("consume", topic=topic, group="go-ordered", ordered=True)
     for key in keys:
         await send(client, topic, [f"{key} {step}" for step in range(5)], key=key)
     await job.until(lambda: len(job.bodies) == 40, "40 messages")
@@ -168,35 +152,33 @@ async def test_a_go_consumer_takes_each_key_in_order(cluster: GoCluster, client:
     await job.stop()
 
 
-async def test_our_consumer_takes_in_order_what_go_sends(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_our_consumer_takes_in_order_what_go_sends(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoSendsInOrder")
     keys = [f"k{number}" for number in range(8)]
     for key in keys:
         bodies = [f"{key} {step}" for step in range(5)]
-        rows = await cluster.go.do("send", topic=topic, bodies=bodies, key=key).done()
+        rows = await cluster.theirs.do("send", topic=topic, bodies=bodies, key=key).done()
         assert len({row["queue"] for row in rows if "queue" in row}) == 1
     async with consuming(client, "ours-ordered", topic, ordered=True) as seen:
         await seen.until(lambda: len(seen.bodies) == 40)
     assert by_key(seen.bodies) == {key: list(range(5)) for key in keys}
 
 
-async def test_an_ordered_message_that_fails_holds_up_its_queue(
-    cluster: GoCluster, client: rmq.Client
-) -> None:
+async def test_an_ordered_message_that_fails_holds_up_its_queue(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoOrderedFails")
-    job = cluster.go.do("consume", topic=topic, group="go-holds", ordered=True, fail=["bad"])
+    job = cluster.theirs.do("consume", topic=topic, group="go-holds", ordered=True, fail=["bad"])
     await send(client, topic, ["bad", "good"], key="k")
     await job.until(lambda: job.bodies.count("bad") > 3, "the message again")
     assert "good" not in job.bodies
     await job.stop()
 
 
-async def test_members_of_both_languages_get_a_broadcast(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_members_of_both_languages_get_a_broadcast(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoBroadcast")
-    job = cluster.go.do("consume", topic=topic, group="go-broadcast", broadcasting=True)
+    job = cluster.theirs.do("consume", topic=topic, group="go-broadcast", broadcasting=True)
     await job.until(lambda: job.told("started"), "start")
     async with consuming(client, "go-broadcast", topic, broadcasting=True) as seen:
-        await cluster.go.do("send", topic=topic, bodies=["g0", "g1", "g2"]).done()
+        await cluster.theirs.do("send", topic=topic, bodies=["g0", "g1", "g2"]).done()
         await send(client, topic, ["o0", "o1", "o2"])
         wanted = ["g0", "g1", "g2", "o0", "o1", "o2"]
         await seen.until(lambda: sorted(seen.bodies) == wanted)
@@ -204,9 +186,9 @@ async def test_members_of_both_languages_get_a_broadcast(cluster: GoCluster, cli
     await job.stop()
 
 
-async def test_one_group_of_both_languages_shares_the_queues(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_one_group_of_both_languages_shares_the_queues(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoShared")
-    job = cluster.go.do("consume", topic=topic, group="go-shared")
+    job = cluster.theirs.do("consume", topic=topic, group="go-shared")
     await job.until(lambda: job.told("started"), "start")
     async with consuming(client, "go-shared", topic) as seen:
         wanted: set[str] = set()
@@ -220,11 +202,11 @@ async def test_one_group_of_both_languages_shares_the_queues(cluster: GoCluster,
     await job.stop()
 
 
-async def test_a_go_pull_consumer(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_a_go_pull_consumer(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoPulls")
     results = await send(client, topic, [f"m{number}" for number in range(40)])
     late = sorted(f"m{number}" for number, result in enumerate(results) if result.queue_offset >= 4)
-    job = cluster.go.do("lite", topic=topic, group="go-pulls", offset=4, count=len(late))
+    job = cluster.theirs.do("lite", topic=topic, group="go-pulls", offset=4, count=len(late))
     await job.done()
     assert sorted(job.bodies) == late
 
@@ -232,7 +214,7 @@ async def test_a_go_pull_consumer(cluster: GoCluster, client: rmq.Client) -> Non
 # --- request and reply ---
 
 
-async def test_go_asks_and_we_answer(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_go_asks_and_we_answer(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("GoAsks")
     async with client.producer("answers") as producer, trio.open_nursery() as nursery:
 
@@ -242,15 +224,15 @@ async def test_go_asks_and_we_answer(cluster: GoCluster, client: rmq.Client) -> 
 
         async with client.consumer("go-answering", {topic: "*"}, consume_from="first") as consumer:
             nursery.start_soon(consumer.run, answer)
-            job = cluster.go.do("ask", topic=topic, bodies=["q0", "q1"])
+            job = cluster.theirs.do("ask", topic=topic, bodies=["q0", "q1"])
             await job.done()
             nursery.cancel_scope.cancel()
     assert job.told("answer") == ["aq0", "aq1"]
 
 
-async def test_we_ask_and_go_answers(cluster: GoCluster, client: rmq.Client) -> None:
+async def test_we_ask_and_go_answers(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("WeAskGo")
-    job = cluster.go.do("consume", topic=topic, group="go-answers", answer=True)
+    job = cluster.theirs.do("consume", topic=topic, group="go-answers", answer=True)
     await job.until(lambda: job.told("started"), "start")
     async with client.producer("asks") as producer:
         answers = [await producer.request(rmq.Message(topic, b"q%d" % n), timeout=30) for n in range(2)]

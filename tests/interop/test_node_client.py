@@ -12,61 +12,35 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 import rmq
-from tests.interop.conftest import Servers, program
-from tests.interop.driver import Driver
-from tests.interop.rocketmq import Java, Processes
-from tests.interop.sides import Cluster, consuming, only_letter, send
+from tests.interop.rocketmq import Java
+from tests.interop.sides import Beside, beside, client_of, consuming, only_letter, send, what_they_send
 
 pytestmark = pytest.mark.interop
 
 
-class NodeCluster(Cluster):
-    """Our servers, and a process of Node clients."""
-
-    def __init__(self, servers: Servers, folder: pathlib.Path) -> None:
-        super().__init__(servers, folder)
-        self.node = Driver(servers.processes, self.names, "node")
-
-
 @pytest.fixture(scope="module")
-def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCluster]:
-    program("node", java)
-    folder = tmp_path_factory.mktemp("node")
-    with Processes(java, folder) as processes:
-        yield NodeCluster(Servers.chosen(processes), folder)
+def cluster(java: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+    with beside("node", java, tmp_path_factory) as made:
+        yield made
 
 
 @pytest.fixture
-async def client(cluster: NodeCluster, tmp_path: pathlib.Path) -> AsyncIterator[rmq.Client]:
-    config = rmq.ClientConfig(suspend_queue_ms=200, commit_interval_ms=500, offsets_dir=str(tmp_path))
-    async with rmq.connect(cluster.names, config=config) as made:
+async def client(cluster: Beside, tmp_path: pathlib.Path) -> AsyncIterator[rmq.Client]:
+    async with client_of(cluster, offsets_dir=str(tmp_path)) as made:
         yield made
 
 
 async def test_what_a_node_producer_sends_is_what_our_consumer_gets(
-    cluster: NodeCluster, client: rmq.Client
+    cluster: Beside, client: rmq.Client
 ) -> None:
     topic = await cluster.topic("NodeSends")
-    bodies = [f"m{number}" for number in range(20)]
-    options = {"tags": "t", "properties": {"amount": "3", "name": "à"}}
-    rows = await cluster.node.do("send", topic=topic, bodies=bodies, **options).done()
-    sent = {row["sent"]: row for row in rows if "sent" in row}
-    assert [row["status"] for row in sent.values()] == ["SEND_OK"] * 20
-    async with consuming(client, "node-sends", topic) as seen:
-        await seen.until(lambda: len(seen.bodies) == 20)
-    for message in seen.messages:
-        row = sent[message.body.decode()]
-        assert (message.queue_id, message.queue_offset) == (row["queue"], row["offset"])
-        assert message.tags == "t"
-        assert message.keys == (message.body.decode(),)
-        assert message.properties["amount"] == "3"
-        assert message.properties["name"] == "à"
+    await what_they_send(cluster, client, topic, "node-sends")
 
 
-async def test_compressed_bodies(cluster: NodeCluster, client: rmq.Client) -> None:
+async def test_compressed_bodies(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("NodeCompressed")
-    job = cluster.node.do("consume", topic=topic, group="node-compressed")
-    await cluster.node.do("send", topic=topic, bodies=["theirs"], size=5_000).done()
+    job = cluster.theirs.do("consume", topic=topic, group="node-compressed")
+    await cluster.theirs.do("send", topic=topic, bodies=["theirs"], size=5_000).done()
     await send(client, topic, ["ours".ljust(5_000)])
     async with consuming(client, "ours-compressed", topic) as seen:
         await seen.until(lambda: sorted(seen.bodies) == ["ours", "theirs"])
@@ -75,12 +49,12 @@ async def test_compressed_bodies(cluster: NodeCluster, client: rmq.Client) -> No
     await job.stop()
 
 
-async def test_delay_levels(cluster: NodeCluster, client: rmq.Client) -> None:
+async def test_delay_levels(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("NodeLevels")
-    job = cluster.node.do("consume", topic=topic, group="node-levels")
+    job = cluster.theirs.do("consume", topic=topic, group="node-levels")
     await job.until(lambda: job.told("started"), "start")
     began = time.time()
-    await cluster.node.do("send", topic=topic, bodies=["two"], delay=2).done()
+    await cluster.theirs.do("send", topic=topic, bodies=["two"], delay=2).done()
     await send(client, topic, ["one"], delay_level=1)
     await job.until(lambda: len(job.bodies) == 2, "two messages")
     late = {row["body"]: row["at"] / 1000 - began for row in job.rows if "body" in row}
@@ -89,16 +63,16 @@ async def test_delay_levels(cluster: NodeCluster, client: rmq.Client) -> None:
     await job.stop()
 
 
-async def test_tags_and_sql(cluster: NodeCluster, client: rmq.Client) -> None:
+async def test_tags_and_sql(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("NodeFilters")
     for number in range(6):
         tags = "odd" if number % 2 else "even"
         properties = {"amount": str(number)}
         options = {"topic": topic, "bodies": [f"n{number}"], "tags": tags, "properties": properties}
-        await cluster.node.do("send", **options).done()
+        await cluster.theirs.do("send", **options).done()
         await send(client, topic, [f"o{number}"], tags=tags, properties=properties)
-    tagged = cluster.node.do("consume", topic=topic, group="node-tags", tags="even || other")
-    chosen = cluster.node.do("consume", topic=topic, group="node-sql", sql="amount BETWEEN 2 AND 4")
+    tagged = cluster.theirs.do("consume", topic=topic, group="node-tags", tags="even || other")
+    chosen = cluster.theirs.do("consume", topic=topic, group="node-sql", sql="amount BETWEEN 2 AND 4")
     await chosen.until(
         lambda: sorted(chosen.bodies) == ["n2", "n3", "n4", "o2", "o3", "o4"], "six messages by SQL"
     )
@@ -109,12 +83,10 @@ async def test_tags_and_sql(cluster: NodeCluster, client: rmq.Client) -> None:
     await chosen.stop()
 
 
-async def test_what_a_node_consumer_gives_up_is_a_dead_letter(
-    cluster: NodeCluster, client: rmq.Client
-) -> None:
+async def test_what_a_node_consumer_gives_up_is_a_dead_letter(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("NodeFails")
     await client.admin.create_group("node-fails", retry_max_times=2)
-    failing = cluster.node.do("consume", topic=topic, group="node-fails", fail=["bad"])
+    failing = cluster.theirs.do("consume", topic=topic, group="node-fails", fail=["bad"])
     (sent,) = await send(client, topic, ["bad"], tags="t")
     await failing.until(lambda: len(failing.bodies) == 3, "two retries")
     assert failing.told("times") == [0, 1, 2]
@@ -123,12 +95,12 @@ async def test_what_a_node_consumer_gives_up_is_a_dead_letter(
     assert (letter.topic, letter.message_id) == (topic, sent.message_id)
 
 
-async def test_members_of_both_languages_get_a_broadcast(cluster: NodeCluster, client: rmq.Client) -> None:
+async def test_members_of_both_languages_get_a_broadcast(cluster: Beside, client: rmq.Client) -> None:
     topic = await cluster.topic("NodeBroadcast")
-    job = cluster.node.do("consume", topic=topic, group="node-broadcast", broadcasting=True)
+    job = cluster.theirs.do("consume", topic=topic, group="node-broadcast", broadcasting=True)
     await job.until(lambda: job.told("started"), "start")
     async with consuming(client, "node-broadcast", topic, broadcasting=True) as seen:
-        await cluster.node.do("send", topic=topic, bodies=["n0", "n1"]).done()
+        await cluster.theirs.do("send", topic=topic, bodies=["n0", "n1"]).done()
         await send(client, topic, ["o0", "o1"])
         wanted = ["n0", "n1", "o0", "o1"]
         await seen.until(lambda: sorted(seen.bodies) == wanted)
