@@ -314,11 +314,14 @@ class Set:
                     return node
                 await trio.sleep(0.05)
 
-    async def begin(self, client: Client, *, queues: int = 1) -> Node:
-        """Have a topic T and all in sync, for a test to begin with; returns the master, the first node."""
+    async def begin(self, client: Client, *, queues: int = 1, group: str = "") -> Node:
+        """Have a topic T, the group if one is named, and all in sync, for a test to begin with; returns the
+        master, the first node."""
         first = await self.master()
         assert first is self.nodes[0]
         await client.admin.create_topic("T", broker="s", queues=queues)
+        if group:
+            await client.admin.create_group(group, broker="s")
         await self.until(inSync=list(range(1, len(self.nodes) + 1)))
         return first
 

@@ -92,10 +92,7 @@ async def test_a_master_that_hands_over_takes_no_commit_that_its_follower_will_n
     autojump_clock: trio.testing.MockClock, latency: float
 ) -> None:
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await client.admin.create_group("G", broker="s")
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client, group="G")
         async with client.producer("P") as producer:
             for number in range(50):
                 await found.send(producer, f"m{number}")
@@ -127,10 +124,7 @@ async def test_a_master_without_a_lease_answers_no_commit_and_takes_those_that_a
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await client.admin.create_group("G", broker="s")
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client, group="G")
         async with client.producer("P") as producer:
             for number in range(10):
                 await found.send(producer, f"m{number}")
@@ -150,10 +144,7 @@ async def test_a_master_without_a_lease_answers_no_commit_and_takes_those_that_a
 
 async def test_a_committed_offset_is_soon_at_the_slaves(autojump_clock: trio.testing.MockClock) -> None:
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await client.admin.create_group("G", broker="s")
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client, group="G")
         async with client.producer("P") as producer:
             for number in range(10):
                 await found.send(producer, f"m{number}")
@@ -226,9 +217,7 @@ async def test_who_is_not_the_master_or_has_no_lease_locks_nothing(
 ) -> None:
     """Members with old routes ask a former master, which does not know who holds what by now."""
     async with controlled_set(2, relay_sends=False) as (found, client):
-        first, second = await found.master(), found.nodes[1]
-        await client.admin.create_topic("T", broker="s", queues=3)
-        await found.until(inSync=[1, 2])
+        first, second = await found.begin(client, queues=3), found.nodes[1]
         assert await lock(found, first, "one", 0) == {0}
         assert await refused(found, second, "two")
         assert await found.want(2)
@@ -249,9 +238,7 @@ async def test_a_former_master_that_never_heard_its_successor_still_knows_who_ho
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     async with controlled_set(2) as (found, client):
-        first, second = await found.master(), found.nodes[1]
-        await client.admin.create_topic("T", broker="s", queues=3)
-        await found.until(inSync=[1, 2])
+        first, second = await found.begin(client, queues=3), found.nodes[1]
         assert await lock(found, first, "one", 0) == {0}
         await trio.sleep(0.1)
         assert await found.want(2)

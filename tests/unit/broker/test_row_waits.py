@@ -39,10 +39,7 @@ async def asked(found: Set, node: Node, request: Command, seconds: float = 20.0)
 
 async def prepared(found: Set, client: Any) -> tuple[Node, Node]:
     """A topic, a group and ten messages; the master and the other."""
-    first = await found.master()
-    await client.admin.create_topic("T", broker="s", queues=2)
-    await client.admin.create_group("G", broker="s")
-    await found.until(inSync=[1, 2])
+    first = await found.begin(client, queues=2, group="G")
     async with client.producer("P") as producer:
         for number in range(20):
             assert await found.send(producer, f"m{number}")

@@ -50,11 +50,8 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
 async def handed_over(size: int = 2, **settings: Any) -> AsyncIterator[tuple[Set, Node, Node]]:
     """A set whose first broker has handed over to the second and follows it now."""
     async with controlled_set(size, **settings) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await client.admin.create_group("G", broker="s")
+        first = await found.begin(client, group="G")
         everybody = list(range(1, size + 1))
-        await found.until(inSync=everybody)
         assert await found.want(2)
         await found.until(master=2, inSync=everybody)
         second = await found.master()
@@ -505,10 +502,7 @@ async def test_consumers_read_on_at_a_broker_that_got_another_role(
 ) -> None:
     """Java's do not say what they subscribe to but by their heartbeats, which come every 30 s."""
     async with controlled_set(2) as (found, client):
-        first = await found.master()
-        await client.admin.create_topic("T", broker="s", queues=1)
-        await client.admin.create_group("G", broker="s")
-        await found.until(inSync=[1, 2])
+        first = await found.begin(client, group="G")
         assert (await asked(found, first, send("m"))).code == ResponseCode.SUCCESS
         wanted = SubscriptionData("T", "*")
         consumer = ConsumerData("G", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", [wanted])
