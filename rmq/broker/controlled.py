@@ -17,7 +17,7 @@ import math
 import os
 import random
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -156,8 +156,8 @@ async def run(
                 controlled = _Controlled(
                     config, store_config, control, pool, beneath, on_opened, now_ms, health
                 )
-                controlled.serve_pages = partial(served_pages, wire, config, health)
-                await controlled.live(stop, task_status, partial(Pool, wire, tls=wire_tls))
+                pages, links = partial(served_pages, wire, config, health), partial(Pool, wire, tls=wire_tls)
+                await controlled.live(stop, task_status, pages, links)
     finally:
         await ports.aclose()
         lock.release()
@@ -199,8 +199,6 @@ class _Controlled:
         self._on_opened = on_opened
         self._now_ms = now_ms or wall_clock_ms
         self._health = health
-        self.serve_pages: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        """Serves the pages of its health, while the service does not."""
         self._secret = cluster_secret(config.cluster_secret_file)
         self._given = parse_addresses(config.controller_addr, "controllerAddr")
         self._addresses = self._given
@@ -221,9 +219,14 @@ class _Controlled:
         self._links: Pool | None = None
 
     async def live(
-        self, stop: Stop, task_status: anyio.abc.TaskStatus[list[str]], links: Callable[..., Pool]
+        self,
+        stop: Stop,
+        task_status: anyio.abc.TaskStatus[list[str]],
+        pages: Callable[[], AbstractAsyncContextManager[object]],
+        links: Callable[..., Pool],
     ) -> None:
-        """All of its life, until `stop` is set. `links` makes the pool of connections to masters."""
+        """All of its life, until `stop` is set. `pages` serves those of its health, while the service does
+        not; `links` makes the pool of connections to masters."""
         is_first = True
         async with anyio.create_task_group() as nursery:
             nursery.start_soon(self._until, stop)
@@ -232,7 +235,7 @@ class _Controlled:
                 nursery.start_soon(self._keep_link, links)
             while not self._is_stopping:
                 if not self._control.number:
-                    await self._wait()
+                    await self._wait(pages)
                     continue
                 addresses = await self._serve(task_status if is_first else None)
                 is_first = is_first and not addresses
@@ -242,11 +245,11 @@ class _Controlled:
                 await self._leave()
             nursery.cancel_scope.cancel()
 
-    async def _wait(self) -> None:
+    async def _wait(self, pages: Callable[[], AbstractAsyncContextManager[object]]) -> None:
         """Until the controllers have said which replica it is, or it stops."""
         self._health.lacks(CONTROLLERS, "they have not answered yet")
         self._health.has(STORE)  # nobody opens it yet
-        async with self.serve_pages():
+        async with pages():
             await self._known.wait()
         self._health.lacks(STORE, "it is being opened")
         self._health.has(CONTROLLERS)
