@@ -37,6 +37,8 @@ MORE: Final = {
 """Kinds that a seed may have, and their deeds."""
 DISKS: Final = ("disk", "disk", "disk only")
 """The same of disks that fail."""
+PARTS: Final = ("", "", "commitlog", "consumequeue", "config")
+"""Of a disk, the files that have a fault; all, mostly."""
 CONTROLLER_HOSTS: Final = tuple(address.partition(":")[0] for address in CONTROLLERS)
 NAME_SERVER: Final = "10.0.0.1"
 TAKEN_SECONDS: Final = 30.0
@@ -173,23 +175,32 @@ class Faults:
         self._dying -= 1
         self._commits.lost_power(node, node.disk)
 
-    def _bad_disk(self, node: Node, seconds: float) -> bool:
-        """The disk of one broker at a time fails, in one way or another, for so long; whether it does."""
-        found, chance = self._found, self._chance
+    def _ail(self, node: Node, seconds: float, how: Callable[[], None]) -> bool:
+        """The disk of one broker at a time has a fault for so long, which `how` makes; whether it does."""
+        found = self._found
         if node.stop is None or any(one.has_bad_disk for one in found.nodes):
             return False
-        node.has_bad_disk = True
-        kind = chance.choice(("write", "sync", "sync once", "full"))
-        self.counts[f"disk: {kind}"] += 1
-        self._saw(kind, node.host)
-        part = chance.choice(("", "", "commitlog", "consumequeue", "config"))
-        if kind == "full":
-            node.disk.capacity = node.disk.used + chance.choice((0, 4096, 65536))
-        else:
-            node.disk.fail(kind.partition(" ")[0], part, 1 if kind == "sync once" else math.inf)
+        node.has_bad_disk = True  # it may end by itself
+        how()
         self._mending.append(trio.CancelScope())
         found.nursery.start_soon(self._mend_disk, node, node.disk, seconds, self._mending[-1])
         return True
+
+    def _bad_disk(self, node: Node, seconds: float) -> bool:
+        """It fails, in one way or another."""
+        chance = self._chance
+
+        def fail() -> None:
+            kind = chance.choice(("write", "sync", "sync once", "full"))
+            self.counts[f"disk: {kind}"] += 1
+            self._saw(kind, node.host)
+            part = chance.choice(PARTS)
+            if kind == "full":
+                node.disk.capacity = node.disk.used + chance.choice((0, 4096, 65536))
+            else:
+                node.disk.fail(kind.partition(" ")[0], part, 1 if kind == "sync once" else math.inf)
+
+        return self._ail(node, seconds, fail)
 
     async def _mend_disk(self, node: Node, disk: MemoryDisk, seconds: float, scope: trio.CancelScope) -> None:
         with scope:
@@ -234,16 +245,13 @@ class Faults:
             self._mending[-1].cancel()
 
     def _hang(self, node: Node, chance: random.Random, seconds: float) -> bool:
-        """The same, of the disk of one broker at a time; whether it does."""
-        found = self._found
-        if node.stop is None or any(one.has_bad_disk for one in found.nodes):
-            return False
-        node.has_bad_disk = True  # it may end by itself
-        self.counts["hang"] += 1
-        node.disk.hang(chance.choice(("", "", "commitlog", "consumequeue", "config")))
-        self._mending.append(trio.CancelScope())
-        found.nursery.start_soon(self._mend_disk, node, node.disk, seconds, self._mending[-1])
-        return True
+        """Its syncs hang."""
+
+        def hang() -> None:
+            self.counts["hang"] += 1
+            node.disk.hang(chance.choice(PARTS))
+
+        return self._ail(node, seconds, hang)
 
     async def _controller(self) -> None:
         """Strike one of the controllers, seldom a second one at the same time."""
