@@ -11,8 +11,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
-from attrs import evolve
-
+from rmq.broker.announcements import Announcements
 from rmq.broker.filter import is_tag_type
 from rmq.broker.members import ClientIds, Conflicts, ConsumerGroup, Member, terms_of, with_past_versions
 from rmq.errors import InvalidName, for_code
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 SILENT_MS: Final = 120_000
 SCAN_MS: Final = 10_000
-FORMER_MS: Final = 60_000
-"""For so long a broker with another role goes by what groups announced before: two heartbeats of Java."""
 GROUPS_OF_A_CONNECTION: Final = 4_096
 SUBSCRIPTIONS_OF_A_HEARTBEAT: Final = 4_096
 GROUP_NAME: Final = b'"groupName"'
@@ -78,8 +75,7 @@ class Clients:
         self._topics = topics
         self._filters = filters
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._former: dict[str, ConsumerGroup] = {}
-        self._former_until = 0
+        self.announcements = Announcements(self._consumers, clock)
         self._producers: dict[str, dict[Connection, Member]] = {}
         self._of_connection: dict[Connection, set[tuple[str, str]]] = {}
         self._memberships = 0
@@ -103,18 +99,6 @@ class Clients:
     def consumer_group(self, group: str) -> ConsumerGroup | None:
         """A consumer group that has members, or None."""
         return self._consumers.get(group)
-
-    def announced(self) -> dict[str, ConsumerGroup]:
-        """What the groups that have members announced, without these members."""
-        return {name: evolve(group, members={}) for name, group in self._consumers.items()}
-
-    def recall(self, announced: dict[str, ConsumerGroup]) -> None:
-        """Know what groups announced to this broker before it got another role: heartbeats come seldom."""
-        self._former, self._former_until = announced, self._ms() + FORMER_MS
-
-    def former(self, group: str) -> ConsumerGroup | None:
-        """What a group that has no members yet announced before, for as long as its heartbeats may take."""
-        return self._former.get(group) if self._ms() < self._former_until else None
 
     def consumer_ids(self, group: str) -> list[str]:
         """The client ids of a consumer group, in order of arrival, each once.
@@ -320,9 +304,10 @@ class Clients:
             self._topics.foresee_retry(topic, config.retry_queue_nums, sys_flag, account=account)
 
     def _join(self, consumer: ConsumerData, member: Member) -> bool:
-        group = self._consumers.get(consumer.group_name)
-        if group is None:
-            group = self._consumers[consumer.group_name] = ConsumerGroup(consumer.group_name)
+        known = self._consumers.get(consumer.group_name)
+        announced = None if known is None else known.announced
+        group = known or ConsumerGroup(consumer.group_name)
+        self._consumers[group.name] = group
         group.consume_type = consumer.consume_type
         group.message_model = consumer.message_model
         group.consume_from_where = consumer.consume_from_where
@@ -334,6 +319,8 @@ class Clients:
         is_changed = group.subscribe(wanted)
         self._filters.register(group.name, wanted)
         self._remember(member.connection, "consumer", group.name)
+        if group.announced != announced:
+            self.announcements.changed(group.name)
         if is_new and consumer.unit_mode:
             log.warning("group %s: unit mode is ignored", group.name)
         return is_new or is_changed
@@ -364,7 +351,7 @@ class Clients:
     def on_close(self, connection: Connection) -> None:
         """The connection has ended: its clients leave all their groups."""
         for kind, group in sorted(self._of_connection.get(connection, ())):
-            self._leave(connection, kind, group)
+            self._leave(connection, kind, group, is_cut=True)
             log.info("%s of %s group %s is disconnected", connection.peer_address, kind, group)
 
     def expire(self, now: int) -> int:
@@ -372,6 +359,7 @@ class Clients:
 
         `now` is in ms of `clock`; returns when to come again: when the next can be silent, but not at once.
         """
+        self.announcements.expire(now)
         longest = now
         for connection, memberships in list(self._of_connection.items()):
             heard = {one: self._members(*one)[connection].heard_ms for one in memberships}
@@ -390,8 +378,9 @@ class Clients:
     def _members(self, kind: str, group: str) -> dict[Connection, Member]:
         return self._consumers[group].members if kind == "consumer" else self._producers[group]
 
-    def _leave(self, connection: Connection, kind: str, group: str) -> bool:
-        """Take a connection out of a group; whether it was there. An empty group is gone."""
+    def _leave(self, connection: Connection, kind: str, group: str, *, is_cut: bool = False) -> bool:
+        """Take a connection out of a group; whether it was there. An empty group is gone; `is_cut`: it may
+        come again."""
         memberships = self._of_connection.get(connection, set())
         if (kind, group) not in memberships:
             return False
@@ -405,12 +394,16 @@ class Clients:
             self.conflicts.left(group, member)
         else:
             self._ids.leave(member.client_id, connection, member.heard_ms)
-        if not members:
-            del (self._consumers if kind == "consumer" else self._producers)[group]
-            if kind == "consumer":
-                self._filters.unregister(group)
-        elif kind == "consumer":
+        if kind == "consumer" and members:
             self._notify(group)
+        elif kind == "consumer":
+            left = self._consumers.pop(group)
+            if is_cut:
+                self.announcements.left(left)
+            self.announcements.changed(group)
+            self._filters.unregister(group)
+        elif not members:
+            del self._producers[group]
         return True
 
     def _notify(self, group: str) -> None:

@@ -267,7 +267,7 @@ class _Controlled:
     def _end(self) -> None:
         self._relay.end(answers=not self._control.stays)
         if self._broker is not None and self._ending is not None and not self._ending.is_set():
-            self._announced = self._broker.clients.announced() or self._announced
+            self._announced = self._broker.clients.announcements.known() or self._announced
         if self._ending is not None:
             self._ending.set()
 
@@ -339,7 +339,7 @@ class _Controlled:
         control, store = self._control, broker.store
         broker.replica.control = control
         broker.locks.is_closed = lambda: control.is_closed or not control.may_act()
-        broker.clients.recall(self._announced)
+        broker.clients.announcements.recall(self._announced)
         if self._led:
             store.flush()
             if control.is_elected and control.epoch == epoch:

@@ -332,12 +332,16 @@ class FilterTable:
         topics = set()
         for subscription in wanted:
             topics.add(subscription.topic)
-            has_filter = subscription.sub_string and not is_tag_type(subscription.expression_type)
-            if has_filter and self._settings.broker.enable_property_filter:
-                self._register(group, subscription)
+            self.take(group, subscription)
         for known in self._of(group):
             if known.topic not in topics:
                 self._die(known)
+
+    def take(self, group: str, wanted: SubscriptionData) -> None:
+        """Take what the group announces of one topic, unless it is by tags, or filters are not allowed."""
+        has_filter = wanted.sub_string and not is_tag_type(wanted.expression_type)
+        if has_filter and self._settings.broker.enable_property_filter:
+            self._register(group, wanted)
 
     def unregister(self, group: str) -> None:
         """The group has no member left."""

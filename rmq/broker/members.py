@@ -67,6 +67,11 @@ class ConsumerGroup:
     subscriptions: dict[str, SubscriptionData] = field(factory=dict)
     members: dict[Connection, Member] = field(factory=dict)
 
+    @property
+    def announced(self) -> tuple[object, ...]:
+        """What its members have announced, to be compared."""
+        return self.consume_type, self.message_model, self.consume_from_where, self.subscriptions
+
     def subscribe(self, wanted: Iterable[SubscriptionData]) -> bool:
         """Take what a member wants; whether the group's topics have changed by it."""
         latest = {subscription.topic: subscription for subscription in wanted}

@@ -266,7 +266,7 @@ class Pull:
                 plan = self._remember(key, self._plan_of_tags(subscription))
             return plan
         self._check_switch(subscription)
-        known = self._filter(header, connection)
+        known = self._filter(header, subscription, connection)
         if plan is None or plan.filter is not known:
             plan = self._remember(key, self._plan_of_filter(subscription, known.matches, known))
         return plan
@@ -289,8 +289,7 @@ class Pull:
         self, header: PullMessageRequestHeader, group: SubscriptionGroupConfig
     ) -> SubscriptionData:
         """The subscription that the group's members announced by heartbeat."""
-        name, clients = header.consumer_group, self._clients
-        members = clients.consumer_group(name) or clients.former(name)
+        members = self._clients.announcements.of(header.consumer_group)
         if members is None:
             raise for_code(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -309,8 +308,12 @@ class Pull:
             raise for_code(ResponseCode.SUBSCRIPTION_NOT_LATEST, "the consumer's subscription not latest")
         return subscription
 
-    def _filter(self, header: PullMessageRequestHeader, connection: Connection) -> Filter:
+    def _filter(
+        self, header: PullMessageRequestHeader, subscription: SubscriptionData, connection: Connection
+    ) -> Filter:
         """The filter that the group's heartbeats brought, as new as the puller's."""
+        if self._clients.consumer_group(header.consumer_group) is None:
+            self._filters.take(header.consumer_group, subscription)  # they came to the master
         known = self._filters.usable(header.topic, header.consumer_group, connection.peer_address)
         if known is None:
             raise for_code(

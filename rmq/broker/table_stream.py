@@ -1,5 +1,5 @@
-"""Topics, groups, offsets, locks and what plug-ins share in the replication stream, as notes between the
-frames of the log. Pure.
+"""Topics, groups, offsets, locks, what consumers announce and what plug-ins share, in the replication stream:
+notes between the frames of the log. Pure.
 
 A master tells each slave of ours all rows once it knows from where the slave copies, and then what changes.
 Topics and groups go before any byte of the log that was written after the change: a slave that has a message
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 ROWS: Final = 500
 """At most so many rows are in a note; its making and taking hold the loop for a few ms."""
+ROWS_BYTES: Final = 1 << 20
+"""Rows that are larger go in several notes: as a string, they must fit a frame of the link."""
 OFFSETS_SECONDS: Final = 0.2
 """Between two notes about offsets, which change all the time."""
 CONTROLLED_OFFSETS_SECONDS: Final = 0.02
@@ -38,6 +40,7 @@ CONTROLLED_OFFSETS_SECONDS: Final = 0.02
 OFFSETS: Final = "consumerOffset"
 TOPICS: Final = "topics"
 LOCKS: Final = "queueLocks"
+ANNOUNCED: Final = "announcements"
 SHARED: Final = "sharedTexts"
 CONFIRMED: Final = OFFSETS, LOCKS
 """Tables of which followers say what they have."""
@@ -94,8 +97,11 @@ class _Told:
                 return None
             self.left, self.is_whole = changes.since(self.serial), False
             self.serial = changes.serial
-        names, self.left = self.left[:ROWS], self.left[ROWS:]
-        note: dict[str, Any] = {"table": self.name, "rows": self.table.text_of(names).decode()}
+        names = self.left[:ROWS]
+        while len(text := self.table.text_of(names)) > ROWS_BYTES and len(names) > 1:
+            names = names[: len(names) // 2]
+        self.left = self.left[len(names) :]
+        note: dict[str, Any] = {"table": self.name, "rows": text.decode()}
         if self.is_whole:
             return note | {"whole": [is_first, not self.left]}
         return note | {"gone": self.table.missing(names)}
@@ -164,7 +170,7 @@ def row_report(table: str, serial: int) -> int:
 
 class FollowedTables:
     """A slave's: takes what its master tells, by the link or as whole texts. `tables` are known by the names
-    of their files; locks have none.
+    of their files; locks and announcements have none.
 
     `is_fed`: the master tells by the link, so that nothing has to be asked for. `on_topics` is called when
     a text has changed topics, `save_topics` when the link has.
@@ -184,6 +190,7 @@ class FollowedTables:
             TOPICS: tables.topics,
             "subscriptionGroup": tables.groups,
             LOCKS: tables.locks,
+            ANNOUNCED: tables.clients.announcements,
             OFFSETS: tables.offsets,
         }
         self.is_fed = False

@@ -251,7 +251,7 @@ def _leave(rig: Rig) -> None:
     group = rig.broker.clients.consumer_group("readers")
     assert group is not None
     for member in list(group.members):
-        rig.broker.on_close(member)
+        rig.clients.unregister(member, consumer_group="readers")
 
 
 CHANGES: dict[str, tuple[Callable[[Rig], object], int]] = {

@@ -497,6 +497,20 @@ async def test_who_gets_another_role_waits_for_no_answer(autojump_clock: trio.te
         await found.end(first)
 
 
+def announced(group: str) -> Command:
+    """A heartbeat of a consumer of "T"."""
+    wanted = SubscriptionData("T", "*")
+    consumer = ConsumerData(group, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", [wanted])
+    beat = HeartbeatData("C", consumer_data_set=[consumer])
+    return Command.request(RequestCode.HEART_BEAT, None, beat.to_json())
+
+
+async def pulled(found: Set, node: Node, group: str = "G") -> int:
+    """The code that answers a pull of a group, as Java's: it does not say what it subscribes to."""
+    header = PullMessageRequestHeader(group, "T", 0, 0, 32, 0, 0, 0, sub_version=0)
+    return (await asked(found, node, Command.request(RequestCode.PULL_MESSAGE, header))).code
+
+
 async def test_consumers_read_on_at_a_broker_that_got_another_role(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -504,22 +518,36 @@ async def test_consumers_read_on_at_a_broker_that_got_another_role(
     async with controlled_set(2) as (found, client):
         first = await found.begin(client, group="G")
         assert (await asked(found, first, send("m"))).code == ResponseCode.SUCCESS
-        wanted = SubscriptionData("T", "*")
-        consumer = ConsumerData("G", "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_FIRST_OFFSET", [wanted])
-        beat = HeartbeatData("C", consumer_data_set=[consumer])
-        request = Command.request(RequestCode.HEART_BEAT, None, beat.to_json())
-        assert (await asked(found, first, request)).code == ResponseCode.SUCCESS
-
-        async def pull(node: Node) -> int:
-            header = PullMessageRequestHeader("G", "T", 0, 0, 32, 0, 0, 0, sub_version=0)
-            return (await asked(found, node, Command.request(RequestCode.PULL_MESSAGE, header))).code
-
-        assert await pull(first) == ResponseCode.SUCCESS
+        assert (await asked(found, first, announced("G"))).code == ResponseCode.SUCCESS
+        assert await pulled(found, first) == ResponseCode.SUCCESS
         assert await found.want(2)
         await found.until(master=2, inSync=[1, 2])
         await trio.sleep(2)
         assert first.broker is not None
         assert first.broker.is_slave
-        assert await pull(first) == ResponseCode.SUCCESS
-        await trio.sleep(60)
-        assert await pull(first) == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        assert await pulled(found, first) == ResponseCode.SUCCESS
+        await trio.sleep(300)
+        assert await pulled(found, first) == ResponseCode.SUBSCRIPTION_NOT_EXIST
+
+
+async def test_consumers_read_on_at_a_replica_that_was_killed_and_at_one_that_never_heard_them(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    async with controlled_set(2) as (found, client):
+        first, second = await found.begin(client, group="G"), found.nodes[1]
+        await found.until(inSync=[1, 2])
+        assert (await asked(found, first, send("m"))).code == ResponseCode.SUCCESS
+        await trio.sleep(2)
+        assert await pulled(found, second) == ResponseCode.SUBSCRIPTION_NOT_EXIST
+        assert (await asked(found, first, announced("G"))).code == ResponseCode.SUCCESS
+        await trio.sleep(0.5)
+        assert await pulled(found, second) == ResponseCode.SUCCESS
+        await found.kill(first)
+        with trio.fail_after(20):
+            while second not in found.acting():
+                await trio.sleep(0.1)
+        assert await pulled(found, second) == ResponseCode.SUCCESS
+        found.network.heal()
+        await found.start(first)
+        await found.until(master=2, inSync=[1, 2])
+        assert await pulled(found, first) == ResponseCode.SUCCESS

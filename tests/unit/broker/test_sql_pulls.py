@@ -15,6 +15,7 @@ from attrs import evolve
 from rmq.broker import filter as filter_module
 from rmq.broker import pull as pull_module
 from rmq.broker.filter import DEAD_BEFORE_MS, record_properties
+from rmq.broker.members import ConsumerGroup
 from rmq.broker.tables import drain
 from rmq.errors import CorruptRecord
 from rmq.protocol.bodies import CheckClientRequestBody, ConsumerData, HeartbeatData, SubscriptionData
@@ -71,6 +72,20 @@ def saved(rig: Rig) -> dict[str, Any] | None:
 def test_the_filter_of_the_heartbeats_selects(rig: Rig) -> None:
     announce(rig, sql("n > 2"))
     assert bodies(rig.one(plain())) == "34"
+
+
+def test_a_slave_filters_by_what_was_announced_to_its_master(rig: Rig) -> None:
+    def follow(expression: str, version: int = 1) -> None:
+        group = ConsumerGroup("readers", subscriptions={"Orders": sql(expression, version)})
+        rig.clients.announcements.follow({"readers": group}, None, None)
+
+    follow("n > 2")
+    assert bodies(rig.one(plain())) == "34"
+    assert rig.one(plain(2)).code == ResponseCode.SUBSCRIPTION_NOT_LATEST
+    follow("n < 2", version=2)
+    assert bodies(rig.one(plain(2))) == "01"
+    announce(rig, sql("n > 3", version=3))
+    assert bodies(rig.one(plain(3))) == "4"
 
 
 def test_a_newer_filter_takes_over_at_once(rig: Rig) -> None:
