@@ -29,6 +29,9 @@ TRIES_OF_A_TURN: Final = 256
 """Held pulls that one turn looks at: some milliseconds of work."""
 TRIES_OF_A_QUEUE: Final = 64
 """How many of them for one queue, before the next has its turn."""
+SEES_NO_END: Final = "GO"
+"""The language of clients that do not see that a connection has ended over which they wait for an answer:
+they wait for half a minute."""
 _LONG: Final = 1024
 
 
@@ -108,7 +111,7 @@ class HeldPulls:
         connection, header = pull.connection, pull.header
         if connection.is_closed:
             return
-        if self._is_finishing:
+        if self._is_finishing and pull.request.language != SEES_NO_END:
             connection.reset_on_close()
         self._pulls.setdefault((header.topic, header.queue_id), {})[pull] = None
         self._of_connection.setdefault(connection, {})[pull] = None
@@ -194,12 +197,25 @@ class HeldPulls:
             self._drop(pull)
 
     def finish_pulls(self) -> None:
-        """Answer every held pull now, found or not: the broker stops. Who comes after that has no answer, and
-        its connection breaks: after an end in order Java's consumers would wait for half a minute."""
+        """Answer every held pull, found or not: the broker stops. Who pulls after that has no answer, and its
+        connection breaks: after an end in order Java's consumers would wait for half a minute. Pulls of
+        `SEES_NO_END` are held on."""
         self._is_finishing = True
-        for pulls in list(self._pulls.values()):
-            for pull in list(pulls):
+        for pull in self._all():
+            if pull.request.language != SEES_NO_END:
                 self._finish(pull)
+
+    def finish_last(self) -> None:
+        """Answer the pulls that are held on, each with the end of its connection right behind, before its
+        client can pull again."""
+        waiting = [pull for pull in self._all() if pull.request.language == SEES_NO_END]
+        for pull in waiting:
+            self._finish(pull)
+        for connection in {pull.connection: None for pull in waiting}:
+            connection.finish("this broker is stopping")
+
+    def _all(self) -> list[HeldPull]:
+        return [pull for pulls in self._pulls.values() for pull in pulls]
 
     def _finish(self, pull: HeldPull) -> None:
         answered = self._resume(pull, True)

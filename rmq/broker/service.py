@@ -397,6 +397,7 @@ class _Service:
             broker.on_synced(await broker.disk_work.do(self.store.flush, SYNC))
         finally:
             broker.acknowledgement.stop()
+            broker.held_pulls.finish_last()
 
     async def _blocking(self, work: Callable[[], T]) -> T:
         """Run what blocks. Raises StoreError when it does so for too long and the broker is stopping."""

@@ -153,9 +153,8 @@ class Connection:
         self._put(encode(command if self._signer is None else self._signer(command)))
 
     def reply(self, response: Command) -> None:
-        """Send a response, soon. Dropped when the connection has ended.
-
-        One that has no frame (passed on from a peer, or a bug) is logged; its asker gets a SYSTEM_ERROR."""
+        """Send a response, soon. Dropped when the connection has ended. One that has no frame (passed on from
+        a peer, or a bug) is logged; its asker gets a SYSTEM_ERROR."""
         try:
             frame = encode(response)
         except LocalProtocolError as error:
@@ -166,7 +165,6 @@ class Connection:
 
     def write(self, frame: Buffer | Sequence[Buffer]) -> None:
         """Send encoded responses, given as one buffer or as several in a row; large ones are not copied.
-
         Never blocks. Past `limits.outbox_bytes` the connection is closed, since its peer does not read."""
         before = self._outbox.size
         self._put(frame)
@@ -208,9 +206,7 @@ class Connection:
         """End it soon: pending calls get ConnectionLost now; what waits is sent if the peer still reads."""
         if self.is_closed:
             return
-        self.is_closed = True
-        self.reason = reason
-        self._cause = cause
+        self.is_closed, self.reason, self._cause = True, reason, cause
         # A frame that was not taken to its end is none to the peer. Closed by this side, the rest is sent.
         taken = self._outbox.taken if self._is_mute and not self._is_torn else math.inf
         for waiter, _, _, _, end in list(self._pending.values()):
@@ -219,6 +215,13 @@ class Connection:
             self._room.set()
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
+
+    def finish(self, reason: str) -> None:
+        """As `close`; the peer sees the end right behind the last byte if it takes all that waits now."""
+        self.flush()
+        if not self._outbox.size:
+            self._stream.end_sending()
+        self.close(reason)
 
     async def room(self) -> None:
         """Return once the outbox is short enough for more; for those who send without waiting for answers."""
@@ -244,10 +247,8 @@ class Connection:
         return math.inf
 
     async def run(self) -> None:
-        """Serve the connection until it ends, then close the stream and tell the endpoint.
-
-        Whatever ends it is logged, not raised: what one peer sends must not end the service of the others.
-        Cancelled: ends the same way."""
+        """Serve the connection until it ends, then close the stream and tell the endpoint. Whatever ends it
+        is logged, not raised: what one peer sends must not end the service of the others; cancelled, too."""
         try:
             with bare_errors():
                 async with anyio.create_task_group() as self._tasks:
@@ -588,8 +589,7 @@ class Connection:
         self.close(f"an unexpected error: {type(error).__name__}: {error}", error)
 
     async def _close_stream(self) -> None:
-        """Send what is left if the peer takes it within `linger_seconds`, then close the stream, cancelled
-        or not."""
+        """Send what the peer takes within `linger_seconds`, then close the stream, cancelled or not."""
         with anyio.move_on_after(self._limits.linger_seconds, shield=True):
             try:
                 if self._outbox.size and not (self._is_mute or self._is_torn or self._flush_now()):

@@ -70,6 +70,11 @@ class Stream(_Abstract):
         Closed by `aclose` it ends in order, as ever."""
         return
 
+    def end_sending(self) -> None:
+        """Let the peer see the end now, where the stream can: nothing is sent any more, and it is to be
+        closed soon."""
+        return
+
     @abstractmethod
     async def aclose(self) -> None:
         """Close it; safe to repeat. Cancelled: it is closed at once."""

@@ -12,6 +12,7 @@ import socket
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -100,6 +101,11 @@ class TcpStream(ByteStream):
     def reset_if_killed(self) -> None:
         self._ends_in_order = True
         self._linger(_RESETS)
+
+    def end_sending(self) -> None:
+        if not self._is_closed:
+            with suppress(OSError):  # it has ended already
+                self._socket.shutdown(socket.SHUT_WR)
 
     def _linger(self, how: bytes) -> None:
         """What the system does when the socket is closed, also by the end of the process."""

@@ -93,6 +93,8 @@ class Wire:
         """Be closed by the server."""
         self.is_closed = True
 
+    finish = close
+
     def take(self) -> list[Command]:
         """What was received since the last time."""
         taken, self.received = self.received, []

@@ -76,6 +76,7 @@ class Clients:
             await consumer.stop()
             await consumer.done()
             (pauses,) = consumer.told("pauses")
+            print(f"{LANGUAGES[language]}: pauses of reads {sorted(pauses)}")
             report.others[f"{LANGUAGES[language]} without reads"] = _of_failovers(pauses)
             got = {body for bodies in consumer.told("got") for body in bodies}
             where = f"at the {LANGUAGES[language]} consumer"

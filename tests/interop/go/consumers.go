@@ -37,10 +37,10 @@ func (given todo) push(handle handler, more ...consumer.Option) error {
 }
 
 // gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever
-// that has changed, and when it is stopped which, and its pauses, as for pour.
+// that has changed, and when it is stopped which, and its pauses, as for pour, since the first message.
 func gather(given todo) error {
 	var lock sync.Mutex
-	pauses, last := []int64{}, time.Now()
+	pauses, last := []int64{}, time.Time{}
 	bodies := map[string]bool{}
 	err := given.push(func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 		lock.Lock()
@@ -48,7 +48,7 @@ func gather(given todo) error {
 		for _, message := range messages {
 			bodies[text(message.Body)] = true
 		}
-		if pause := time.Since(last); pause > time.Second/2 {
+		if pause := time.Since(last); !last.IsZero() && pause > time.Second/2 {
 			pauses = append(pauses, pause.Milliseconds())
 		}
 		last = time.Now()

@@ -263,7 +263,7 @@ public class Driver {
 
     /**
      * gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that
-     * has changed, and when it is stopped which, and its pauses. "poll" and they are as for pour.
+     * has changed, and when it is stopped which, and its pauses since the first message. "poll" and they are as for pour.
      */
     static void gather(JSONObject todo) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(todo.getString("group"));
@@ -276,12 +276,12 @@ public class Driver {
         consumer.subscribe(todo.getString("topic"), "*");
         Set<String> bodies = ConcurrentHashMap.newKeySet();
         List<Long> pauses = new ArrayList<>();
-        long[] state = {System.currentTimeMillis()};
+        long[] state = {0};
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
             messages.forEach(message -> bodies.add(text(message)));
             synchronized (pauses) {
                 long now = System.currentTimeMillis();
-                if (now - state[0] > 500) {
+                if (state[0] > 0 && now - state[0] > 500) {
                     pauses.add(now - state[0]);
                 }
                 state[0] = now;

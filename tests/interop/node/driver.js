@@ -108,10 +108,10 @@ const jobs = {
   },
 
   // A push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that has
-  // changed, and when it is stopped which, and its pauses, as for pour.
+  // changed, and when it is stopped which, and its pauses, as for pour, since the first message.
   async gather(todo) {
     const bodies = new Set(), pauses = [];
-    let last = Date.now();
+    let last = Infinity;
     await consumer(todo, async got => {
       bodies.add(text(got.body));
       const now = Date.now();

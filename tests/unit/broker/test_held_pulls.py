@@ -41,10 +41,11 @@ class Fixture:
         wait: float = 15,
         account: str = "",
         text: str | None = None,
+        language: str = "JAVA",
     ) -> Any:
         pull: Any = HeldPull(
             connection or peer(),
-            SimpleNamespace(remark=name),  # type: ignore[arg-type]
+            SimpleNamespace(remark=name, language=language),  # type: ignore[arg-type]
             SimpleNamespace(topic="T", queue_id=queue_id, subscription=text),  # type: ignore[arg-type]
             offset,
             self.now + wait,
@@ -60,6 +61,14 @@ def peer() -> Any:
 
 class _Peer:
     is_closed = False
+
+    is_reset = False
+
+    def finish(self, reason: str) -> None:
+        self.is_closed = True
+
+    def reset_on_close(self) -> None:
+        self.is_reset = True
 
 
 @pytest.fixture
@@ -253,3 +262,21 @@ def test_stopping_answers_every_pull(table: Fixture) -> None:
     table.held_pulls.finish_pulls()
     assert sorted(table.answers) == [("a", True), ("b", True)]
     assert table.held_pulls.count == 0
+
+
+def test_clients_in_go_pull_no_more_when_the_broker_stops(table: Fixture) -> None:
+    """They do not see that a connection has ended over which they pull, and wait for 30 s."""
+    java, go, other = peer(), peer(), peer()
+    table.hold("a", connection=java)
+    table.hold("b", connection=go, language="GO")
+    table.hold("c", connection=other, language="GO", queue_id=1)
+    table.held_pulls.finish_pulls()
+    assert table.answers == [("a", True)]
+    table.hold("again", connection=java)
+    assert java.is_reset, "Java's would not see another end"
+    table.hold("d", connection=go, language="GO", queue_id=1)
+    table.held_pulls.finish_last()
+    assert sorted(table.answers) == [(name, True) for name in "abcd"]
+    assert table.held_pulls.count == 1
+    ends = [(one.is_closed, one.is_reset) for one in (java, go, other)]
+    assert ends == [(False, True), (True, False), (True, False)]

@@ -267,6 +267,24 @@ async def test_close_ends_calls_at_once_and_sends_what_waits(autojump_clock: Moc
             await link.connection.call(request(), 1)
 
 
+async def test_finish_sends_what_waits_and_the_end_behind_it(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    for window, ends in ((1_000, True), (50, False)):
+        network = MemoryNetwork(window=window)
+        async with linked(network=network) as link:
+            ended.clear()
+            monkeypatch.setattr(link.connection._stream, "end_sending", lambda: ended.append(True))
+            link.connection.reply(request(b"x" * 500).reply(body=b"x" * 500))
+            link.connection.finish("it is over")
+            assert bool(ended) is ends, "who does not take all yet gets the rest first"
+            assert link.connection.reason == "it is over"
+            (answer,) = await link.peer.receive()
+            assert answer.body == b"x" * 500
+            assert await link.peer.ended()
+
+
 async def test_a_closing_connection_lingers_only_so_long(autojump_clock: MockClock) -> None:
     network = MemoryNetwork(window=50)
     async with linked(network=network, limits=Limits(linger_seconds=2)) as link:

@@ -159,6 +159,22 @@ async def test_a_peer_is_told_by_a_reset_that_a_process_was_killed_and_by_an_end
     await client.aclose()
 
 
+async def test_a_peer_sees_an_end_at_once_behind_what_was_sent_last() -> None:
+    """What it sends before it has seen that would make the end a reset, which takes the last with it."""
+    client, server = await pair()
+    server.send_now([b"the last"])
+    server.end_sending()
+    client.send_now([b"one more question"])
+    assert await client.receive_some(100) == b"the last"
+    assert await client.receive_some(1) == b""
+    with pytest.raises(trio.BrokenResourceError):
+        server.send_now([b"more"])
+    await client.aclose()
+    server.end_sending()  # whatever the peer has done
+    await server.aclose()
+    server.end_sending()
+
+
 async def test_who_is_to_be_reset_is_so_when_it_is_closed_in_order_too() -> None:
     client, server = await pair()
     server.reset_if_killed()
