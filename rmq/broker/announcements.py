@@ -23,8 +23,8 @@ from rmq.protocol.bodies import ConsumerData, HeartbeatData
 
 FORMER_MS: Final = 60_000
 """For so long what a group announced holds without its connections: two heartbeats of Java."""
-FORMER_MAX: Final = 10_000
-"""Groups that are kept so; of more, the first that were are forgotten."""
+FORMER_BYTES_MAX: Final = 32 << 20
+"""What is kept so, about; of more, what was kept first is forgotten."""
 TOLD_BYTES_MAX: Final = 256 << 10
 """A group that has announced more is not told to slaves."""
 
@@ -43,6 +43,7 @@ class Announcements:
         self._clock = clock
         self._followed: dict[str, ConsumerGroup] = {}
         self._former: dict[str, tuple[ConsumerGroup, int]] = {}  # until when, in ms; the first to end first
+        self._former_bytes = 0
 
     def of(self, group: str) -> ConsumerGroup | None:
         """What a group has announced, or None."""
@@ -118,18 +119,27 @@ class Announcements:
         return bool(rows or gone)
 
     def _keep(self, group: ConsumerGroup) -> None:
-        self._former.pop(group.name, None)
+        if group.name in self._former:
+            self._forget((group.name,))
         self._former[group.name] = group, self._ms() + FORMER_MS
+        self._former_bytes += _size(group)
         self.changes.add((group.name,))
-        self._forget(list(self._former)[: max(0, len(self._former) - FORMER_MAX)])
+        while self._former_bytes > FORMER_BYTES_MAX:
+            self._forget((next(iter(self._former)),))
 
     def _forget(self, names: Collection[str]) -> None:
         for name in names:
-            del self._former[name]
+            group, _ = self._former.pop(name)
+            self._former_bytes -= _size(group)
         self.changes.add(names)
 
     def _ms(self) -> int:
         return round(self._clock() * 1000)
+
+
+def _size(group: ConsumerGroup) -> int:
+    """About how many bytes it takes, if its tags are as short as they may be."""
+    return 500 + sum(500 + 60 * len(wanted.sub_string) for wanted in group.subscriptions.values())
 
 
 def _announced(group: ConsumerGroup) -> ConsumerData:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from rmq.broker import announcements as module
 from rmq.broker import table_stream
 from rmq.broker.announcements import FORMER_MS, Announcements
+from rmq.broker.filter import parse_subscription
 from rmq.broker.members import ConsumerGroup
 from rmq.broker.table_stream import TableFeed
 from rmq.errors import RemoteProtocolError
@@ -180,11 +182,19 @@ def test_each_change_of_what_is_announced_is_told_and_no_repetition() -> None:
 
 
 def test_former_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FORMER_MAX", 2)
+    monkeypatch.setattr(module, "FORMER_BYTES_MAX", 4_000)
     pair = Pair()
-    for name in ("a", "b", "a", "c"):
+    for name in ("a", "b", "a", "c", "d", "e"):
         pair.slave.left(group(name, T="A"))
-    assert list(pair.slave.known()) == ["a", "c"]
+    assert list(pair.slave.known()) == ["c", "d", "e"]
+    pair.slave.left(group("f", T="A" * 20))
+    assert list(pair.slave.known()) == ["e", "f"]
+    pair.slave.left(group("g", T="A" * 200))
+    assert list(pair.slave.known()) == []
+    pair.let_pass(FORMER_MS)
+    for name in ("h", "i", "j"):
+        pair.slave.left(group(name, T="A"))
+    assert list(pair.slave.known()) == ["h", "i", "j"]
 
 
 def test_who_announces_too_much_is_not_told_to_slaves(
@@ -227,3 +237,19 @@ def test_rows_are_told_in_the_form_of_a_heartbeat() -> None:
         row
         == json.loads(HeartbeatData(consumer_data_set=[consumer("g", T="A")]).to_json())["consumerDataSet"][0]
     )
+
+
+def test_how_large_a_group_is_taken_to_be_is_not_less_than_it_is() -> None:
+    """Of short tags there are as many as fit, and each is a string, a hash and its place in two sets."""
+    text = "||".join(f"{at:x}" for at in range(1_000))
+    (data,) = HeartbeatData.from_json(
+        HeartbeatData(
+            consumer_data_set=[ConsumerData("g", subscription_data_set=[parse_subscription("T", text)])]
+        ).to_json()
+    ).consumer_data_set
+    (wanted,) = data.subscription_data_set
+    sets = sys.getsizeof(wanted.tags_set) + sys.getsizeof(wanted.code_set)
+    size = (
+        sets + sum(map(sys.getsizeof, wanted.tags_set)) + sum(map(sys.getsizeof, wanted.code_set)) + len(text)
+    )
+    assert size <= module._size(group("g", T=text)) <= 10 * size
