@@ -76,11 +76,11 @@ const jobs = {
   },
 
   // "threads" that send to "topic" one message after the other until stopped. Then it tells the bodies that were acknowledged,
-  // how many sends failed, and pauses of more than half a second between acknowledgements, in ms. "poll" is how often it asks
-  // for routes, in ms.
+  // how many sends failed, why the first did, and pauses of more than half a second between acknowledgements, in ms. "poll" is
+  // how often it asks for routes, in ms.
   async pour(todo) {
     const made = await producer(todo, { sendMsgTimeout: 3000 });
-    const acknowledged = [], pauses = [];
+    const acknowledged = [], pauses = [], why = [];
     let failed = 0, last = Date.now();
     closers.set(todo.id, quiet);
     async function thread(name) {
@@ -91,6 +91,7 @@ const jobs = {
           if (result.sendStatus !== 'SEND_OK') throw new Error(result.sendStatus);
         } catch (error) {
           failed++;
+          if (why.length < 20) why.push(`${error}`);
           await sleep(20);
           continue;
         }
@@ -103,6 +104,7 @@ const jobs = {
     await Promise.all(Array.from({ length: todo.threads }, (_, number) => thread(`${todo.id}-${number}`)));
     await made.close();
     tellAll(todo, 'acknowledged', acknowledged);
+    tell(todo, { why });
     tell(todo, { failed, pauses });
     tell(todo, { done: true });
   },
