@@ -78,7 +78,8 @@ def status(target: Target, controllers: str, shows_all: bool, output: Format) ->
         sys.exit(EXIT_FAILED)
     if len(leases) > 1:
         each = ", ".join(f"{lease} at {address}" for lease, address in sorted(leases.items()))
-        echo(f"rmq: controllerLeaseMs is {each}: two masters may act at a time, make it the same", err=True)
+        text = f"that of who leads counts, {leading.get('leaseMsAgreed', '?')} now; make it the same"
+        echo(f"rmq: controllerLeaseMs is {each}: {text}", err=True)
         sys.exit(EXIT_FAILED)
 
 

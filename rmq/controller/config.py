@@ -39,8 +39,8 @@ class ControllerSettings(LogConfig):
     )
     controller_lease_ms: int = setting(
         3000,
-        help="A master that was not heard for so long may be followed by another. The same at all"
-        " controllers.",
+        help="A master that was not heard for so long may be followed by another. Of several controllers"
+        " that of who leads counts, from when no longer lease lasts any more.",
         unit="ms",
         validator=at_least(500),
     )

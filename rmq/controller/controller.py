@@ -15,7 +15,7 @@ from attrs import frozen
 from rmq.config import is_loopback, parse_addresses
 from rmq.controller.elections import Elections, Heartbeat
 from rmq.controller.raft import ChangeUnderWay, NotLeader, Raft
-from rmq.controller.sets import AlterInSync, BrokerSet, BrokerSets, Outcome, Register, Remove, encode
+from rmq.controller.sets import AlterInSync, BrokerSet, BrokerSets, Lease, Outcome, Register, Remove, encode
 from rmq.errors import ConfigError
 
 log = logging.getLogger("rmq.controller")
@@ -85,6 +85,7 @@ class Controller:
         self.elected = self.elected_uncleanly = 0
         """Masters that were elected while it led, and how many of them were not in sync."""
         self._electing: dict[str, int] = {}  # set -> index of the entry that elects
+        self._leasing = 0  # index of the entry that changes the lease
 
     def ask(self, question: Question, reply: Reply, now: float) -> None:
         """Answer, now or later; each question is answered once, unless this controller stops before."""
@@ -122,6 +123,7 @@ class Controller:
         """Answer those whose entries were applied, and hold the elections that are due."""
         for done in self.raft.take_applied():
             self._applied(done.index, done.term, done.result)
+        self.elections.agreed_s = self.sets.lease_ms / 1000
         if not self.raft.is_leading(now):
             # Even if it leads again in the same term: it heard no heartbeats meanwhile.
             self._led = 0
@@ -132,7 +134,7 @@ class Controller:
             is_new_term = self._last_led != self.raft.term
             self._led = self._last_led = self.raft.term
             if is_new_term:
-                self._electing = {}
+                self._electing, self._leasing = {}, 0
             self.elections.begin(now, is_new_term=is_new_term)
         for elect in self.elections.due(self.sets.sets, now):
             if not self._is_proposed(elect.name):
@@ -140,6 +142,12 @@ class Controller:
                 index, term = self.raft.propose(encode(elect), now)
                 self._electing[elect.name] = index
                 self._waiting[index] = term, partial(self._elected, is_unclean=elect.is_unclean)
+
+        lease_s = self.elections.wanted_lease(now)
+        if lease_s is not None and self._leasing <= self.raft.applied:
+            before_s = self.elections.agreed_s
+            log.warning("leases of masters are to last %g s (controllerLeaseMs), not %g s", lease_s, before_s)
+            self._leasing, _ = self.raft.propose(encode(Lease(round(lease_s * 1000))), now)
 
     def _elected(self, answer: Answer | NotLeader, *, is_unclean: bool) -> None:
         if isinstance(answer, Answer) and not answer.refusal:

@@ -7,6 +7,10 @@ while `Raft.is_leading`: then no other controller grants leases at the same time
 A master that is told its lease may acknowledge until `lease_s` less the drift of two clocks after it *asked*.
 Here the lease counts from when it was granted, which is later, and in full. So when a lease is over here it
 was over at the master before, whichever clock runs faster.
+
+How long a lease lasts is a setting, and controllers may have different ones, while it is changed at one after
+the other. So the log holds it, too (`agreed_s`): no lease that lasts is longer. Granted is the shorter of the
+two, and a new leader waits for the longer. It has a shorter one agreed on when no longer one can last.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class Elections:
     were acknowledged are lost by it."""
 
     def __init__(self, lease_s: float = 3.0, *, is_unclean: bool = False) -> None:
-        self.lease_s = lease_s
+        self.setting_s = self.agreed_s = lease_s
         self.is_unclean = is_unclean
         self._since = math.inf
         self._heard: dict[tuple[str, int], tuple[float, Heartbeat]] = {}
@@ -62,6 +66,21 @@ class Elections:
         self._wanted: dict[str, tuple[int, int]] = {}  # set -> epoch, and who shall be master after it
         # set -> epoch and version that an election, proposed but maybe not agreed on yet, ends
         self._ending: dict[str, tuple[int, int]] = {}
+
+    @property
+    def lease_s(self) -> float:
+        """How long the leases are that are granted now."""
+        return min(self.setting_s, self.agreed_s)
+
+    @property
+    def _earlier_over(self) -> float:
+        """When all leases are over that earlier leaders granted."""
+        return self._since + max(self.setting_s, self.agreed_s)
+
+    def wanted_lease(self, now: float) -> float | None:
+        """What is to be agreed on as the lease now; None when it is, or may not be shortened yet."""
+        is_due = self.setting_s > self.agreed_s or now >= self._earlier_over
+        return self.setting_s if self.setting_s != self.agreed_s and is_due else None
 
     def begin(self, now: float, *, is_new_term: bool = True) -> None:
         """This controller leads from now on: an earlier leader may have granted leases until now. In a new
@@ -102,7 +121,8 @@ class Elections:
             return False
         if not is_master or is_ending or self._wants(broker_set) != NOBODY:
             return False
-        self._leased[broker_set.name] = now + self.lease_s
+        # By an earlier leader it may have a longer one than is granted now.
+        self._leased[broker_set.name] = max(now + self.lease_s, self._earlier_over)
         return True
 
     def _has_lost(self, heartbeat: Heartbeat, broker_set: BrokerSet) -> bool:
@@ -139,7 +159,7 @@ class Elections:
 
     def leased_until(self, name: str) -> float:
         """Until when a master of the set may acknowledge, at the latest."""
-        return self._leased.get(name, self._since + self.lease_s)
+        return self._leased.get(name, self._earlier_over)
 
     def lives(self, name: str, number: int, now: float) -> bool:
         """Whether a replica was heard within a lease."""
@@ -159,7 +179,7 @@ class Elections:
 
     def may_live(self, name: str, number: int, now: float) -> bool:
         """As `lives`, also when this controller leads for so short a time that it cannot have heard."""
-        return now < self._since + self.lease_s or self.lives(name, number, now)
+        return now < self._earlier_over or self.lives(name, number, now)
 
     def reach(self, name: str, number: int) -> int | None:
         """Up to where a replica said last that its log is flushed; None when it was not heard."""
@@ -179,8 +199,10 @@ class Elections:
         return found
 
     def deadline(self, sets: Mapping[str, BrokerSet], now: float) -> float:
-        """When the next lease is over; a set that waits for a replica has none."""
-        times = (self.leased_until(name) for name in sets)
+        """When the next lease is over, or may be shortened; a set that waits for a replica has none."""
+        times = [self.leased_until(name) for name in sets]
+        if self.setting_s != self.agreed_s:
+            times.append(self._earlier_over)
         return min((time for time in times if time > now), default=math.inf)
 
     def _next(self, broker_set: BrokerSet, now: float) -> Elect | None:

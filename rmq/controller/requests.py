@@ -174,7 +174,8 @@ class ControllerRequests:
             "members": raft.members,
             "joining": raft.learners,
             "forgetful": sorted(raft.forgetful),
-            "leaseMs": round(controller.elections.lease_s * 1000),
+            "leaseMs": round(controller.elections.setting_s * 1000),
+            "leaseMsAgreed": controller.sets.lease_ms,
             "sets": [self._set_status(controller, name, now) for name in sorted(controller.sets.sets)],
         }
 

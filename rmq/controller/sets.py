@@ -23,6 +23,8 @@ NOBODY: Final = 0
 """Replicas are numbered from 1."""
 SETS_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
+LEASE_MS: Final = 3000
+"""How long a master's lease lasts until controllers agree on something else."""
 TEXT_MAX: Final = 255
 
 
@@ -103,8 +105,18 @@ class Remove:
     number: int
 
 
-Command = Register | AlterInSync | Elect | Remove
-_COMMANDS: Final[tuple[type[Command], ...]] = (Register, AlterInSync, Elect, Remove)
+@frozen
+class Lease:
+    """A master's lease lasts so long from now on. Its controller grants no longer one before this is agreed
+    on, and proposes a shorter one when no longer one can last any more."""
+
+    ms: int
+
+
+Command = Register | AlterInSync | Elect | Remove | Lease
+_COMMANDS: Final[tuple[type[Command], ...]] = (Register, AlterInSync, Elect, Remove, Lease)
+_PAIR: Final = 0x92
+"""The first byte of a snapshot with a lease: a list of two."""
 _DECODERS: Final = {one.__name__: msgspec.msgpack.Decoder(one) for one in _COMMANDS}
 
 
@@ -132,10 +144,12 @@ class Outcome:
 
 
 class BrokerSets:
-    """The table, by the names of the sets; the `Machine` of `Raft`."""
+    """The table, by the names of the sets; the `Machine` of `Raft`. No lease that lasts is longer than
+    `lease_ms`."""
 
-    def __init__(self) -> None:
+    def __init__(self, lease_ms: int = LEASE_MS) -> None:
         self.sets: dict[str, BrokerSet] = {}
+        self.lease_ms = self._first_ms = lease_ms
 
     def apply(self, data: bytes) -> Outcome:
         """Do what a command says, or say why not."""
@@ -152,14 +166,25 @@ class BrokerSets:
                 return self._elect(command)
             case Remove():
                 return self._remove(command)
+            case Lease():
+                self.lease_ms = max(1, command.ms)
+                return Outcome()
 
     def snapshot(self) -> bytes:
-        """All sets."""
-        return msgspec.msgpack.encode(self.sets)
+        """All sets; and the lease, unless it is as in the beginning: earlier versions know the sets only."""
+        if self.lease_ms == self._first_ms:
+            return msgspec.msgpack.encode(self.sets)
+        return msgspec.msgpack.encode((self.lease_ms, self.sets))
 
     def restore(self, data: bytes) -> None:
-        """Have the sets of a snapshot."""
-        self.sets = msgspec.msgpack.decode(data, type=dict[str, BrokerSet]) if data else {}
+        """Have what is in a snapshot."""
+        self.lease_ms = self._first_ms
+        if not data:
+            self.sets = {}
+        elif data[0] == _PAIR:
+            self.lease_ms, self.sets = msgspec.msgpack.decode(data, type=tuple[int, dict[str, BrokerSet]])
+        else:
+            self.sets = msgspec.msgpack.decode(data, type=dict[str, BrokerSet])
 
     def _register(self, command: Register) -> Outcome:
         new = command.replica

@@ -145,7 +145,28 @@ def _grants(self: Elections, heartbeat: Heartbeat, broker_set: BrokerSet, now: f
 _right_hear = Elections.hear
 SET_BUGS["a lease is granted while an election is being agreed on"] = planted((Elections, "hear", _grants))
 
+
+def _at_once(self: Elections, now: float) -> float | None:
+    return self.setting_s if self.setting_s != self.agreed_s else None
+
+
+SET_BUGS["a shorter lease is agreed on while longer ones last"] = planted(
+    (Elections, "wanted_lease", _at_once)
+)
+
+
+def _own_only(self: Elections, heartbeat: Heartbeat, broker_set: BrokerSet, now: float) -> bool:
+    is_leased = _right_hear(self, heartbeat, broker_set, now)
+    if is_leased:
+        self._leased[broker_set.name] = now + self.lease_s
+    return is_leased
+
+
+SET_BUGS["a longer lease of an earlier controller is forgotten"] = planted((Elections, "hear", _own_only))
+
 SETS_CAUGHT_BY = {
+    "a shorter lease is agreed on while longer ones last": 3028,
+    "a longer lease of an earlier controller is forgotten": 3049,
     "a lease is granted while an election is being agreed on": 2075,
     "who goes is waited for no more, before the controllers agree": 3,
     "who comes is not waited for yet, when the controllers may have agreed": 23,

@@ -12,6 +12,7 @@ nobody acknowledges for an epoch that is over; and messages are acknowledged aga
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 from attrs import define, field
@@ -25,8 +26,11 @@ from rmq.controller.sets import Replica as Registered
 from tests.sim.controllers import Member, Simulation, Violation
 
 LEASE_SECONDS = 2.0
+LEASES = (0.7, LEASE_SECONDS, 4.0)
 LAG_SECONDS = 1.5
 TICK_SECONDS = 0.25
+FIRST_THAT_DIFFER = 3_000
+"""From this seed on controllers have different leases, another at each start."""
 
 
 @define(eq=False)
@@ -73,6 +77,8 @@ class SetSimulation(Simulation):
         self.broker_faults = self.chance.sample(kinds, self.chance.randrange(1, len(kinds) + 1))
         self.broker_cuts: set[str] = set()
         self.flush_share = 0.9
+        # An operator changes the lease, at one controller after the other.
+        self.differ, self.settings = seed >= FIRST_THAT_DIFFER, Random(seed)
 
     @classmethod
     def of(cls, seed: int) -> SetSimulation:
@@ -88,11 +94,12 @@ class SetSimulation(Simulation):
     # ---- controllers ----
 
     def machine(self) -> Any:
-        return BrokerSets()
+        return BrokerSets(round(LEASE_SECONDS * 1000))
 
     def started(self, member: Member) -> None:
         assert member.raft is not None
-        self.controllers[member.name] = Controller(member.raft, member.machine, Elections(LEASE_SECONDS))
+        lease_s = self.settings.choice(LEASES) if self.differ else LEASE_SECONDS
+        self.controllers[member.name] = Controller(member.raft, member.machine, Elections(lease_s))
 
     def propose(self) -> None:
         """Entries come of brokers here."""

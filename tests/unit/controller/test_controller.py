@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from attrs import evolve
 
 from rmq.controller.controller import Add, Answer, Controller, Drop, Question, Want, refused_address
@@ -20,11 +21,16 @@ class Rig:
 
     def __init__(self, *members: str) -> None:
         self.now = 50.0
-        journal = Journal(MemoryDisk(seed=1), "/raft", {name: name for name in members})
+        self.members, self.disk = members, MemoryDisk(seed=1)
+        self.start(3.0)
+
+    def start(self, lease_s: float) -> None:
+        """Start it, or start it again, with this setting."""
+        journal = Journal(self.disk, "/raft", {name: name for name in self.members})
         self.sets = BrokerSets()
-        own = members[0]
+        own = self.members[0]
         raft = Raft(own, own, journal, self.sets, now=self.now, chance=random.Random(1))
-        self.controller = Controller(raft, self.sets, Elections(3.0))
+        self.controller = Controller(raft, self.sets, Elections(lease_s))
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds
@@ -46,6 +52,67 @@ class Rig:
 
 def register(name: str) -> Register:
     return Register("c", "s", Replica(name, 1, f"{name}:1", f"{name}:2"), is_founder=True)
+
+
+def beat(rig: Rig, number: int) -> Answer:
+    """A replica of a set of two says that it follows its epoch, with an empty log."""
+    return rig.done(Heartbeat("s", number, 1, rig.sets.sets["s"].epoch))
+
+
+def silent_for(rig: Rig) -> float:
+    """How long it takes until there is another master when the present one says nothing any more."""
+    known = rig.sets.sets["s"]
+    (other,) = set(known.in_sync) - {known.master}
+    began = rig.now
+    while rig.sets.sets["s"].epoch == known.epoch:
+        beat(rig, other)
+        rig.run(0.1)
+    assert rig.sets.sets["s"].master == other
+    return rig.now - began
+
+
+def led(rig: Rig) -> Rig:
+    """With a set of two replicas, both in sync."""
+    rig.run(3.0)
+    for name in "ab":
+        rig.done(register(name))
+    rig.done(AlterInSync("s", 1, 1, (1, 2)))
+    return rig
+
+
+def test_a_shorter_lease_holds_when_no_longer_one_lasts_any_more() -> None:
+    """The controller before may have granted the longer one at the moment of its end."""
+    rig = led(Rig("n0"))
+    assert beat(rig, 1).lease_s == 3.0
+    rig.start(1.0)
+    began = rig.now
+    while not rig.controller.raft.is_leading(rig.now):
+        rig.run(0.1)
+    answer = beat(rig, 1)
+    assert (answer.is_leased, answer.lease_s) == (True, 1.0)
+    assert rig.now - began < 2.5
+    assert silent_for(rig) >= 2.9
+    rig.run(0.2)
+    assert rig.sets.lease_ms == 1_000
+    assert beat(rig, 2).lease_s == 1.0
+    known = rig.sets.sets["s"]
+    rig.done(AlterInSync("s", known.epoch, known.version, (1, 2)))
+    assert silent_for(rig) == pytest.approx(1.0, abs=0.3)
+
+
+def test_a_longer_lease_is_granted_when_it_is_agreed_on_and_outlives_the_setting() -> None:
+    rig = led(Rig("n0"))
+    rig.start(9.0)
+    rig.run(3.0)
+    assert rig.sets.lease_ms == 9_000
+    assert beat(rig, 1).lease_s == 9.0
+    rig.start(3.0)
+    while not rig.controller.raft.is_leading(rig.now):
+        rig.run(0.1)
+    assert beat(rig, 1).lease_s == 3.0
+    assert silent_for(rig) >= 8.9
+    rig.run(0.2)
+    assert rig.sets.lease_ms == 3_000
 
 
 def test_only_who_leads_answers() -> None:

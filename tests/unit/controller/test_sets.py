@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from rmq.controller.sets import (
     BrokerSets,
     Command,
     Elect,
+    Lease,
     Outcome,
     Register,
     Remove,
@@ -141,6 +143,7 @@ COMMANDS = st.one_of(
     st.builds(AlterInSync, st.just("s"), st.integers(0, 3), st.integers(0, 6), SOME),
     st.builds(Elect, st.just("s"), st.integers(0, 3), st.integers(0, 6), NUMBERS, SOME, st.booleans()),
     st.builds(Remove, st.just("s"), NUMBERS),
+    st.builds(Lease, st.integers(1, 60_000)),
 )
 
 
@@ -166,7 +169,19 @@ def test_no_commands_break_the_rules(commands: list[Command]) -> None:
             assert not new or is_unclean or (isinstance(command, AlterInSync) and before.master)
     again = BrokerSets()
     again.restore(sets.snapshot())
-    assert again.sets == sets.sets
+    assert (again.sets, again.lease_ms) == (sets.sets, sets.lease_ms)
+
+
+def test_a_snapshot_is_what_earlier_versions_read_until_there_is_another_lease() -> None:
+    sets, known = three()
+    before = sets.snapshot()
+    assert msgspec.msgpack.decode(before, type=dict[str, BrokerSet]) == {"s": known}
+    assert not do(sets, Lease(9_000)).refusal
+    assert sets.sets["s"] == known
+    after = sets.snapshot()
+    for snapshot, lease_ms, names in ((after, 9_000, ["s"]), (before, 3_000, ["s"]), (b"", 3_000, [])):
+        sets.restore(snapshot)
+        assert (sets.lease_ms, list(sets.sets)) == (lease_ms, names)
 
 
 def heartbeat(number: int, epoch: int = 1, reach: int = 0, life: int = 1) -> Heartbeat:
