@@ -349,8 +349,8 @@ class Faults:
             return False
         self._disarm()
         self._mend()
-        with trio.move_on_after(20):
-            while (await found.status())["inSync"] != everyone:
+        with trio.move_on_after(20):  # a master that has resigned is in sync until another is elected
+            while not found.acting() or (await found.status())["inSync"] != everyone:
                 await trio.sleep(0.1)
         return True
 
