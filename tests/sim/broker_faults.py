@@ -152,7 +152,7 @@ class Faults:
             if had_bad_disk:
                 self._commits.lost_power(node, node.disk)
         elif deed == "pause" and node.host not in found.pauses:
-            found.nursery.start_soon(found.pause, node, chance.uniform(3.0, 30.0))
+            found.pause(node, chance.uniform(3.0, 30.0))
 
     def _power_in_a_write(self, node: Node) -> None:
         """The next write but some is the last, or the next sync does not come back."""

@@ -247,10 +247,12 @@ class Set:
         async with trio.open_nursery() as nursery:
             await nursery.start(self._live, node, {})
 
-    async def pause(self, node: Node, seconds: float) -> None:
-        """The machine stands still so long, or until it is stopped."""
+    def pause(self, node: Node, seconds: float) -> None:
+        """The machine stands still from now on, so long or until it is stopped."""
         self.pauses.pause(node.host)
-        stop = node.stop
+        self.nursery.start_soon(self._go_on, node, seconds, node.stop)
+
+    async def _go_on(self, node: Node, seconds: float, stop: trio.Event | None) -> None:
         try:
             await trio.sleep(seconds)
         finally:  # cancelled, too: tasks that are held could not end
