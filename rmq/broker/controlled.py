@@ -345,6 +345,8 @@ class _Controlled:
             if control.is_elected and control.epoch == epoch:
                 control.lead(store.max_physical_offset)
             broker.registration.epoch = epoch
+            # As a slave it may have told name servers this version, and they take no topics of slaves.
+            broker.topics.renew()
             broker.acknowledgement.replicas.control = control
             broker.flow.gate = control.refusal
             broker.pull.may_correct = control.may_act

@@ -511,7 +511,8 @@ class Follower:
         async def write() -> None:
             # The first report says where the master goes on: it must be the end of our log.
             while broker.replica.flushes_copies and on_disk() < reach():
-                broker.wake.flush()
+                if store.flushed_offset < store.max_physical_offset:  # else topics are to be saved
+                    broker.wake.flush()
                 await self._grown.wait(anyio.current_time() + heartbeat)
             while True:
                 if report := session.report(anyio.current_time()):

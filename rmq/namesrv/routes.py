@@ -138,7 +138,12 @@ class RouteTable:
             held = None
         first = self._place(who)
         wrapper = body.topic_config_serialize_wrapper
-        changed = held is None or held.data_version != wrapper.data_version
+        # Of a slave only the version was taken, and not the topics.
+        changed = (
+            held is None
+            or held.registration.broker_id != MASTER_ID
+            or held.data_version != wrapper.data_version
+        )
         if who.broker_id == MASTER_ID and (changed or first):
             if is_whole:
                 self._keep_topics(

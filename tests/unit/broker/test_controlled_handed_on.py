@@ -15,12 +15,12 @@ from rmq.controller.config import ControllerConfig
 from rmq.controller.controller import Add, Drop
 from rmq.controller.raft import NotLeader
 from rmq.controller.requests import answer_of, request_of
-from rmq.errors import RmqError
+from rmq.errors import NoRoute, RmqError
 from rmq.message import Message, MessageQueue
 from rmq.protocol.bodies import LockBatchRequestBody, LockBatchResponseBody, UnlockBatchRequestBody
-from rmq.protocol.codes import RequestCode, ResponseCode
+from rmq.protocol.codes import PERM_READ, PERM_WRITE, RequestCode, ResponseCode
 from rmq.protocol.command import Command
-from rmq.protocol.headers import UpdateConsumerOffsetRequestHeader
+from rmq.protocol.headers import CreateTopicRequestHeader, UpdateConsumerOffsetRequestHeader
 from rmq.testing.disk import MemoryDisk
 from tests.sim.broker_controllers import CONTROLLERS
 from tests.sim.brokers import Node, Set, controlled_set
@@ -293,3 +293,31 @@ async def test_what_a_master_delivered_in_vain_is_delivered_when_it_is_elected_a
                 await trio.sleep(0.1)
         await trio.sleep(60)
         assert {message.body for message in found.messages(first, "D")} == {b"late", b"too"}
+
+
+async def test_a_new_master_tells_name_servers_of_topics_that_only_its_former_one_was_asked_for(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """As a slave it told them the version of its topics, of which they take those of a master only: a name
+    server of RocketMQ looks no further if the version is the same."""
+    async with controlled_set(2) as (found, client):
+        first, second = await found.begin(client), found.nodes[1]
+        name_server = found.cluster.namesrv_address
+        found.network.partition(first.host, name_server.partition(":")[0])
+        header = CreateTopicRequestHeader("New", "", 1, 1, PERM_READ | PERM_WRITE, "SINGLE_TAG", order=False)
+        request = Command.request(RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        assert (await found.pool.call(f"{first.host}:10911", request, 5)).code == ResponseCode.SUCCESS
+        await trio.sleep(1)
+        assert second.broker is not None
+        told = second.broker.registration.version
+        assert "New" in second.broker.topics.table
+        with pytest.raises(NoRoute):
+            await client.admin.topic_route("New")
+        await found.kill(first)
+        assert await found.master() is second
+        await trio.sleep(1)
+        assert (await client.admin.topic_route("New")).broker_datas[0].broker_addrs == {
+            0: f"{second.host}:10911"
+        }
+        assert second.broker is not None
+        assert second.broker.registration.version != told

@@ -276,3 +276,34 @@ async def test_what_is_given_up_is_said(autojump_clock: trio.testing.MockClock) 
 async def _given_up(work: DiskWork) -> None:
     with pytest.raises(StoreError, match="does not answer"):
         await work.do(lambda: None, "a sync has been under way")
+
+
+async def test_a_follower_whose_topics_cannot_be_saved_waits_for_that_and_syncs_nothing_meanwhile(
+    autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asked for a sync at the end of each sync: time stood still in a simulation, and a core was busy."""
+    async with controlled_set(2) as (found, client):
+        await found.begin(client)
+        second = found.nodes[1]
+        second.disk.fail("write", "topics", math.inf)
+        await client.admin.create_topic("New", broker="s", queues=1)
+        async with client.producer("P") as producer:
+            await found.send(producer, "m")
+        await trio.sleep(1)
+        assert second.broker is not None
+        assert second.broker.topics.unsaved
+        syncs = []
+        flush = second.broker.store.flush
+
+        def counted() -> int:
+            syncs.append(trio.current_time())
+            assert len(syncs) < 100, "it syncs on and on"
+            return flush()
+
+        monkeypatch.setattr(second.broker.store, "flush", counted)
+        found.network.cut(second.host)
+        await trio.sleep(10)
+        assert second.broker.topics.unsaved
+        second.disk.heal()
+        await found.until(inSync=[1, 2])
+        assert not second.broker.topics.unsaved

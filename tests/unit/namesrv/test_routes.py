@@ -147,6 +147,16 @@ def test_a_slave_may_become_master() -> None:
     assert table.register(demoted, body_of(), "master", 20).master_addr == A_SLAVE.broker_addr
 
 
+def test_topics_that_a_slave_told_of_are_taken_when_it_is_master() -> None:
+    """The master that made them was killed, or cut off from here, before it could tell."""
+    table = RouteTable()
+    table.register(A_MASTER, body_of("T"), "master", 0)
+    table.register(A_SLAVE, body_of("T", "New", version=2), "slave", 0)
+    promoted = Registration("C", "a", 0, A_SLAVE.broker_addr, A_SLAVE.ha_server_addr)
+    table.register(promoted, body_of("T", "New", version=2), "slave", 10)
+    assert sorted(table.topics().topic_list) == ["New", "T"]
+
+
 def test_a_broker_whose_connection_closed_is_gone_at_once() -> None:
     table = RouteTable()
     table.register(A_MASTER, body_of("T", filters=("f:1",)), "one", 0)
