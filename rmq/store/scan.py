@@ -355,8 +355,8 @@ class Synced:
     before_ms: int
 
     def covers(self, record: Scanned) -> bool:
-        """Whether the record was synced for certain."""
-        return record.position < self.before or record.store_timestamp < self.before_ms
+        """Whether the record was synced for certain, to its end: a slave may sync a part of one."""
+        return record.position + record.size <= self.before or record.store_timestamp < self.before_ms
 
 
 def check_end(

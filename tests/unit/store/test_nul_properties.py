@@ -100,7 +100,7 @@ def test_what_a_power_cut_took_from_properties_is_cut_with_what_follows(lost: tu
     assert bodies(again) == [b"first"]
 
 
-@pytest.mark.parametrize("kept", [4 * PAGE, 4 * PAGE + 1536])
+@pytest.mark.parametrize("kept", [4 * PAGE, 4 * PAGE + 1536, 4 * PAGE + 1537])
 def test_an_end_torn_off_by_a_power_cut_is_cut_though_a_unit_is_there(kept: int) -> None:
     disk, clock = MemoryDisk(), Clock()
     store = opened(disk, clock)
@@ -167,3 +167,22 @@ def test_the_mark_says_what_was_synced_and_never_more() -> None:
     assert store._abort.synced == store.max_physical_offset
     image = disk.image(1)
     assert int.from_bytes(image.load(f"{ROOT}/abort")[8:16], "big") == store.max_physical_offset  # type: ignore[index]
+
+
+def test_what_a_slave_synced_of_a_record_in_two_pieces_is_not_the_record() -> None:
+    """The first piece is synced, then comes the second, the unit is on the disk, and the power is cut."""
+    master = opened(MemoryDisk(1))
+    send(master, record("first"), record("second", note="x" * 300))
+    data, half = bytes(master.read_raw(0, BIG)), 20
+    disk, clock = MemoryDisk(), Clock()
+    slave = opened(disk, clock)
+    slave.append_raw(0, data[:-half])
+    slave.flush()
+    slave.append_raw(len(data) - half, data[-half:])
+    clock.now_ms += 10_000
+    slave.dispatch()
+    disk.open(LOG, BIG).clear(len(data) - half)
+    again = opened(disk.copy(), clock)
+    assert bodies(again) == [b"first"]
+    again.append_raw(again.max_physical_offset, data[again.max_physical_offset :])
+    assert bytes(again.read_raw(0, BIG)) == data
