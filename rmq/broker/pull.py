@@ -312,9 +312,12 @@ class Pull:
         self, header: PullMessageRequestHeader, subscription: SubscriptionData, connection: Connection
     ) -> Filter:
         """The filter that the group's heartbeats brought, as new as the puller's."""
-        if self._clients.consumer_group(header.consumer_group) is None:
-            self._filters.take(header.consumer_group, subscription)  # they came to the master
-        known = self._filters.usable(header.topic, header.consumer_group, connection.peer_address)
+        topic, group = header.topic, header.consumer_group
+        had = self._filters.get(topic, group)
+        is_newer = had is None or had.client_version < subscription.sub_version
+        if is_newer and self._clients.consumer_group(group) is None:
+            self._filters.take(group, subscription)  # its heartbeats came to the master
+        known = self._filters.usable(topic, group, connection.peer_address)
         if known is None:
             raise for_code(
                 ResponseCode.FILTER_DATA_NOT_EXIST,

@@ -142,7 +142,6 @@ class Controller:
                 index, term = self.raft.propose(encode(elect), now)
                 self._electing[elect.name] = index
                 self._waiting[index] = term, partial(self._elected, is_unclean=elect.is_unclean)
-
         lease_s = self.elections.wanted_lease(now)
         if lease_s is not None and self._leasing <= self.raft.applied:
             before_s = self.elections.agreed_s
