@@ -55,7 +55,7 @@ class Elections:
     """See the module. `is_unclean`: elect a replica that is not in sync when no other lives; messages that
     were acknowledged are lost by it."""
 
-    def __init__(self, lease_s: float = 3.0, *, is_unclean: bool = False) -> None:
+    def __init__(self, lease_s: float, *, is_unclean: bool = False) -> None:
         self.setting_s = self.agreed_s = lease_s
         self.is_unclean = is_unclean
         self._since = math.inf
