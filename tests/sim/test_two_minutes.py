@@ -1,0 +1,20 @@
+"""The first seeds of all kinds, which conftest.py began beside the other tests: nothing failed in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.conftest import SEEDS, Beside
+
+
+@pytest.mark.parametrize("kind", SEEDS)
+def test_nothing_fails_in_the_first_seeds(kind: str, two_minutes: dict[str, Beside]) -> None:
+    beside = two_minutes[kind]
+    code = beside.process.wait()
+    report = beside.report.read_text("utf-8")
+    assert code == 0, report  # which names the seed that failed, and how to run it again
+    row = next(line for line in report.splitlines() if line.startswith(kind)).split()
+    seeds, _, faults, acknowledged, failed = row[1:6]
+    assert (int(seeds), int(failed)) == (SEEDS[kind], 0)
+    assert int(faults) > 0
+    assert int(acknowledged) > 0
