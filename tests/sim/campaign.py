@@ -113,6 +113,12 @@ HEAD: Final = (
 )
 
 
+def rows(report: str) -> dict[str, list[str]]:
+    """The table of a report: seeds, cluster-hours, faults, acknowledged and failed, by kind."""
+    _, *lines = report[report.index("kind ") :].splitlines()
+    return {row[0]: row[1:6] for row in map(str.split, lines) if len(row) == 7}
+
+
 def seeds_in_turn(kinds: Mapping[Kind, int], first: int, last: int) -> Iterator[tuple[Kind, int]]:
     """The seeds `first` to `last` (not included) of each kind, in turn: of each so many as the mapping says,
     and again. A kind that is done leaves its place to the others."""

@@ -28,8 +28,7 @@ class Beside:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark's tests come first, since they take all cores by themselves; the others stay in their order."""
-    items.sort(key=lambda item: (item.path.name == LAST, item.path.parent.name != "spark"))
+    items.sort(key=lambda item: item.path.name == LAST)  # the others stay in their order
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -37,7 +36,7 @@ def two_minutes(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Beside]]:
     """Begun with the first test of this folder, where a test is to look at it, on what others leave of the
-    cores: most tests that come then take one, so this takes little time of its own."""
+    cores: most tests take one at most, or wait."""
     beside: dict[str, Beside] = {}
     try:
         if any(item.path.name == LAST for item in request.session.items):

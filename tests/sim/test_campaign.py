@@ -12,15 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from tests.sim.__main__ import PARTS, STOPPED, main
-from tests.sim.campaign import Campaign, Kind, seeds_in_turn
+from tests.sim.campaign import Campaign, Kind, rows, seeds_in_turn
 from tests.sim.controllers import Simulation
 from tests.sim.planted import Planted, Quick
-
-
-def rows(text: str) -> dict[str, list[str]]:
-    """The table of a report."""
-    _, *lines = text[text.index("kind ") :].splitlines()
-    return {row[0]: row[1:6] for row in map(str.split, lines) if len(row) == 7}
 
 
 def test_sums_add_up_by_kind(capsys: pytest.CaptureFixture[str]) -> None:

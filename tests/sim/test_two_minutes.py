@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.campaign import rows
 from tests.sim.conftest import SEEDS, Beside
 
 
@@ -13,8 +14,7 @@ def test_nothing_fails_in_the_first_seeds(kind: str, two_minutes: dict[str, Besi
     code = beside.process.wait()
     report = beside.report.read_text("utf-8")
     assert code == 0, report  # which names the seed that failed, and how to run it again
-    row = next(line for line in report.splitlines() if line.startswith(kind)).split()
-    seeds, _, faults, acknowledged, failed = row[1:6]
+    seeds, _, faults, acknowledged, failed = rows(report)[kind]
     assert (int(seeds), int(failed)) == (SEEDS[kind], 0)
     assert int(faults) > 0
     assert int(acknowledged) > 0
