@@ -91,6 +91,12 @@ class BrokerConfig(LogConfig):
         True,
         help="With controllerAddr: a slave hands on to its master what clients with old routes send to it",
     )
+    read_at_slaves: tuple[str, ...] = setting(
+        ("GO",),
+        help="With controllerAddr: languages of clients, as GO,JAVA, that are told to pull from a slave in"
+        " sync. They read on when the master dies, and not when that slave does; empty: none",
+        runtime=True,
+    )
     auto_create_topic_enable: bool = setting(
         True, help="Make unknown topics on their first message", important=True
     )

@@ -133,7 +133,7 @@ class Control:
         """It stops."""
         self.hangs = False
         """Its disk has not answered for a while."""
-        self._heard_at = clock()
+        self._heard_at = self._master_at = clock()
         self._hands_over = 0  # the epoch in which another is wanted as master
         self._closed = 0
         self._acted = False  # it had a lease when it was looked last
@@ -245,6 +245,7 @@ class Control:
             raise StoreCopied(self._file.folder, registered.address)
         replica.tell(broker_set)
         if before is not None and (before.epoch, before.master) != (self.epoch, self.master_number):
+            self._master_at = self._clock()
             self.on_new_master()
 
     def now(self) -> float:
@@ -421,6 +422,10 @@ class Control:
             "inSyncReplicas": " ".join(map(str, known.in_sync)),
             "setRefuses": self.refusal() if self.is_elected else "",
         }
+
+    def master_seconds(self) -> float:
+        """For how long the set has had its master, or none, as far as this broker has seen."""
+        return self._clock() - self._master_at
 
     def silent_seconds(self) -> float:
         """For how long no controller that leads has answered."""

@@ -30,6 +30,7 @@ from rmq.broker.broker import Broker
 from rmq.broker.config import VIP_PORT_DISTANCE, BrokerConfig
 from rmq.broker.control import Control, MemberFile, forget_epochs
 from rmq.broker.members import ConsumerGroup
+from rmq.broker.reading_place import ReadingPlace
 from rmq.broker.shared_texts import SharedTexts
 from rmq.broker.slave_relay import AGAIN_SECONDS as HELD_SECONDS
 from rmq.broker.slave_relay import Relay
@@ -366,6 +367,7 @@ class _Controlled:
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed
+        broker.pull.place = ReadingPlace(control, lambda: broker.settings.broker.read_at_slaves)
         self._broker = broker
         self._look()
         self._beat.ring()
@@ -382,6 +384,8 @@ class _Controlled:
                     await self._say()
             except ASKING_ERRORS as error:
                 self._complain(str(error))
+            if self._broker is not None:
+                self._broker.pull.look_at_place()
             pause = HAND_OVER_SECONDS if self._control.number and self._control.hands_over else BEAT_SECONDS
             await self._beat.wait(anyio.current_time() + pause)
 

@@ -70,6 +70,8 @@ QUESTIONS_MAX: Final = 1_000
 """Questions of one link; a search by halves needs about 40."""
 NEWS_SECONDS: Final = 1.0
 """How often a slave that lags, or whose master only syncs, is told what is new."""
+CONFIRMED_SECONDS: Final = 0.01
+"""How often a slave is told how far its consumers may read, at most."""
 
 
 @frozen
@@ -162,7 +164,8 @@ class MasterSession:
     with the log, and before the next bytes of the log what `tables`, given the time, has to tell. `admit`
     takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
     when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
-    no more to tell. `confirmed` is up to where consumers of such a set may read, told as `safe` is.
+    no more to tell. `confirmed` is up to where consumers of such a set may read, which a slave that has the
+    log so far is told soon after: its consumers wait for that.
     """
 
     def __init__(
@@ -198,6 +201,7 @@ class MasterSession:
         self._notes: deque[bytes] = deque()  # to be sent before anything else
         self._news: tuple[int, bytes] | None = None  # a note, and the end of the log that it is about
         self._told: tuple[int | None, int | None, Mapping[str, Any]] = (None, None, {})
+        self._confirmed_told, self._confirmed_at = -1, now - CONFIRMED_SECONDS
         self._told_at = now
         self._heartbeat_s = heartbeat_s
         self._silence_s = silence_s
@@ -281,6 +285,10 @@ class MasterSession:
         if self._is_ours and (note := self._tables(now)):
             self._sent_at = now
             return encode_note(note)
+        if self._is_ours and now >= self._confirmed_at + CONFIRMED_SECONDS and self.lacks_confirmed():
+            self._confirmed_told, self._confirmed_at = self._confirmed() or 0, now
+            self._sent_at = now
+            return encode_note({"confirmed": self._confirmed_told})
         limit = self._store.max_physical_offset if most is None else most
         if limit > self._next:
             body = self._store.read_raw(self._next, min(self._frame_bytes, limit - self._next))
@@ -292,6 +300,11 @@ class MasterSession:
             self._sent_at = now
             return FRAME.pack(self._next, 0)
         return b""
+
+    def lacks_confirmed(self) -> bool:
+        """Whether the consumers of this slave may read further than it was told."""
+        confirmed = self._confirmed()
+        return confirmed is not None and self._confirmed_told < confirmed <= self.acknowledged
 
     def _due_news(self, now: float) -> bytes:
         """The note that is to be sent now, if any: only behind all of the log that it is about."""

@@ -196,14 +196,18 @@ class HeldPulls:
         for pull in self._of_connection.pop(connection, ()):
             self._drop(pull)
 
+    def finish_where(self, holds: Callable[[HeldPull], bool]) -> None:
+        """Answer all pulls for which this holds, found or not."""
+        for pull in self._all():
+            if not pull.is_answered and holds(pull):
+                self._finish(pull)
+
     def finish_pulls(self) -> None:
         """Answer every held pull, found or not: the broker stops. Who pulls after that has no answer, and its
         connection breaks: after an end in order Java's consumers would wait for half a minute. Pulls of
         `SEES_NO_END` are held on."""
         self._is_finishing = True
-        for pull in self._all():
-            if pull.request.language != SEES_NO_END:
-                self._finish(pull)
+        self.finish_where(lambda pull: pull.request.language != SEES_NO_END)
 
     def finish_last(self) -> None:
         """Answer the pulls that are held on, each with the end of its connection right behind, before its

@@ -20,6 +20,7 @@ from rmq.broker.filter import (
     tag_matcher,
 )
 from rmq.broker.held_pulls import HeldPull, HeldPulls
+from rmq.broker.reading_place import ELSEWHERE_MS
 from rmq.broker.topics import unknown_topic
 from rmq.errors import ResponseError, StoreError, for_code
 from rmq.message import (
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
     from rmq.broker.config import BrokerConfig, Settings
     from rmq.broker.filter import Filter
+    from rmq.broker.reading_place import ReadingPlace
     from rmq.broker.tables import Tables
     from rmq.protocol.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
     from rmq.protocol.command import Command
@@ -143,6 +145,8 @@ class Pull:
         is not known. None: all."""
         self.may_correct: Callable[[], bool] = lambda: True
         """Whether consumers may be told another offset than they ask for: not by who was master of a set."""
+        self.place: ReadingPlace | None = None
+        """Where consumers are to read, in a set with controllers."""
         self._unconfirmed: set[tuple[str, int]] = set()
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
@@ -167,6 +171,12 @@ class Pull:
             self.held_pulls.turn()
             for topic, queue_id in queues:
                 self.held_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
+
+    def look_at_place(self) -> None:
+        """Send those to another broker that wait here, and should no more."""
+        place = self.place
+        if place is not None and place.has_left():
+            self.held_pulls.finish_where(lambda pull: place.guides(pull.request.language))
 
     def pull(self, request: Command, connection: Connection, now: int) -> Command | None:
         """Read messages for a consumer, now or when they arrive. Raises ResponseError for a refusal."""
@@ -401,6 +411,9 @@ class Pull:
             wait_ms = config.short_polling_time_mills
         if not 0 <= wait_ms <= most:
             wait_ms = most if wait_ms > most else 0
+        place = self.place
+        if place is not None and place.guides(request.language) and not place.is_here():
+            wait_ms = min(wait_ms, ELSEWHERE_MS)
         deadline = held_pulls.clock() + wait_ms / 1000
         request.shrink()  # senders choose how large the rest of it is
         held_pulls.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline, account))
@@ -454,6 +467,9 @@ class Pull:
         suggested = MASTER_ID
         if self._settings.broker.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if result.suggests_slave else group.broker_id
+        place = self.place
+        if place is not None and place.guides(request.language):
+            suggested = place.suggested(header.queue_id)
         if code == _MOVED:
             code = self._out_of_range(header, result)
         offsets = (suggested, result.next_queue_offset, result.min_offset, result.max_offset)

@@ -72,6 +72,9 @@ class Replicas:
         self._on_advance(self.offset)
         if self.control is not None:
             self.control.on_confirmed()
+            for session, (_, wake) in self._links.items():
+                if session.lacks_confirmed():
+                    wake()
 
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a controlled set have told them all of the tables."""

@@ -78,6 +78,9 @@ class Clients:
             (pauses,) = consumer.told("pauses")
             print(f"{LANGUAGES[language]}: pauses of reads {sorted(pauses)}")
             report.others[f"{LANGUAGES[language]} without reads"] = _of_failovers(pauses)
+            (late,) = consumer.told("late")
+            print(f"{LANGUAGES[language]}: messages late by {sorted(late)}")
+            report.others[f"{LANGUAGES[language]} late"] = _of_failovers(late)
             got = {body for bodies in consumer.told("got") for body in bodies}
             where = f"at the {LANGUAGES[language]} consumer"
             report.lost += [f"{text} {where}" for text in report.acknowledged if text not in got]

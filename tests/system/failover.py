@@ -52,6 +52,7 @@ SECOND = "second"
 """The name of the plain broker beside the set."""
 WITHIN = "RMQ_FAILOVER_WITHIN"
 """Set in a network of its own."""
+SLAVE = "kill a slave"
 CUTS = "pull the cable", "cut from controllers", "cut from replicas"
 CONTROLLERS = "kill the leading controller", "kill another controller", "kill a controller and the master"
 
@@ -219,6 +220,7 @@ async def run(
     pauses: int = 0,
     stops: int = 0,
     handovers: int = 0,
+    slaves: int = 0,
     controllers: int = 0,
     cuts: int = 0,
     seed: int = 0,
@@ -226,9 +228,9 @@ async def run(
     second: bool = False,
     beside: Beside | None = None,
 ) -> Report:
-    """Kill, pause, stop and cut off the master so often, have it hand over, and kill controllers, in any
-    order, with `load_s` seconds of load before each. `second`: another broker has the topic, too. `beside`
-    are more clients."""
+    """Kill, pause, stop and cut off the master so often, have it hand over, kill slaves and controllers, in
+    any order, with `load_s` seconds of load before each. `second`: another broker has the topic, too.
+    `beside` are more clients."""
     brokers = ("set", SECOND) if second else ("set",)
     switch = Switch() if cuts else None
     processes, report, chance = Processes(folder, size, switch), Report(), random.Random(seed)
@@ -249,6 +251,7 @@ async def run(
                 last = [time.monotonic()]
                 nursery.start_soon(_load, client, report, last)
                 deeds = ["kill"] * kills + ["pause"] * pauses + ["stop"] * stops + ["hand over"] * handovers
+                deeds += [SLAVE] * slaves
                 deeds += [CUTS[number % len(CUTS)] for number in range(cuts)]
                 deeds += [CONTROLLERS[number % len(CONTROLLERS)] for number in range(controllers)]
                 chance.shuffle(deeds)
@@ -258,6 +261,8 @@ async def run(
                     await trio.sleep(load_s)
                     if deed in ("stop", "hand over"):
                         await _hand_over(processes, port, deed, report)
+                    elif deed == SLAVE:
+                        await _kill_slave(processes, port, chance, report)
                     elif deed in CONTROLLERS:
                         await _kill_controller(processes, pool, port, deed, chance, report, last)
                     else:
@@ -341,6 +346,19 @@ async def _strike(
     await trio.sleep(chance.uniform(0, seconds))
     for undo in heal:
         undo()
+
+
+async def _kill_slave(processes: Processes, master: int, chance: random.Random, report: Report) -> None:
+    """Kill one, wait until writes go on, and start it again."""
+    slave = chance.choice([port for port in processes.brokers if port != master])
+    processes.kill(slave)
+    report.longest, count = 0.0, len(report.acknowledged)
+    await trio.sleep(2 * PAUSE_SECONDS)  # longer than replicaLagMs
+    with trio.fail_after(PATIENCE):
+        while len(report.acknowledged) <= count + 1:
+            await trio.sleep(0.02)
+    report.others.setdefault("when a slave dies", []).append(report.longest)
+    processes.start_broker(slave)
 
 
 async def _kill_controller(
@@ -436,6 +454,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pauses", type=int, default=0)
     parser.add_argument("--stops", type=int, default=0)
     parser.add_argument("--handovers", type=int, default=0)
+    parser.add_argument("--slaves", type=int, default=0, help="kills of slaves")
     parser.add_argument("--controllers", type=int, default=0, help="kills of controllers")
     parser.add_argument("--cuts", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)

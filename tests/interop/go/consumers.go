@@ -37,15 +37,25 @@ func (given todo) push(handle handler, more ...consumer.Option) error {
 }
 
 // gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever
-// that has changed, and when it is stopped which, and its pauses, as for pour, since the first message.
+// that has changed, and when it is stopped which, its pauses, as for pour, since the first message, and how "late" messages
+// were that came more than half a second after they were stored: the latest in ms of those that came together from a queue.
 func gather(given todo) error {
 	var lock sync.Mutex
 	pauses, last := []int64{}, time.Time{}
 	bodies := map[string]bool{}
+	late, lateAt, lateIn := []int64{}, map[int]time.Time{}, map[int]int{}
 	err := given.push(func(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
 		lock.Lock()
 		defer lock.Unlock()
 		for _, message := range messages {
+			age, queue := time.Now().UnixMilli()-message.StoreTimestamp, message.Queue.QueueId
+			if body := text(message.Body); !bodies[body] && age > 500 {
+				if at, known := lateAt[queue]; !known || time.Since(at) > time.Second {
+					late = append(late, 0)
+					lateIn[queue] = len(late) - 1
+				}
+				late[lateIn[queue]], lateAt[queue] = max(late[lateIn[queue]], age), time.Now()
+			}
 			bodies[text(message.Body)] = true
 		}
 		if pause := time.Since(last); !last.IsZero() && pause > time.Second/2 {
@@ -73,7 +83,7 @@ func gather(given todo) error {
 		got = append(got, body)
 	}
 	given.tellAll("got", got)
-	given.tell(row{"pauses": pauses})
+	given.tell(row{"pauses": pauses, "late": late})
 	given.tell(row{"done": true})
 	return nil
 }

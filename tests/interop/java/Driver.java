@@ -12,6 +12,7 @@ import java.util.Map;
 import java.util.Set;
 import java.util.TreeMap;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.stream.Collectors;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.MessageSelector;
@@ -263,7 +264,8 @@ public class Driver {
 
     /**
      * gather: a push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that
-     * has changed, and when it is stopped which, and its pauses since the first message. "poll" and they are as for pour.
+     * has changed, and when it is stopped which, and its pauses since the first message. "poll" and they are as for pour. "late"
+     * are the ages in ms of messages that came more than half a second after they were stored, the most of those together.
      */
     static void gather(JSONObject todo) throws Exception {
         DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(todo.getString("group"));
@@ -276,11 +278,25 @@ public class Driver {
         consumer.subscribe(todo.getString("topic"), "*");
         Set<String> bodies = ConcurrentHashMap.newKeySet();
         List<Long> pauses = new ArrayList<>();
+        List<long[]> late = new ArrayList<>();
+        Map<Integer, long[]> stalls = new HashMap<>();
         long[] state = {0};
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
-            messages.forEach(message -> bodies.add(text(message)));
             synchronized (pauses) {
                 long now = System.currentTimeMillis();
+                for (MessageExt message : messages) {
+                    long age = now - message.getStoreTimestamp();
+                    if (bodies.add(text(message)) && age > 500) {
+                        long[] stall = stalls.get(message.getQueueId());
+                        if (stall == null || now - stall[1] > 1000) {
+                            stall = new long[2];
+                            stalls.put(message.getQueueId(), stall);
+                            late.add(stall);
+                        }
+                        stall[0] = Math.max(stall[0], age);
+                        stall[1] = now;
+                    }
+                }
                 if (state[0] > 0 && now - state[0] > 500) {
                     pauses.add(now - state[0]);
                 }
@@ -297,7 +313,7 @@ public class Driver {
             }
         }
         tellAll(todo, "got", new ArrayList<>(bodies));
-        tell(todo, "pauses", pauses);
+        tell(todo, "pauses", pauses, "late", late.stream().map(stall -> stall[0]).collect(Collectors.toList()));
         tell(todo, "done", true);
     }
 

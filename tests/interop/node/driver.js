@@ -112,11 +112,17 @@ const jobs = {
   // A push consumer of "group" and "topic" that keeps the bodies; tells how many different ones there are whenever that has
   // changed, and when it is stopped which, and its pauses, as for pour, since the first message.
   async gather(todo) {
-    const bodies = new Set(), pauses = [];
+    const bodies = new Set(), pauses = [], late = [], stalls = new Map();
     let last = Infinity;
     await consumer(todo, async got => {
+      const now = Date.now(), age = now - Number(got.storeTimestamp);
+      if (!bodies.has(text(got.body)) && age > 500) {
+        let stall = stalls.get(got.queueId);
+        if (!stall || now - stall.at > 1000) late.push(stall = { ms: 0 });
+        stalls.set(got.queueId, stall);
+        Object.assign(stall, { ms: Math.max(stall.ms, age), at: now });
+      }
       bodies.add(text(got.body));
-      const now = Date.now();
       if (now - last > 500) pauses.push(now - last);
       last = now;
     }, { parallelConsumeLimit: 32 });
@@ -124,7 +130,7 @@ const jobs = {
       if (bodies.size !== told) tell(todo, { count: told = bodies.size });
     }
     tellAll(todo, 'got', [...bodies]);
-    tell(todo, { pauses });
+    tell(todo, { pauses, late: late.map(stall => stall.ms) });
     tell(todo, { done: true });
   },
 
