@@ -99,6 +99,11 @@ def one_of(*choices: object) -> Validator:
     return _check(lambda value: value in choices, "one of " + ", ".join(map(str, choices)))
 
 
+def each_of(*choices: str) -> Validator:
+    """A validator: all values are among the choices."""
+    return _check(lambda values: set(values) <= {*choices}, "some of " + ", ".join(choices))
+
+
 def _check(holds: Callable[[Any], bool], expected: str) -> Validator:
     def validate(instance: Any, attribute: Attribute[Any], value: Any) -> None:
         if not holds(value):  # who wrote it in Python knows it by its name there

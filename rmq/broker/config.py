@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from attrs import Attribute, Factory, frozen
 
-from rmq.config import at_least, between, is_loopback, java_key, one_of, setting
+from rmq.config import at_least, between, each_of, is_loopback, java_key, one_of, setting
 from rmq.errors import ConfigError
 from rmq.loglimit import LogConfig
-from rmq.protocol.codes import MASTER_ID
+from rmq.protocol.codes import MASTER_ID, LanguageCode
 
 if TYPE_CHECKING:
     from rmq.store.config import StoreConfig
@@ -95,6 +95,7 @@ class BrokerConfig(LogConfig):
         ("GO",),
         help="With controllerAddr: languages of clients, as GO,JAVA, that are told to pull from a slave in"
         " sync. They read on when the master dies, and not when that slave does; empty: none",
+        validator=each_of(*LanguageCode.__members__),
         runtime=True,
     )
     auto_create_topic_enable: bool = setting(

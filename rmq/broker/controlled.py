@@ -367,7 +367,8 @@ class _Controlled:
         control.flushed = lambda: store.flushed_offset
         control.on_confirmed = broker.pull.read_on
         broker.pull.confirmed = broker.query.confirmed = control.confirmed
-        broker.pull.place = ReadingPlace(control, lambda: broker.settings.broker.read_at_slaves)
+        languages, replicas = lambda: broker.settings.broker.read_at_slaves, broker.acknowledgement.replicas
+        broker.pull.place = ReadingPlace(control, languages, replicas.numbers)
         self._broker = broker
         self._look()
         self._beat.ring()
@@ -386,6 +387,7 @@ class _Controlled:
                 self._complain(str(error))
             if self._broker is not None:
                 self._broker.pull.look_at_place()
+                self._broker.acknowledgement.replicas.answer_for_lagging()
             pause = HAND_OVER_SECONDS if self._control.number and self._control.hands_over else BEAT_SECONDS
             await self._beat.wait(anyio.current_time() + pause)
 

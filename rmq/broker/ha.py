@@ -10,7 +10,9 @@ bytes are JSON. The first one says which log the master has and where it begins 
 ask, by `question`, which record begins at an offset, and is answered by size and hash. Its first report opens
 the copying at exactly that offset. From then on notes come between the frames, about the log so far: `safe`
 is up to where producers may have been told that their messages are stored (null: everywhere), `progress` how
-far delayed messages are delivered; rows of tables come the same way (`rmq.broker.table_stream`). A RocketMQ
+far delayed messages are delivered; rows of tables come the same way (`rmq.broker.table_stream`). The slave
+tells of pulls that wait there (`rmq.broker.waiting_pulls`) between its reports, if the first note says
+`hearsWaiting`: 8 bytes, which say how many bytes of JSON follow. A RocketMQ
 master takes HELLO for a report that says nothing, and a RocketMQ slave never sends it.
 
 Where there is a secret, both sides prove that they have it before the first byte of replication:
@@ -41,6 +43,7 @@ from collections.abc import Callable, Generator, Mapping
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
+from rmq.broker.waiting_pulls import TEXT_MAX
 from rmq.controller.epochs import Epochs, as_epochs
 from rmq.errors import RemoteProtocolError, RmqError
 from rmq.protocol import json
@@ -48,6 +51,7 @@ from rmq.protocol import json
 if TYPE_CHECKING:
     from attrs import frozen
 
+    from rmq.broker.waiting_pulls import WaitingPulls
     from rmq.store.store import Store
 else:
     from rmq.late_attrs import frozen
@@ -60,6 +64,8 @@ HELLO: Final = REPORT.pack(-1)
 _NAMED: Final = -(1 << 63)
 _EPOCH_BITS: Final = 48
 _NAMED_END: Final = -(1 << 62)
+_TEXT: Final = _NAMED
+"""And the length: of a text that follows, once the slave has reported."""
 NOTE: Final = -1
 """The offset of a frame that is a note."""
 
@@ -90,6 +96,8 @@ class MasterLog:
     leader: str = ""
     epoch: int = 0
     epochs: Epochs = ()
+    hears_waiting: bool = False
+    """It takes what slaves tell of pulls that wait there."""
 
     def to_note(self) -> dict[str, Any]:
         """The first note."""
@@ -102,6 +110,7 @@ class MasterLog:
             "address": self.address,
             "leader": self.leader,
             **({"epoch": self.epoch, "epochs": [*map(list, self.epochs)]} if self.epoch else {}),
+            **({"hearsWaiting": True} if self.hears_waiting else {}),
         }
 
     @classmethod
@@ -118,6 +127,7 @@ class MasterLog:
                 str(note["leader"]),
                 int(note.get("epoch", 0)),
                 as_epochs(note.get("epochs", ())),
+                note.get("hearsWaiting") is True,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteProtocolError(f"the master's greeting cannot be read: {error!r}") from None
@@ -165,7 +175,7 @@ class MasterSession:
     takes number and epoch of a replica of a controlled set that names itself, and raises RemoteProtocolError
     when it is none of ours; `number` is its number, 0 for others. `has_told` says whether `tables` has
     no more to tell. `confirmed` is up to where consumers of such a set may read, which a slave that has the
-    log so far is told soon after: its consumers wait for that.
+    log so far is told soon after: its consumers wait for that. `waiting` takes what it tells of its pulls.
     """
 
     def __init__(
@@ -184,8 +194,10 @@ class MasterSession:
         confirmed: Callable[[], int | None] = lambda: None,
         heard: Callable[[int], None] | None = None,
         rows_had: Callable[[str], int] = lambda table: -1,
+        waiting: WaitingPulls | None = None,
     ) -> None:
         self.number = 0
+        self.waiting = waiting
         self.rows_had = rows_had
         self._heard = heard
         self.has_told = has_told
@@ -225,10 +237,21 @@ class MasterSession:
         """
         self._heard_at = now
         data = self._partial + data
-        whole = len(data) - len(data) % REPORT.size
-        self._partial = data[whole:]
-        for at in range(0, whole, REPORT.size):
-            self._reported(REPORT.unpack_from(data, at)[0])
+        at, end = 0, len(data)
+        while at + REPORT.size <= end:
+            word = REPORT.unpack_from(data, at)[0]
+            stop = at + REPORT.size
+            if word < _NAMED_END and self._next >= 0 and self.waiting is not None:
+                stop += word - _TEXT
+                if stop - at > TEXT_MAX:
+                    raise RemoteProtocolError(f"the slave tells of waiting pulls in {stop - at} bytes")
+                if stop > end:
+                    break
+                self.waiting.take(data[at + REPORT.size : stop])
+            else:
+                self._reported(word)
+            at = stop
+        self._partial = data[at:]
 
     def _reported(self, offset: int) -> None:
         if self._next < 0 and offset < 0:
@@ -333,7 +356,7 @@ class MasterSession:
 
 class SlaveSession:
     """The slave's end: checks that frames follow its log, and says what to report. `rows` gives what is to be
-    said of tables since the last time.
+    said of tables since the last time, `waiting` of pulls.
 
     `append(physical_offset, data)` writes log bytes; `reach()` is how far the log reaches, `safe()` how far
     it may be reported, `reach` when not given. `noted` takes the master's notes; without it there are none.
@@ -349,10 +372,12 @@ class SlaveSession:
         safe: Callable[[], int] | None = None,
         noted: Callable[[dict[str, Any]], None] | None = None,
         rows: Callable[[], list[int]] = list,
+        waiting: Callable[[], bytes] = bytes,
         heartbeat_s: float = 5.0,
         silence_s: float = 20.0,
     ) -> None:
         self._rows = rows
+        self._waiting = waiting
         self._append = append
         self._reach = reach
         self._safe = safe or reach
@@ -409,6 +434,8 @@ class SlaveSession:
         # is on our disk, not what has come.
         reach = self._safe()
         rows = b"".join([REPORT.pack(NOTE - 1 - number) for number in self._rows()])
+        if self.reported >= 0 and (text := self._waiting()):
+            rows += REPORT.pack(_TEXT + len(text)) + text
         if reach == self.reported and now - self._reported_at < self._heartbeat_s:
             return rows
         self.reported, self._reported_at = reach, now

@@ -198,7 +198,7 @@ class HeldPulls:
 
     def finish_where(self, holds: Callable[[HeldPull], bool]) -> None:
         """Answer all pulls for which this holds, found or not."""
-        for pull in self._all():
+        for pull in self.all_pulls():
             if not pull.is_answered and holds(pull):
                 self._finish(pull)
 
@@ -212,13 +212,14 @@ class HeldPulls:
     def finish_last(self) -> None:
         """Answer the pulls that are held on, each with the end of its connection right behind, before its
         client can pull again."""
-        waiting = [pull for pull in self._all() if pull.request.language == SEES_NO_END]
+        waiting = [pull for pull in self.all_pulls() if pull.request.language == SEES_NO_END]
         for pull in waiting:
             self._finish(pull)
         for connection in {pull.connection: None for pull in waiting}:
             connection.finish("this broker is stopping")
 
-    def _all(self) -> list[HeldPull]:
+    def all_pulls(self) -> list[HeldPull]:
+        """All that are held."""
         return [pull for pulls in self._pulls.values() for pull in pulls]
 
     def _finish(self, pull: HeldPull) -> None:

@@ -147,6 +147,8 @@ class Pull:
         """Whether consumers may be told another offset than they ask for: not by who was master of a set."""
         self.place: ReadingPlace | None = None
         """Where consumers are to read, in a set with controllers."""
+        self.on_waiting: Callable[[HeldPull], None] | None = None
+        """Is told of pulls that wait here as they are to."""
         self._unconfirmed: set[tuple[str, int]] = set()
         """Queues of which somebody wanted more than that."""
         self._plans: dict[tuple[str, str, str | None], Plan] = {}
@@ -171,6 +173,17 @@ class Pull:
             self.held_pulls.turn()
             for topic, queue_id in queues:
                 self.held_pulls.arrived(topic, queue_id, self._store.max_offset(topic, queue_id))
+
+    def suggested(self, queue_id: int) -> int:
+        """The broker from which a client that is guided shall pull this queue."""
+        return MASTER_ID if self.place is None else self.place.suggested(queue_id)
+
+    def waiting(self) -> list[HeldPull]:
+        """Pulls of clients that are guided, if they are to wait here."""
+        place = self.place
+        if place is None or not place.is_here():
+            return []
+        return [pull for pull in self.held_pulls.all_pulls() if place.guides(pull.request.language)]
 
     def look_at_place(self) -> None:
         """Send those to another broker that wait here, and should no more."""
@@ -411,12 +424,16 @@ class Pull:
             wait_ms = config.short_polling_time_mills
         if not 0 <= wait_ms <= most:
             wait_ms = most if wait_ms > most else 0
-        place = self.place
-        if place is not None and place.guides(request.language) and not place.is_here():
-            wait_ms = min(wait_ms, ELSEWHERE_MS)
+        place, is_told = self.place, False
+        if place is not None and place.guides(request.language):
+            is_told = place.is_here()
+            wait_ms = wait_ms if is_told else min(wait_ms, ELSEWHERE_MS)
         deadline = held_pulls.clock() + wait_ms / 1000
         request.shrink()  # senders choose how large the rest of it is
-        held_pulls.hold_pull(HeldPull(connection, request, header, header.queue_offset, deadline, account))
+        held = HeldPull(connection, request, header, header.queue_offset, deadline, account)
+        held_pulls.hold_pull(held)
+        if is_told and self.on_waiting is not None:
+            self.on_waiting(held)
 
     def _check_room(self, connection: Connection, account: str) -> None:
         """Raise ResponseError when as many pulls wait as may: in all, of a connection, or of an account."""

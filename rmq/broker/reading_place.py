@@ -3,14 +3,15 @@
 A Go client that waits for an answer of a broker goes on waiting for half a minute when that is killed, and
 clients of all languages do so when its machine is gone. So that they read on when a master dies, their pulls
 shall not wait at it: each answer names a slave in sync as the broker to pull from next
-(`suggestWhichBrokerId`), and a pull that comes to another place all the same is held for a moment only. Where
-a client's routes do not have the number that it is told, it pulls from any address that they have, a
-second's wait each; so nothing is read late by a wrong guess.
+(`suggestWhichBrokerId`), and a pull that comes to another place all the same is held for a moment only. Which
+slaves are there the master knows; a slave that is not in sync names the master. Where a client's routes do
+not have the number that it is told, it pulls from any address that they have, a second's wait each; so
+nothing is read late by a wrong guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from rmq.protocol.codes import MASTER_ID
@@ -28,11 +29,18 @@ routes each half minute."""
 
 
 class ReadingPlace:
-    """See the module. `languages()` are RocketMQ's names of those whose clients are guided, as it is set."""
+    """See the module. `languages()` are RocketMQ's names of those whose clients are guided, as it is set;
+    `linked()` the numbers of the slaves that have a link to this master."""
 
-    def __init__(self, control: Control, languages: Callable[[], tuple[str, ...]]) -> None:
+    def __init__(
+        self,
+        control: Control,
+        languages: Callable[[], tuple[str, ...]],
+        linked: Callable[[], Collection[int]],
+    ) -> None:
         self._control = control
         self._languages = languages
+        self._linked = linked
         self._was_here = False
 
     def guides(self, language: str) -> bool:
@@ -42,7 +50,7 @@ class ReadingPlace:
     def is_here(self) -> bool:
         """Whether they may wait at this replica: a slave in sync, or a master that has none."""
         control = self._control
-        return self._is_slave_in_sync() or (control.is_elected and not self._others())
+        return self._is_slave_in_sync() or (control.is_elected and not self._slaves())
 
     def has_left(self) -> bool:
         """Whether it is here no more since the last call."""
@@ -54,8 +62,8 @@ class ReadingPlace:
         control = self._control
         if self._is_slave_in_sync():
             return control.number
-        if others := self._others():
-            return others[queue_id % len(others)]
+        if control.is_elected and (slaves := self._slaves()):
+            return slaves[queue_id % len(slaves)]
         return MASTER_ID if control.master_seconds() > ROUTES_SECONDS else control.master_number
 
     def _is_slave_in_sync(self) -> bool:
@@ -63,7 +71,7 @@ class ReadingPlace:
         is_slave = control.number in control.in_sync and not control.is_elected
         return is_slave and control.silent_seconds() <= SILENT_SECONDS
 
-    def _others(self) -> list[int]:
-        """The other slaves in sync."""
-        control = self._control
-        return [one for one in control.in_sync if one not in (control.number, control.master_number)]
+    def _slaves(self) -> list[int]:
+        """Of a master: the slaves that are in sync and there."""
+        linked = self._linked()
+        return [one for one in self._control.in_sync if one in linked]

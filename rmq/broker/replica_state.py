@@ -210,7 +210,8 @@ class ReplicaState:
             self.safe_offset(),
             self._address,
             self.leader,
-            *(() if self.control is None else self.control.led()),
+            *((0, ()) if self.control is None else self.control.led()),
+            self.control is not None,
         )
 
     def _new_id(self) -> str:

@@ -76,6 +76,17 @@ class Replicas:
                 if session.lacks_confirmed():
                     wake()
 
+    def numbers(self) -> set[int]:
+        """Of the slaves of a controlled set that have a link."""
+        return {session.number for session in self._links}
+
+    def answer_for_lagging(self) -> None:
+        """Answer the pulls that wait at slaves which are in sync no more."""
+        if self.control is not None:
+            for session in self._links:
+                if session.waiting and session.number not in self.control.in_sync:
+                    session.waiting.answer()
+
     def have_tables(self, numbers: Collection[int]) -> bool:
         """Whether the links to these replicas of a controlled set have told them all of the tables."""
         return all(session.has_told() for session in self._links if session.number in numbers)

@@ -42,6 +42,7 @@ from rmq.broker.ha import (
 from rmq.broker.ha_guard import HANDSHAKE_SECONDS, Guard, exactly, link_errors, within
 from rmq.broker.replica_state import LOG_ID_FIELD, SLAVE_FIELD
 from rmq.broker.table_stream import CONTROLLED_OFFSETS_SECONDS, OFFSETS_SECONDS, TableFeed
+from rmq.broker.waiting_pulls import ToldPulls, WaitingPulls
 from rmq.errors import (
     ConfigError,
     ConnectFailed,
@@ -146,6 +147,7 @@ async def _serve_slave(broker: Broker, stream: Stream) -> None:
         log.warning("slave %s is cut off: %s", stream.peer, error)
     finally:
         broker.acknowledgement.replicas.leave(link.session)
+        link.waiting.answer()
         log.info("slave %s has gone, it had %d", stream.peer, link.session.acknowledged)
 
 
@@ -164,6 +166,7 @@ class _SlaveLink:
             is_awaited=broker.acknowledgement.rows.is_awaited,
         )
         self._pause = min(self._heartbeat_seconds, feed.offsets_s)
+        self.waiting = WaitingPulls(broker.pull, broker.clients, broker.store, anyio.current_time)
         self.session = MasterSession(
             broker.store,
             anyio.current_time(),
@@ -178,6 +181,7 @@ class _SlaveLink:
             confirmed=(lambda: None) if control is None else control.confirmed,
             heard=feed.heard,
             rows_had=feed.had,
+            waiting=self.waiting,
         )
         self._waits = broker.acknowledgement.rows
         self._replicas = broker.acknowledgement.replicas
@@ -490,6 +494,7 @@ class Follower:
             broker.followed.take(note)
             broker.replica.take_note(note)
 
+        told = ToldPulls(broker.pull, broker.clients, self._grown.ring)
         session = SlaveSession(
             broker.append_raw,
             reach,
@@ -497,6 +502,7 @@ class Follower:
             safe=on_disk if broker.replica.flushes_copies else reach,
             noted=None if self._greeting is None else noted,
             rows=broker.followed.reports,
+            waiting=told.take,
             heartbeat_s=heartbeat,
             silence_s=silence,
         )
@@ -521,7 +527,12 @@ class Follower:
                 await self._grown.wait(anyio.current_time() + heartbeat)
 
         log.info("following master %s from %d", address, reach())
-        await _both(read, write)
+        if self._greeting is not None and self._greeting.hears_waiting:
+            told.begin()
+        try:
+            await _both(read, write)
+        finally:
+            told.end()
         log.info("master %s has closed the link", address)
 
     # ---- tables ----

@@ -9,9 +9,12 @@ import pytest
 import trio
 import trio.testing
 
+from rmq.broker.config import BrokerConfig
 from rmq.broker.reading_place import ROUTES_SECONDS, SILENT_SECONDS, ReadingPlace
 from rmq.client.client import Client
 from rmq.client.producer import Producer
+from rmq.config import load
+from rmq.errors import ConfigError
 from rmq.protocol.codes import PULL_SUBSCRIPTION, PULL_SUSPEND, ResponseCode
 from rmq.protocol.headers import PullMessageResponseHeader
 from rmq.protocol.record import decode_records
@@ -19,7 +22,14 @@ from tests.sim.brokers import CONTROLLERS, Node, Set, controlled_set
 from tests.unit.broker.rig import pull
 
 
-def place(number: int, master: int, *in_sync: int, silent: float = 0.0, since: float = 1e9) -> ReadingPlace:
+def place(
+    number: int,
+    master: int,
+    *in_sync: int,
+    linked: tuple[int, ...] = (1, 2, 3),
+    silent: float = 0.0,
+    since: float = 1e9,
+) -> ReadingPlace:
     control: Any = SimpleNamespace(
         number=number,
         master_number=master,
@@ -28,24 +38,26 @@ def place(number: int, master: int, *in_sync: int, silent: float = 0.0, since: f
         silent_seconds=lambda: silent,
         master_seconds=lambda: since,
     )
-    return ReadingPlace(control, lambda: ("GO",))
+    return ReadingPlace(control, lambda: ("GO",), lambda: {*linked} - {number})
 
 
 @pytest.mark.parametrize(
     ("place", "is_here", "suggested"),
     [
         (place(1, 1, 1, 2, 3), False, (2, 3, 2, 3)),
+        (place(1, 1, 1, 2, 3, linked=(3,)), False, (3, 3, 3, 3)),
+        (place(1, 1, 1, 2, linked=(3,)), True, (0, 0, 0, 0)),
         (place(2, 1, 1, 2, 3), True, (2, 2, 2, 2)),
-        (place(2, 1, 1, 3), False, (3, 3, 3, 3)),
+        (place(2, 1, 1, 3), False, (0, 0, 0, 0)),
         (place(2, 1, 1, 2, silent=SILENT_SECONDS), True, (2, 2, 2, 2)),
-        (place(2, 1, 1, 2, 3, silent=SILENT_SECONDS + 1), False, (3, 3, 3, 3)),
-        # Nobody but the master: by the number that it had before, as long as there are such routes.
+        (place(2, 1, 1, 2, 3, silent=SILENT_SECONDS + 1), False, (0, 0, 0, 0)),
+        # The master, by the number that it had before, as long as there are such routes.
         (place(2, 2, 2), True, (0, 0, 0, 0)),
         (place(2, 2, 2, since=ROUTES_SECONDS), True, (2, 2, 2, 2)),
-        (place(1, 2, 2), False, (0, 0, 0, 0)),
         (place(1, 2, 2, since=ROUTES_SECONDS), False, (2, 2, 2, 2)),
         # There is no master.
         (place(2, 0, 1, 2), True, (2, 2, 2, 2)),
+        (place(2, 0, 1), False, (0, 0, 0, 0)),
     ],
 )
 def test_which_replica_it_is(place: ReadingPlace, is_here: bool, suggested: tuple[int, ...]) -> None:
@@ -129,6 +141,22 @@ async def test_nobody_is_sent_where_the_setting_is_empty(autojump_clock: trio.te
         assert (go.suggested, go.seconds > 14) == (0, True)
 
 
+def test_the_setting_takes_languages_only() -> None:
+    assert load(BrokerConfig, None, {"read_at_slaves": "GO, JAVA"}, {}).read_at_slaves == ("GO", "JAVA")
+    with pytest.raises(ConfigError, match=r"readAtSlaves.*golang.*some of JAVA, CPP.*GO"):
+        load(BrokerConfig, None, {"read_at_slaves": "golang"}, {})
+
+
+async def test_the_setting_holds_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    async with controlled_set(2) as (found, client), client.producer("P") as producer:
+        await begin(found, client, producer)
+        first, _ = found.nodes
+        assert (await pulled(found, first, 0, "JAVA")).suggested == 0
+        await client.admin.update_broker_config({"readAtSlaves": "JAVA"}, broker="s")
+        assert (await pulled(found, first, 0, "JAVA")).suggested == 2
+        assert (await pulled(found, first, 0, "GO")).suggested == 0
+
+
 async def test_who_waits_at_a_slave_reads_on_when_the_master_dies(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
@@ -152,7 +180,8 @@ async def test_who_waits_at_a_slave_reads_on_when_the_master_dies(
             # The master's has its answer before connections end by the new role; the slave's has the message.
             assert by_role[master].code == ResponseCode.PULL_NOT_FOUND
             assert by_role[slave].bodies == ["two"]
-            assert {each.suggested for each in waiting} == {slave.number()}
+            # Nobody has a link to the new master yet: it names itself, by the number that routes have.
+            assert (by_role[master].suggested, by_role[slave].suggested) == (master.number(), slave.number())
 
 
 async def test_a_slave_hands_out_a_message_as_soon_as_its_master_may(
@@ -183,7 +212,7 @@ async def test_who_waits_at_a_slave_that_is_in_sync_no_more_is_sent_on(
             found.network.partition(second.host, first.host, third.host)
             await found.until(inSync=[1, 3])
             await trio.sleep(1)
-            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 3)
+            assert (waiting.code, waiting.suggested) == (ResponseCode.PULL_NOT_FOUND, 1)
 
 
 async def test_who_waits_at_a_slave_that_is_cut_off_from_all_is_sent_on(
